@@ -13,8 +13,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
 EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 
-# NumPy's threads gain nothing on models of a few megabytes, and where cores are busy they wait for each other.
+# Threads of NumPy and PyTorch gain nothing on models of a few megabytes, and where cores are busy they wait for each other.
 export OPENBLAS_NUM_THREADS ?= 1
+export OMP_NUM_THREADS ?= 1
+
+# Tests start many processes of Python: each would compile again what no earlier one may write.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-bounds check mutants soak fuzz sbom lock clean
@@ -26,7 +30,7 @@ demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run th
 	@$(BIN)/slm demo
 
 test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests (JOBS= at once); a summary names what was skipped, and why
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Tests that import torch, transformers or rwkv run in `make test` alone.
 test-bounds: $(BOUNDS)/oldest/installed $(BOUNDS)/newest/installed $(VENV)/installed-dev ## run the suite on the oldest and on the newest ONNX Runtime, and tests/core and tests/context on the oldest of all dependencies
@@ -40,11 +44,12 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
+	PYTHONPATH=.:backends:formatters:conformance $(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_links.py
 	$(BIN)/python tools/check_cpp.py
 
 # The extension is built by pip; mutants are of the sources, which need it beside them.
-mutants: $(VENV)/installed-dev ## make slips in the code, and count those that the tests notice (MUTANTS="--help" lists the options)
+mutants: $(VENV)/installed-dev ## make mutants of the code, and count those that the tests notice (MUTANTS="--help" lists the options)
 	@cp $(VENV)/lib/python3*/site-packages/slm_native/_native*.so backends/slm_native/
 	PYTHONPATH=.:backends:formatters:conformance:tools $(BIN)/python -m mutants $(MUTANTS)
 

@@ -1,13 +1,13 @@
-"""What each family's forward costs beside llama's, what depth costs a model with a state, and what a mixture reads.
+"""Costs of architectures: a forward pass relative to llama's, recurrent models at depth, bytes of experts per token.
 
     python benchmarks/architectures.py
     python benchmarks/architectures.py --families gemma3n,qwen3moe --tier reference --rounds 3
 
-The models are random, in Q8_0: those of the tests as wide as small models that are published, 1056 to 1152 numbers a
-token, and feed-forward layers three times that (experts: half of it). In the first table each family takes turns with a
-llama of the same width, heads and layers, whose feed-forward layers are so wide that a token passes through about as
-many bytes of weights. Both times are divided by those bytes: the ratios are times for a byte. Of a prompt all rows are
-wanted, as a layer with a state cannot be left out for rows that are not, and llama's last one, of these few, is.
+The models are random, in Q8_0: those of the tests, widened to the size of small published models (1056 to 1152 wide,
+feed-forward layers three times that, experts half of it). The first table alternates each family with a llama of the
+same width, heads and layers, whose feed-forward width makes a token read about the same bytes of weights. Times are
+divided by these bytes, so the ratios are times per byte. For prompts all rows are requested: recurrent layers compute
+every row anyway, while llama's last layer would compute only the requested ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WIDTHS = (
     "ssm.inner_size", "ssm.time_step_rank",
 )  # fmt: skip
 FEED_FORWARD = {"feed_forward_length": 3.0, "expert_feed_forward_length": 0.5, "expert_shared_feed_forward_length": 0.5}
-AROUND_BLOCKS = ("altup_proj", "altup_unembd_proj", "per_layer_model_proj")  # what else of a token llama has not
+AROUND_BLOCKS = ("altup_proj", "altup_unembd_proj", "per_layer_model_proj")  # per token; llama does not have them
 PROMPTS, DECODED = (128, 512), 8
 DEPTHS = (0, 512, 2048)
 LARGEST_RATIO = 1.15
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
-    """A table of ratios to llama; those above the bound are marked."""
+    """A table of ratios to llama; ratios above the bound are marked."""
     prefills = " | ".join(f"prefill of {n}" for n in PROMPTS)
     print(f"| family | decode | {prefills} | (times for a byte, in relation to llama's; at most {LARGEST_RATIO})")
     print("|---|---|" + "---|" * len(PROMPTS))
@@ -87,7 +87,7 @@ def costs(folder: Path, names: list[str], tier: str, rounds: int) -> None:
 
 
 def depths(folder: Path, names: list[str], tier: str) -> None:
-    """A table of how long a token takes at some depths, of families without attention."""
+    """A table of the time per token at several depths, for families without attention."""
     print(f"\n| family | {' | '.join(f'decode at {depth}' for depth in DEPTHS)} | (ms)")
     print("|---|" + "---|" * len(DEPTHS))
     for name in names:
@@ -101,7 +101,7 @@ def depths(folder: Path, names: list[str], tier: str) -> None:
 
 
 def experts_table(folder: Path, names: list[str]) -> None:
-    """A table of the bytes of experts that one token reads, counted in the products of the reference kernels."""
+    """A table of the bytes of experts that one token reads, measured in the products of the reference kernels."""
     print(
         "\n| family | experts | used | bytes of experts | bytes read for a token | share |\n|---|---|---|---|---|---|"
     )
@@ -124,7 +124,7 @@ def wide_model(folder: Path, name: str, family: Family) -> Path:
 
 
 def twin_of(folder: Path, metadata: Mapping[str, Any], n_bytes: float) -> Path:
-    """The file of the llama to compare a family with; families of the same shapes share it."""
+    """The file of the llama that a family is compared with; families with the same shapes share it."""
     alike = like_llama(widened(metadata), n_bytes)
     label = f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}"
     return model_file(folder, label, Family("llama", alike))
@@ -155,13 +155,13 @@ def widened(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def times(value: Any, factor: int) -> Any:
-    return [factor * each for each in value] if isinstance(value, list) else factor * value
+    return [factor * element for element in value] if isinstance(value, list) else factor * value
 
 
 def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
-    """A llama with the widths, heads and layers of a family; its feed-forward width makes a token read ``n_bytes``.
+    """A llama with a family's widths, heads and layers, and a feed-forward width that reads ``n_bytes`` per token.
 
-    Heads of models without attention are 128 wide.
+    Models without attention get heads of width 128.
     """
     n_embd, n_layers = metadata["embedding_length"], metadata["block_count"]
     width = metadata.get("attention.key_length_mla") or metadata.get("attention.key_length") or 128
@@ -183,7 +183,7 @@ def like_llama(metadata: Mapping[str, Any], n_bytes: float) -> dict[str, Any]:
 
 
 def bytes_a_token(path: Path) -> float:
-    """Bytes of the tensors that a token reads; experts count by the share that a token selects."""
+    """Bytes of the tensors that a token reads; experts count by the selected share."""
     total, spec = 0.0, spec_of(path)
     with GgufFile.open(path) as file:
         for name, info in file.tensors.items():
@@ -197,7 +197,7 @@ def bytes_a_token(path: Path) -> float:
 
 
 def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list[float]:
-    """Ratios of the time per byte, for decode and prefills: the median of rounds in which both models take turns."""
+    """Ratios of the time per byte, for decode and prefills: medians over rounds that alternate between both models."""
     ratios: list[list[float]] = []
     for _ in range(rounds):
         family_times, llama_times = (times_of(context, each) for context, each in zip(contexts, n_bytes, strict=True))
@@ -206,7 +206,7 @@ def measured(contexts: list[Context], n_bytes: list[float], rounds: int) -> list
 
 
 def times_of(context: Context, n_bytes: float) -> list[float]:
-    """Seconds per byte: of a token after the first prompt, and of the prompts."""
+    """Seconds per byte, for a token after the first prompt and for the prompts."""
     prefills, decodes = [], []
     for n in PROMPTS:
         context.clear()
@@ -224,7 +224,7 @@ def decode_time(context: Context, depth: int) -> float:
 
 
 def feed(context: Context, n: int) -> float:
-    """Seconds that ``n`` more tokens take, each of them through every layer."""
+    """Seconds for ``n`` more tokens, each through every layer."""
     batch, start = context.new_batch(), context.length(0)
     batch.extend(np.random.default_rng(start).integers(0, 300, n).astype(np.int32), Pos(0, start), logits="all")
     start_s = time.perf_counter()
@@ -254,7 +254,7 @@ def pair(path: Path, twin: Path, tier: str) -> Iterator[list[Context]]:
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """Bytes of each weight that the reference kernels multiply with, by name."""
+    """Bytes of each weight in the products of the reference kernels, by name."""
     read: dict[str, int] = {}
     matmul = ReferenceKernels.matmul
 

@@ -1,12 +1,12 @@
-"""What a constraint costs: compiling it, and each mask, over a vocabulary; llama.cpp's grammar sampler beside.
+"""Cost of constraints over a vocabulary: compilation, and each mask; compared with llama.cpp's grammar sampler.
 
     python benchmarks/constraints.py ggml-vocab-qwen2.gguf
     python benchmarks/constraints.py my-model.gguf --rounds 20 --without-llamacpp
 
-Each spec follows a text that fits it, token by token: at each, a row of logits is masked, then the token is taken.
-``forced`` is the share of tokens that would not have been sampled. Percentiles are over the tokens of the text; the
-time of each token is its median over the rounds, so that what else the machine does is left out. llama.cpp follows the
-same text with its own JSON grammar; it looks at every token of the vocabulary, in C++, and does not copy the row.
+Each spec follows a text that matches it, token by token: a row of logits is masked, then the token is accepted.
+``forced`` is the share of tokens that the constraint forces. Percentiles are over the tokens of the text; the time of a
+token is its median over the rounds, to exclude other load of the machine. llama.cpp follows the same text with its own
+JSON grammar: it checks every token of the vocabulary, in C++, and does not copy the row.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def row(name: str, spec: Spec, text: str, vocab: GgufVocab, rounds: int) -> str:
         rule = prototype.clone()
         for token in tokens:
             if rule.forced and rule.forced[0] != token:
-                break  # the text is written in other tokens than the tokenizer's own: what follows is another text
+                break  # the text is tokenized differently from here on
             forced.append(bool(rule.forced))
             masks.append(timed(partial(rule.mask, logits)))
             takes.append(timed(partial(rule.advance, token)))
@@ -128,7 +128,7 @@ def row(name: str, spec: Spec, text: str, vocab: GgufVocab, rounds: int) -> str:
 
 
 def llama_row(path: Path, vocab: GgufVocab, rounds: int) -> str:
-    """llama.cpp's grammar sampler, following the JSON text."""
+    """llama.cpp's grammar sampler on the JSON text."""
     import llama_cpp as lib
 
     quiet = lib.llama_log_callback(lambda level, text, data: None)
@@ -155,7 +155,7 @@ def llama_row(path: Path, vocab: GgufVocab, rounds: int) -> str:
 
 
 def line(name: str, compiling: float, masks: list[float], takes: list[float], rounds: int, forced: str) -> str:
-    """Percentiles over the tokens of the text; of each token, the median over the rounds."""
+    """Percentiles over the tokens of the text, of each token's median over the rounds."""
     per_token = [np.median(np.reshape(times, (rounds, -1)), axis=0) for times in (masks, takes)]
     numbers = " | ".join(f"{np.percentile(times, p):.0f}" for times in per_token for p in (50, 99))
     return f"| {name} | {compiling * 1e3:.1f} | {numbers} | {forced} |"

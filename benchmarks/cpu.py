@@ -1,11 +1,11 @@
-"""Speed of engines beside each other on one machine: load, prefill, decode at depth, many sequences, memory.
+"""Speed of several engines on one machine: load, prefill, decode at depth, many sequences, memory.
 
     python benchmarks/cpu.py MODEL.gguf ... [--engines native,llamacpp,onnx] [--rounds 5] [--out benchmarks/results]
 
-Each engine runs in a process of its own, with as many threads as the machine has cores to use, and they take turns
-task by task, so that what else the machine does hits all alike; a process that waits sleeps. The table has medians,
-and ratios to the first engine's rival ``--against``. Beside each turn the rate at which memory can be read is measured;
-``share`` says how much of that rate decoding reaches, each token reading all weights once.
+Each engine runs in a subprocess, with one thread per available core. Engines alternate task by task, so that other load
+of the machine affects all of them; waiting processes sleep. The table has medians, and ratios to the engine that
+``--against`` names. In each round the memory read rate is measured, too; ``share`` is the share of that rate that
+decoding reaches if each token reads all weights once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ N_DECODED = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to measure: its name, what it does, with what number; higher is better unless ``lower``."""
+    """A measurement: name, action and size; higher is better unless ``lower``."""
 
     name: str
     kind: str
@@ -54,11 +54,11 @@ def all_tasks(largest: int) -> list[Task]:
     return [*tasks, Task("resident memory", "memory", unit="MB", lower=True)]
 
 
-# One engine's process.
+# The subprocess of one engine.
 
 
 class Engine:
-    """Loads a model and does tasks with it."""
+    """Loads a model and runs tasks with it."""
 
     def __init__(self, backend: str, model: Path, n_threads: int, n_ctx: int, options: dict[str, Any]) -> None:
         kv_type = options.pop("kv", None)
@@ -131,7 +131,7 @@ class Engine:
 
 
 def serve(engine: Engine) -> None:
-    """Do the tasks that standard input names; one number, or one error, a line."""
+    """Run the tasks on standard input; prints one number, or one error, per line."""
     for line in sys.stdin:
         kind, n = json.loads(line)
         try:
@@ -141,11 +141,11 @@ def serve(engine: Engine) -> None:
         print(json.dumps(answer), flush=True)
 
 
-# The conductor.
+# The main process.
 
 
 class Worker:
-    """An engine in a process of its own."""
+    """An engine in a subprocess."""
 
     def __init__(self, name: str, model: Path, n_threads: int, n_ctx: int) -> None:
         self.name = name
@@ -169,7 +169,7 @@ class Worker:
 
 
 def read_rate(n_threads: int, n_bytes: int = 1 << 29) -> float:
-    """Bytes per second at which ``n_threads`` can read memory that is in no cache."""
+    """Bytes per second that ``n_threads`` can read from memory, without caches."""
     parts = np.array_split(np.ones(n_bytes // 8), n_threads)
     threads = [threading.Thread(target=np.max, args=(part,)) for part in parts]
     started = time.perf_counter()
@@ -182,7 +182,7 @@ def read_rate(n_threads: int, n_bytes: int = 1 << 29) -> float:
 
 @contextlib.contextmanager
 def workers(engines: list[str], model: Path, n_threads: int, n_ctx: int) -> Iterator[list[Worker]]:
-    of_numpy = [name for name in engines if "tier=reference" in name]  # NumPy's threads are set by the environment
+    of_numpy = [name for name in engines if "tier=reference" in name]  # the environment sets NumPy's threads
     started = [Worker(name, model, 0 if name in of_numpy else n_threads, n_ctx) for name in engines]
     try:
         yield started
@@ -192,7 +192,7 @@ def workers(engines: list[str], model: Path, n_threads: int, n_ctx: int) -> Iter
 
 
 def measure(model: Path, engines: list[str], rounds: int, largest: int) -> dict[str, Any]:
-    """Every task on every engine, in turns; medians, and how far the turns were apart."""
+    """Every task on every engine, alternating; medians, and the spread of the rounds."""
     n_threads = usable_cores()
     tasks = all_tasks(largest)
     n_ctx = max(largest + 64, max(CROWDS) * (N_DECODED + 1), 1024)
@@ -249,7 +249,7 @@ def _share(result: dict[str, Any], name: str) -> str:
 
 
 def machine() -> str:
-    """The processor, as the system calls it."""
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {usable_cores()} cores"

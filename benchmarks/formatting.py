@@ -1,12 +1,13 @@
-"""What chat formats cost: rendering a long history, its tokens, and reading an answer while it streams.
+"""Cost of chat formats: rendering a long history, tokenizing it, parsing an answer while it streams.
 
     python benchmarks/formatting.py
     python benchmarks/formatting.py --vocab model.gguf --messages 200 --format qwen3 --format llama3
 
-Rendering is compared with transformers'. Answers are read a token at a time, a token being four characters.
+Rendering is compared with transformers'. Answers are parsed token by token, with four characters per token.
 
-"new" has never seen the texts; "again" tokenizes the same history once more; "appended" renders and tokenizes it with
-two messages more, as a chat does with each turn: cheap where the vocabulary has the control tokens of the format.
+"new" has texts that were not tokenized before; "again" tokenizes the same history a second time; "appended" renders and
+tokenizes it with two more messages, like a turn of a chat. The latter is cheap if the vocabulary has the control
+tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def history(n_messages: int, seed: int) -> list[Message]:
 
 
 def milliseconds(work: Callable[[int], object], rounds: Iterable[int]) -> float:
-    """The best of several rounds; ``work`` is given the number of the round."""
+    """The best of several rounds; ``work`` gets the number of the round."""
     best = float("inf")
     for i in rounds:
         started = time.perf_counter()
@@ -54,26 +55,26 @@ def milliseconds(work: Callable[[int], object], rounds: Iterable[int]) -> float:
 
 def by_transformers(template: str, messages: list[Message]) -> str:
     """The same template, rendered by transformers."""
-    said = [{"role": message.role.value, "content": message.content} for message in messages]
-    rendered: str = render_jinja_template([said], chat_template=template, bos_token="", eos_token="")[0][0]
+    rendered_messages = [{"role": message.role.value, "content": message.content} for message in messages]
+    rendered: str = render_jinja_template([rendered_messages], chat_template=template, bos_token="", eos_token="")[0][0]
     return rendered
 
 
 def row(name: str, vocab: Vocab, n_messages: int) -> str:
     """One format: milliseconds of rendering, of transformers' rendering, and of tokens."""
     template = FORMATS[name]
-    made = slm.formatter(template=template)
+    formatter = slm.formatter(template=template)
     rounds = range(ROUNDS)
     first_seed = 1000 * list(FORMATS).index(name)
     histories = [history(n_messages, first_seed + i) for i in rounds]
-    prompts = [made.render(messages, add_generation_prompt=False) for messages in histories]
+    prompts = [formatter.render(messages, add_generation_prompt=False) for messages in histories]
     if "strftime_now" not in template:
         assert joined(prompts[0]) == by_transformers(template, histories[0])
-    ours = milliseconds(lambda i: made.render(histories[i]), rounds)
+    ours = milliseconds(lambda i: formatter.render(histories[i]), rounds)
     theirs = milliseconds(lambda i: by_transformers(template, histories[i]), rounds)
     new = milliseconds(lambda i: encode_segments(vocab, prompts[i]), rounds)
     again = milliseconds(lambda i: encode_segments(vocab, prompts[i]), rounds)
-    appended = milliseconds(appending(made, vocab, histories), rounds)
+    appended = milliseconds(appending(formatter, vocab, histories), rounds)
     n_tokens = len(encode_segments(vocab, prompts[0]))
     return (
         f"| {name} | {n_tokens:,} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} | {new:.1f} | {again:.1f} "
@@ -81,13 +82,13 @@ def row(name: str, vocab: Vocab, n_messages: int) -> str:
     )
 
 
-def appending(made: Formatter, vocab: Vocab, histories: list[list[Message]]) -> Callable[[int], object]:
-    """What a chat does once an answer and a question were added to a history that it has seen."""
+def appending(formatter: Formatter, vocab: Vocab, histories: list[list[Message]]) -> Callable[[int], object]:
+    """The work of a chat after an answer and a question were added to a cached history."""
     encoders = [PromptEncoder(vocab) for _ in histories]
     for encoder, messages in zip(encoders, histories, strict=True):
-        encoder.encode(made.render(messages))
+        encoder.encode(formatter.render(messages))
     longer = [[*messages, *history(2, seed=10_000 + i)[::-1]] for i, messages in enumerate(histories)]
-    return lambda i: encoders[i].encode(made.render(longer[i]))
+    return lambda i: encoders[i].encode(formatter.render(longer[i]))
 
 
 TEXT = "The quick brown fox jumps over 13 lazy dogs; <b>then</b> it sleeps, and sleeps.\n"
@@ -109,18 +110,18 @@ ANSWERS = {
     "Python arguments": ("lfm2", "<|tool_call_start|>[f(x=[1", ", " + repr(TEXT), "])]<|tool_call_end|>"),
     "channels": ("harmony", "<|channel|>final<|message|>", TEXT, "<|return|>"),
 }
-"""Parser, and an answer: its beginning, what repeats, and its end."""
+"""Parser, and an answer: its beginning, its repeated part, its end."""
 
 
 def reading_row(kind: str, n_tokens: int) -> str:
-    """Microseconds a token of reading an answer while it streams."""
+    """Microseconds per token for parsing an answer while it streams."""
     name, begin, middle, end = ANSWERS[kind]
     text = begin + middle * (n_tokens * 4 // len(middle)) + end
     pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
-    made = slm.formatter(name="chatml", parser=name)
+    formatter = slm.formatter(name="chatml", parser=name)
 
     def read(_: int) -> None:
-        parser = made.stream_parser()
+        parser = formatter.stream_parser()
         for piece in pieces:
             parser.feed(piece)
         assert not parser.finish()[1].malformed_calls
@@ -129,7 +130,7 @@ def reading_row(kind: str, n_tokens: int) -> str:
 
 
 def joined(segments: list[Segment]) -> str:
-    """The prompt."""
+    """The text of a prompt."""
     return "".join(segment.text for segment in segments)
 
 

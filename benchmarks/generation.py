@@ -1,12 +1,12 @@
-"""What the generation loop costs above a raw decode, and what drafting gains: tables with ratios of one run.
+"""Overhead of the generation loop over raw decoding, and gain from speculative decoding: ratios of one run.
 
     python benchmarks/generation.py
     python benchmarks/generation.py --model my.gguf --backend native --backend llamacpp --tokens 400
 
-The first table needs no model: an engine that answers at once stands for one, so all that is measured is the loop, with
-the default chain on 32,000 and 150,000 tokens. The second decodes the same tokens raw and through ``generate``. The
-third lets an answer repeat a text of the prompt, and then say what was never said; the tokens are given, so that each
-engine and drafter has the same work.
+The first table needs no model: a dummy engine returns at once, so only the loop is measured, with the default chain and
+32,000 or 150,000 tokens. The second decodes the same tokens raw and with ``generate``. In the third, an answer first
+repeats a text of the prompt, and then continues with new text; the tokens are fixed, so that each engine and drafter
+has the same work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPEATED = (
 
 
 class Ready:
-    """A vocabulary and an engine whose every row of logits is there."""
+    """A vocabulary, and an engine whose rows of logits are precomputed."""
 
     bos = eos = None
     eog_ids: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ class Ready:
 
 
 class Says:
-    """A sampler that says given tokens."""
+    """A sampler that returns fixed tokens."""
 
     def __init__(self, tokens: Sequence[int], at: int = 0) -> None:
         self.tokens, self.at = tokens, at
@@ -102,7 +102,7 @@ class Says:
 
 
 def loop_overhead(n_tokens: int = 50, rounds: int = 60) -> None:
-    """The first table. Runs are short and many, so that some meet a machine that does nothing else."""
+    """The first table. It has many short runs, so that some run without other load."""
     print(f"\nThe loop alone, default chain (microseconds a token, the best of {rounds} runs of {n_tokens} tokens)\n")
     print("| vocabulary | run() | of it the chain | iterated, with log-probabilities |\n|---|---|---|---|")
     for n_vocab in (32_000, 150_000):
@@ -135,17 +135,17 @@ def chain_seconds(chain: SamplerChain, rows: NDArray[np.float32], n_tokens: int)
 
 
 def engine_overhead(model: LoadedModel, n_tokens: int) -> str:
-    """A row of the second table: raw decode of some tokens, and an answer of the same."""
+    """A row of the second table: raw decoding of some tokens, and an answer of the same tokens."""
     tokens = prompt_of(model)
     sampling = Sampling(seed=1, max_tokens=n_tokens, min_tokens=n_tokens)
     generated = best(lambda: answer_of(model, tokens, n_tokens, sampling).timings.decode_s)
-    raw = best(lambda: raw_seconds(model, tokens, n_tokens))
-    each, plain = 1e6 * generated / (n_tokens - 1), 1e6 * raw / (n_tokens - 1)
-    return f"| {model.info.backend} | {model.info.n_vocab:,} | {plain:.0f} | {each:.0f} | {each - plain:.0f} |"
+    raw_s = best(lambda: raw_seconds(model, tokens, n_tokens))
+    loop, raw = 1e6 * generated / (n_tokens - 1), 1e6 * raw_s / (n_tokens - 1)
+    return f"| {model.info.backend} | {model.info.n_vocab:,} | {raw:.0f} | {loop:.0f} | {loop - raw:.0f} |"
 
 
 def raw_seconds(model: LoadedModel, tokens: Sequence[int], n_tokens: int) -> float:
-    """Seconds of decoding ``n_tokens`` - 1 tokens one by one after the prompt."""
+    """Seconds to decode ``n_tokens`` - 1 tokens one by one after the prompt."""
     with model.new_context(n_ctx=len(tokens) + n_tokens + 1) as context:
         batch = context.new_batch()
         batch.extend(tokens, Pos(0, 0), logits="last")
@@ -178,7 +178,7 @@ def answer_of(
 
 
 def speculation_rows(model: LoadedModel, n_tokens: int) -> list[str]:
-    """Rows of the third table: text that was said before, and text that never was."""
+    """Rows of the third table: text that repeats the prompt, and new text."""
     prompt = prompt_of(model)
     repeated = (prompt * (1 + n_tokens // len(prompt)))[:n_tokens]
     never = (

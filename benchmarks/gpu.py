@@ -1,10 +1,9 @@
-"""Speed of the torch tier on a GPU, beside what its memory and its multipliers can do.
+"""Speed of the torch tier on a GPU, relative to its memory bandwidth and its matrix products.
 
     python benchmarks/gpu.py [--device cuda:0] [--shapes 0.6b,1.7b,8b] [--types BF16,Q8_0,Q4_K] [--out FOLDER]
 
-Models have a published shape and random weights, made on the spot in the packed types; nothing is downloaded.
-Decoding is measured as a share of the rate at which the device copies memory, prefill as a share of its bfloat16 matrix
-product.
+Models have a published shape and random weights, generated in the packed types; nothing is downloaded. Decoding is
+measured as a share of the rate at which the device copies memory, prefill as a share of its bfloat16 matrix product.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HEAD, N_VOCAB, CROWD, PROMPT = 128, 32_000, 64, 2048
 
 
 def measured(step: Callable[[], object], device: str, n: int) -> float:
-    """Median seconds of one step, of 5 times ``n`` after a warm-up."""
+    """Median seconds of one step: 5 times ``n`` steps after a warm-up."""
     import torch
 
     step()
@@ -46,7 +45,7 @@ def measured(step: Callable[[], object], device: str, n: int) -> float:
 
 
 def copy_rate(device: str) -> float:
-    """Bytes a second that are read and written."""
+    """Bytes per second that are read and written."""
     import torch
 
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
@@ -55,7 +54,7 @@ def copy_rate(device: str) -> float:
 
 
 def product_rate(device: str) -> float:
-    """Floating point operations a second of a bfloat16 product."""
+    """Floating point operations per second of a bfloat16 product."""
     import torch
 
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -63,7 +62,7 @@ def product_rate(device: str) -> float:
 
 
 def packed(rng: np.random.Generator, n_out: int, n_in: int, ggml_type: GgmlType) -> np.ndarray:
-    """Random blocks with scales that keep activations of size 1."""
+    """Random blocks with scales that keep activations around 1."""
     data = rng.integers(0, 256, (n_out, row_bytes(ggml_type, n_in)), np.uint8)
     blocks = data.reshape(-1, ggml_type.block_bytes)
     small = np.float16(0.02 / np.sqrt(n_in)).view(np.uint16)
@@ -77,7 +76,7 @@ def packed(rng: np.random.Generator, n_out: int, n_in: int, ggml_type: GgmlType)
 
 
 def write_model(path: Path, shape: str, ggml_type: GgmlType) -> None:
-    """A llama of that shape; one layer's weights serve all, as only their size matters."""
+    """A llama of a published shape. All layers share the weights of one, as only sizes matter."""
     import gguf
 
     n_layers, n_embd, n_ff, n_heads, n_kv = SHAPES[shape]
@@ -125,7 +124,7 @@ def write_model(path: Path, shape: str, ggml_type: GgmlType) -> None:
 
 
 def measure(path: Path, device: str, profile: Path | None = None) -> dict[str, float]:
-    """Seconds of a step of one sequence, of a step of many, of a prefill; bytes of weights and multiplications."""
+    """Seconds of a step of one sequence, of a step of many, of a prefill; bytes of weights, and multiplications."""
     rng = np.random.default_rng(1)
     named = {} if profile is None else {"profile": str(profile)}
     with NativeBackend().load(path, ModelOptions(device=device, backend_options=named)) as model:

@@ -1,10 +1,10 @@
-"""How long quantizing takes, beside llama.cpp's quantizer.
+"""Duration of quantizing, compared with llama.cpp's quantizer.
 
     python benchmarks/quantize.py model-F16.gguf
     python benchmarks/quantize.py model-F16.gguf --types Q4_K_M Q8_0 --threads 2 --rounds 3
 
-Both read and write the same files in turn, so that what else the machine does hits both alike. Times are the least of
-the rounds, in seconds; a ratio above 1 says how many times as long llama.cpp takes.
+Both alternate and convert the same files, so that other load of the machine affects both. Times are the minimum over
+the rounds, in seconds; the ratio is llama.cpp's time over ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure(source: Path, name: str, n_threads: int, rounds: int) -> tuple[float, float]:
-    """Least seconds of ours and of llama.cpp's."""
+    """The minimum of our seconds, and of llama.cpp's."""
     ours, theirs = [], []
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         target = Path(folder) / "new.gguf"

@@ -1,12 +1,12 @@
-"""What choosing a token costs: each step and the default chain, beside llama.cpp's and transformers'.
+"""Cost of sampling a token: each step and the default chain, compared with llama.cpp and transformers.
 
     python benchmarks/sampling.py
     python benchmarks/sampling.py --vocab 32000 --rounds 50
 
-Rows are random with the head and tail of a language model's: a few tokens likely, the rest far below. All see the same
-rows in turn, row by row, so that what else the machine does hits all alike. Times are medians in microseconds; a ratio
-above 1 says how many times as long the other takes. llama.cpp's time has the filling of its array of candidates in it,
-as its own ``llama_sampler_sample`` does before every chain; transformers' has the softmax and the draw.
+Rows are random, with the head and tail of a language model: a few likely tokens, the rest far below. All libraries
+alternate on the same rows, so that other load of the machine affects all of them. Times are medians in microseconds; a
+ratio is the other library's time over ours. llama.cpp's time includes filling its array of candidates, as
+``llama_sampler_sample`` does before every chain; transformers' time includes the softmax and the draw.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def main() -> None:
 
 
 def model_like_row(rng: np.random.Generator, n_vocab: int) -> np.ndarray:
-    """Logits that fall with rank as a power law does, in random places."""
+    """Logits that fall with rank by a power law, in random order."""
     logits = -1.2 * np.log(np.arange(1, n_vocab + 1)) + 0.5 * rng.standard_normal(n_vocab)
     return rng.permutation(12 + logits).astype(np.float32)
 
 
 def measure(draws: list[Draw | None], rows: list[np.ndarray], rounds: int) -> list[float]:
-    """Median microseconds of each, nan where there is nobody to measure."""
+    """Median microseconds of each; nan if a library lacks it."""
     times: list[list[float]] = [[] for _ in draws]
     for i in range(rounds + 3):
         for draw, samples in zip(draws, times, strict=True):
@@ -130,7 +130,7 @@ def llama_cpp_draw(sampling: Sampling, n_vocab: int, history: list[int]) -> Draw
 
 
 def llama_cpp_samplers(api: Any, s: Sampling, n_vocab: int) -> list[Any]:
-    """What llama.cpp needs for the same options, in its own order."""
+    """llama.cpp's samplers for the same options, in its own order."""
     penalties = s.repeat_penalty, s.frequency_penalty, s.presence_penalty
     samplers = (
         [api.llama_sampler_init_penalties(n_vocab, s.penalty_window or n_vocab, *penalties)]
@@ -173,7 +173,7 @@ def transformers_draw(sampling: Sampling, history: list[int]) -> Draw | None:
 
 
 def transformers_processors(s: Sampling) -> Any:
-    """The same steps where transformers has them, in the same order."""
+    """transformers' processors for the same options, in the same order, if it has them."""
     from transformers.generation import logits_process as t
 
     processors = [t.RepetitionPenaltyLogitsProcessor(s.repeat_penalty)] if s.repeat_penalty != 1 else []

@@ -38,6 +38,7 @@ from slm_core.generation import (
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
+from slm_core.isolation import Isolation
 from slm_core.loading import LoadedModel, backends, demo_model_path, load, load_vocab
 from slm_core.plugins import add_plugin
 from slm_core.sampling import SamplerChain, Sampling
@@ -95,6 +96,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Hypothesis",
+    "Isolation",
     "KvType",
     "LoadedModel",
     "Logprobs",

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Write a file beside ``path``, which takes its place, and that of any file there, when its data is on the disk.
+    """Write a temporary file in the directory of ``path``, which replaces ``path`` when its data is on the disk.
 
-    Where the body raises, the file is removed and ``path`` is as it was.
+    If the body raises, the temporary file is removed, and ``path`` is unchanged.
 
     Args:
-        path: what it is to be; its directory exists.
-        mode: who may read and write it, less the process's umask.
+        path: the file to write; its directory exists.
+        mode: the permissions, reduced by the umask of the process.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:  # around the opening, too: an interrupt may come when the file is there, but ``open`` has not returned
+    try:  # includes ``open``: an interrupt may come after the file is created, but before ``open`` returns
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()

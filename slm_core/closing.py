@@ -1,4 +1,4 @@
-"""What holds memory, a file or a place in a context: ``with`` lets go of it."""
+"""A base class of objects that own memory, files or sequences: ``with`` releases them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closed where its ``with`` block is left."""
+    """An object that is closed at the end of its ``with`` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds. Twice is fine."""
+        """Release all resources. Twice is fine."""
 
     def __enter__(self) -> Self:
         return self

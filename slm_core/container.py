@@ -9,7 +9,8 @@ Layout, little-endian::
     sections  one after another
     32 bytes  BLAKE2b-256 of everything before
 
-The checksum finds damage, not malice: whoever reads ``meta`` and sections checks every value. No pickle anywhere.
+The checksum detects damage, not malicious changes: readers of ``meta`` and sections check every value. Containers never
+contain pickle.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from numpy.typing import NDArray
 from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
 
 FORMAT_VERSION = 1
-LARGEST_NUMBER = np.float32(1e12)  # no Python float, which NumPy would round to an infinite float16
-"""Larger numbers in keys, values, states and embedding rows are refused: no model computes them, and they overflow.
+LARGEST_NUMBER = np.float32(1e12)  # not a Python float, which NumPy would convert to an infinite float16
+"""The largest magnitude in keys, values, states and embedding rows: no model computes larger numbers.
 
-A row of a weight matrix adds up to at most 1e5 in magnitude (L1), and 2**14 squares of 1e12 * 1e5 make 1.6e38, which
-float32 just holds. A product of keys and queries stays far below that.
+The L1 norm of a row of a weight matrix is at most 1e5, and 2**14 squares of 1e12 * 1e5 add up to 1.6e38, just below the
+float32 maximum. Products of keys and queries are far smaller.
 """
 PART_BYTES = 8 << 20
-"""The most bytes of one part, where a container is handed out in parts."""
+"""The most bytes of one part of a container."""
 _MAGIC = b"SLMSNAP\0"
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_SIZE = 32
 
 
 class Pieces(NamedTuple):
-    """A section whose bytes are made piece by piece, when they are asked for.
+    """A section whose bytes are made lazily, piece by piece.
 
     Attributes:
-        n_bytes: of all pieces.
+        n_bytes: the size of all pieces, in bytes.
         pieces: the bytes, in pieces of any size.
     """
 
@@ -53,10 +54,10 @@ class Pieces(NamedTuple):
 
 
 def pack(kind: str, meta: Mapping[str, object], sections: Sequence[bytes | Pieces]) -> bytes:
-    """Put ``sections`` and what describes them into a container.
+    """Pack ``sections`` and their description into a container.
 
     Args:
-        kind: what the container holds; ``unpack`` asks for the same.
+        kind: the kind of the content; ``unpack`` expects the same kind.
         meta: JSON values that describe the sections.
         sections: raw bytes, or pieces of them.
     """
@@ -66,13 +67,13 @@ def pack(kind: str, meta: Mapping[str, object], sections: Sequence[bytes | Piece
 def pack_parts(
     kind: str, meta: Mapping[str, object], sections: Sequence[bytes | Pieces], part_bytes: int = PART_BYTES
 ) -> Iterator[bytes]:
-    """The container that ``pack`` makes, in parts of ``part_bytes``; the last is shorter.
+    """The bytes of ``pack`` in parts of ``part_bytes``; the last part is shorter.
 
     Args:
-        kind: what the container holds.
+        kind: the kind of the content.
         meta: JSON values that describe the sections.
-        sections: raw bytes, or pieces of them; a piece is asked for when the part that it belongs to is.
-        part_bytes: bytes of a part.
+        sections: raw bytes, or pieces of them; a piece is made when its part is requested.
+        part_bytes: the size of a part, in bytes.
     """
     lengths = [section.n_bytes if isinstance(section, Pieces) else len(section) for section in sections]
     header = json.dumps({"kind": kind, "meta": meta, "sections": lengths}).encode()
@@ -95,23 +96,23 @@ def _pieces(header: bytes, sections: Sequence[bytes | Pieces]) -> Iterator[bytes
 
 
 def _filled(part: bytearray, piece: bytes | memoryview, part_bytes: int) -> Iterator[bytes]:
-    """Append a piece to a part; parts that are full are given and taken out."""
-    rest = memoryview(piece)
-    while len(part) + len(rest) >= part_bytes:
+    """Append a piece to a part; yields each full part and empties it."""
+    remaining = memoryview(piece)
+    while len(part) + len(remaining) >= part_bytes:
         n = part_bytes - len(part)
-        full = b"".join((part, rest[:n])) if part else bytes(rest[:n])
+        full = b"".join((part, remaining[:n])) if part else bytes(remaining[:n])
         part.clear()
         yield full
-        rest = rest[n:]
-    part += rest
+        remaining = remaining[n:]
+    part += remaining
 
 
 def unpack(kind: str, data: bytes) -> tuple[Mapping[str, object], list[bytes]]:
-    """Take a container apart; returns ``meta`` and the sections.
+    """Unpack a container; returns ``meta`` and the sections.
 
     Raises:
-        InvalidSnapshot: damaged, truncated or no container at all.
-        SnapshotMismatch: a container of another kind or version.
+        InvalidSnapshot: the bytes are damaged, truncated or not a container.
+        SnapshotMismatch: the container is of another kind or version.
     """
     incoming = Incoming(kind, (data,))
     with incoming.refusals():
@@ -121,48 +122,48 @@ def unpack(kind: str, data: bytes) -> tuple[Mapping[str, object], list[bytes]]:
 
 
 class Incoming:
-    """A container that comes in parts: the header first, then one section after another, then the checksum.
+    """Reads a container in parts: the header first, then one section after another, then the checksum.
 
-    What was read is known to be undamaged when ``finish`` has returned, not before.
+    The data is verified only after ``finish`` has returned.
 
     Args:
-        kind: what the container must hold.
+        kind: the expected kind.
         parts: its bytes, in parts of any size.
 
     Raises:
-        InvalidSnapshot: damaged, truncated or no container at all.
-        SnapshotMismatch: a container of another kind or version.
+        InvalidSnapshot: the bytes are damaged, truncated or not a container.
+        SnapshotMismatch: the container is of another kind or version.
 
     Attributes:
         meta: JSON values that describe the sections.
-        lengths: bytes of each section.
+        lengths: the size of each section, in bytes.
     """
 
     def __init__(self, kind: str, parts: Iterable[bytes]) -> None:
         self._parts = iter(parts)
         self._digest = hashlib.blake2b(digest_size=_DIGEST_SIZE)
         self._held_back = b""  # the last bytes so far, which may be the checksum
-        self._arrived: list[memoryview] = []  # and not read yet
+        self._arrived: list[memoryview] = []  # parts that are not read yet
         self._is_over = False  # whether no checksum can be compared
         with self.refusals():
             self.meta, self.lengths = self._read_header(kind)
 
     def section(self, i: int) -> Iterator[memoryview]:
-        """The bytes of section ``i``, which comes next, in pieces as they arrive.
+        """The bytes of section ``i``, which must be the next one, in pieces as they arrive.
 
         Raises:
-            InvalidSnapshot: the container ends before the section does.
+            InvalidSnapshot: the container ends inside the section.
         """
-        missing = self.lengths[i]
-        while missing:
-            piece = self._next(missing)
+        n_missing = self.lengths[i]
+        while n_missing:
+            piece = self._next(n_missing)
             if not piece:
                 raise InvalidSnapshot("the dump's sections do not add up to its size")
-            missing -= len(piece)
+            n_missing -= len(piece)
             yield piece
 
     def finish(self) -> None:
-        """All sections have been read: compare the checksum.
+        """Verify the checksum, after all sections have been read.
 
         Raises:
             InvalidSnapshot: the checksum does not match, or there are more bytes.
@@ -174,7 +175,7 @@ class Incoming:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """A container that is refused inside is read to its end: if it is damaged, that is what is wrong with it."""
+        """If the body refuses the content, read the container to its end, and report damage first."""
         try:
             yield
         except SlmError:
@@ -210,7 +211,7 @@ class Incoming:
         return meta, lengths
 
     def _exactly(self, n: int) -> bytes:
-        """The next ``n`` bytes, or all that are left."""
+        """The next ``n`` bytes, or all remaining bytes."""
         pieces = []
         while n and (piece := self._next(n)):
             pieces.append(bytes(piece))
@@ -218,7 +219,7 @@ class Incoming:
         return b"".join(pieces)
 
     def _next(self, n: int) -> memoryview:
-        """Some of the next bytes, at most ``n``; none at the end."""
+        """Some of the next bytes, at most ``n``; empty at the end."""
         while not self._arrived:
             part = self._pull()
             if part is None:
@@ -241,7 +242,7 @@ class Incoming:
             raise
 
     def _take_in(self, part: memoryview) -> None:
-        """Hold the last bytes back, which may be the checksum, and let the others be read."""
+        """Queue the bytes of a part, except the last bytes so far, which may be the checksum."""
         if len(part) < _DIGEST_SIZE:
             part, before = memoryview(self._held_back + part), b""
         else:
@@ -260,14 +261,14 @@ def is_count(value: object) -> bool:
 
 
 def check_numbers(numbers: NDArray[np.floating[Any]], what: str) -> None:
-    """Refuse numbers out of a dump that no model computes.
+    """Refuse numbers in a dump that no model computes.
 
     Args:
-        numbers: of any shape, as they are used: after dequantization.
-        what: they are, for the message.
+        numbers: dequantized numbers of any shape.
+        what: the name of the numbers, for the message.
 
     Raises:
-        InvalidSnapshot: one is not a number, or is beyond ``LARGEST_NUMBER``.
+        InvalidSnapshot: a number is NaN, or its magnitude is above ``LARGEST_NUMBER``.
     """
     if not (np.abs(numbers) <= LARGEST_NUMBER).all():
         raise InvalidSnapshot(f"{what} holds a number that no model computes (accepted: magnitudes up to 1e12)")

@@ -1,4 +1,4 @@
-"""How many threads to compute with, and which processor that is."""
+"""The number of usable cores, and the processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: by its affinity, and by the CPU quota of its control group."""
+    """The number of physical cores that this process may use, by its affinity and the CPU quota of its cgroup."""
     if sys.platform != "linux":
         return os.cpu_count() or 1
     cores = count_cores(os.sched_getaffinity(0), _CPUS)
@@ -22,30 +22,32 @@ def usable_cores() -> int:
 
 
 def processor() -> str:
-    """What code for this processor depends on: its model and its instructions, where the system tells them."""
+    """The model and the instruction sets of the processor, if the system provides them."""
     lines = _read(Path("/proc/cpuinfo")).splitlines()
-    fields = {line.partition(":")[0].strip(): line for line in reversed(lines)}  # of the first core
-    known = [fields[key] for key in ("model name", "flags", "CPU implementer", "CPU part", "Features") if key in fields]
-    return "\n".join([platform.machine(), *(known or [platform.processor()])])
+    fields = {line.partition(":")[0].strip(): line for line in reversed(lines)}  # the first core
+    lines_used = [
+        fields[key] for key in ("model name", "flags", "CPU implementer", "CPU part", "Features") if key in fields
+    ]
+    return "\n".join([platform.machine(), *(lines_used or [platform.processor()])])
 
 
 def count_cores(cpus: Iterable[int], topology: Path) -> int:
-    """How many cores ``cpus`` lie on; hardware threads of one core count once.
+    """The number of physical cores of ``cpus``; hardware threads of one core count once.
 
     Args:
         cpus: numbers of logical CPUs.
-        topology: the folder with ``cpu0``, ``cpu1``, ...; a CPU that is not there counts as a core of its own.
+        topology: the folder with ``cpu0``, ``cpu1``, ...; a CPU without a folder counts as one core.
     """
     siblings = (_read(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus)
     return max(1, len(set(siblings)))
 
 
 def cpu_quota(root: Path, membership: Path) -> float | None:
-    """CPUs that the control group of this process may use at once (cgroup v2), None where it is not limited.
+    """The CPU quota of this process's cgroup (v2), in CPUs; None for no limit.
 
     Args:
-        root: where the cgroup file system is mounted.
-        membership: the file that names the group of this process, as in ``0::/user.slice``.
+        root: the mount point of the cgroup file system.
+        membership: the file with the group of this process, as in ``0::/user.slice``.
     """
     path = next((line[3:] for line in _read(membership).splitlines() if line.startswith("0::")), "/").strip("/")
     group = root / path

@@ -1,9 +1,9 @@
-"""What is expensive to make and can be made again, on disk: one folder an entry.
+"""A disk cache for data that is expensive to build and can be built again: one folder per entry.
 
-An entry is made in a folder aside and renamed into place, and it carries the size, the time of the last change and the
-checksum of each of its files: what is incomplete or damaged is not used, and made again. A file that nobody has written
-to since is not read for its checksum: a gigabyte would take a second. Where nothing can be written, callers go on
-without.
+An entry is built in a temporary folder and renamed into place. It stores the size, modification time and checksum of
+each of its files; incomplete or damaged entries are built again. The checksum is not verified if the modification time
+is unchanged, because this would take a second per gigabyte. If nothing can be written, callers continue without a
+cache.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from slm_core.errors import InvalidOption
 CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
-_TICK = 0.02  # seconds; of the clocks that file systems take times from
+_TICK = 0.02  # seconds; the resolution of file system clocks
 _ASIDE = ".making-"
 _ABANDONED_S = 24 * 3600.0
-"""An entry that is being made and was not written to for so long has lost its maker: no build takes a day."""
+"""Seconds without a write after which a temporary folder is abandoned: no build takes a day."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class CacheEntry:
     """One entry.
 
     Attributes:
-        kind: who made it.
+        kind: the kind of the entry.
         key: its name.
-        about: what it is of, for people.
-        n_bytes: of its files.
+        about: a description for users.
+        n_bytes: the size of its files, in bytes.
         path: its folder.
     """
 
@@ -53,7 +53,7 @@ class CacheEntry:
 
 
 def cache_root() -> Path:
-    """Where entries lie: ``SLM_CACHE_DIR``, or the user's cache folder."""
+    """The folder of the cache: ``SLM_CACHE_DIR``, or the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).expanduser()
     import platformdirs
@@ -62,7 +62,7 @@ def cache_root() -> Path:
 
 
 def entries() -> list[CacheEntry]:
-    """Every sound entry of every kind, by kind and name."""
+    """All valid entries, sorted by kind and name."""
     sound = []
     for manifest in sorted(cache_root().glob(f"*/*/{_MANIFEST}")):
         if manifest.parent.name.startswith(_ASIDE):
@@ -75,10 +75,10 @@ def entries() -> list[CacheEntry]:
 
 
 def remove(entry: CacheEntry) -> None:
-    """Take an entry away.
+    """Remove an entry.
 
     Raises:
-        InvalidOption: the system does not let us.
+        InvalidOption: it cannot be removed.
     """
     try:
         shutil.rmtree(entry.path)
@@ -87,7 +87,7 @@ def remove(entry: CacheEntry) -> None:
 
 
 def sweep() -> None:
-    """Remove what processes that were killed left half made."""
+    """Remove temporary folders of killed processes."""
     for folder in cache_root().glob(f"*/{_ASIDE}*"):
         with contextlib.suppress(OSError):
             written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
@@ -99,14 +99,14 @@ class DiskCache:
     """The entries of one kind.
 
     Args:
-        kind: a folder's name.
+        kind: the name of their folder.
     """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def get(self, key: str) -> Path | None:
-        """The folder of an entry whose files are what they were when it was made; None where there is none."""
+        """The folder of an entry with unchanged files; None if there is none."""
         folder = cache_root() / self._kind / key
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
@@ -121,18 +121,18 @@ class DiskCache:
         return None
 
     def put(self, key: str, about: str, make: Callable[[Path], None]) -> Path | None:
-        """Make an entry; None, with a warning, where it cannot be written.
+        """Build an entry and return its folder; None, with a warning, if it cannot be written.
 
         Args:
             key: its name.
-            about: what it is of, for people.
-            make: fills an empty folder with files; what it raises is raised, an ``OSError`` excepted.
+            about: a description for users.
+            make: writes files into an empty folder; its exceptions are raised, except ``OSError``.
         """
         try:
             with self._aside() as folder:
                 make(folder)
                 files = {file.name: _record(file) for file in folder.iterdir()}
-                time.sleep(_TICK)  # whoever writes from now on leaves another time
+                time.sleep(_TICK)  # later writes get another modification time
                 (folder / _MANIFEST).write_text(json.dumps({"about": about, "files": files}))
                 target = cache_root() / self._kind / key
                 if target.exists():
@@ -156,13 +156,13 @@ class DiskCache:
 
 
 def _is_sound(file: Path, size: int, crc: int, changed: int) -> bool:
-    """Whether a file is what ``_record`` found."""
+    """Whether a file is unchanged since ``_record``."""
     status = file.stat()
     return status.st_size == size and (status.st_mtime_ns == changed or _checksum(file) == crc)
 
 
 def _record(file: Path) -> tuple[int, int, int]:
-    """Size, checksum and time of the last change of a file, once it is safe from a loss of power."""
+    """Size, checksum and modification time of a file, after flushing it to the disk."""
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())
     status = file.stat()
@@ -170,7 +170,7 @@ def _record(file: Path) -> tuple[int, int, int]:
 
 
 def _checksum(file: Path) -> int:
-    """CRC-32: against damage, not against malice; whoever can write the cache can write its manifest."""
+    """CRC-32 detects damage, not malicious changes: a process that can write the cache can also write its manifest."""
     crc = 0
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Embeddings of texts: hidden states of their tokens, pooled. Written once, over any context that has such states."""
+"""Embeddings of texts: pooled hidden states of their tokens, over any context with ``EMBEDDINGS``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slm_core.types import Capability, Pooling, Pos, States
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """What became of some texts.
+    """The embeddings of texts.
 
     Attributes:
         vectors: a row for each text, float32 [n, E].
-        pooling: how they were made.
-        n_tokens: tokens of each text [n].
+        pooling: the pooling.
+        n_tokens: the number of tokens of each text, [n].
     """
 
     vectors: States
@@ -30,17 +30,17 @@ class Embeddings:
 def embed(
     context: Context, texts: Sequence[Sequence[int]], pooling: Pooling | str | None = None, *, normalize: bool = True
 ) -> Embeddings:
-    """Embed texts, several in a batch where they fit; the context is empty before and after.
+    """Embed texts, several per batch if they fit; the context is empty before and after.
 
     Args:
-        context: where; it declares ``EMBEDDINGS``.
-        texts: token ids, with what the vocabulary puts around a text.
-        pooling: how; None for the mean of an encoder, else the last token.
-        normalize: divide vectors by their length, so that their products are cosines.
+        context: a context that declares ``EMBEDDINGS``.
+        texts: token ids, including the special tokens that the vocabulary adds to a text.
+        pooling: the pooling; None for the mean of an encoder, and for the last token of other models.
+        normalize: divide vectors by their length, so that their dot products are cosines.
 
     Raises:
-        InvalidOption: an unknown pooling, a text without tokens, or one that is longer than an encoder's batch.
-        UnsupportedOutput: the context has no hidden states.
+        InvalidOption: an unknown pooling, a text without tokens, or a text longer than an encoder's batch.
+        UnsupportedOutput: the context does not declare ``EMBEDDINGS``.
         ContextFull: a text is longer than the context.
     """
     how = checked_pooling(pooling) or default_pooling(context)
@@ -50,7 +50,7 @@ def embed(
 
 
 def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last: bool = False) -> Iterator[States]:
-    """The hidden states of each text's tokens, float32 [T, E]; of the last one alone, [1, E], where ``only_last``.
+    """The hidden states of each text's tokens, float32 [T, E]; with ``only_last``, of its last token, [1, E].
 
     Raises:
         InvalidOption, UnsupportedOutput, ContextFull: see ``embed``.
@@ -71,7 +71,7 @@ def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last:
 
 
 def pool(states: States, pooling: Pooling) -> States:
-    """One vector [E] of the states [T, E] of a text."""
+    """Pool the states [T, E] of a text to one vector [E]."""
     if pooling is Pooling.MEAN:
         mean: States = states.mean(axis=0, dtype=np.float64).astype(np.float32)
         return mean
@@ -83,17 +83,17 @@ def pool(states: States, pooling: Pooling) -> States:
 
 
 def normalized(vectors: States) -> States:
-    """Vectors [n, E] of length 1; one that is zero stays so."""
+    """Vectors [n, E], scaled to length 1; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: States = (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)
     return scaled
 
 
 def checked_pooling(pooling: Pooling | str | None) -> Pooling | None:
-    """The pooling that a name stands for.
+    """The pooling with a name.
 
     Raises:
-        InvalidOption: there is none of that name.
+        InvalidOption: an unknown name.
     """
     if pooling is None:
         return None
@@ -104,7 +104,7 @@ def checked_pooling(pooling: Pooling | str | None) -> Pooling | None:
 
 
 def default_pooling(context: Context) -> Pooling:
-    """How texts are embedded where neither the caller nor the file says: only the last token has seen a whole text."""
+    """The default pooling: the mean for encoders; otherwise the last token, which alone attends to the whole text."""
     return Pooling.MEAN if Capability.ENCODER in context.capabilities else Pooling.LAST
 
 
@@ -119,7 +119,7 @@ def _check(context: Context, i: int, tokens: Sequence[int]) -> None:
 
 
 def _together(context: Context, group: Sequence[Sequence[int]], only_last: bool) -> list[States]:
-    """States of texts that fit into a batch; a single one may be longer, and is run in chunks."""
+    """States of texts that fit into a batch; a single text may be longer, and is run in chunks."""
     batch, rows = context.new_batch(), []
     try:
         for seq_id, tokens in enumerate(group):

@@ -1,40 +1,41 @@
-"""Every exception that slm-core raises on purpose.
+"""The exceptions of slm-core.
 
-One tree, so that ``except SlmError`` catches all of it and nothing else::
+They form one tree, so that ``except SlmError`` catches exactly these::
 
     SlmError
     ├── ModelError
     │   ├── InvalidModelFile      the file is damaged, truncated or not a model file at all
-    │   ├── UnsupportedModel      the file is sound, but nothing here can run it
+    │   ├── UnsupportedModel      the file is valid, but no installed backend can run it
     │   └── ModelClosed           the model was used after close()
     ├── BackendError
     │   ├── UnknownBackend        no plugin of that name is registered
-    │   ├── BackendUnavailable    the plugin is there, its runtime is not (or is broken)
+    │   ├── BackendUnavailable    the plugin is installed, but its runtime is missing or broken
+    │   ├── BackendCrashed        the process of an isolated model ended, or was killed
     │   └── PluginError           a plugin is malformed, misnamed or registered twice
     ├── OptionError               (also a ValueError)
-    │   ├── UnknownOption         no such option; the message lists those accepted
-    │   └── InvalidOption         the option exists, the value does not fit
+    │   ├── UnknownOption         no such option; the message lists the accepted options
+    │   └── InvalidOption         the option exists, but the value is invalid
     ├── ContextError
     │   ├── InvalidToken          token id outside the vocabulary
     │   ├── InvalidEmbedding      embedding rows of the wrong shape, width or type, or that are not finite
     │   ├── InvalidPosition       not the next position of its sequence, or outside the sequence
-    │   ├── InvalidSequence       no such seq_id, or not in the state the call needs
+    │   ├── InvalidSequence       no such seq_id, or the sequence is not in the state that the call needs
     │   ├── SequenceChanged       a sequence was changed while it was dumped in parts
-    │   ├── BatchFull             more tokens than the batch, or one decode, can carry
+    │   ├── BatchFull             more tokens than the batch or one decode can hold
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
-    │   ├── UnsupportedOutput     logits of an encoder, or hidden states where they are not declared
-    │   ├── UnsupportedInput      embedding rows, spans or offsets that are not declared
+    │   ├── UnsupportedOutput     logits of an encoder, or hidden states of a context that does not declare them
+    │   ├── UnsupportedInput      embedding rows, bidirectional blocks or offsets that are not declared
     │   ├── ContextBusy           a second thread called while a call was running
     │   ├── ContextClosed         the context was used after close()
-    │   └── DecodeFailed          the engine itself reported a failure; nothing changed
+    │   └── DecodeFailed          the engine reported a failure; nothing changed
     ├── SnapshotError
     │   ├── InvalidSnapshot       the bytes are not a whole, undamaged snapshot
-    │   └── SnapshotMismatch      a sound snapshot of something else
+    │   └── SnapshotMismatch      a valid snapshot of another model or kind
     ├── SamplingError             no token can be chosen from these logits
     ├── ConstraintError           (also a ValueError) a grammar, schema or expression is invalid or out of bounds
-    ├── VocabError                text or ids that the vocabulary cannot take
-    ├── TemplateError             a chat template refused, failed or ran out of its bounds
+    ├── VocabError                text or ids that the vocabulary cannot process
+    ├── TemplateError             a chat template refused, failed or exceeded its limits
     ├── SessionError
     │   └── InvalidMark           a mark that is stale or belongs to another session
     ├── RequestsFailed            some of several requests failed (carries the answers of the others)
@@ -49,15 +50,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 _LONGEST = 500
-"""Characters of a message about a constraint."""
+"""The most characters of a message about a constraint."""
 
 
 class SlmError(Exception):
-    """Base of every exception that slm-core raises on purpose."""
+    """The base of all exceptions of slm-core."""
 
 
 class ModelError(SlmError):
-    """Something about a model or its file."""
+    """An error of a model or its file."""
 
 
 class InvalidModelFile(ModelError):
@@ -65,7 +66,7 @@ class InvalidModelFile(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The file is sound, but nothing here can run it; the message names the key or tensor and its value."""
+    """The file is valid, but no backend can run it; the message names the key or tensor and its value."""
 
 
 class ModelClosed(ModelError):
@@ -73,7 +74,7 @@ class ModelClosed(ModelError):
 
 
 class BackendError(SlmError):
-    """Something about a backend or a plugin."""
+    """An error of a backend or a plugin."""
 
 
 class UnknownBackend(BackendError):
@@ -81,7 +82,11 @@ class UnknownBackend(BackendError):
 
 
 class BackendUnavailable(BackendError):
-    """The plugin is registered, but its runtime is missing or broken; the message says how to get it."""
+    """The plugin is registered, but its runtime is missing or broken; the message says how to install it."""
+
+
+class BackendCrashed(BackendError):
+    """The process of an isolated model ended, or was killed; the message says how. Later calls raise it again."""
 
 
 class PluginError(BackendError):
@@ -93,19 +98,19 @@ class OptionError(SlmError, ValueError):
 
 
 class UnknownOption(OptionError):
-    """No such option; the message lists those accepted."""
+    """No such option; the message lists the accepted options."""
 
 
 class InvalidOption(OptionError):
-    """The option exists, but the value does not fit."""
+    """The option exists, but the value is invalid."""
 
 
 class ContextError(SlmError):
-    """A call that a context refused; the context is as it was before the call.
+    """A context refused a call; the context is unchanged.
 
     Attributes:
-        seq_id: the sequence at fault; None where no sequence is, or not one alone. The message names it, too. Of a
-            batch it is that of the first token that is refused, or has no room; of a ``fork`` without room the
+        seq_id: the sequence that caused the error; None if it is not one sequence. The message names it, too. For a
+            batch it is the sequence of the first token that is refused or has no room; for a ``fork`` without room, the
             destination.
     """
 
@@ -114,7 +119,7 @@ class ContextError(SlmError):
         self.seq_id = seq_id
 
     def attribute_to(self, seq_id: int) -> None:
-        """Name the sequence at fault, unless one is named."""
+        """Set the sequence that caused the error, unless it is set."""
         if self.seq_id is None:
             self.seq_id = seq_id
             self.args = (f"sequence {seq_id}: {self}",)
@@ -133,23 +138,23 @@ class InvalidPosition(ContextError):
 
 
 class InvalidSequence(ContextError):
-    """No such sequence, or it is not in the state the call needs."""
+    """No such sequence, or the sequence is not in the state that the call needs."""
 
 
 class SequenceChanged(ContextError):
-    """A sequence was changed while it was dumped in parts: the parts that are left would not be those of one dump."""
+    """A sequence changed while it was dumped in parts, so the remaining parts would belong to another state."""
 
 
 class BatchFull(ContextError):
-    """More tokens than the batch, or one decode, can carry."""
+    """More tokens than the batch or one decode can hold."""
 
 
 class ContextFull(ContextError):
     """The KV cache has no room.
 
     Attributes:
-        needed: positions the call needs.
-        free: positions that are free.
+        needed: positions that the call needs.
+        free: free positions.
         seq_id: the sequence that has no room, or None.
     """
 
@@ -173,7 +178,7 @@ class UnsupportedOutput(ContextError):
 
 
 class UnsupportedInput(ContextError):
-    """Embedding rows, spans or offsets for a context that does not declare them, or rows in an order that it lacks."""
+    """Embedding rows, bidirectional blocks or offsets that a context does not declare, or an unsupported row order."""
 
 
 class ContextBusy(ContextError):
@@ -185,11 +190,11 @@ class ContextClosed(ContextError):
 
 
 class DecodeFailed(ContextError):
-    """The engine itself reported a failure; nothing changed."""
+    """The engine reported a failure; nothing changed."""
 
 
 class SnapshotError(SlmError):
-    """Something about a dump."""
+    """An error of a dump."""
 
 
 class InvalidSnapshot(SnapshotError):
@@ -197,7 +202,7 @@ class InvalidSnapshot(SnapshotError):
 
 
 class SnapshotMismatch(SnapshotError):
-    """A sound snapshot of another model or kind."""
+    """A valid snapshot of another model or kind."""
 
 
 class SamplingError(SlmError):
@@ -208,12 +213,12 @@ class ConstraintError(SlmError, ValueError):
     """A grammar, schema or expression that is invalid, unsupported, or more work than is allowed.
 
     Attributes:
-        line: where in its text, from 1; None where no single place is to blame.
-        column: likewise.
+        line: the line of the error, from 1; None if it has no single position.
+        column: the column of the error, from 1; or None.
     """
 
     def __init__(self, message: str, *, line: int | None = None, column: int | None = None) -> None:
-        if len(message) > _LONGEST:  # it may quote what was given, which may be of any length
+        if len(message) > _LONGEST:  # it may quote an input of any length
             message = f"{message[:_LONGEST]}..."
         super().__init__(message if line is None else f"line {line}, column {column}: {message}")
         self.line = line
@@ -221,15 +226,15 @@ class ConstraintError(SlmError, ValueError):
 
 
 class VocabError(SlmError):
-    """Text or ids that the vocabulary cannot take."""
+    """Text or ids that the vocabulary cannot process."""
 
 
 class TemplateError(SlmError):
-    """A chat template refused the messages, failed, or ran out of its bounds."""
+    """A chat template refused the messages, failed, or exceeded its limits."""
 
 
 class SessionError(SlmError):
-    """A call that a session refused."""
+    """A session refused a call."""
 
 
 class InvalidMark(SessionError):
@@ -237,11 +242,11 @@ class InvalidMark(SessionError):
 
 
 class RequestsFailed(SlmError):
-    """Some of several requests failed; the others were answered all the same.
+    """Some of several requests failed; the others were answered.
 
     Attributes:
         answers: the answers in the order of the prompts, None for a request that failed.
-        errors: from the index of a prompt to what its request failed with.
+        errors: from the index of a prompt to the error of its request.
     """
 
     def __init__(self, answers: Sequence[object], errors: Mapping[int, BaseException]) -> None:
@@ -259,14 +264,14 @@ class EngineClosed(SlmError):
 
 
 class MissingExtra(SlmError, ImportError):
-    """A library that an optional feature needs is not installed; the message names the extra that has it."""
+    """A library of an optional feature is not installed; the message names the extra to install."""
 
 
 class ToolError(SlmError):
     """A tool raised, or was called wrongly.
 
     Attributes:
-        call: the ``ToolCall``, or the ``MalformedCall`` that came in place of one.
+        call: the ``ToolCall`` or ``MalformedCall``.
     """
 
     def __init__(self, message: str, call: object) -> None:

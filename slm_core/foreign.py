@@ -1,4 +1,4 @@
-"""What other libraries raise, as errors of ours: an extension in Rust panics with what is no ``Exception``."""
+"""Converts exceptions of other libraries to ``SlmError``; panics of Rust extensions are not ``Exception``s."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LONGEST = 200
 
 @contextmanager
 def reported(kind: Callable[[str], SlmError], what: str) -> Iterator[None]:
-    """Turn whatever a library raises in the block into an error of ours, in one line.
+    """Convert exceptions of a library in the block to an ``SlmError`` with a message of one line.
 
-    Ours pass, and so do an interrupt, an exit and a lack of memory.
+    ``SlmError``, interrupts, exits and ``MemoryError`` pass through.
 
     Args:
-        kind: the error.
-        what: its message begins with.
+        kind: makes the error.
+        what: the beginning of its message.
     """
     try:
         yield
@@ -31,10 +31,10 @@ def reported(kind: Callable[[str], SlmError], what: str) -> Iterator[None]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether it is an error: an ``Exception``, or a panic in Rust, whose class (of pyo3) cannot be imported."""
+    """Whether it is an ``Exception`` or a panic in Rust, whose class (of pyo3) cannot be imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def one_line(error: BaseException) -> str:
-    """Its message, or the name of its class where it has none."""
+    """The message of an error, or the name of its class if the message is empty."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

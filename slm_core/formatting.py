@@ -1,7 +1,7 @@
-"""``slm.formatter``: where a chat format comes from.
+"""``slm.formatter``: chooses the chat format.
 
-In order: the caller's template; a format by name; the model's own template, in its file or beside it in its directory;
-a guess by the control tokens of the vocabulary, which is reported; else an error that lists what can be named.
+The sources, in order: the caller's template; a format by name; the model's template, in its file or its directory; a
+guess from the control tokens of the vocabulary, with a warning. Otherwise an error lists the available names.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _log = logging.getLogger(__name__)
 _MAX_BYTES = 64 << 20
 _CALLERS = "template of the caller"
 HasToken: TypeAlias = Callable[[str], bool]
-"""Whether a vocabulary has a token of that text."""
+"""Whether a vocabulary has a token with this text."""
 
 
 class Described(Protocol):
-    """What a chat format needs to know of a model: ``slm.load`` returns one, and so do backends."""
+    """The properties of a model that a chat format needs; results of ``slm.load`` and models of backends have them."""
 
     @property
     def info(self) -> ModelInfo:
-        """What the file says of itself."""
+        """The model's properties."""
         ...
 
     @property
@@ -52,24 +52,26 @@ def formatter(
     parser: str | None = None,
     reasoning: tuple[str, str] | None = None,
 ) -> Formatter:
-    """A chat format: from a template, by name, or a model's own.
+    """A chat format from a template, by name, or of a model.
 
     Args:
         template: text of a jinja template, in the dialect of transformers.
-        name: a registered format, such as "chatml"; or one of the model's further templates, such as "tool_use".
-        model: a loaded model, a model file, or a directory with ``chat_template.jinja`` or ``tokenizer_config.json``:
-            whose template is taken if there is neither ``template`` nor ``name``, and whose tokens in any case.
-        bos_token: text of the token that begins a sequence; else the model's, else "".
-        eos_token: text of the token that ends one; likewise.
-        now: what templates are told of the time; None for the real time.
-        parser: name of the format in which the model answers, such as "hermes"; else found in the template.
-        reasoning: what opens and closes reasoning in answers, such as ``("<think>", "</think>")``; likewise.
+        name: a registered format, such as "chatml"; or one of the model's additional templates, such as "tool_use".
+        model: a loaded model, a model file, or a directory with ``chat_template.jinja`` or ``tokenizer_config.json``.
+            Its template is used if there is neither ``template`` nor ``name``; its tokens are always used.
+        bos_token: text of the token that begins a sequence; None for the model's, or "".
+        eos_token: text of the token that ends a sequence; None for the model's, or "".
+        now: the time for templates; None for the real time.
+        parser: the name of the answer format, such as "hermes"; None to detect it from the template.
+        reasoning: the texts that open and close reasoning in answers, such as ``("<think>", "</think>")``; None to
+            detect them from the template.
 
     Returns:
-        The format: ``render`` messages to segments, whose texts joined are the prompt; ``parse`` answers.
+        The format. ``render`` converts messages to segments, whose joined texts are the prompt; ``parse`` parses
+        answers.
 
     Raises:
-        TemplateError: nothing to go by, contradictory arguments, an unknown name, or an invalid template.
+        TemplateError: no source, contradictory arguments, an unknown name, or an invalid template.
         InvalidModelFile, UnsupportedModel: the model file is damaged, or has no vocabulary.
     """
     if template is not None and name is not None:
@@ -90,17 +92,17 @@ def choose(
     name: str | None = None,
     template: str | None = None,
 ) -> tuple[Formatter, str]:
-    """The format for a model, and where it comes from.
+    """The chat format for a model, and its origin.
 
     Args:
         known: the registered formats.
-        source: what the model has.
-        has_token: for guessing.
-        name: of a format, or of one of the model's further templates.
+        source: the model's templates and tokens.
+        has_token: whether the vocabulary has a token, for a guess.
+        name: the name of a format, or of one of the model's additional templates.
         template: the caller's template.
 
     Raises:
-        TemplateError: nothing to go by, an unknown name, or an invalid template.
+        TemplateError: no source, an unknown name, or an invalid template.
     """
     if template is not None:
         source = replace(source, template=template, templates={}, origin=_CALLERS)
@@ -115,31 +117,31 @@ def choose(
     return formatter, formatter.name
 
 
-def _named(known: Registry, source: FormatterSource, name: str) -> tuple[Formatter, str]:
-    if known.has_formatter(name):
-        formatter = known.formatter(name, source)
+def _named(registered: Registry, source: FormatterSource, name: str) -> tuple[Formatter, str]:
+    if registered.has_formatter(name):
+        formatter = registered.formatter(name, source)
     elif name in source.templates:
         origin = f"{source.origin} ({name!r})"
         variant = replace(source, template=source.templates[name], templates={}, origin=origin)
-        formatter = known.formatter("template", variant)
+        formatter = registered.formatter("template", variant)
     else:
-        others = f"; templates of the model: {', '.join(sorted(source.templates))}" if source.templates else ""
-        raise TemplateError(f"unknown chat format {name!r} ({_registered(known)}{others})")
+        template_names = f"; templates of the model: {', '.join(sorted(source.templates))}" if source.templates else ""
+        raise TemplateError(f"unknown chat format {name!r} ({_registered(registered)}{template_names})")
     return formatter, formatter.name
 
 
-def _guessed(known: Registry, source: FormatterSource, has_token: HasToken) -> tuple[Formatter, str]:
-    name = known.guess_formatter(has_token)
+def _guessed(registered: Registry, source: FormatterSource, has_token: HasToken) -> tuple[Formatter, str]:
+    name = registered.guess_formatter(has_token)
     if name is None:
         raise TemplateError(
-            f"the model has no chat template, and its vocabulary tells none: name a format ({_registered(known)})"
+            f"the model has no chat template, and its vocabulary tells none: name a format ({_registered(registered)})"
         )
     _log.warning("the model has no chat template; its control tokens look like %r, which is used", name)
-    return known.formatter(name, source), f"{name} (guessed from the vocabulary: the model has no template)"
+    return registered.formatter(name, source), f"{name} (guessed from the vocabulary: the model has no template)"
 
 
 def source_of(model: Described | str | os.PathLike[str]) -> tuple[FormatterSource, HasToken]:
-    """What a model, a model file or a directory has for a chat format.
+    """The templates and tokens of a model, a model file or a directory.
 
     Raises:
         TemplateError: a file of the directory is damaged.
@@ -176,7 +178,7 @@ def _with_vocab(source: FormatterSource, vocab: Vocab) -> tuple[FormatterSource,
 
 
 def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
-    """As transformers does: files of templates go before the configuration."""
+    """As in transformers, template files take precedence over the configuration."""
     config = _read_config(folder / "tokenizer_config.json")
     tokens = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     texts = {key: text for key, text in tokens.items() if text is not None}
@@ -218,7 +220,7 @@ def _configured_templates(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _token_text(token: object) -> str | None:
-    """The text of a token, which a configuration spells alone or with its properties."""
+    """The text of a token, which a configuration stores as a text or as an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -248,6 +250,6 @@ def _no_token(_: str) -> bool:
     return False
 
 
-def _registered(known: Registry) -> str:
-    names = ", ".join(sorted(name for name in known.formatters if name != "template"))
+def _registered(registered: Registry) -> str:
+    names = ", ".join(sorted(name for name in registered.formatters if name != "template"))
     return f"registered: {names or 'none'}"

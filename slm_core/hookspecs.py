@@ -1,4 +1,4 @@
-"""What a plugin may provide: one hook a kind. Built-in backends and formatters register through the same hooks.
+"""The hooks of plugins, one per kind. Built-in backends and formatters register through the same hooks.
 
 A plugin is a module, named by an entry point of the group ``slm_core``, with functions of these names marked
 ``@slm_core.hookimpl``. It is imported whenever plugins are listed, so it must import nothing heavy: it returns
@@ -19,15 +19,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something a plugin provides.
+    """An object that a plugin provides.
 
     Attributes:
-        name: what users choose it by; lower case letters, digits and underscores; architectures and commands may
-            have hyphens, too.
-        target: "package.module:attribute", imported on first use; called to get the object. Or what is to be called,
-            for a plugin that a program adds with ``add_plugin``.
-        hint: the command that installs what the target needs.
-        tokens: of a chat format: a vocabulary that has all these control tokens tells that its model was made for it.
+        name: its name; lower case letters, digits and underscores; names of architectures and commands may have
+            hyphens, too.
+        target: "package.module:attribute", imported on first use and called to get the object. A plugin of
+            ``add_plugin`` may pass the callable itself.
+        hint: the command that installs the requirements of the target.
+        tokens: for a chat format: if a vocabulary has all these control tokens, the format can be guessed.
     """
 
     name: str
@@ -63,7 +63,7 @@ def slm_architectures() -> Sequence[Entry]:  # type: ignore[empty-body]
 
 @hookspec
 def slm_converters() -> Sequence[Entry]:  # type: ignore[empty-body]
-    """Formats that models are written in; a target is a ``protocols.Converter``."""
+    """Formats of converted models; a target is a ``protocols.Converter``."""
 
 
 @hookspec

@@ -1,9 +1,9 @@
-"""Models of the Hugging Face Hub by reference: fetched into its cache, or found there, by ``huggingface_hub``.
+"""Models of the Hugging Face Hub by reference: ``huggingface_hub`` downloads them, or finds them in its cache.
 
 ``hf://user/repo:Q4_K_M`` is the GGUF file of that type, ``hf://user/repo/folder/file.gguf`` a file by its name, and
 ``hf://user/repo`` the only GGUF file, the one of type Q4_K_M among several, or the directory of a repository without
 any. ``hf://user/repo@revision`` names a branch, tag or commit. ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN`` and
-``HF_HUB_OFFLINE`` are that library's, and mean what they mean there.
+``HF_HUB_OFFLINE`` have the same meaning as in that library.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Reference:
     """A model of the Hub.
 
     Attributes:
-        text: as it was given.
+        text: the text of the reference.
         repo: "user/name".
-        revision: a branch, tag or commit, None for the main one.
-        kind: the weight type that the file's name ends with, or None.
+        revision: a branch, tag or commit; None for the main branch.
+        kind: the weight type at the end of the file's name, or None.
         file: the file, or None.
     """
 
@@ -48,33 +48,33 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Read a reference.
+        """Parse a reference.
 
         Raises:
-            InvalidModelFile: it is none.
+            InvalidModelFile: the text is not a reference.
         """
         match = _REFERENCE.fullmatch(text)
         if match is None or ".." in text:
             raise InvalidModelFile(
-                f"{text[:200]!r} is no reference (accepted: hf://user/repo, hf://user/repo:TYPE,"
+                f"{text[:200]!r} is not a reference to the Hub (accepted: hf://user/repo, hf://user/repo:TYPE,"
                 " hf://user/repo/file.gguf, each with @revision behind the repository)"
             )
         return cls(text, match["repo"], match["revision"], match["kind"], match["file"])
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names a model of the Hub; a path object has made one slash of two."""
+    """Whether a text names a model of the Hub; a path object may have replaced two slashes by one."""
     return text.startswith("hf:/")
 
 
 def fetch(text: str) -> Path:
-    """The local file, or directory, of a reference; what is not there yet is downloaded.
+    """The local file or directory of a reference; missing files are downloaded.
 
     Raises:
-        InvalidModelFile: it is no reference, or cannot be had.
+        InvalidModelFile: the text is not a reference, or the model cannot be downloaded.
         UnsupportedModel: ``huggingface_hub`` is not installed, or the repository has no such model.
     """
-    asked = Reference.parse(text)
+    ref = Reference.parse(text)
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -85,26 +85,26 @@ def fetch(text: str) -> Path:
         ) from error
     failures: tuple[type[Exception], ...] = (ValueError, *_failures(huggingface_hub))
     try:
-        wanted = choose(asked, _listed(huggingface_hub, asked))
-        patterns = list(wanted) if wanted else list(_DIRECTORY)
-        folder = Path(huggingface_hub.snapshot_download(asked.repo, revision=asked.revision, allow_patterns=patterns))
+        files = choose(ref, _listed(huggingface_hub, ref))
+        patterns = list(files) if files else list(_DIRECTORY)
+        folder = Path(huggingface_hub.snapshot_download(ref.repo, revision=ref.revision, allow_patterns=patterns))
     except failures as error:
-        raise InvalidModelFile(f"{text}: cannot be had: {_one_line(error)}") from error
-    path = folder / wanted[0] if wanted else folder
+        raise InvalidModelFile(f"{text} could not be fetched: {_one_line(error)}") from error
+    path = folder / files[0] if files else folder
     if not path.exists():
         raise InvalidModelFile(f"{text}: {path.name} is not in the cache ({folder}), and {_unasked(huggingface_hub)}")
     return path
 
 
 def choose(asked: Reference, files: Sequence[str]) -> list[str]:
-    """The files that a reference means, the first shard first; [] for the directory.
+    """The files of a reference, the first shard first; [] for the directory.
 
     Args:
         asked: the reference.
         files: names of all files of the repository.
 
     Raises:
-        UnsupportedModel: there is no such model, or there are several.
+        UnsupportedModel: there is no such model, or several models match.
     """
     models = _models(files)
     if asked.file is not None:
@@ -136,7 +136,7 @@ def _models(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _is_of_kind(name: str, kind: str) -> bool:
-    """Whether a file, or the folder that it is in, is named by a weight type."""
+    """Whether the name of a file, or of its folder, has a weight type."""
     return re.search(rf"(^|[-./]){re.escape(kind)}(\.gguf$|/[^/]+$)", name, re.IGNORECASE) is not None
 
 
@@ -146,38 +146,38 @@ def _told(models: dict[str, list[str]]) -> str:
     return f"there are: {', '.join(names[:20])}{more}" if names else "there are none"
 
 
-def _listed(hub: Any, asked: Reference) -> list[str]:
-    """Names of the repository's files; of those in the cache where the Hub cannot be asked."""
+def _listed(hub: Any, reference: Reference) -> list[str]:
+    """The names of the repository's files; of the cached files if the Hub cannot be reached."""
     if not hub.constants.HF_HUB_OFFLINE:
         try:
-            return list(hub.HfApi().list_repo_files(asked.repo, revision=asked.revision))
-        except hub.errors.HfHubHTTPError:  # it answered: there is no such repository, or no leave to read it
+            return list(hub.HfApi().list_repo_files(reference.repo, revision=reference.revision))
+        except hub.errors.HfHubHTTPError:  # the Hub answered: there is no such repository, or no permission to read it
             raise
         except _failures(hub) as error:
-            _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", asked.text, _one_line(error))
-    folder = _cached(hub, asked)
+            _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", reference.text, _one_line(error))
+    folder = _cached(hub, reference)
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def _failures(hub: Any) -> tuple[type[Exception], ...]:
-    """What the library raises of connections: OSErrors, or, where it is built on httpx, errors of that."""
+    """The library's exceptions for connections: ``OSError``, and httpx's errors if it uses httpx."""
     return (OSError, *hub.errors.HfHubHTTPError.__bases__)
 
 
 def _unasked(hub: Any) -> str:
-    """Why the cache is all there is."""
+    """The reason why only the cache was searched."""
     return "the Hub is not asked offline" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
 
 
-def _cached(hub: Any, asked: Reference) -> Path:
+def _cached(hub: Any, reference: Reference) -> Path:
     """The folder of the cache that holds a revision, laid out as the library documents it."""
-    home = Path(hub.constants.HF_HUB_CACHE) / f"models--{asked.repo.replace('/', '--')}"
-    revision = asked.revision or "main"
+    home = Path(hub.constants.HF_HUB_CACHE) / f"models--{reference.repo.replace('/', '--')}"
+    revision = reference.revision or "main"
     named = home / "refs" / revision
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     folder = home / "snapshots" / commit
     if not folder.is_dir():
-        raise InvalidModelFile(f"{asked.text}: not in the cache ({home}), and {_unasked(hub)}")
+        raise InvalidModelFile(f"{reference.text}: not in the cache ({home}), and {_unasked(hub)}")
     return folder
 
 

@@ -14,10 +14,10 @@ _MAX_DEPTH = 100
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Read a JSON file that contains an object.
 
     Raises:
-        InvalidModelFile: it is missing, too large or nested too deep, or holds something else.
+        InvalidModelFile: it is missing, too large, nested too deep, or not a JSON object.
     """
     try:
         if not path.is_file():
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def depth_of(value: object) -> int:
-    """How deep a JSON value nests: 0 for one that holds no others. No recursion, whose depth Python bounds."""
+    """The nesting depth of a JSON value: 0 for a scalar. Not recursive, because Python bounds the recursion depth."""
     depth, level = 0, [value]
     while any(isinstance(one, dict | list) for one in level):
         depth += 1

@@ -1,4 +1,4 @@
-"""``slm.load``: choose a backend for a file, load it, and put chats and sessions on top."""
+"""``slm.load``: choose a backend for a file, load the model, and create chats, sessions and engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.overflow import Overflow
 from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
-from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, generate
+from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
 from slm_core.formatting import choose, source_of
 from slm_core.generation import Answer
@@ -21,6 +21,8 @@ from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.gguf import GgufFile
 from slm_core.hub import fetch, is_reference
+from slm_core.isolation import Isolation, isolation_of
+from slm_core.isolation import isolated as in_a_process
 from slm_core.plugins import Registry, registry
 from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
@@ -47,13 +49,13 @@ BACKEND_VARIABLE = "SLM_BACKEND"
 
 
 class LoadedModel(Closing):
-    """A model and all that can be done with it; what ``slm.load`` returns. Shareable between threads.
+    """A loaded model, returned by ``slm.load``. Threads can share it.
 
     Args:
         model: the backend's model.
-        formatter: the chat format, or why there is none.
+        formatter: the chat format, or the error that explains why there is none.
         reason: why this backend was chosen.
-        origin: where the chat format comes from; its name where "".
+        origin: the origin of the chat format; "" for its name.
     """
 
     def __init__(self, model: Model, formatter: Formatter | TemplateError, reason: str, origin: str = "") -> None:
@@ -65,7 +67,7 @@ class LoadedModel(Closing):
 
     @property
     def model(self) -> Model:
-        """The backend's model, as the contract has it."""
+        """The backend's model; see ``protocols.Model``."""
         return self._model
 
     @property
@@ -78,7 +80,7 @@ class LoadedModel(Closing):
         """The model's chat format.
 
         Raises:
-            TemplateError: the file has none, and none was named.
+            TemplateError: the file has no chat format, and ``load`` got none.
         """
         if isinstance(self._formatter, TemplateError):
             raise self._formatter
@@ -100,7 +102,7 @@ class LoadedModel(Closing):
     def session(
         self, *, n_ctx: int = 4096, n_seq_max: int = 8, n_batch: int = 512, sampling: Sampling | None = None
     ) -> Session:
-        """A session in a context of its own, closed with it; further sessions share the context by ``fork``."""
+        """A session in a new context, which is closed with it; more sessions share the context by ``fork``."""
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         return Session(context, self.vocab, sampling=sampling, owns_context=True)
 
@@ -117,7 +119,7 @@ class LoadedModel(Closing):
         thinking: bool | None = None,
         overflow: Overflow = "error",
     ) -> Chat:
-        """A conversation in a context of its own, closed with it; see ``Chat``."""
+        """A conversation in a new context, which is closed with it; see ``Chat``."""
         formatter = self.formatter
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
@@ -148,24 +150,24 @@ class LoadedModel(Closing):
         sampling: Sampling | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer]:
-        """Answer one prompt, or many: these are computed together, in a context of their own.
+        """Answer one prompt, or many prompts, which are computed together in a new context.
 
-        Each answer is the one that its prompt gets alone: a neighbour changes logits within tolerance only.
+        Each answer is the same as for its prompt alone: other prompts change logits only within tolerance.
 
         Args:
-            prompts: a text to continue, a list of tokens, or a list of messages; or a list of such prompts.
-            sampling: how tokens are chosen; its seed is each prompt's.
+            prompts: a text to continue, a list of tokens, or a list of messages; or a list of prompts.
+            sampling: how tokens are chosen; all prompts use the same seed.
             options: see ``engine.GenerateOptions``.
 
         Returns:
             An answer for one prompt; for a list of prompts, their answers in order.
 
         Raises:
-            RequestsFailed: some of a list of prompts failed; it carries the answers of the others.
-            InvalidOption: a value that does not fit.
-            ContextFull, SamplingError, DecodeFailed: what a single prompt failed with.
+            RequestsFailed: some prompts of a list failed; the error contains the answers of the others.
+            InvalidOption: an invalid value.
+            ContextFull, SamplingError, DecodeFailed: a single prompt failed.
             ConstraintError: the spec of a constraint is invalid or unsupported.
-            TemplateError: messages, and the model has no chat format, or it refuses them.
+            TemplateError: the model has no chat format for messages, or the chat format refuses them.
         """
         return generate(self, prompts, sampling, **options)
 
@@ -178,31 +180,45 @@ class LoadedModel(Closing):
         step_ms: float = 100,
         aging_s: float = 10,
         prefix_cache: bool = True,
+        reuse: Reuse = "prefix",
         swap_bytes: int = 1 << 30,
         cache_dir: str | Path | None = None,
         cache_dir_bytes: int = 4 << 30,
         tracer_provider: TracerProvider | None = None,
     ) -> Engine:
-        """An engine that answers requests of many threads and tasks, in a context of its own; see ``Engine.submit``.
+        """An engine that answers requests of many threads and tasks in a new context; see ``Engine.submit``.
 
         Args:
-            n_ctx: positions of all requests together, and of the prefixes that are kept for others.
-            n_batch: tokens of a step.
+            n_ctx: positions of all requests together, including kept prefixes.
+            n_batch: the most tokens of a step.
             n_parallel: the most requests that are computed together.
-            step_ms: milliseconds that a step may take, so that a long prompt does not hold up other answers.
+            step_ms: milliseconds that a step may take, so that a long prompt does not delay other answers. Prompts get
+                at least two thirds of a step, which then may take longer.
             aging_s: seconds of waiting that count as one step of priority.
-            prefix_cache: whether what requests have in common is computed once.
-            swap_bytes: memory for dumps of requests that gave up their sequences to others.
-            cache_dir: a directory where answered histories are kept, for this engine and later ones; None for none.
-            cache_dir_bytes: of all histories there.
-            tracer_provider: of OpenTelemetry: each request becomes a span; None for none.
+            prefix_cache: whether common prefixes of requests are computed once.
+            reuse: "prefix" uses common prefixes. "cut" also cuts ranges that the prompt lacks, for example reasoning
+                that a template drops, and uses the tokens after them. Their keys and values depend on the range, so the
+                answer may differ; ``usage.shifted_tokens`` counts these tokens.
+            swap_bytes: memory for dumps of preempted requests, in bytes.
+            cache_dir: a directory for answered histories, for this engine and later ones; None for no directory.
+            cache_dir_bytes: the most bytes of all histories in it.
+            tracer_provider: a tracer provider of OpenTelemetry: each request becomes a span; None for no traces.
 
         Raises:
-            InvalidOption: a value that does not fit.
-            MissingExtra: requests shall be traced, and OpenTelemetry is not installed.
+            InvalidOption: an invalid value.
+            MissingExtra: there is a ``tracer_provider``, but OpenTelemetry is not installed.
         """
         directory = None if cache_dir is None else Path(cache_dir).expanduser()
-        options = EngineOptions(n_parallel, step_ms, aging_s, prefix_cache, swap_bytes, directory, cache_dir_bytes)
+        options = EngineOptions(
+            n_parallel=n_parallel,
+            step_ms=step_ms,
+            aging_s=aging_s,
+            prefix_cache=prefix_cache,
+            reuse=reuse,
+            swap_bytes=swap_bytes,
+            cache_dir=directory,
+            cache_dir_bytes=cache_dir_bytes,
+        )
         context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
         try:
             return Engine(
@@ -220,15 +236,15 @@ class LoadedModel(Closing):
     def drafter(
         self, target: LoadedModel, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None
     ) -> DraftModel | TranslatedDraftModel:
-        """What drafts with this, smaller, model for answers of ``target``; see ``speculation.draft_model``.
+        """A drafter that uses this smaller model for answers of ``target``; see ``speculation.draft_model``.
 
-        It has a context of its own, closed with it.
+        It has a new context, which is closed with it.
 
         Args:
-            target: the model that answers.
+            target: the target model.
             n_ctx: the longest history that it drafts for.
-            n_batch: tokens of a history that it reads at a time.
-            sampling: to draw drafts with; None for the likeliest tokens.
+            n_batch: the most tokens of a batch.
+            sampling: options to sample drafts; None for greedy drafts.
 
         Raises:
             InvalidOption: see ``speculation.draft_model``.
@@ -241,19 +257,19 @@ class LoadedModel(Closing):
             raise
 
     def score(self, text: str, *, n_ctx: int = 4096, n_batch: int = 512, top: int = 0) -> Score:
-        """How likely the model finds a text; see ``Session.score`` for a text that continues another.
+        """Log probabilities of a text; see ``Session.score`` for a text that continues another.
 
-        Of a text longer than ``n_ctx``, each token is scored with at least the ``n_ctx // 2`` tokens before it.
+        In a text longer than ``n_ctx``, each token is scored after at least the ``n_ctx // 2`` tokens before it.
 
         Args:
             text: the text; control tokens in it are not parsed.
-            n_ctx: the longest history that a token is scored with.
-            n_batch: tokens that are decoded at once.
-            top: how many of the likeliest tokens are told in the place of each; see ``Score.top``.
+            n_ctx: the longest history of a scored token.
+            n_batch: the most tokens of a batch.
+            top: the number of likeliest tokens to list at each position; see ``Score.top``.
         """
-        wanted, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
+        n_top, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
         with self.new_context(n_ctx=n_ctx, n_batch=min(n_batch, n_ctx)) as context:
-            return score_windows(context, ids, top=wanted)
+            return score_windows(context, ids, top=n_top)
 
     def embed(
         self,
@@ -267,13 +283,13 @@ class LoadedModel(Closing):
 
         Args:
             texts: the texts; control tokens in them are not parsed.
-            pooling: how tokens' hidden states become one vector: "last", "mean", "max" or "cls"; None for what the
-                file says, else for the mean of an encoder and the last token of any other model.
-            normalize: divide vectors by their length, so that their products are cosines.
-            n_batch: tokens that are run at once; an encoder's batches are as large as its longest text needs.
+            pooling: how hidden states of tokens become one vector: "last", "mean", "max" or "cls"; None for the pooling
+                of the file; if the file has none, the mean for encoders and the last token for other models.
+            normalize: divide vectors by their length, so that their dot products are cosines.
+            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest text.
 
         Raises:
-            UnsupportedOutput: the backend gives no hidden states of this model.
+            UnsupportedOutput: the backend does not support hidden states of this model.
             InvalidOption: an unknown pooling, or a text without tokens.
         """
         ids = self._encoded([texts] if isinstance(texts, str) else texts)
@@ -281,7 +297,7 @@ class LoadedModel(Closing):
             return embed(context, ids, checked_pooling(pooling) or self.info.pooling, normalize=normalize)
 
     def hidden_states(self, text: str, *, n_batch: int = 512) -> States:
-        """The hidden states of a text's tokens behind the model's last norm, float32 [T, E]; see ``embed``."""
+        """The hidden states of a text's tokens after the model's last norm, float32 [T, E]; see ``embed``."""
         ids = self._encoded([text])
         with self._context_for(ids, n_batch) as context:
             (states,) = token_states(context, ids)
@@ -291,7 +307,7 @@ class LoadedModel(Closing):
         return [self.vocab.encode(text, add_special=True, parse_special=False) for text in texts]
 
     def _context_for(self, texts: Sequence[Sequence[int]], n_batch: int) -> Context:
-        """A context in which each text has room."""
+        """A context with room for the longest text."""
         longest = max(map(len, texts), default=1)
         n_ctx, n_seq_max = max(longest, n_batch), min(8, max(1, len(texts)))
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
@@ -311,6 +327,7 @@ def load(
     backend: str | None = None,
     device: str = "auto",
     n_threads: int | None = None,
+    isolated: bool | Isolation = False,
     progress: Progress | None = None,
     formatter: str | Formatter | None = None,
     chat_template: str | None = None,
@@ -319,32 +336,41 @@ def load(
     """Load a model file, or a directory of a model.
 
     Args:
-        path: the file; of a sharded model, any shard; or a directory; or a model of the Hugging Face Hub, as in
+        path: a file, any shard of a sharded model, a directory, or a model of the Hugging Face Hub, such as
             "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name.
-        backend: by name; else the one that ``SLM_BACKEND`` names; else the best that supports file and device.
-        device: "auto", "cpu", "cuda", ...; a device that is missing is an error.
+        backend: the name of a backend; None for the value of ``SLM_BACKEND``, or else for the best backend that
+            supports file and device.
+        device: "auto", "cpu", "cuda", ...; a missing device is an error.
         n_threads: CPU threads; None for one per physical core that this process may use.
-        progress: called with the share that is done, 0.0 to 1.0.
-        formatter: a chat format, or the name of one ("chatml"), or of one of the model's further templates
-            ("tool_use"); else the model's own template, or what its control tokens look like, as ``info`` tells.
-        chat_template: text of a jinja template in place of the model's own.
-        backend_options: what the backend's ``load_options`` lists.
+        isolated: whether the backend runs in a process of its own, so that a crash raises ``BackendCrashed``; an
+            ``Isolation`` sets its timeouts.
+        progress: called with the share that is loaded, 0.0 to 1.0.
+        formatter: a chat format, the name of a chat format ("chatml"), or the name of one of the model's additional
+            templates ("tool_use"). None for the model's template, or for the chat format that its control tokens
+            indicate; ``info`` shows which.
+        chat_template: text of a jinja template that replaces the model's template.
+        backend_options: options that the backend's ``load_options`` lists.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: the file is damaged, or nothing here can run it.
-        UnknownBackend, BackendUnavailable: the backend is not there, or not able.
-        UnknownOption, InvalidOption: an option that the backend does not have, or a value that does not fit.
-        TemplateError: the template, or the format that was named, is not there or not valid.
+        InvalidModelFile, UnsupportedModel: the file is damaged, or no installed backend can run it.
+        UnknownBackend, BackendUnavailable: the backend does not exist, or is not installed completely.
+        BackendCrashed: ``isolated``, and the process ended or exceeded its timeout.
+        UnknownOption, InvalidOption: an option that the backend does not have, or an invalid value.
+        TemplateError: the template, or the named chat format, is missing or invalid.
     """
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
     source = path if isinstance(path, bytes) else local(path)
-    known = registry()
-    engine, reason = _choose(known, source, backend, device)
+    plugins = registry()
+    isolation = isolation_of(isolated)
+    name, reason = _choose(plugins, source, backend, device)
+    engine = plugins.backend(name)
+    if isolation is not None:
+        engine, reason = in_a_process(engine, plugins.backend_target(name), isolation), f"{reason}; in its own process"
     options = ModelOptions(device, n_threads, progress, backend_options)
     model = engine.load(source, options)
     try:
-        chat_format, origin = _formatter(known, model, formatter, chat_template)
+        chat_format, origin = _formatter(plugins, model, formatter, chat_template)
         return LoadedModel(model, chat_format, reason, origin)
     except BaseException:
         model.close()
@@ -352,12 +378,12 @@ def load(
 
 
 def backends() -> list[BackendStatus]:
-    """What is installed, what is not, and how to get it. Never raises."""
+    """The status of every backend, with the reason if it is unavailable. Never raises."""
     return registry().statuses()
 
 
 def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Support:
-    """Say whether a backend can run a file, or a directory, which is no damaged file to those that read none.
+    """Whether a backend can run a file or a directory; a backend that does not read directories answers no.
 
     Raises:
         InvalidModelFile: the file is missing or damaged.
@@ -371,13 +397,13 @@ def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Su
 
 
 def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
-    """The vocabulary of a model file alone, also of one that holds nothing else, or of a model's directory.
+    """The vocabulary of a model file or directory; the file may contain only a vocabulary.
 
     Args:
         path: as for ``load``.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: the file is damaged, or its vocabulary is of an unknown kind.
+        InvalidModelFile, UnsupportedModel: the file is damaged, or the kind of its vocabulary is unknown.
     """
     from slm_core.tokenization import build_vocab, directory_vocab
 
@@ -389,10 +415,10 @@ def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
 
 
 def local(path: str | os.PathLike[str]) -> Path:
-    """Where a model is on this machine: a reference of the Hub (``hf://user/repo:Q4_K_M``) is fetched, see ``hub``.
+    """The local path of a model; a reference to the Hub (``hf://user/repo:Q4_K_M``) is downloaded, see ``hub``.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: it cannot be had.
+        InvalidModelFile, UnsupportedModel: the model cannot be downloaded.
     """
     if is_reference(os.fspath(path)):
         return fetch(os.fspath(path))
@@ -411,44 +437,44 @@ def _kv_type(name: KvType | str) -> KvType:
         raise InvalidOption(f"unknown KV type {name!r} (accepted: {', '.join(KvType)})") from error
 
 
-def _choose(known: Registry, source: ModelSource, name: str | None, device: str) -> tuple[Backend, str]:
-    """The backend to use, and why."""
+def _choose(plugins: Registry, source: ModelSource, name: str | None, device: str) -> tuple[str, str]:
+    """The name of the backend to use, and why."""
     chosen = name or os.environ.get(BACKEND_VARIABLE)
     if chosen:
-        return known.backend(chosen), "named by the caller" if name else f"named by {BACKEND_VARIABLE}"
-    able: list[tuple[int, str, Backend]] = []
+        return chosen, "named by the caller" if name else f"named by {BACKEND_VARIABLE}"
+    able: list[tuple[int, str]] = []
     refusals = []
-    for candidate in known.backends:
+    for candidate in plugins.backends:
         try:
-            engine = known.backend(candidate)
-        except PluginError as error:  # somebody's broken plugin must not keep the others from running
+            engine = plugins.backend(candidate)
+        except PluginError as error:  # a broken plugin must not affect other plugins
             refusals.append(f"{candidate}: {error}")
             continue
         support = support_of(engine, source, device)
         if support.supported:
-            able.append((support.rank, candidate, engine))
+            able.append((support.rank, candidate))
         else:
             refusals.append(f"{candidate}: {support.reason}")
     if not able:
         why = "; ".join(refusals) or "none is registered"
         what = f"these {len(source)} bytes" if isinstance(source, bytes) else source
         raise UnsupportedModel(f"no backend can run {what} on device {device!r} ({why})")
-    rank, best, engine = max(able, key=lambda ranked: ranked[0])
-    others = ", ".join(f"{other} {r}" for r, other, _ in able if other != best)
-    why = f"ranked {rank} for this file and device" + (f" (others: {others})" if others else ", the only one that can")
-    return engine, "; ".join([why, *refusals])
+    rank, best = max(able, key=lambda ranked: ranked[0])
+    rivals = ", ".join(f"{other} {r}" for r, other in able if other != best)
+    why = f"ranked {rank} for this file and device" + (f" (others: {rivals})" if rivals else ", the only one that can")
+    return best, "; ".join([why, *refusals])
 
 
 def _formatter(
-    known: Registry, model: Model, wanted: str | Formatter | None, template: str | None
+    plugins: Registry, model: Model, requested: str | Formatter | None, template: str | None
 ) -> tuple[Formatter | TemplateError, str]:
-    """The chat format to use and its origin; an error where the model has none, to be raised when one is needed."""
-    if wanted is not None and not isinstance(wanted, str):
-        return wanted, wanted.name
+    """The chat format and its origin; if the model has none, the error to raise when a chat format is needed."""
+    if requested is not None and not isinstance(requested, str):
+        return requested, requested.name
     source, has_token = source_of(model)
     try:
-        return choose(known, source, has_token, name=wanted, template=template)
+        return choose(plugins, source, has_token, name=requested, template=template)
     except TemplateError as error:
-        if wanted is not None or template is not None:
+        if requested is not None or template is not None:
             raise
         return error, f"none: {error}"

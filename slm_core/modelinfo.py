@@ -1,4 +1,4 @@
-"""What a model file says about its model, for every backend that loads GGUF files."""
+"""Describes the model in a model file, for every backend that loads GGUF files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType, WeightSource
 from slm_core.types import KvType, ModelInfo, Pooling
 
-_POOLINGS = (None, Pooling.MEAN, Pooling.CLS, Pooling.LAST, None)  # GGUF's numbers; 4 ranks, and embeds nothing
+_POOLINGS = (
+    None,
+    Pooling.MEAN,
+    Pooling.CLS,
+    Pooling.LAST,
+    None,
+)  # by GGUF's numbers; 4: rerankers
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
@@ -19,14 +25,14 @@ def model_info(
     """Describe the model in a file.
 
     Args:
-        gguf: the open file; of a vocabulary-only file, counts of weights are 0 and the quantization is "".
-        backend: who runs it, with the tier or build that was chosen, as in "native (reference)".
-        device: where it runs.
-        kv_type: what it keeps keys and values in where no type is asked for.
-        swa_full: whether layers with a window keep all positions, and not what their window sees alone.
+        gguf: the open file; for a vocabulary-only file, numbers of weights are 0 and the quantization is "".
+        backend: the backend that runs it, with its tier or build, as in "native (reference)".
+        device: the device that runs it.
+        kv_type: the default storage type of keys and values.
+        swa_full: whether sliding-window layers store all positions, instead of only their window.
 
     Returns:
-        What the file says; ``reason`` and ``formatter`` stay empty, as whoever chooses those fills them in.
+        The description; ``reason`` and ``formatter`` are empty, for the caller to fill in.
 
     Raises:
         UnsupportedModel: a key that every model has is missing; the message names it.
@@ -57,7 +63,7 @@ def model_info(
 
 
 def main_weight_type(gguf: WeightSource) -> str:
-    """The weight type that takes the most bytes of the file ("Q4_K"), or "" where there are no tensors."""
+    """The weight type with the most bytes in the file ("Q4_K"), or "" without tensors."""
     n_bytes: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
         n_bytes[tensor.ggml_type.name] += tensor.n_bytes
@@ -70,16 +76,16 @@ def chat_template(gguf: WeightSource) -> str | None:
 
 
 def further_templates(gguf: WeightSource) -> dict[str, str]:
-    """Templates that the file has besides its main one, by name."""
+    """Additional templates of the file, by name."""
     names = gguf.get("tokenizer.chat_templates", list[str], [])
     return {name: gguf.require(f"tokenizer.chat_template.{name}", str) for name in names if name != "default"}
 
 
 def pooling(gguf: WeightSource) -> Pooling | None:
-    """How the file wants embeddings of texts made, None where it does not say.
+    """The file's pooling of embeddings; None if the file has none.
 
     Raises:
-        UnsupportedModel: in a way that is not known.
+        UnsupportedModel: an unknown pooling.
     """
     key = f"{gguf.require('general.architecture', str)}.pooling_type"
     number = gguf.get(key, int, 0)
@@ -91,7 +97,7 @@ def pooling(gguf: WeightSource) -> Pooling | None:
 
 
 def _declared(gguf: WeightSource) -> ModelSpec | None:
-    """What its architecture's file makes of it; None where there is none, or it does not fit: engines say so."""
+    """The spec of the model's architecture; None if it is unknown or invalid, which engines report."""
     try:
         return read_spec(gguf)
     except (UnsupportedModel, InvalidModelFile):
@@ -99,7 +105,7 @@ def _declared(gguf: WeightSource) -> ModelSpec | None:
 
 
 def _state_bytes(gguf: WeightSource, kv_type: KvType, *, swa_full: bool) -> tuple[int | None, int | None]:
-    """What a context holds for each token, and for each sequence besides."""
+    """Bytes of a context per token, and additional bytes per sequence."""
     spec = _declared(gguf)
     if spec is None:
         return None, None
@@ -122,7 +128,7 @@ def _size(gguf: WeightSource, key: str) -> int:
 
 
 def _n_vocab(gguf: WeightSource) -> int:
-    """Rows of the embedding, which the logits have, too; without one, the length of the token list."""
+    """The rows of the embedding table, equal to the number of logits; without a table, the length of the token list."""
     if EMBEDDING_TENSOR in gguf.tensors:
         return gguf.tensors[EMBEDDING_TENSOR].shape[0]
     return len(gguf.require("tokenizer.ggml.tokens", list[str]))

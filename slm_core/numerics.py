@@ -1,4 +1,4 @@
-"""Arithmetic that sampling, generation and scoring share: log-sum-exp, log probabilities, common prefixes."""
+"""Shared arithmetic of sampling, generation and scoring: log-sum-exp, log probabilities, common prefixes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slm_core.errors import SamplingError
 Floats = NDArray[np.floating[Any]]
 
 _SAFE = 1e26
-"""Up to here and down to its inverse, a float32 sum of exponentials has neither overflown nor lost what counts."""
+"""Between this and its inverse, a float32 sum of exponentials has neither overflowed nor lost significant terms."""
 
 
 class _Scratch(threading.local):
-    """A row for each thread: allocating one for each token would take as long as computing it."""
+    """A scratch row per thread: allocating a row per token would take as long as computing it."""
 
     row = np.empty(0, np.float32)
 
@@ -28,13 +28,13 @@ _scratch = _Scratch()
 
 
 def log_sum_exp(logits: Floats, *, dtype: type[np.floating[Any]] | None = None) -> float:
-    """Logarithm of the sum of exponentials of logits [n]: a logit minus this is a log probability.
+    """The logarithm of the sum of exponentials of logits [n]: a logit minus the result is a log probability.
 
     Args:
         logits: any floats; the largest one is finite.
-        dtype: the exponentials are added in it; None for the logits' own.
+        dtype: the type of the sum; None for the type of the logits.
     """
-    best = logits[logits.argmax()]  # for a few values, in a third of the time that max() takes
+    best = logits[logits.argmax()]  # for few values, in a third of the time of max()
     weights = logits - best
     np.exp(weights, out=weights)
     return float(best) + math.log(weights.sum(dtype=dtype))
@@ -58,8 +58,8 @@ def log_probability(logits: NDArray[np.float32], token: int) -> float:
     if len(_scratch.row) != len(logits):
         _scratch.row = np.empty(len(logits), np.float32)
     with np.errstate(over="ignore"):
-        total = float(np.einsum("i->", np.exp(logits, out=_scratch.row)))  # in half the time that sum() takes
-    if 1 / _SAFE < total < _SAFE:  # as a rule: then there was no need to look for the largest first
+        total = float(np.einsum("i->", np.exp(logits, out=_scratch.row)))  # in half the time of sum()
+    if 1 / _SAFE < total < _SAFE:  # the usual case: the maximum need not be subtracted
         return float(logits[token]) - math.log(total)
     best = logits.max()
     total = float(np.einsum("i->", np.exp(np.subtract(logits, best, out=_scratch.row), out=_scratch.row)))
@@ -67,7 +67,7 @@ def log_probability(logits: NDArray[np.float32], token: int) -> float:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens at the beginning are the same in both."""
+    """The length of the common prefix."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n

@@ -1,4 +1,4 @@
-"""The registry: finds plugins, checks what they provide, and imports a target when it is first used."""
+"""The registry: finds plugins, validates their entries, and imports a target when it is first used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import cast
 import pluggy
 
 from slm_core import hookspecs
-from slm_core.errors import PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
+from slm_core.errors import InvalidOption, PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
 from slm_core.hookspecs import PROJECT, Entry
 from slm_core.protocols import AnswerFormat, Backend, Converter, Formatter
 from slm_core.types import BackendStatus
@@ -29,18 +30,18 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class FormatterSource:
-    """What a chat format can be made from.
+    """The inputs from which a chat format is made.
 
     Attributes:
-        template: the model's own template text, or None.
+        template: the text of the model's template, or None.
         bos_token: text of the token that begins a sequence, or "".
-        eos_token: text of the token that ends one, or "".
-        templates: further templates of the model by name, such as "tool_use".
-        tokens: texts of further tokens by the name that templates have for them, such as "pad_token".
-        origin: where the template comes from, as ``ModelInfo.formatter`` tells it.
-        now: what templates are told of the time; None for the real time.
-        parser: name of the format in which the model answers; None to find it out from the template.
-        reasoning: what opens and closes reasoning in answers; None to find it out as well.
+        eos_token: text of the token that ends a sequence, or "".
+        templates: additional templates of the model by name, such as "tool_use".
+        tokens: texts of additional tokens by their names in templates, such as "pad_token".
+        origin: the origin of the template, for ``ModelInfo.formatter``.
+        now: the time for templates; None for the real time.
+        parser: the name of the answer format; None to detect it from the template.
+        reasoning: the texts that open and close reasoning in answers; None to detect them from the template.
     """
 
     template: str | None = None
@@ -62,7 +63,7 @@ class Registry:
         broken: plugins that could not be imported, with the reason.
 
     Raises:
-        PluginError: a hook that does not exist, a malformed entry, or a name given twice.
+        PluginError: an unknown hook, a malformed entry, or a duplicate name.
     """
 
     def __init__(self, plugins: Mapping[str, object], broken: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -95,7 +96,7 @@ class Registry:
         self._formatter_names = {_folded(name): name for name in self.formatters}
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name; created once.
+        """The backend ``name``; created once.
 
         Raises:
             UnknownBackend: no plugin provides it.
@@ -106,28 +107,46 @@ class Registry:
             self._created[name] = cast("Backend", _target(self.backends[name])())
         return self._created[name]
 
+    def backend_target(self, name: str) -> str:
+        """Where another process imports the backend ``name``: "package.module:attribute".
+
+        Raises:
+            UnknownBackend: no plugin provides it.
+            InvalidOption: its target is an object that another process cannot import.
+        """
+        _check_known("backend", name, self.backends, UnknownBackend)
+        target = self.backends[name].target
+        if isinstance(target, str):
+            return target
+        module, attribute = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+        if module == "__main__" or getattr(sys.modules.get(module), attribute, None) is not target:
+            raise InvalidOption(
+                f"another process cannot import the target of backend {name!r} (accepted: 'package.module:attribute')"
+            )
+        return f"{module}:{attribute}"
+
     def has_formatter(self, name: str) -> bool:
-        """Whether there is a chat format of that name; case, "-", "_", "." and spaces do not count."""
+        """Whether there is a chat format ``name``; case, "-", "_", "." and spaces are ignored."""
         return _folded(name) in self._formatter_names
 
     def formatter(self, name: str, source: FormatterSource) -> Formatter:
-        """The chat format of that name, made from ``source``; "Qwen2.5" and "qwen2_5" are the same name.
+        """The chat format ``name``, made from ``source``; "Qwen2.5" and "qwen2_5" are the same name.
 
         Raises:
-            TemplateError: no plugin provides it, or the source does not suit it.
+            TemplateError: no plugin provides it, or it cannot be made from the source.
         """
         if not self.has_formatter(name):
-            known = ", ".join(sorted(self.formatters)) or "none"
-            raise TemplateError(f"unknown chat format {name!r} (registered: {known})")
+            registered = ", ".join(sorted(self.formatters)) or "none"
+            raise TemplateError(f"unknown chat format {name!r} (registered: {registered})")
         return cast("Formatter", _target(self.formatters[self._formatter_names[_folded(name)]])(source))
 
     def guess_formatter(self, has_token: Callable[[str], bool]) -> str | None:
-        """The chat format that names the most tokens of those formats all of whose tokens a vocabulary has."""
+        """The chat format with the most tokens, among the formats whose tokens are all in the vocabulary."""
         fits = [entry for entry in self.formatters.values() if entry.tokens and all(map(has_token, entry.tokens))]
         return max(fits, key=lambda entry: len(entry.tokens)).name if fits else None
 
     def answer_format(self, name: str) -> AnswerFormat:
-        """The answer format of that name.
+        """The answer format ``name``.
 
         Raises:
             TemplateError: no plugin provides it.
@@ -137,7 +156,7 @@ class Registry:
         return cast("AnswerFormat", _target(self.answer_formats[name])())
 
     def sampler_step(self, name: str) -> Callable[..., object]:
-        """What makes the sampler step of that name from its options.
+        """The factory of the sampler step ``name``, which takes the step's options.
 
         Raises:
             UnknownOption: no plugin provides it.
@@ -147,7 +166,7 @@ class Registry:
         return _target(self.sampler_steps[name])
 
     def architecture(self, name: str) -> Callable[..., object]:
-        """What reads the metadata of model files of that architecture; the name is one of ``architectures``.
+        """The reader of model metadata for the architecture ``name``, one of ``architectures``.
 
         Raises:
             PluginError: its target cannot be imported.
@@ -155,7 +174,7 @@ class Registry:
         return _target(self.architectures[name])
 
     def converter(self, name: str) -> Converter:
-        """What writes models in the format of that name.
+        """The converter that writes models in the format ``name``.
 
         Raises:
             UnknownOption: no plugin provides it.
@@ -165,7 +184,7 @@ class Registry:
         return cast("Converter", _target(self.converters[name]))
 
     def command(self, name: str) -> object:
-        """The ``typer.Typer`` of that command; the name is one of ``commands``.
+        """The ``typer.Typer`` of the command ``name``, one of ``commands``.
 
         Raises:
             PluginError: its target cannot be imported.
@@ -194,7 +213,7 @@ class Registry:
     def _status(self, entry: Entry) -> BackendStatus:
         try:
             return self.backend(entry.name).status()
-        except Exception as error:  # a plugin of anybody's: whatever it raises is its status
+        except Exception as error:  # a third-party plugin may raise any exception: it becomes the status
             return BackendStatus(
                 entry.name, installed=False, reason=f"{type(error).__name__}: {error}", hint=entry.hint
             )
@@ -210,21 +229,21 @@ def registry() -> Registry:
             raise PluginError(f"two installed packages provide a plugin named {point.name!r}")
         try:
             plugins[point.name] = point.load()
-        except Exception as error:  # one broken plugin must not take the others away
+        except Exception as error:  # a broken plugin must not affect other plugins
             _log.warning("plugin %r failed to import: %s", point.name, error)
             broken[point.name] = f"{type(error).__name__}: {error}"
     return Registry(plugins, broken)
 
 
 def add_plugin(name: str, plugin: object) -> None:
-    """Add a plugin to those that are installed, until the program ends.
+    """Add a plugin to the installed plugins, until the program ends.
 
     Args:
-        name: the plugin's.
+        name: the name of the plugin.
         plugin: a module or object with functions marked ``hookimpl``; targets of its entries may be callables.
 
     Raises:
-        PluginError: a hook that does not exist, a malformed entry, or a name given twice; nothing changed.
+        PluginError: an unknown hook, a malformed entry, or a duplicate name; nothing changed.
     """
     registry().add(name, plugin)
 
@@ -251,7 +270,7 @@ def _check_known(kind: str, name: str, entries: Mapping[str, Entry], error: type
 
 
 def _folded(name: str) -> str:
-    """A name as people spell it, made comparable."""
+    """A normalized name, for comparison."""
     return re.sub(r"[-_. ]", "", name.lower())
 
 

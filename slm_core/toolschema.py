@@ -1,7 +1,7 @@
-"""Tools as models are told of them: JSON schemas, made from typed Python functions and pydantic models.
+"""JSON schemas of tools, made from typed Python functions and pydantic models.
 
-A function becomes the schema that ``get_json_schema`` of transformers makes of it: types from its annotations, words
-from its docstring in Google's style.
+The schema of a function is the same as from ``get_json_schema`` of transformers: types are from its annotations,
+descriptions from its Google-style docstring.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _TYPES = _SCALARS | {list: "array", tuple: "array", dict: "object"}
 _SECTION = re.compile(r"\s*(?:Args:|Returns:|Raises:)")
 _ARGS = re.compile(r"\n\s*Args:\n")
 _RETURNS = re.compile(r"\n\s*Returns:\n\s*")
-_ARGUMENT = re.compile(r"([ \t]*)(\w+):\s*(.*)", re.DOTALL)
+_ARGUMENT = re.compile(r"([ \t]*)(\w+)(?:[ \t]*\([^()\n]*\))?:\s*(.*)", re.DOTALL)  # "city (str): Name of the city"
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def tool_schemas(tools: Iterable[Tool]) -> list[Mapping[str, object]]:
-    """The JSON schema of each tool; schemas are passed on as they are.
+    """The JSON schema of each tool; schemas are returned unchanged.
 
     Raises:
-        InvalidOption: something else, or a function that does not say enough of itself.
+        InvalidOption: an object that is not a tool, or a function with missing annotations or descriptions.
     """
     return [tool_schema(tool) for tool in tools]
 
@@ -47,7 +47,7 @@ def tool_schema(tool: Tool) -> Mapping[str, object]:
             optionally with ``(choices: ["a", "b"])`` at the end; or a pydantic model, whose fields are the arguments.
 
     Raises:
-        InvalidOption: something else, or a function that does not say enough of itself.
+        InvalidOption: an object that is not a tool, or a function with missing annotations or descriptions.
     """
     if isinstance(tool, Mapping):
         return tool
@@ -93,11 +93,11 @@ def _function(function: Callable[..., object]) -> Schema:
 
 
 def _parameters(function: Callable[..., object]) -> tuple[dict[str, Schema], Schema | None, list[str]]:
-    """The schemas of the parameters, that of the result if it has one, and the names of those without a default."""
+    """The schemas of the parameters, the schema of the result or None, and the names of required parameters."""
     name, signature = function.__name__, inspect.signature(function)
     try:
         hints = typing.get_type_hints(function)
-    except Exception as error:  # whatever the evaluation of an annotation raises
+    except Exception as error:  # evaluating an annotation may raise any exception
         raise _unusable(name, f"an annotation cannot be evaluated: {error}") from error
     parameters = dict(signature.parameters)
     first = next(iter(parameters.values()), None)
@@ -115,7 +115,7 @@ def _parameters(function: Callable[..., object]) -> tuple[dict[str, Schema], Sch
 
 
 def _of_result(hints: Mapping[str, object]) -> Schema | None:
-    """The schema of what a function returns; None where it does not say, or where JSON has no such thing."""
+    """The schema of a function's result; None without an annotation, or for a type that JSON lacks."""
     if "return" not in hints:
         return None
     try:
@@ -163,7 +163,7 @@ def _enumeration(hint: object, values: Sequence[object]) -> Schema:
 
 
 def _of_union(args: Sequence[object]) -> Schema:
-    """A union: a list of types where types are all there is to say, else ``anyOf``; None makes it nullable."""
+    """A union: a list of types if all members are plain types, else ``anyOf``; None makes it nullable."""
     schemas = [_of_hint(arg) for arg in args if arg is not type(None)]
     if len(schemas) == 1:
         schema = schemas[0]
@@ -182,7 +182,7 @@ def _of_tuple(hint: object, args: Sequence[object]) -> Schema:
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """What is said of each argument under ``Args:``; an entry goes on up to a name that is not indented deeper."""
+    """The description of each argument under ``Args:``; it ends at the next name that is not indented deeper."""
     begin = _ARGS.search(doc)
     if begin is None:
         return {}
@@ -198,7 +198,7 @@ def _descriptions(doc: str) -> dict[str, str]:
 
 
 def _choices(function: str, description: str) -> Schema:
-    """A description, with the choices at its end as an enumeration."""
+    """A description; choices at its end become an enumeration."""
     match = _CHOICES.search(description)
     if match is None:
         return {"description": description}

@@ -1,4 +1,4 @@
-"""The plain values that cross the contract: no behaviour beyond what a value needs."""
+"""The plain values of the contract."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ States: TypeAlias = NDArray[np.float32]
 """Hidden states of tokens, float32 [n_rows, E], valid until the next call on the context that returned them."""
 
 EMBEDDED = -1
-"""What stands among token ids where an embedding row was given in place of a token: an id that no token has."""
+"""The value in arrays of token ids for an embedding row; no token has this id."""
 
 LogitsSelection: TypeAlias = Literal["none", "last", "all"]
-"""The tokens of a run that get a row of logits."""
+"""The added tokens that get a row of logits."""
 Tool: TypeAlias = Mapping[str, object] | Callable[..., object] | type
 """A JSON schema; a function with annotations and a docstring; or a pydantic model. See ``toolschema``."""
 Progress: TypeAlias = Callable[[float], None]
-"""Called with the share that is done, 0.0 to 1.0; an exception it raises cancels the work."""
+"""Called with the share that is done, 0.0 to 1.0; its exceptions cancel the work."""
 PrefillProgress: TypeAlias = Callable[[int, int], None]
-"""Called with the tokens that are done and those that there are in all; an exception it raises cancels the work."""
+"""Called with the number of processed tokens, and the total number; its exceptions cancel the work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogits:
-    """The k largest logits of each of some rows.
+    """The k largest logits of each row.
 
     Attributes:
-        tokens: int32 [n_rows, k], those of the largest logits first; of equal ones, the lower id.
-        logits: float32 [n_rows, k], theirs.
-        log_totals: float32 [n_rows], logarithms of the sums of the exponentials of all V logits of a row: a logit less
-            it is the natural logarithm of a probability.
+        tokens: int32 [n_rows, k], by descending logits; ties: lower id first.
+        logits: float32 [n_rows, k], the logits of the tokens.
+        log_totals: float32 [n_rows], the log-sum-exp of all V logits of each row: a logit minus this is the natural
+            logarithm of a probability.
     """
 
     tokens: NDArray[np.int32]
@@ -47,40 +47,40 @@ class TopLogits:
 
 @dataclass(frozen=True, slots=True)
 class Pos:
-    """A place in a sequence; as a return value, where the next token goes."""
+    """A position in a sequence; as a return value, the position of the next token."""
 
     seq_id: int
     index: int
 
 
 class EditLevel(IntEnum):
-    """What a context can undo without being fed again; each level includes those below it."""
+    """The edits of a context that need no replay; each level includes the lower levels."""
 
     REPLAY = 0
-    """Only ``drop`` and ``clear``: an edit is made by decoding the kept tokens again."""
+    """Only ``drop`` and ``clear``: other edits decode the kept tokens again."""
     TRUNCATE = 1
-    """``truncate`` forgets the tail of a sequence; a state is computed again from an earlier one."""
+    """``truncate`` removes the end of a sequence; a recurrent state is computed again from an earlier one."""
     CUT = 2
-    """``cut`` forgets any range; later tokens move down, keys re-rotated, values kept."""
+    """``cut`` removes any range; later tokens move down, their keys are rotated again, their values stay."""
 
 
 class Capability(StrEnum):
-    """What a context can do beyond the core of the contract. Declared, never guessed."""
+    """Optional features of a context. They are declared, never guessed."""
 
     SHARED_FORK = "shared_fork"
     """``fork`` shares storage until one side writes. It costs no positions, except those of an image it splits."""
     KV_PAYLOAD = "kv_payload"
-    """``dump`` holds the KV cache itself, and ``restore`` uses it without decoding again."""
+    """``dump`` contains the KV cache, and ``restore`` loads it without decoding again."""
     EMBEDDINGS = "embeddings"
-    """``embed`` gives the hidden states of tokens."""
+    """``embed`` returns the hidden states of tokens."""
     ENCODER = "encoder"
-    """Attention is bidirectional: ``embed`` takes whole sequences and keeps nothing. There is no ``decode``."""
+    """Attention is bidirectional: ``embed`` takes whole sequences and stores nothing, and ``decode`` raises."""
     DEVICE_SAMPLING = "device_sampling"
     """``decode_top`` computes the top-k on the device; full rows of logits are never copied to the host."""
     EMBEDDING_INPUT = "embedding_input"
-    """A batch may hold embedding rows in place of tokens."""
+    """A batch may contain embedding rows instead of tokens."""
     BIDIRECTIONAL_BLOCKS = "bidirectional_blocks"
-    """A batch may hold bidirectional blocks: each token of a block attends to the whole block."""
+    """A batch may contain bidirectional blocks: each token of a block attends to the whole block."""
     MROPE_POSITIONS = "mrope_positions"
     """Embedding rows may have M-RoPE positions: time, height and width."""
 
@@ -89,13 +89,13 @@ class Pooling(StrEnum):
     """How the hidden states of a text's tokens become one embedding of the text."""
 
     LAST = "last"
-    """That of the last token."""
+    """The state of the last token."""
     MEAN = "mean"
-    """Their mean."""
+    """The mean of the states."""
     MAX = "max"
-    """The largest of each dimension."""
+    """The maximum of each dimension."""
     CLS = "cls"
-    """That of the first token."""
+    """The state of the first token."""
 
 
 class KvType(StrEnum):
@@ -108,11 +108,11 @@ class KvType(StrEnum):
     Q5_0 = "q5_0"
     Q4_0 = "q4_0"
     F8_E4M3 = "f8_e4m3"
-    """A byte of 4 bits of exponent and 3 of fraction, up to 448 (OFP8, the variant without infinities)."""
+    """An 8-bit float with 4 exponent bits and 3 fraction bits, up to 448 (OFP8 E4M3, without infinities)."""
 
 
 class Role(StrEnum):
-    """Who a message is from."""
+    """The author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -126,8 +126,8 @@ class Segment:
 
     Attributes:
         text: the piece.
-        control: True where special tokens are parsed; False for content, in which they never are.
-        generated: whether the template marks the piece as what the assistant said, by ``{% generation %}``.
+        control: True if special tokens are parsed; False for content, in which they are never parsed.
+        generated: whether the template marks the piece as the assistant's, by ``{% generation %}``.
     """
 
     text: str
@@ -150,12 +150,12 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that a model asks for.
+    """A tool call of a model.
 
     Attributes:
         name: the function.
-        arguments: its arguments, as decoded from JSON.
-        id: what a ``tool`` message refers to, where the template has such ids.
+        arguments: its arguments, decoded from JSON.
+        id: the id for ``tool`` messages, if the template has ids.
     """
 
     name: str
@@ -165,11 +165,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """What begins like a tool call and is none.
+    """A text that begins like a tool call, but is invalid.
 
     Attributes:
-        text: as the model wrote it, markers included.
-        reason: what is wrong with it, one line.
+        text: the model's text, including markers.
+        reason: the error, one line.
     """
 
     text: str
@@ -178,21 +178,21 @@ class MalformedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a chat format writes tool calls, as far as a grammar needs to know.
+    """The format of tool calls in a chat format, for grammars.
 
-    A block is ``begin``, a call or an array of calls, and ``end``. Control tokens are spelled out in all texts.
+    A block is ``begin``, a call or an array of calls, and ``end``. All texts have control tokens as text.
 
     Attributes:
-        begin: opens a block; "" where the whole answer is the call.
+        begin: opens a block; "" if the whole answer is the call.
         end: closes a block.
         style: how calls are written. "object": a JSON object with the name and the arguments. "array": a JSON array
-            of such objects. "named": ``before``, the name, ``between``, and the arguments as a JSON object.
+            of these objects. "named": ``before``, the name, ``between``, and the arguments as a JSON object.
         name_key: key of the name in the object.
         arguments_key: key of the arguments in the object.
-        before: what stands before a name that is in no object.
-        between: what stands between it and its arguments.
-        section: what stands before the first and after the last of several blocks.
-        repeats: whether several blocks may follow one another.
+        before: the text before the name, for "named".
+        between: the text between the name and the arguments, for "named".
+        section: the texts before the first and after the last block.
+        repeats: whether an answer may have several blocks.
     """
 
     begin: str
@@ -208,12 +208,12 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins.
+    """The start of a tool call.
 
     Attributes:
-        index: which call of the answer, from 0, malformed ones counted.
+        index: the number of the call in the answer, from 0, including malformed calls.
         name: the function.
-        id: the call's id; None where there is none, or where it comes later: ``CallEnd`` has it.
+        id: the call's id; None if it has none, or if the id comes later, in ``CallEnd``.
     """
 
     index: int
@@ -223,10 +223,10 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments: all pieces of a call, joined, are JSON text of its arguments.
+    """A piece of a call's arguments; the joined pieces are the JSON text of the arguments.
 
     Attributes:
-        index: which call.
+        index: the number of the call.
         text: the piece.
     """
 
@@ -236,11 +236,11 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A tool call is over. One that turns out malformed ends as such, and may end without having begun.
+    """The end of a tool call. A malformed call ends with a ``MalformedCall``, possibly without a ``CallStart``.
 
     Attributes:
-        index: which call.
-        call: the call, or what came in its place.
+        index: the number of the call.
+        call: the call, or the malformed call.
     """
 
     index: int
@@ -248,24 +248,24 @@ class CallEnd:
 
 
 ModelSource: TypeAlias = Path | bytes
-"""Where a model is: a file, a directory, or the content of a file in memory."""
+"""The source of a model: a file, a directory, or the content of a file."""
 
 AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
-"""What a stream parser yields."""
+"""An item of a stream parser's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation.
+    """A message of a conversation.
 
     Attributes:
-        role: who speaks.
+        role: the author.
         content: the text, without reasoning and tool calls.
-        reasoning: what the model thought before it answered, if anything.
-        tool_calls: the calls an assistant message asks for.
-        name: the tool that a ``tool`` message answers for.
+        reasoning: the reasoning before the answer; None without reasoning.
+        tool_calls: the tool calls of an assistant message.
+        name: the tool of a ``tool`` message.
         tool_call_id: the call that a ``tool`` message answers.
-        malformed_calls: what an assistant message has in place of further calls; no part of ``content``.
+        malformed_calls: the malformed calls of an assistant message, which are not in ``content``.
     """
 
     role: Role
@@ -284,12 +284,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A device that a backend could use, and why not where it cannot.
+    """A device of a backend, with the reason if it is unavailable.
 
     Attributes:
-        name: what ``device=`` takes.
+        name: the value for ``device=``.
         available: whether it can be used here.
-        detail: what it is, or why it cannot be used.
+        detail: a description, or why it cannot be used.
         untried: the backend's authors have never passed the conformance suite on it: its numbers may be wrong.
     """
 
@@ -301,15 +301,15 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """What ``Backend.status()`` reports.
+    """The result of ``Backend.status()``.
 
     Attributes:
         name: the backend.
         installed: whether it can run here.
-        version: of the engine, "" where it is not installed.
-        devices: devices it could use, best first.
-        reason: what was chosen, or why it cannot run.
-        hint: the command that would make it available, "" where nothing is missing.
+        version: the version of the engine; "" if it is not installed.
+        devices: the devices, best first.
+        reason: the chosen tier or build, or why the backend cannot run.
+        hint: the command that installs it; "" if nothing is missing.
     """
 
     name: str
@@ -326,9 +326,9 @@ class Support:
 
     Attributes:
         supported: yes or no.
-        reason: why not, or what speaks for it.
-        rank: preference among the backends that can; 0 for a slow definition, 50 for an ordinary
-            optimised engine, 100 for kernels tuned to this machine.
+        reason: why it cannot, or why it is a good choice.
+        rank: preference among the backends that can: 0 for a slow reference, 50 for an optimised engine, 100 for
+            kernels tuned to this machine.
     """
 
     supported: bool
@@ -341,10 +341,10 @@ class ModelOptions:
     """How to load a model.
 
     Attributes:
-        device: "auto", "cpu", "cuda", "cuda:1", ...; a device that is missing is an error.
-        n_threads: CPU threads, None for one per physical core that this process may use.
+        device: "auto", "cpu", "cuda", "cuda:1", ...; a missing device is an error.
+        n_threads: CPU threads; None for one per physical core that this process may use.
         progress: called while the model loads.
-        backend_options: further options by name; each backend lists those it accepts.
+        backend_options: additional options by name; each backend lists its options.
     """
 
     device: str = "auto"
@@ -358,11 +358,11 @@ class ContextOptions:
     """The size and storage of a context.
 
     Attributes:
-        n_ctx: positions that all sequences together may hold.
-        n_seq_max: sequences.
-        n_batch: tokens that one ``decode`` may carry.
-        kv_type_k: storage type of keys, None for the backend's default (f16 or better).
-        kv_type_v: storage type of values, likewise.
+        n_ctx: the most positions of all sequences together.
+        n_seq_max: the number of sequences.
+        n_batch: the most tokens of one ``decode``.
+        kv_type_k: storage type of keys; None for the backend's default (f16 or better).
+        kv_type_v: storage type of values; None for the backend's default.
     """
 
     n_ctx: int = 4096
@@ -374,30 +374,29 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known about a loaded model.
+    """The properties of a loaded model.
 
     Attributes:
         path: the file (the first shard).
-        backend: the backend that runs it, with the tier or build it chose.
-        architecture: as the file names it ("llama", "qwen3", ...).
-        name: the file's own name for the model, or "".
+        backend: the backend that runs it, with its tier or build.
+        architecture: the architecture in the file ("llama", "qwen3", ...).
+        name: the name of the model in the file, or "".
         n_params: parameters.
         n_layers: transformer blocks.
         n_embd: embedding width E.
         n_vocab: vocabulary size V.
-        n_ctx_train: longest context seen in training.
+        n_ctx_train: the longest context in training, in tokens.
         quantization: the main weight type ("Q8_0", ...).
         n_bytes: bytes of weights.
-        fingerprint: identity from content, never from path or time.
-        chat_template: the file's own template, or None.
-        device: where it runs.
+        fingerprint: a hash of the content, independent of path and time.
+        chat_template: the template in the file, or None.
+        device: the device that runs it.
         reason: why this backend was chosen.
-        formatter: where the chat format came from.
-        chat_templates: further templates of the file by name ("tool_use").
-        state_bytes_per_token: what a context holds for each token, with the KV type that it has where none is asked
-            for; None where it is not known.
-        state_bytes_per_sequence: what it holds for each sequence besides, however long; None likewise.
-        pooling: how the file wants the embedding of a text made, None where it does not say.
+        formatter: the origin of the chat format.
+        chat_templates: additional templates of the file by name ("tool_use").
+        state_bytes_per_token: bytes of a context per token, with the default KV type; None if unknown.
+        state_bytes_per_sequence: additional bytes of a context per sequence of any length; None if unknown.
+        pooling: the file's pooling of embeddings; None if the file has none.
     """
 
     path: Path

@@ -19,7 +19,7 @@ BIDIRECTIONAL_BLOCKS = (
     (100, 104),
     (120, 180),
     (185, 188),
-)  # some longer than the window, two adjacent
+)  # some are longer than the sliding window, two are adjacent
 
 
 def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:

@@ -1,4 +1,4 @@
-"""A question whose greedy answer by the demo model is the same on every engine: at each token the best is far ahead."""
+"""A question whose greedy answer by the demo model is the same on every engine: each token has a clear gap."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slm_core.types import KvType, Segment
 ANSWER = "I can remember facts, add and subtract, spell words, write JSON and call a weather tool."
 _TURN = "<|im_start|>user\nWhat can you do?<|im_end|>\n<|im_start|>assistant\n"
 QUESTION = [Segment(f"{_TURN}{ANSWER}<|im_end|>\n{_TURN}", control=True)]
-"""It was asked and answered before, so that prompt lookup finds the answer."""
+"""The history contains the question and its answer, so that prompt lookup finds the answer."""
 
 PENALTY = 1.1
-"""A repeat penalty under which the answer is clear, too."""
+"""A repeat penalty with which the answer still has clear gaps."""
 
 
-def least_lead(vocab: Vocab) -> tuple[float, float]:
-    """The smallest lead of a token of the answer over the second best, and the lead from which a choice is clear.
+def smallest_gap(vocab: Vocab) -> tuple[float, float]:
+    """The smallest gap between a token of the answer and the second best, and the gap from which a choice is clear.
 
-    Both are shares of the row's norm, by the float64 reference, with ``PENALTY``. The largest error is that of
-    quantized activations and keys and values in 16 bit (clause 9); a penalty of p increases it p times at most.
+    Both are relative to the norm of the row, from the float64 reference, with ``PENALTY``. The largest error is that of
+    quantized activations and a KV cache in 16 bit (clause 9); a penalty of p multiplies it by at most p.
     """
     weights = Weights.read(demo_model_path())
     prompt = vocab.encode(QUESTION[0].text, add_special=False, parse_special=True)

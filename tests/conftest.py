@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import os
 import signal
@@ -20,10 +21,10 @@ from slm_core.protocols import Context
 from slm_core.types import Pos
 from slm_llamacpp import library
 
-# Triton reads it when it is imported, whoever does that: kernels for GPUs run in its interpreter here.
+# Triton reads this variable at import: GPU kernels run in its interpreter here.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shell that runs the tests behind it has them ignore Ctrl-C, and so would the programs that they start and interrupt.
+# A shell that runs the tests in the background makes them ignore SIGINT, and their subprocesses would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -31,9 +32,26 @@ Rows = NDArray[np.floating]
 LlamaCppLogits = Callable[[Path, Sequence[int]], Rows]
 
 
+LONGEST = ("native/test_sanitizers.py", "conformance/test_onnx_webgpu.py", "soak/test_soak.py")
+"""Modules that take a minute or more. They start first, so that no worker waits for them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest modules first; see ``make test``, which keeps the order."""
+    folder = Path(__file__).parent
+    rank = {folder / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Freeze the collected tests, a million objects, so that ``gc.collect`` in tests does not traverse them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder of published vocabularies, templates and grammars: $SLM_SHARED, or ``shared`` beside the checkout."""
+    """The folder of published vocabularies, templates and grammars: $SLM_SHARED, or ``shared`` next to the checkout."""
     default = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("SLM_SHARED", default))
     if not (folder / "oracles").is_dir():
@@ -43,7 +61,7 @@ def shared_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def feed() -> Callable[..., Rows]:
-    """Decodes tokens at the end of a sequence and returns the logits after each."""
+    """A function that decodes tokens at the end of a sequence and returns the logits after each token."""
 
     def feed_tokens(context: Context, tokens: Sequence[int], seq_id: int = 0, chunk: int | None = None) -> Rows:
         rows = []
@@ -59,13 +77,13 @@ def feed() -> Callable[..., Rows]:
 
 @pytest.fixture(scope="session")
 def random_tokens() -> Callable[..., list[int]]:
-    """Token ids below ``n_vocab``."""
+    """A function that draws ``n`` token ids below ``n_vocab``."""
     return lambda n, n_vocab=256, seed=0: np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
 
 
 @pytest.fixture(scope="session")
 def synth_gguf(shared_dir: Path) -> ModuleType:
-    """The writer of models with a published model's shape and random weights."""
+    """The module that writes models of a published shape with random weights."""
     path = shared_dir / "tools" / "synth_gguf.py"
     spec = importlib.util.spec_from_file_location("synth_gguf", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -77,28 +95,28 @@ def synth_gguf(shared_dir: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def llama_cpp_logits() -> LlamaCppLogits:
-    """What llama.cpp makes of some tokens: the logits after each. Keys and values are float32, without flash attention,
-    whose kernel rounds queries to float16."""
+    """The logits of llama.cpp after each token. The KV cache is float32, and flash attention is off, because its kernel
+    rounds queries to float16."""
     llama_cpp = _oracle()
     return lambda path, tokens: _llama_cpp_rows(llama_cpp, path, tokens, hidden=False)
 
 
 @pytest.fixture(scope="session")
 def llama_cpp_states() -> LlamaCppLogits:
-    """Likewise, the hidden states of the tokens."""
+    """The hidden states of llama.cpp for each token, with the settings of ``llama_cpp_logits``."""
     llama_cpp = _oracle()
     return lambda path, tokens: _llama_cpp_rows(llama_cpp, path, tokens, hidden=True)
 
 
 def _oracle() -> ModuleType:
     llama_cpp: ModuleType = pytest.importorskip("llama_cpp", reason="the oracle: pip install llama-cpp-python")
-    library.load()  # its log goes where the backend's tests look for it, not to standard error
+    library.load()  # redirects the log of llama.cpp from stderr to logging
     return llama_cpp
 
 
 def _llama_cpp_rows(llama_cpp: Any, path: Path, tokens: Sequence[int], *, hidden: bool) -> Rows:
     params = llama_cpp.llama_model_default_params()
-    params.use_extra_bufts = False  # repacked weights crash on some AMX machines, and compute otherwise
+    params.use_extra_bufts = False  # repacked weights crash on some AMX machines, and give other numbers
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     assert model, f"llama.cpp cannot load {path}"
     settings = llama_cpp.llama_context_default_params()
@@ -129,16 +147,16 @@ def _llama_cpp_rows(llama_cpp: Any, path: Path, tokens: Sequence[int], *, hidden
 
 @pytest.fixture(scope="session")
 def assert_close() -> Callable[..., float]:
-    """Compares rows of logits: the relative L2 error of each, and the greedy choice where the error leaves it open."""
+    """Compares rows of logits: the relative L2 error of each row, and its argmax if the error cannot change it."""
 
-    def check(found: Rows, wanted: Rows, bound: float) -> float:
-        assert found.shape == wanted.shape, f"rows of shape {found.shape}, not {wanted.shape}"
-        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-        errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    def check(actual: Rows, expected: Rows, bound: float) -> float:
+        assert actual.shape == expected.shape, f"rows of shape {actual.shape}, not {expected.shape}"
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
         assert errors.max() <= bound, f"relative error {errors.max():.2e} in row {errors.argmax()} (bound {bound:.0e})"
-        top2 = np.sort(np.partition(wanted, -2, axis=1)[:, -2:], axis=1)
-        decided = top2[:, 1] - top2[:, 0] > 2 * np.abs(found - wanted).max(axis=1)
-        same = found.argmax(axis=1) == wanted.argmax(axis=1)
+        top2 = np.sort(np.partition(expected, -2, axis=1)[:, -2:], axis=1)
+        decided = top2[:, 1] - top2[:, 0] > 2 * np.abs(actual - expected).max(axis=1)
+        same = actual.argmax(axis=1) == expected.argmax(axis=1)
         assert (same | ~decided).all(), f"another greedy choice in row {np.flatnonzero(decided & ~same)[0]}"
         return float(errors.max())
 
@@ -147,7 +165,7 @@ def assert_close() -> Callable[..., float]:
 
 @pytest.fixture(scope="session")
 def quantized(tmp_path_factory: pytest.TempPathFactory, synth_gguf: ModuleType) -> Callable[[str], Path]:
-    """A tiny llama, of widths that K-quants can pack, packed by llama.cpp's quantizer."""
+    """A tiny llama, quantized by llama.cpp; its widths are multiples of the blocks of K-quants."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is the quantizer: pip install llama-cpp-python")
     folder = tmp_path_factory.mktemp("quantized")
     source, vocab = folder / "f16.gguf", make_tiny_model("llama").write(folder / "vocab.gguf")

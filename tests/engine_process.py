@@ -1,4 +1,4 @@
-"""A process that answers prompts and says which of them are saved; tests/engine/test_disk.py kills it."""
+"""A process that answers prompts and prints which of them are saved; tests/engine/test_disk.py kills it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GREEDY = Sampling(temperature=0, max_tokens=12)
 
 
 def engine_on(directory: Path, **options: object) -> Engine:
-    """An engine whose kept sequences go to a directory."""
+    """An engine that stores cached sequences in a directory."""
 
     def formatter() -> Formatter:
         raise NotImplementedError
@@ -24,7 +24,7 @@ def engine_on(directory: Path, **options: object) -> Engine:
 
 
 def prompt(i: int) -> str:
-    """The prompts of the process."""
+    """The prompt number ``i`` of the process."""
     return f"{i * 7919} is what the prompt of this number begins with, and it goes on for {'a while ' * (i % 5)}"
 
 

@@ -1,7 +1,7 @@
-"""Directories of ONNX models as other programs write them, from the weights of a tiny model.
+"""Directories of ONNX models in the layouts of other programs, with the weights of a tiny model.
 
-The graphs are made of ONNX's own operators, with the names of inputs and outputs that optimum and onnxruntime-genai
-use, and rotate the two halves of a head, as transformers does.
+The graphs have ONNX operators, the input and output names of optimum and onnxruntime-genai, and RoPE on the two
+halves of a head, like transformers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def write_directory(tiny: TinyModel, folder: Path, layout: str, vocabulary: dict
 
     Args:
         tiny: the model.
-        folder: where to; it is made.
-        layout: one of ``LAYOUTS``; "genai apart" has caches that are not written in place.
-        vocabulary: files of the tokenizer by name.
+        folder: the directory, which is created.
+        layout: one of ``LAYOUTS``; "genai apart" has caches that are not updated in place.
+        vocabulary: texts of the tokenizer's files, by name.
     """
     folder.mkdir()
     for name, text in vocabulary.items():
@@ -80,7 +80,7 @@ def _genai_config(weights: Weights, in_place: bool) -> dict[str, Any]:
 
 
 class _Graph:
-    """What both layouts have: blocks around an attention of their own."""
+    """The common part of both layouts: transformer blocks without their attention."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights, self.shape = weights, weights.shape
@@ -100,7 +100,7 @@ class _Graph:
         return name
 
     def weight(self, name: str) -> np.ndarray:
-        """A tensor, the rows of a llama's queries and keys in the order of transformers."""
+        """A tensor; the rows of a llama's queries and keys are in the order of transformers."""
         values = self.weights.tensors[name]
         if self.shape.architecture == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             half = self.shape.head_dim // 2
@@ -118,7 +118,7 @@ class _Graph:
         return self.op("Mul", self.op("Div", x, root), self.const(self.weights.tensors[f"{name}.weight"], name))
 
     def split(self, x: str, n_heads: int, norm: str) -> str:
-        """[1, n, heads * D] to [1, heads, n, D], normalized where the model does so."""
+        """[1, n, heads * D] to [1, heads, n, D], normalized if the model normalizes queries and keys."""
         x = self.op("Reshape", x, self.const([0, -1, n_heads, self.shape.head_dim]))
         if f"{norm}.weight" in self.weights.tensors:
             x = self.norm(x, norm)
@@ -157,7 +157,7 @@ class _Graph:
 
 
 class _Optimum(_Graph):
-    """Positions are told, keys and values are concatenated."""
+    """Positions are inputs, and keys and values are concatenated."""
 
     def __init__(self, weights: Weights, kind: str, *, one_by_one: bool = False) -> None:
         super().__init__(weights)
@@ -183,16 +183,16 @@ class _Optimum(_Graph):
         return helper.make_graph(self.nodes, f"past_{with_past}", [], self.outputs())
 
     def inputs(self) -> list[Any]:
-        found = [
+        inputs = [
             self.values("input_ids", TensorProto.INT64, ["batch", self.n]),
             self.values("attention_mask", TensorProto.INT64, ["batch", "total"]),
             self.values("position_ids", TensorProto.INT64, ["batch", self.n]),
         ]
         if self.kind != "first":
-            found += self.caches("past_key_values")
+            inputs += self.caches("past_key_values")
         if self.kind == "merged":
-            found.append(self.values("use_cache_branch", TensorProto.BOOL, [1]))
-        return found
+            inputs.append(self.values("use_cache_branch", TensorProto.BOOL, [1]))
+        return inputs
 
     def outputs(self) -> list[Any]:
         logits = self.values("logits", TensorProto.FLOAT, ["batch", self.n, self.weights.n_vocab])
@@ -211,7 +211,7 @@ class _Optimum(_Graph):
         rows = self.op("Range", self.op("Sub", total, n), total, self.const(1))
         hidden = self.op("Greater", columns, self.op("Unsqueeze", rows, self.const([1])))
         self.bias = self.op("Where", hidden, self.const(-1e30), self.const(0.0))
-        if self.kind == "merged" and self.with_past:  # this branch is not for the first tokens
+        if self.kind == "merged" and self.with_past:  # this branch does not run for the first tokens
             empty = self.op("Equal", total, n)
             self.bias = self.op("Where", empty, self.const(float("nan")), self.bias)
         self.body("input_ids", "logits")
@@ -247,7 +247,7 @@ class _Optimum(_Graph):
 
 
 class _Genai(_Graph):
-    """One operator rotates, keeps and attends; positions follow from the mask. Names are the file's own."""
+    """One operator applies RoPE, updates the cache and attends; positions follow from the mask."""
 
     def model(self) -> Any:
         held = self.op("ReduceSum", "mask", self.const([1]), keepdims=0)

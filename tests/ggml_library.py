@@ -1,4 +1,4 @@
-"""The quantizers of ggml and llama.cpp, through the libraries that llama-cpp-python brings."""
+"""The quantizers of ggml and llama.cpp, from the libraries of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = ctypes.POINTER(ctypes.c_float)
 
 @cache
 def ggml() -> ctypes.CDLL:
-    """libggml-base; skips where llama.cpp is not installed."""
+    """libggml-base; skips the test if llama.cpp is not installed."""
     llama_cpp = pytest.importorskip(
         "llama_cpp", reason="ggml's quantizers are the oracle: pip install llama-cpp-python"
     )
@@ -38,7 +38,7 @@ def ggml() -> ctypes.CDLL:
 def ggml_quantize(
     weights: NDArray[np.float32], ggml_type: GgmlType, importance: NDArray[np.float32] | None = None
 ) -> NDArray[np.uint8]:
-    """What ggml makes of a matrix: uint8 [n_bytes]."""
+    """A matrix quantized by ggml: uint8 [n_bytes]."""
     packed = np.empty(weights.size // ggml_type.block_size * ggml_type.block_bytes, np.uint8)
     counts = None if importance is None else importance.ctypes.data_as(Floats)
     rows, cols = weights.shape
@@ -57,11 +57,11 @@ def llama_quantize(
     overrides: dict[str, GgmlType] | None = None,
     pure: bool = False,
 ) -> Path:
-    """What llama.cpp makes of a model file; returns ``target``."""
+    """Quantize a model file with llama.cpp; returns ``target``."""
     ggml()
     from llama_cpp import llama_cpp
 
-    library.load()  # its log goes where the backend's tests look for it, not to standard error
+    library.load()  # redirects the log of llama.cpp from stderr to logging
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.pure, params.allow_requantize = file_type, 1, pure, True
     if imatrix is not None:

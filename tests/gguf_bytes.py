@@ -1,4 +1,4 @@
-"""A GGUF writer of a few lines that can write nonsense, unlike the gguf package's, and what a refusal must be."""
+"""A small GGUF writer that, unlike the gguf package, can write invalid files, and checks of the errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def model(
 
 def assert_is_one_line(error: Exception, path: Path) -> None:
     message = str(error)
-    assert message.startswith(str(path)), f"which file? {message!r}"
+    assert message.startswith(str(path)), f"the message does not name the file: {message!r}"
     assert message.isprintable(), f"not one line of text: {message!r}"
     assert len(message) - len(str(path)) < 500, f"a message of {len(message)} characters"
 

@@ -1,4 +1,4 @@
-"""Products for check_products, the test of the C++ kernels that needs no Python.
+"""Products for check_products, the test of the C++ kernels without Python.
 
 python tests/kernel_cases.py FILE
 """
@@ -17,10 +17,10 @@ from slm_core.quant import supported_types
 WITHOUT_KERNELS = ("IQ1", "IQ2", "IQ3")
 N_TOKENS = 70
 SHAPES = ((1, 1), (5, 3), (33, 11))
-"""Rows, and blocks of a row, or of 32 weights where they are longer: 11 are no whole spans."""
+"""Rows, and blocks per row (of at least 32 weights): 11 blocks do not fill whole spans."""
 
 LONG = ((GgmlType.Q4_0, 300, 35), (GgmlType.Q4_K, 300, 5), (GgmlType.Q6_K, 300, 5), (GgmlType.BF16, 300, 35))
-"""Of which a matrix unit takes a row in parts, and several panels together."""
+"""Shapes for which a matrix unit splits a row, and processes several panels together."""
 
 
 def write_cases(path: Path) -> int:
@@ -34,9 +34,10 @@ def write_cases(path: Path) -> int:
 
 
 def _case(ggml_type: GgmlType, n_out: int, n_blocks: int, n_tokens: int = N_TOKENS) -> bytes:
-    """Activations that int8 and bf16 hold, so that nothing but float32 sums is rounded; and weights, rounded to bf16.
+    """A product of activations that are exact in int8 and bf16, so that only float32 sums are rounded.
 
-    Of these a kernel may take one for its neighbour, where float32 has not all digits of what lies between the two.
+    The case also has the product with weights rounded to bf16. A kernel may round a weight to the neighbouring bf16 if
+    float32 cannot represent its exact value.
     """
     matrix = random_matrix(ggml_type, n_out, n_blocks * max(32, ggml_type.block_size))
     x = int8_values(n_tokens, matrix.shape[1], seed=n_out)

@@ -20,7 +20,7 @@ KINDS = {
     "qwen3vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3vlmoe": ("qwen3_vl_moe", "Qwen3VLMoe"),
 }
-"""Families, and their modules and classes in transformers."""
+"""By family: the module and classes in transformers."""
 IMAGES = {20: (1, 4, 6), 60: (3, 2, 3)}  # the first position of an image and of a video: frames, rows, columns
 N = 100
 
@@ -30,8 +30,8 @@ class Example(NamedTuple):
 
     Attributes:
         path: the file.
-        tokens: ids [T], ``EMBEDDED`` for embedding rows.
-        rows: embedding rows [T, E], used where the token is ``EMBEDDED``.
+        tokens: ids [T], with ``EMBEDDED`` for embedding rows.
+        rows: embedding rows [T, E], used if the token is ``EMBEDDED``.
         offsets: M-RoPE offsets [T, 3] from the start of the image.
         expected: logits of transformers [T, V].
     """

@@ -1,4 +1,4 @@
-"""A backend whose models are directories: GGUF files are converted before they are loaded. For the suite."""
+"""A backend for the suite whose models are directories: it converts GGUF files before it loads them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from slm_core.types import ModelOptions, ModelSource, Support
 from slm_onnx.backend import OnnxBackend
 from slm_onnx.model import OnnxModel
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends: chat templates are read when needed
+_KEPT: list[
+    tempfile.TemporaryDirectory[str]
+] = []  # kept until the process ends, because chat templates are read lazily
 
 
 class DirectoryBackend(OnnxBackend):
-    """ONNX Runtime, given directories only."""
+    """ONNX Runtime on converted directories."""
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Of files, what the converter takes."""
+        """Supports the files that the converter supports."""
         if isinstance(source, Path) and source.is_file():
             with GgufFile.open(source) as gguf:
                 architecture = gguf.require("general.architecture", str)
@@ -27,7 +29,7 @@ class DirectoryBackend(OnnxBackend):
         return super().supports(source, device)
 
     def load(self, source: Path, options: ModelOptions) -> OnnxModel:
-        """Convert, and load what came out."""
+        """Convert the file and load the directory."""
         from slm_onnx.convert import convert
 
         if source.is_dir():

@@ -1,4 +1,4 @@
-"""Random matrices of every weight type, in blocks as a file has them, and what they stand for by the gguf package."""
+"""Random matrices of every weight type, in the blocks of a file, and their values from the gguf package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 2.0**-24
 FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
 HALVES = ("scale", "min_scale", "minimum")
-"""Fields of blocks that are float16."""
+"""The float16 fields of blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +26,10 @@ class Matrix:
     """Weights [n_out, n_in].
 
     Attributes:
-        ggml_type: of the blocks.
+        ggml_type: type of the blocks.
         data: uint8, row by row.
         exact: float64 [n_out, n_in].
-        magnitude: what rounding errors are relative to, likewise: the scaled code's magnitude and the minimum's.
+        magnitude: float64 [n_out, n_in], to which rounding errors are relative: |scale * code| + |minimum|.
     """
 
     ggml_type: GgmlType
@@ -39,12 +39,12 @@ class Matrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and weights of a row."""
+        """The number of rows, and of weights per row."""
         return (self.exact.shape[0], self.exact.shape[1])
 
 
 def as_matrix(ggml_type: GgmlType, data: NDArray[np.uint8], n_in: int) -> Matrix:
-    """Blocks row by row as a matrix."""
+    """A matrix from its blocks, row by row."""
     n_out = data.size // row_bytes(ggml_type, n_in)
     exact = _dequantized(ggml_type, data, (n_out, n_in)).astype(np.float64)
     magnitude = np.abs(exact)
@@ -63,7 +63,7 @@ def _minimums(ggml_type: GgmlType, data: NDArray[np.uint8]) -> NDArray[np.float3
 
 
 def _dequantized(ggml_type: GgmlType, data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.float32]:
-    if ggml_type is GgmlType.Q1_0:  # gguf has none; tested by itself in core/test_quant.py
+    if ggml_type is GgmlType.Q1_0:  # not in the gguf package; core/test_quant.py tests it
         return dequantize(data, ggml_type, shape)
     with np.errstate(over="ignore", invalid="ignore"):
         rows = gguf.quants.dequantize(data.reshape(shape[0], -1), gguf.GGMLQuantizationType(ggml_type))
@@ -72,14 +72,14 @@ def _dequantized(ggml_type: GgmlType, data: NDArray[np.uint8], shape: tuple[int,
 
 @lru_cache(maxsize=256)
 def random_matrix(ggml_type: GgmlType, n_out: int, n_in: int, seed: int = 0) -> Matrix:
-    """Random bytes with scales of ordinary size."""
+    """A matrix of random bytes with scales of ordinary size."""
     rng = np.random.default_rng([ggml_type, n_out, n_in, seed])
     data = rng.integers(0, 256, n_out * row_bytes(ggml_type, n_in), np.uint8)
     return as_matrix(ggml_type, with_ordinary_scales(data, ggml_type, rng), n_in)
 
 
 def with_ordinary_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The same blocks, their float16 scales and weights drawn from -2 to 2, exponents from 2 ** -8 to 2 ** 7."""
+    """The same blocks with random float16 scales and weights from -2 to 2, and exponents from 2 ** -8 to 2 ** 7."""
     if ggml_type is GgmlType.BF16:
         return (
             (rng.uniform(-2, 2, data.size // 2).astype(np.float32).view(np.uint32) >> 16)
@@ -96,13 +96,13 @@ def with_ordinary_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.r
 
 
 def bf16_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To the nearest of 8 bits with the leading one, ties to even."""
+    """Values rounded to bfloat16 (8 significant bits), ties to even."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8)
 
 
 def int8_values(n_tokens: int, n_in: int, seed: int) -> NDArray[np.float32]:
-    """Activations that int8 holds exactly: in each 32 the largest is 127, a power of two for each row."""
+    """Activations that are exact in int8: the largest of each 32 is 127, times a power of two per row."""
     rng = np.random.default_rng(seed)
     x = rng.integers(-127, 128, (n_tokens, n_in)).astype(np.float32)
     x[:, ::32] = np.where(rng.random(x[:, ::32].shape) < 0.5, 127, -127)
@@ -110,10 +110,10 @@ def int8_values(n_tokens: int, n_in: int, seed: int) -> NDArray[np.float32]:
 
 
 def float32_bound(x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
-    """Sums in float32: of n products of weights that are floats; of two for each group of 16 weights that are codes.
+    """The error bound of float32 sums: n products for float weights, or two per group of 16 weights for integer codes.
 
-    A result is a sum in lanes, at worst one after the other, and then of the lanes; each term was rounded at most four
-    times before.
+    A result is summed in lanes, in the worst case sequentially, and then over the lanes. Each term is rounded at most
+    four times before.
     """
     n_in = matrix.shape[1]
     n_sums = n_in if matrix.ggml_type in FLOATS else 2 * (n_in // 16)

@@ -1,7 +1,7 @@
-"""A context whose answers are written by the test: what sessions and chats do to it can be read off exactly.
+"""A context whose answers the test scripts, so that a test can check exactly how sessions and chats edit it.
 
-Each cell remembers its token and a hash of what it saw when it was decoded. Logits are a function of all cells, so
-any wrong edit shows in them; a script may instead say which token follows a text.
+Each KV cell stores its token and a hash of the cells before it at the time of its decode. Logits are a function of all
+cells, so any wrong edit changes them. A script can choose the token that follows a text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ N_VOCAB = 256 + len(CONTROLS)
 ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
 
 Script = Callable[[bytes], int | None]
-"""From the bytes of the history, control tokens spelled out, to the token that follows, if the script says so."""
+"""Maps the bytes of the history, with control tokens as text, to the next token, or to None for a pseudo-random one."""
 
 
 class ByteVocab:
-    """A token a byte, and a few control tokens."""
+    """One token per byte, and a few control tokens."""
 
     size, bos, eos, eog_ids = N_VOCAB, None, END, frozenset({END})
 
@@ -52,7 +52,7 @@ class ByteVocab:
 
 
 class ScriptedContext(ContextBase):
-    """See the module."""
+    """A context in plain Python with scripted logits; see the module's docstring."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class ScriptedContext(ContextBase):
     def _engine_decode(self, batch: Batch) -> Logits:
         self.on_decode()
         rows = []
-        for token, seq_id, wanted in zip(batch.tokens, batch.seq_ids, batch.logits_mask, strict=True):
+        for token, seq_id, is_output in zip(batch.tokens, batch.seq_ids, batch.logits_mask, strict=True):
             state = self.states[int(seq_id)]
             state.append((int(token), _digest(state)))
-            if wanted:
+            if is_output:
                 rows.append(self._row(state))
         self.n_decoded += len(batch)
         return np.array(rows, np.float32).reshape(-1, N_VOCAB)
@@ -125,7 +125,7 @@ class ScriptedContext(ContextBase):
 
 
 class TagFormatter:
-    """Messages as ``<|start|>role:content<|end|>``; knows reasoning, no tools."""
+    """Renders messages as ``<|start|>role:content<|end|>``; supports reasoning, but no tools."""
 
     name = "tags"
     stops: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class TagFormatter:
 
 
 class TagParser:
-    """Everything up to ``</think>`` is reasoning where thinking was asked for."""
+    """If thinking is on, everything up to ``</think>`` is reasoning."""
 
     def __init__(self, *, thinking: bool | None) -> None:
         self._text = "<think>" if thinking else ""
@@ -181,14 +181,14 @@ class TagParser:
 
 
 def says(*answers: str) -> Script:
-    """A script: the n-th assistant turn says the n-th answer (the last one from then on), then ends."""
+    """A script: the n-th assistant turn is the n-th answer (later turns repeat the last answer), then END."""
 
     def script(data: bytes) -> int | None:
-        head, tag, said = data.rpartition(b"<|start|>assistant:")
-        if not tag or b"<|end|>" in said:
+        head, tag, generated = data.rpartition(b"<|start|>assistant:")
+        if not tag or b"<|end|>" in generated:
             return None
         answer = answers[min(head.count(b"<|start|>assistant:"), len(answers) - 1)].encode()
-        return END if len(said) >= len(answer) else answer[len(said)]
+        return END if len(generated) >= len(answer) else answer[len(generated)]
 
     return script
 

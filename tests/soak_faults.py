@@ -1,4 +1,4 @@
-"""Faults that the soak program has to find: a worker that acknowledges too early, and backends that break."""
+"""Faults that the soak program must detect: a worker that acknowledges too early, and broken backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soaking import worker
 
 
 class TruncatesTooLittle(ToyContext):
-    """``truncate`` keeps a token too many in the engine, and says otherwise."""
+    """``truncate`` keeps one token too many in the engine, but reports the right length."""
 
     def truncate(self, pos: Pos) -> Pos:
         where = super().truncate(Pos(pos.seq_id, min(pos.index + 1, self.length(pos.seq_id))))
@@ -26,7 +26,7 @@ class Broken(ToyBackend):
 
 
 class Crashing(ToyBackend):
-    """It takes the process with it."""
+    """Kills the process in ``load``."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> object:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -36,7 +36,7 @@ _waiting: list[bytes] = []
 
 
 def say_then_save(path: Path, data: bytes, line: str) -> None:
-    """Acknowledge a dump at once, and write it when the next one comes."""
+    """Acknowledge a dump at once, but write it only when the next dump comes."""
     worker.say(line)
     _waiting.append(data)
     if len(_waiting) > 1:

@@ -1,4 +1,4 @@
-"""Models that are small, or look large and are not, to be quantized and not run; and importance matrices for them."""
+"""Small models, and small models with the metadata of large ones, for quantization only, and importance matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Toy:
-    """The names and metadata of a real model; matrices of few rows."""
+    """A model with the names and metadata of a real model, and matrices with few rows."""
 
     architecture: str = "llama"
     n_layers: int = 3
@@ -31,7 +31,7 @@ class Toy:
     alignment: int = 32
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's, rows first."""
+        """The shape of every tensor, rows first."""
         shapes: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (9, self.n_cols),
             "output_norm.weight": (self.n_cols,),
@@ -40,7 +40,7 @@ class Toy:
             shapes["output.weight"] = (9, self.n_cols)
         experts = (self.n_experts,) if self.n_experts else ()
         suffix = "_exps" if self.n_experts else ""
-        for i in reversed(range(self.n_layers)):  # the order of a file is no order of layers
+        for i in reversed(range(self.n_layers)):  # files need not be in the order of layers
             attention = ["attn_qkv"] if self.fused else ["attn_q", "attn_k", "attn_v"]
             block = {f"{name}.weight": (3, self.n_cols) for name in [*attention, "attn_output"]}
             block |= {f"ffn_{name}{suffix}.weight": (*experts, 3, self.n_cols) for name in ("gate", "up")}
@@ -51,7 +51,7 @@ class Toy:
         return shapes | dict(self.extra)
 
     def write(self, path: Path) -> Path:
-        """Write the file, or several of ``shard_tensors`` tensors each; returns the first."""
+        """Write one file, or several with ``shard_tensors`` tensors each; returns the first path."""
         writer = gguf.GGUFWriter(path, self.architecture, split_max_tensors=self.shard_tensors)
         if self.alignment != 32:
             writer.add_custom_alignment(self.alignment)
@@ -85,7 +85,7 @@ class Toy:
 
 
 def importance_for(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Random importance of the matrices inside the layers of a model: [n_matrices, n_cols], of each expert its own."""
+    """Random importance of the matrices in the layers of a model, [n_matrices, n_cols], one row per expert."""
     rng = np.random.default_rng(1)
     shapes = {
         tensor.name: tensor.shape[::-1]  # rows first
@@ -97,7 +97,7 @@ def importance_for(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def write_imatrix(path: Path, importance: Mapping[str, NDArray[np.float32]], seen: int = 5) -> Path:
-    """A GGUF importance matrix, as llama.cpp lays it out: sums over the inputs ``seen``, and how many these were."""
+    """Write a GGUF importance matrix in llama.cpp's layout: sums over ``seen`` inputs, and their number."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", ["a text"])
@@ -110,7 +110,7 @@ def write_imatrix(path: Path, importance: Mapping[str, NDArray[np.float32]], see
 
 
 def write_legacy_imatrix(path: Path, importance: Mapping[str, NDArray[np.float32]], n_calls: int = 5) -> Path:
-    """An importance matrix as llama.cpp wrote it before."""
+    """Write an importance matrix in the legacy format of llama.cpp."""
     data = struct.pack("<i", len(importance))
     for name, values in importance.items():
         raw = name.encode()

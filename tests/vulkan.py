@@ -1,4 +1,4 @@
-"""A Vulkan device for tests of WebGPU: a GPU, or SwiftShader, which computes in software on any processor."""
+"""A Vulkan device for tests of WebGPU: a GPU, or SwiftShader, which runs in software on any processor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable
 
 INSTALL = "apt-get install -y --no-install-recommends chromium-common libvulkan1 && pip install 'slm-core[webgpu]'"
-_SOFTWARE = Path("/usr/lib/chromium/vk_swiftshader_icd.json")  # where Debian's chromium-common has it
+_SOFTWARE = Path("/usr/lib/chromium/vk_swiftshader_icd.json")  # the path in Debian's chromium-common
 _DRIVER, _OLD_DRIVER = "VK_DRIVER_FILES", "VK_ICD_FILENAMES"
 _NOT_AUTOMATIC = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 
-# Registered by hand, not by the backend: where the backend fails to do it, tests have to fail, not to be skipped.
+# Registered here and not by the backend: if the backend fails to register it, tests must fail instead of skip.
 _ASK = """
 import onnx, onnxruntime, onnxruntime_ep_webgpu as plugin
 from onnx import helper
@@ -34,7 +34,7 @@ onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 @functools.cache
 def missing() -> str | None:
-    """Why WebGPU cannot be tested here, None where it can; sets the environment for this process and its children."""
+    """The reason why WebGPU cannot be tested here, or None; sets the environment of this process and its children."""
     if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
         return f"the plugin onnxruntime-ep-webgpu is not installed: {INSTALL}"
     os.environ.setdefault(_NOT_AUTOMATIC, "1")
@@ -54,7 +54,7 @@ def is_software() -> bool:
 
 
 def require() -> None:
-    """Skip the module, or the test, where there is no Vulkan device."""
+    """Skip the module or the test if there is no Vulkan device."""
     if (reason := missing()) is not None:
         pytest.skip(reason, allow_module_level=True)
 

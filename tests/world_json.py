@@ -1,4 +1,4 @@
-"""RWKV World's vocabulary as a ``tokenizer.json``, as RWKV's own directories have it."""
+"""RWKV World's vocabulary as a ``tokenizer.json``, like in RWKV's directories."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ END = "<|endoftext|>"
 
 
 def world_tokenizer(pieces: Mapping[int, bytes], size: int) -> Tokenizer:
-    """A tokenizer of the library's whose greedy search over bytes is World's.
+    """A tokenizer of the tokenizers library with World's greedy search over bytes.
 
     Args:
-        pieces: bytes by id, from 1.
-        size: rows of the model's logits; names that no text spells fill them.
+        pieces: bytes by id, from id 1 on.
+        size: vocabulary size of the model; unused ids get names that no text contains.
     """
     characters = _characters()
     vocab = {END: 0} | {"".join(characters[byte] for byte in piece): i for i, piece in pieces.items()}
@@ -30,7 +30,7 @@ def world_tokenizer(pieces: Mapping[int, bytes], size: int) -> Tokenizer:
 
 
 def _characters() -> list[str]:
-    """GPT-2's character for each byte: itself where it can be printed, else one behind Latin 1."""
+    """GPT-2's character for each byte: the byte's own character if printable, otherwise one after Latin-1."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

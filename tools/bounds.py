@@ -32,7 +32,7 @@ def pinned(requirements: list[str]) -> list[str]:
 
 
 def requirements(which: str) -> Iterator[str]:
-    """What to install; ``which`` is "oldest" or "newest"."""
+    """The requirements to install; ``which`` is "oldest" or "newest"."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     bounded = [*project["dependencies"], *(line for name in EXTRAS for line in project["optional-dependencies"][name])]
     oldest = pinned(bounded)

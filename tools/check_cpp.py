@@ -1,6 +1,6 @@
 """Checks the C++: its format by clang-format, and bugs by clang-tidy (`.clang-format`, `.clang-tidy`).
 
-clang-tidy reads plain C++ alone: kernels (`*.inc`) are the same for all instruction sets.
+clang-tidy checks only plain C++: kernels (`*.inc`) are the same for all instruction sets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def formatted() -> bool:
 def tidy(path: Path) -> bool:
     system = [nanobind.include_dir(), sysconfig.get_path("include")]
     flags = ["-std=c++20", f"-I{SOURCE}", '-DSLM_INTERFACE=""', *(f"-isystem{folder}" for folder in system)]
-    shallow = ["-Xclang", "-analyzer-config", "-Xclang", "mode=shallow"]  # a sixth of the time
+    shallow = ["-Xclang", "-analyzer-config", "-Xclang", "mode=shallow"]  # takes a sixth of the time
     return run("clang-tidy", "--quiet", path, "--", *flags, *shallow)
 
 

@@ -126,11 +126,13 @@ def picture() -> str:
         parts.append(f'<text x="{left + 10}" y="{y + 18}">{escape(text)}</text>')
     top, bottom = 40 + box + gap, 40 + (n_lowered - 2) * (box + gap) - gap
     calls = steps("cpu")
-    each = (bottom - top - gap * (len(calls) - 1)) / len(calls)
+    call_height = (bottom - top - gap * (len(calls) - 1)) / len(calls)
     for i, call in enumerate(calls):
-        y, n_steps = top + i * (each + gap), call.count(";") + 1
-        parts.append(f'<rect class="call" x="{left + width + 40}" y="{y:g}" width="180" height="{each:g}" rx="4"/>')
-        parts.append(f'<text x="{left + width + 50}" y="{y + each / 2 + 5:g}">one call: {n_steps} steps</text>')
+        y, n_steps = top + i * (call_height + gap), call.count(";") + 1
+        parts.append(
+            f'<rect class="call" x="{left + width + 40}" y="{y:g}" width="180" height="{call_height:g}" rx="4"/>'
+        )
+        parts.append(f'<text x="{left + width + 50}" y="{y + call_height / 2 + 5:g}">one call: {n_steps} steps</text>')
     style = (
         "text{font:13px monospace;fill:#222}rect{stroke:#555;fill:#eef3fb}.end{fill:#f3f3f3}.call{fill:#fdf0dc}"
         "svg{background:#fff}"

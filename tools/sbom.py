@@ -1,11 +1,11 @@
-"""Writes a software bill of materials, CycloneDX 1.6 in JSON: slm-core and all that it needs, as installed here.
+"""Writes a software bill of materials, CycloneDX 1.6 in JSON: slm-core and its dependencies as installed here.
 
     python tools/sbom.py sbom.json                     # slm-core alone, with its required dependencies
     python tools/sbom.py sbom.json --extra llamacpp --extra onnx
     python tools/sbom.py sbom.json --wheel dist/*.whl  # with the wheel's checksum
 
-It lists distributions that are installed in the environment of this Python, with versions and licences as their
-metadata say. nanobind, which is compiled into the C++ extension, is listed without a version.
+It lists the distributions in the environment of this Python, with versions and licences from their metadata. nanobind
+is compiled into the C++ extension and is listed without a version.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def bill(extras: Sequence[str] = (), wheel: Path | None = None) -> dict[str, obj
     """The bill of materials.
 
     Args:
-        extras: of slm-core, whose dependencies are listed, too.
-        wheel: whose checksum is given.
+        extras: extras of slm-core whose dependencies are included.
+        wheel: wheel whose checksum is included.
 
     Raises:
         importlib.metadata.PackageNotFoundError: a dependency is not installed.
@@ -66,9 +66,9 @@ def bill(extras: Sequence[str] = (), wheel: Path | None = None) -> dict[str, obj
 def _collect(
     name: str, extras: frozenset[str], distributions: dict[str, Distribution], edges: dict[str, list[str]]
 ) -> None:
-    """Add a distribution and, in turn, all that its metadata require here.
+    """Add a distribution and, recursively, its dependencies here.
 
-    Extras of one that is there already are followed, too.
+    Extras of a distribution that is already there are followed, too.
     """
     distribution = importlib.metadata.distribution(name)
     distributions[name] = distribution
@@ -78,7 +78,7 @@ def _collect(
         if not _applies(requirement, extras):
             continue
         dependency = canonicalize_name(requirement.name)
-        if dependency == name:  # an extra that is made of others
+        if dependency == name:  # an extra that consists of other extras
             _collect(name, frozenset(requirement.extras), distributions, edges)
         elif dependency not in dependencies:
             dependencies.append(dependency)
@@ -108,7 +108,7 @@ def _component(distribution: Distribution) -> dict[str, object]:
 
 
 def _classified(distribution: Distribution) -> str:
-    """The licence as classifiers name it, or the first line of what the metadata say."""
+    """The licence by classifiers, or the first line of the metadata's text."""
     classifiers = distribution.metadata.get_all("Classifier") or []
     named = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
     licence = (distribution.metadata.get("License") or "").strip().partition("\n")[0]

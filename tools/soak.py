@@ -1,11 +1,12 @@
-"""Hours of mixed work on backends: every answer is checked, what each process holds is measured, a report is written.
+"""Hours of mixed work on backends: checks every answer, measures resources of each process, writes a report.
 
     python tools/soak.py --seconds 3600 --backend native --seed 1 --report soak.md
+    python tools/soak.py --seconds 3600 --backend native --only 'requests together' --only 'kill -9'
     python tools/soak.py --backend onnx --replay 'dumped:1234'
 
-Several backends run at the same time, each in a process of its own. Ctrl-C ends the run early, with its report. The
-exit status is 0 if all rounds were right and nothing grows, 1 if a round went wrong or something grows, and 3 if the
-run was too short to tell: a quarter of an hour is needed. ``tools/soaking/workloads.py`` lists what is done.
+Backends run at the same time, in a process each. Ctrl-C ends the run early, and the report is still written. The exit
+status is 0 if all rounds passed and no resource grows, 1 if a round failed or a resource grows, and 3 if the run was
+too short to tell: it needs a quarter of an hour. ``tools/soaking/workloads.py`` lists the workloads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ UNDECIDED = 3
 def main(arguments: list[str]) -> int:
     """Run; returns the exit status."""
     args = _parser().parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell that runs us behind it has us ignore the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
     plans = [
         Plan(
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
             args.seconds,
             args.rounds,
             args.replay,
+            tuple(args.only or ()),
         )
         for backend in args.backend or ["native"]
     ]
@@ -70,9 +72,14 @@ def status(records: Sequence[Record]) -> int:
 
 def _replay(text: str) -> tuple[str, int]:
     name, _, seed = text.rpartition(":")
-    if name not in {workload.name for workload in WORKLOADS}:
-        raise argparse.ArgumentTypeError(f"no workload {name!r} ({', '.join(workload.name for workload in WORKLOADS)})")
-    return name, int(seed)
+    return _workload(name), int(seed)
+
+
+def _workload(name: str) -> str:
+    names = [workload.name for workload in WORKLOADS]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"no workload {name!r} ({', '.join(names)})")
+    return name
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="how long (default: until Ctrl-C)")
     parser.add_argument("--rounds", type=int, help="how many rounds (default: no end)")
     parser.add_argument("--seed", type=int, default=0, help="workloads and all that they draw follow from it")
+    parser.add_argument("--only", type=_workload, action="append", help="a workload to choose from; repeatable")
     parser.add_argument("--replay", type=_replay, metavar="WORKLOAD:SEED", help="one round, as a report names it")
     parser.add_argument("--report", type=Path, help="a Markdown file to write")
     return parser

@@ -1,6 +1,6 @@
-"""Sizes of attention heads, checked before llama.cpp asserts them: it builds views and products of these sizes.
+"""Checks sizes of attention heads before llama.cpp asserts them: it builds views and products of these sizes.
 
-The lists of architectures follow llama.cpp's ``src/models``, where most of this is asserted, and
+The lists of architectures follow llama.cpp's ``src/models``, which has most of these assertions, and
 ``llama_model_rope_type``.
 """
 
@@ -36,7 +36,7 @@ _NO_ROTATION = frozenset(_NO_ROTATION_NAMES.split())
 
 
 class _Heads(NamedTuple):
-    """As llama.cpp reads them: widths of a head's key and value, and how much of a key is rotated."""
+    """Sizes as llama.cpp reads them: widths of a head's key and value, and the rotated width of a key."""
 
     n_heads: int
     key: int
@@ -48,8 +48,8 @@ def check_heads(gguf: GgufFile, architecture: str) -> None:
     """Refuse sizes of heads that contradict one another or the tensors.
 
     Raises:
-        UnsupportedModel: a value that llama.cpp does not survive; the message names the key.
-        InvalidModelFile: a projection has other rows than its heads.
+        UnsupportedModel: a value for which llama.cpp ends the process; the message names the key.
+        InvalidModelFile: the rows of a projection do not match its heads.
     """
     heads = _read(gguf, architecture)
     if heads is None:
@@ -103,5 +103,5 @@ def _check_rows(gguf: GgufFile, architecture: str, heads: _Heads) -> None:
 
 
 def wrong(gguf: GgufFile, key: str, value: object, accepted: str) -> UnsupportedModel:
-    """An error about a key that llama.cpp does not survive."""
+    """An error about a key whose value would end the process."""
     return UnsupportedModel(f"{gguf.path}: metadata {key!r} is {value!r} (accepted by llama.cpp: {accepted})")

@@ -27,21 +27,22 @@ class LlamaCppBackend:
 
     @property
     def load_options(self) -> Mapping[str, str]:
-        """What ``ModelOptions.backend_options`` may hold."""
+        """The options of ``ModelOptions.backend_options``."""
         return DESCRIPTIONS
 
     def status(self) -> BackendStatus:
-        """Report whether llama.cpp is installed, its version and devices.
+        """Whether llama.cpp is installed, its version and devices.
 
-        Another process asks the library, once: listing engines imports none, and a broken one hurts nobody.
+        The library is queried once, in a subprocess. Listing engines imports nothing, and a broken library does no
+        harm.
         """
         try:
             return status_probe.status()
-        except Exception as error:  # the status reports every problem of the installation
+        except Exception as error:  # the status reports all problems of the installation
             return BackendStatus(BACKEND, installed=False, reason=_one_line(error), hint=INSTALL_HINT)
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say whether llama.cpp can run ``source`` on ``device``, reading headers only.
+        """Whether llama.cpp can run ``source`` on ``device``; reads headers only.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
@@ -62,7 +63,7 @@ class LlamaCppBackend:
         n_threads = _n_threads(options.n_threads)
         with GgufFile.open(_path(source)) as gguf:
             check_source(gguf)
-            library.version()  # before the probe, which would be inconclusive
+            library.version()  # raises before the probe, which would be inconclusive
             repack = probe.may_repack() if asked.repack is None else asked.repack
             api = library.load()
             choice = devices.choose(options.device, devices.all_devices())
@@ -71,7 +72,7 @@ class LlamaCppBackend:
 
 
 def _has_gpus(device: str) -> bool:
-    """Whether GPUs would take layers; the library is loaded if it may support some."""
+    """Whether GPUs would take layers; loads the library only if it may support GPUs."""
     if device == "auto" and not library.has_gpu_build():
         return False
     return bool(devices.choose(device, devices.all_devices()).gpus)

@@ -16,18 +16,18 @@ _INT32S, _FLOATS = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_float
 
 
 TableRows: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float32]]
-"""From tokens [T] to their embedding rows [T, E]."""
+"""Returns the embedding rows [T, E] of tokens [T]."""
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of a batch, or consecutive embedding rows: llama.cpp does not take both together.
+    """Consecutive tokens of a batch, or consecutive embedding rows: llama.cpp does not accept both in one batch.
 
     Attributes:
         tokens: ids [T].
         seq_ids: the sequence of each token [T].
-        positions: position of each token [T]; with M-RoPE positions [T, 3].
+        positions: the position of each token [T]; M-RoPE positions [T, 3].
         output_mask: the tokens whose results are read, bool [T].
-        rows: embedding rows in place of all tokens [T, E], or None.
+        rows: embedding rows in place of all tokens [T, E]; None for tokens.
         is_block: whether the tokens are a bidirectional block.
     """
 
@@ -55,14 +55,14 @@ def parts_of_a_kind(
         yield Part(tokens, seq_ids, positions, output_mask, None)
         return
     is_row, n_rows = tokens == EMBEDDED, np.cumsum(tokens == EMBEDDED)
-    for places, is_block in _runs(is_row, batch.ahead):
+    for indices, is_block in _runs(is_row, batch.ahead):
         part_rows = None
-        if is_row[places].any():
-            part_rows = rows[n_rows[places[0]] - is_row[places[0]] : n_rows[places[-1]]]
-            if not is_row[places].all():
-                part_rows = table_rows(np.maximum(tokens[places], 0))
-                part_rows[is_row[places]] = rows[n_rows[places[0]] - is_row[places[0]] : n_rows[places[-1]]]
-        yield Part(tokens[places], seq_ids[places], positions[places], output_mask[places], part_rows, is_block)
+        if is_row[indices].any():
+            part_rows = rows[n_rows[indices[0]] - is_row[indices[0]] : n_rows[indices[-1]]]
+            if not is_row[indices].all():
+                part_rows = table_rows(np.maximum(tokens[indices], 0))
+                part_rows[is_row[indices]] = rows[n_rows[indices[0]] - is_row[indices[0]] : n_rows[indices[-1]]]
+        yield Part(tokens[indices], seq_ids[indices], positions[indices], output_mask[indices], part_rows, is_block)
 
 
 def _runs(is_row: NDArray[np.bool_], ahead: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.intp], bool]]:
@@ -78,13 +78,13 @@ def _runs(is_row: NDArray[np.bool_], ahead: NDArray[np.int32]) -> Iterator[tuple
 
 
 class BatchBuffers:
-    """One ``llama_batch``, reused by every decode.
+    """One ``llama_batch`` that every decode reuses.
 
     Args:
         api: the low-level functions.
-        capacity: tokens that fit.
-        seq_ids: for each sequence, its ids in llama.cpp, int32 [n_sequences, n_ids].
-        n_axes: positions of an embedding row: more than one with M-RoPE.
+        capacity: the most tokens.
+        seq_ids: the ids in llama.cpp of each sequence, int32 [n_sequences, n_ids].
+        n_axes: positions per embedding row; more than one with M-RoPE.
     """
 
     def __init__(self, api: Any, capacity: int, seq_ids: NDArray[np.int32], n_axes: int = 1) -> None:
@@ -110,9 +110,9 @@ class BatchBuffers:
         logits_mask: NDArray[np.bool_],
         rows: NDArray[np.float32] | None = None,
     ) -> Any:
-        """The ``llama_batch`` with these tokens, or with ``rows`` [T, E] in place of all of them.
+        """The ``llama_batch`` of these tokens, or of ``rows`` [T, E] in place of all tokens.
 
-        Arrays have one length [T], and are valid until the next call.
+        All arrays have the length T. The result is valid until the next call.
         """
         n = len(tokens)
         if rows is None:
@@ -129,7 +129,7 @@ class BatchBuffers:
         return self._batch
 
     def _on_axes(self, positions: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Positions axis by axis, 0 on the last of several; a text token has equal positions on the others."""
+        """Positions axis by axis; the last of several axes is 0. A text token has equal positions on the others."""
         if self._n_axes == 1:
             return positions
         axes = [positions] * (self._n_axes - 1) if positions.ndim == 1 else list(positions.T)

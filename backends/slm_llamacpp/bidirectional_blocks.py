@@ -10,10 +10,10 @@ _ANY = 2**31 - 1
 
 
 def blocks_of(gguf: GgufFile) -> tuple[int, float]:
-    """The longest bidirectional block (0 for none), and the factor from a row of the table to a token's embedding.
+    """The longest bidirectional block (0 for none), and the factor from a row of the embedding table to an input.
 
-    There are no blocks with recurrent layers, chunks or ALiBi, nor for architectures that are unknown here. A window
-    bounds the length of a block.
+    Models with recurrent layers, chunks or ALiBi have no blocks, and neither have unknown architectures. A window
+    limits the length of a block.
     """
     try:
         spec = read_spec(gguf)

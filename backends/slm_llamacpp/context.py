@@ -1,4 +1,4 @@
-"""A context: one of llama.cpp's KV caches behind the contract."""
+"""A context: a KV cache of llama.cpp behind the contract."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rows: TypeAlias = NDArray[np.float32]
 
 _QUANTIZED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
 _QUANTIZED_BLOCK = 32
-_ROTATION_WIDTH = 64  # llama.cpp re-rotates quantized keys only in heads of a multiple of this
+_ROTATION_WIDTH = 64  # llama.cpp can re-rotate quantized keys only if the head width is a multiple of it
 _MAX_CTX = 2**31 - 256  # positions are int32, and llama.cpp rounds up
 _NO_ROOM = 1
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
@@ -43,14 +43,14 @@ _FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
 
 
 class LlamaCppContext(ContextBase):
-    """Several token histories in one of llama.cpp's KV caches.
+    """Several token histories in one KV cache of llama.cpp.
 
     Args:
-        model: the model, which stays alive as long as the context.
+        model: the model; the context keeps it alive.
         api: the low-level functions.
-        model_pointer: llama.cpp's model.
-        options: the sizes.
-        settings: how the model runs.
+        model_pointer: llama.cpp's pointer to the model.
+        options: the sizes and KV types.
+        settings: device, threads and options of the model.
 
     Raises:
         InvalidOption: llama.cpp cannot create such a context; the message gives its reason.
@@ -68,11 +68,11 @@ class LlamaCppContext(ContextBase):
         self._check_memory(model_pointer, options, settings)
         self._pointer = self._create(model_pointer, options, settings, flash)
         self._free = weakref.finalize(self, api.llama_free, self._pointer)
-        self._free.atexit = False  # at exit the system takes the memory back
+        self._free.atexit = False  # at exit the system frees the memory
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
         n_batch = min(options.n_batch, options.n_ctx)
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
-        self._keys_lag = False  # whether keys wait to be re-rotated, which llama.cpp does at the next decode
+        self._keys_lag = False  # whether keys are still to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         longest_block = min(api.llama_n_ubatch(self._pointer), model.longest_block)
         blocks = {Capability.BIDIRECTIONAL_BLOCKS} if n_batch <= longest_block else set()
@@ -91,7 +91,7 @@ class LlamaCppContext(ContextBase):
     def _inputs(self, model_pointer: int, blocks: set[Capability]) -> frozenset[Capability]:
         """The capabilities for embedding rows and bidirectional blocks.
 
-        There are none if llama.cpp would end the process, or needs more inputs than embeddings.
+        There are none for models with which llama.cpp would end the process, or that need more inputs than embeddings.
         """
         widths = {getattr(self._api, f"llama_model_n_embd{kind}")(model_pointer) for kind in ("", "_inp", "_out")}
         takes_rows = len(widths) == 1 and self._model.info.architecture not in TOKENS_ALONE
@@ -104,7 +104,7 @@ class LlamaCppContext(ContextBase):
             most = api.llama_max_parallel_sequences() * options.n_seq_max // n_sequences
             raise InvalidOption(f"n_seq_max={options.n_seq_max} (accepted by llama.cpp for this model: 1 to {most})")
         params = api.llama_context_default_params()
-        # It ends the process if a batch has fewer entries than there are sequences.
+        # llama.cpp ends the process if the capacity of a batch is below the number of sequences.
         params.n_ctx = max(options.n_ctx, n_sequences)
         params.n_batch = max(min(options.n_batch, options.n_ctx), n_sequences)
         params.n_seq_max = n_sequences
@@ -118,7 +118,7 @@ class LlamaCppContext(ContextBase):
         return created(api, model_pointer, params, options)
 
     def _check_memory(self, model_pointer: int, options: ContextOptions, settings: Settings) -> None:
-        """llama.cpp fills the cache with zeros at once: if memory does not suffice, the system ends the process."""
+        """Raise if the KV cache exceeds the memory: llama.cpp zeroes it, and the system would end the process."""
         if options.n_ctx > _MAX_CTX:
             raise InvalidOption(f"n_ctx={options.n_ctx} (accepted by llama.cpp: 1 to {_MAX_CTX})")
         if sys.platform != "linux" or (settings.device.gpus and settings.options.offload_kv is not False):
@@ -126,20 +126,20 @@ class LlamaCppContext(ContextBase):
         api, head_dim = self._api, self._model.head_dim or 0
         n_numbers = api.llama_model_n_layer(model_pointer) * api.llama_model_n_head_kv(model_pointer) * head_dim
         needed = options.n_ctx * n_numbers * (BYTES_PER_NUMBER[self._type_k] + BYTES_PER_NUMBER[self._type_v])
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > there:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > available:
             raise InvalidOption(
                 f"n_ctx={options.n_ctx} takes {needed / 2**30:.0f} GiB of keys and values, and this machine has"
-                f" {there / 2**30:.0f} GiB: choose a smaller n_ctx or kv_type"
+                f" {available / 2**30:.0f} GiB: choose a smaller n_ctx or kv_type"
             )
 
-    # What ContextBase asks for.
+    # The methods that ContextBase requires.
 
     def _engine_decode(self, batch: Batch) -> Logits:
         return self._ran(batch, batch.logits_mask, self._rows)
 
     def _engine_embed(self, batch: Batch) -> States:
-        """llama.cpp returns states (and logits) of all tokens of a batch; the output mask is applied afterwards."""
+        """Run the batch with all outputs, as llama.cpp returns states of all tokens or none; then apply the mask."""
         self._api.llama_set_embeddings(self._pointer, True)
         try:
             every = np.ones(len(batch), np.bool_)
@@ -158,7 +158,7 @@ class LlamaCppContext(ContextBase):
                 self._run_part(part)
                 results.append(read(int(np.count_nonzero(part.output_mask))))
             return results[0] if len(results) == 1 else np.concatenate(results)
-        except BaseException:  # an interrupt, too, leaves the context as it was
+        except BaseException:  # also after an interrupt, the context must be unchanged
             for seq_id in sequences:
                 self._sync(seq_id)
             raise
@@ -190,7 +190,7 @@ class LlamaCppContext(ContextBase):
         self._memory.remove(seq_id, 0)
 
     def _engine_export(self, seq_id: int) -> Pieces:
-        """llama.cpp copies a whole sequence at once: the copy is here before the first piece is asked for."""
+        """The payload of a sequence. llama.cpp copies it as a whole, before the first piece is requested."""
         self._sync(seq_id)
         self._rotate_keys()
         return _pieces(self._memory.dump(seq_id))
@@ -219,10 +219,10 @@ class LlamaCppContext(ContextBase):
             memory.remove(scratch, 0)
 
     def _take_over(self, seq_id: int, cells: bytes | Cells, end: int) -> None:
-        """Let a sequence have cells that were dumped, as cells of its own, besides those that it holds.
+        """Load dumped cells as exclusive cells of a sequence, in addition to those that it holds.
 
         Raises:
-            DecodeFailed: llama.cpp refuses them.
+            DecodeFailed: llama.cpp refuses the cells.
         """
         memory, scratch = self._memory, self._memory.scratch
         if not memory.load(scratch, cells):
@@ -242,7 +242,7 @@ class LlamaCppContext(ContextBase):
         self._free()
         library.return_memory()
 
-    # Steps.
+    # Decoding.
 
     def _check_fork(self, src: int, end: int) -> None:
         if self.edit_level < EditLevel.TRUNCATE and end < self._ledger.length(src):
@@ -253,7 +253,7 @@ class LlamaCppContext(ContextBase):
             )
 
     def _run_part(self, part: Part) -> None:
-        """Decode a part. llama.cpp's causal mask is on or off for a whole batch; other sequences are always masked."""
+        """Decode a part. llama.cpp has one causal mask per batch, on or off; other sequences are always masked."""
         if part.is_block:
             self._api.llama_set_causal_attn(self._pointer, False)
         try:
@@ -277,7 +277,7 @@ class LlamaCppContext(ContextBase):
         return copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
 
     def _sync(self, seq_id: int) -> None:
-        """Make llama.cpp's sequence equal to the ledger: a failure or an interrupt may have changed it."""
+        """Make llama.cpp's sequence equal to the ledger; a failure or an interrupt may have changed it."""
         held, length = self._memory.length(seq_id), self._ledger.length(seq_id)
         if held == length:
             return
@@ -312,18 +312,19 @@ class LlamaCppContext(ContextBase):
             done += len(chunk)
 
     def _positions(self, batch: Batch) -> NDArray[np.integer]:
-        """The positions for llama.cpp; see ``parts_of_a_kind``."""
+        """The positions that llama.cpp gets; see ``parts_of_a_kind``."""
         return batch.positions
 
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
-        """The same for tokens that are decoded again, the first at ``start``."""
+        """The positions of tokens in a replay; the first is at ``start``."""
         return np.arange(start, start + len(tokens))
 
     def _unshare(self, seq_id: int, start: int, end: int, shared_end: int) -> None:
-        """Forget [start, end), and give the sequence its own copies of the cells [end, shared_end).
+        """Remove [start, end), and give the sequence exclusive copies of the cells [end, shared_end).
 
-        Moving a cell moves it for every sequence that holds it. Cells are shared from the first on, so here all of
-        [start, shared_end) are, and forgetting them frees none: the copies come first, which leaves nothing to undo.
+        Moving a cell would move it for every sequence that holds it. Cells are shared from position 0 on, so all cells
+        of [start, shared_end) are shared, and removing them frees none. The copies are made first, so a failure needs
+        no undo.
         """
         memory, scratch = self._memory, self._memory.scratch
         self._rotate_keys()
@@ -335,10 +336,10 @@ class LlamaCppContext(ContextBase):
         memory.remove(scratch, 0)
 
     def _rotate_keys(self) -> None:
-        """Have keys re-rotated that wait for it: llama.cpp does that first whenever it decodes.
+        """Make llama.cpp re-rotate keys now. It does so at the beginning of a decode.
 
-        It dumps keys as they are. Where there is no room for the token that is decoded here, the decode fails, but
-        not before keys were re-rotated.
+        Dumps contain keys as they are, so this is needed before a dump. If the cache has no room for the token that is
+        decoded here, the decode fails, but only after the re-rotation.
         """
         if not self._keys_lag:
             return
@@ -359,11 +360,11 @@ def _pieces(cells: Cells) -> Pieces:
 
 
 class _JoinedWriter(PayloadWriter):
-    """Joins a payload, which llama.cpp takes as a whole.
+    """Collects a payload, as llama.cpp loads it as a whole.
 
     Args:
-        put: takes it.
-        undo: takes it back.
+        put: loads the payload.
+        undo: empties the sequence.
     """
 
     def __init__(self, put: Callable[[bytes], None], undo: Callable[[], None]) -> None:
@@ -371,23 +372,23 @@ class _JoinedWriter(PayloadWriter):
         self._pieces: list[bytes] = []
 
     def write(self, piece: memoryview) -> None:
-        """Keep it."""
+        """Append a piece."""
         self._pieces.append(bytes(piece))
 
     def put(self) -> None:
-        """Check all of it, and hand it over."""
+        """Check the payload and load it."""
         self._put(b"".join(self._pieces))
 
     def undo(self) -> None:
-        """Forget the sequence."""
+        """Empty the sequence."""
         self._undo()
 
 
 def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) -> int:
-    """llama.cpp's context.
+    """Create a context of llama.cpp.
 
     Raises:
-        InvalidOption: it cannot create it.
+        InvalidOption: llama.cpp cannot create it.
     """
     with logs.collected() as complaints:
         pointer: int | None = api.llama_init_from_model(model_pointer, params)
@@ -397,7 +398,7 @@ def created(api: Any, model_pointer: int, params: Any, options: ContextOptions) 
 
 
 def copied(source: Any, n_rows: int, width: int) -> Rows:
-    """Rows that llama.cpp keeps until its next call; ``source`` is a pointer to them."""
+    """Copy rows that llama.cpp overwrites in its next call; ``source`` is its pointer to them."""
     rows = np.empty((n_rows, width), np.float32)
     if n_rows:
         if not source:
@@ -407,10 +408,10 @@ def copied(source: Any, n_rows: int, width: int) -> Rows:
 
 
 def kv_type(asked: KvType | None) -> KvType:
-    """The type to store keys or values in.
+    """The KV type, F16 by default.
 
     Raises:
-        InvalidOption: there is no such type.
+        InvalidOption: an unknown type.
     """
     if asked is not None and asked not in GGML_TYPES:
         raise InvalidOption(f"unknown KV type {asked!r} (accepted: {', '.join(GGML_TYPES)})")
@@ -418,10 +419,10 @@ def kv_type(asked: KvType | None) -> KvType:
 
 
 def flash_attention(settings: Settings, type_v: KvType) -> int:
-    """The ``llama_flash_attn_type`` to ask for.
+    """The ``llama_flash_attn_type`` for these settings.
 
     Raises:
-        InvalidOption: it was turned off, and quantized values need it.
+        InvalidOption: flash attention is off, but quantized values need it.
     """
     asked = settings.options.flash_attention
     if asked is False and type_v in _QUANTIZED:
@@ -436,10 +437,10 @@ def flash_attention(settings: Settings, type_v: KvType) -> int:
 
 
 def check_key_type(type_k: KvType, head_dim: int | None) -> None:
-    """Refuse keys with which llama.cpp computes garbage: it checks this only with flash attention.
+    """Refuse key types for which llama.cpp computes wrong results: it checks them only with flash attention.
 
     Raises:
-        InvalidOption: quantized keys whose blocks do not fit the heads.
+        InvalidOption: the blocks of quantized keys do not fit the heads.
     """
     if type_k in _QUANTIZED and (head_dim is None or head_dim % _QUANTIZED_BLOCK):
         width = "of several widths" if head_dim is None else f"{head_dim} wide"
@@ -450,7 +451,7 @@ def check_key_type(type_k: KvType, head_dim: int | None) -> None:
 
 
 def can_rotate(type_k: KvType, head_dim: int | None) -> bool:
-    """Whether llama.cpp survives re-rotating keys of this type, in heads of this width (None: unknown, or several)."""
+    """Whether llama.cpp can re-rotate keys of a type and head width (None: unknown, or several)."""
     if type_k not in _QUANTIZED:
         return type_k is not KvType.BF16
     is_disabled = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") != "0"

@@ -1,4 +1,4 @@
-"""Devices that this build of llama.cpp can compute on, and the choice among them."""
+"""The devices of this build of llama.cpp, and the choice among them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Device:
 
     Attributes:
         handle: ggml's pointer to it.
-        name: as ggml names it, as in "CUDA0".
-        description: the product.
-        kind: an accelerator works together with the CPU (BLAS, AMX); it cannot be chosen.
+        name: ggml's name of it, as "CUDA0".
+        description: name of the product.
+        kind: its kind. An accelerator (BLAS, AMX) works together with the CPU and cannot be chosen.
     """
 
     handle: int
@@ -43,23 +43,23 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What users call it: "cpu", "cuda:0", "metal"."""
+        """The name for users: "cpu", "cuda:0", "metal"."""
         family, number = _split(self.name)
         return f"{family}:{number}" if number else family
 
     @property
     def untried(self) -> bool:
-        """Whether our conformance suite has never passed on it: it ran on the CPU only."""
+        """Whether the conformance suite has never passed on it: so far it ran on the CPU only."""
         return self.kind != DeviceKind.CPU
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """Where a model runs.
+    """The devices of a model.
 
     Attributes:
-        gpus: the GPUs that take layers; none means the CPU.
-        label: for ``ModelInfo.device``.
+        gpus: the GPUs that take layers; empty for the CPU.
+        label: the value of ``ModelInfo.device``.
     """
 
     gpus: tuple[Device, ...]
@@ -67,7 +67,7 @@ class DeviceChoice:
 
 
 def all_devices() -> list[Device]:
-    """Every device that llama.cpp registered.
+    """All devices that llama.cpp has registered.
 
     Raises:
         BackendUnavailable: llama.cpp cannot be loaded.
@@ -88,17 +88,17 @@ def all_devices() -> list[Device]:
 
 
 def choosable(devices: Sequence[Device]) -> list[Device]:
-    """Devices that can load a model: an accelerator works together with the CPU."""
+    """The devices that can load a model: all but accelerators, which work together with the CPU."""
     return [device for device in devices if device.kind != DeviceKind.ACCELERATOR]
 
 
 def choose(wanted: str, devices: Sequence[Device]) -> DeviceChoice:
     """The devices for "auto", "cpu", a family of GPUs ("cuda", "metal", "vulkan", ...) or one of them ("cuda:1").
 
-    "auto" takes all discrete GPUs, else all integrated ones, else the CPU.
+    "auto" takes all discrete GPUs; without any, all integrated ones; without any, the CPU.
 
     Raises:
-        BackendUnavailable: there is no such device; the message lists the available ones.
+        BackendUnavailable: no such device; the message lists the available ones.
     """
     if wanted == "cpu":
         return DeviceChoice((), "cpu")

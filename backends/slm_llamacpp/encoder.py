@@ -1,4 +1,4 @@
-"""A context of an encoder: llama.cpp keeps no cache, and gives hidden states only."""
+"""A context of an encoder: llama.cpp returns hidden states and keeps no cache."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LlamaCppEncoder(ContextBase):
     """Runs whole sequences.
 
     Args:
-        model: the model, which stays alive as long as the context.
+        model: the model; the context keeps it alive.
         api: the low-level functions.
-        model_pointer: llama.cpp's model.
-        options: the sizes; of KV types it is only looked whether they exist.
-        settings: how the model runs.
+        model_pointer: llama.cpp's pointer to the model.
+        options: the sizes; KV types are only checked.
+        settings: device, threads and options of the model.
 
     Raises:
         InvalidOption: llama.cpp cannot create such a context; the message gives its reason.
@@ -43,7 +43,7 @@ class LlamaCppEncoder(ContextBase):
         self._api, self._model = api, model
         self._pointer = created(api, model_pointer, _params(api, options, settings), options)
         self._free = weakref.finalize(self, api.llama_free, self._pointer)
-        self._free.atexit = False  # at exit the system takes the memory back
+        self._free.atexit = False  # at exit the system frees the memory
         self._buffers = BatchBuffers(
             api, min(options.n_batch, options.n_ctx), np.arange(options.n_seq_max, dtype=np.int32)[:, None]
         )
@@ -98,14 +98,15 @@ class LlamaCppEncoder(ContextBase):
         library.return_memory()
 
     def _never(self) -> bytes:
-        """The base class calls these only if a sequence holds tokens."""
+        """Never called: the base class calls it only for sequences with tokens."""
         raise AssertionError("an encoder's sequences are empty")
 
 
 def _params(api: Any, options: ContextOptions, settings: Settings) -> Any:
     params = api.llama_context_default_params()
     params.n_ctx = max(options.n_ctx, options.n_seq_max)
-    # A sequence is run as a whole; and llama.cpp ends the process if a batch has fewer entries than sequences.
+    # A sequence runs as a whole. llama.cpp ends the process if the capacity of a batch is below the number of
+    # sequences.
     params.n_batch = params.n_ubatch = max(min(options.n_batch, options.n_ctx), options.n_seq_max)
     params.n_seq_max = options.n_seq_max
     params.n_threads = params.n_threads_batch = settings.n_threads

@@ -1,4 +1,4 @@
-"""A pointer of llama.cpp's that is freed once, when nobody is inside a call with it."""
+"""A pointer of llama.cpp that is freed once, when no call uses it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Handle:
 
     Args:
         pointer: llama.cpp's pointer.
-        free: gives it back.
-        name: for messages.
+        free: frees it.
+        name: name for error messages.
     """
 
     def __init__(self, pointer: int, free: Callable[[int], None], name: str) -> None:
@@ -28,10 +28,10 @@ class Handle:
 
     @contextmanager
     def use(self) -> Iterator[int]:
-        """The pointer, which stays valid while the block runs.
+        """The pointer, valid while the ``with`` block runs.
 
         Raises:
-            ModelClosed: it was given back, or is about to be.
+            ModelClosed: it is freed, or is about to be.
         """
         with self._idle:
             if self._retired or self._pointer is None:
@@ -46,13 +46,13 @@ class Handle:
                 self._idle.notify_all()
 
     def retire(self) -> None:
-        """Let nobody in any more, and wait until all are out."""
+        """Refuse new users, and wait until the current ones are done."""
         with self._idle:
             self._retired = True
             self._idle.wait_for(lambda: self._users == 0)
 
     def free(self) -> None:
-        """Give the pointer back; twice is fine."""
+        """Free the pointer; a second call does nothing."""
         with self._idle:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:

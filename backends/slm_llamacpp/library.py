@@ -23,12 +23,12 @@ _loaded: Any = None
 
 
 def is_installed() -> bool:
-    """Whether llama-cpp-python is there; nothing is imported."""
+    """Whether llama-cpp-python is installed; imports nothing."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 
 def has_gpu_build() -> bool:
-    """Whether llama.cpp's folder may have a library for GPUs; judged by names, nothing is loaded."""
+    """Whether llama.cpp's folder may contain a library for GPUs, by file names; loads nothing."""
     spec = importlib.util.find_spec("llama_cpp")
     folders = [Path(where) / "lib" for where in (spec.submodule_search_locations or [] if spec else [])]
     names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
@@ -48,7 +48,7 @@ def version() -> str:
 
 
 def load() -> Any:
-    """The module of low-level functions, ready to use: its log goes to ``logging``, its backends are registered.
+    """The module of low-level functions, after routing its log to ``logging`` and registering its backends.
 
     Raises:
         BackendUnavailable: it is not installed, or its shared library cannot be loaded.
@@ -70,11 +70,11 @@ def load() -> Any:
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system now: glibc keeps freed blocks, up to 32 MiB each, for later."""
+    """Return freed memory to the system now: glibc would keep freed blocks of up to 32 MiB."""
     if sys.platform != "linux":
         return
     try:
         trim = ctypes.CDLL(None).malloc_trim
-    except AttributeError:  # another C library, which keeps none
+    except AttributeError:  # another C library, which does not keep freed blocks
         return
     trim(ctypes.c_size_t(0))

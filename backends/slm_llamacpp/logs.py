@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 logger = logging.getLogger("slm_llamacpp")
-logger.addHandler(logging.NullHandler())  # an application that set up no logging gets nothing on stderr
+logger.addHandler(logging.NullHandler())  # without configured logging, nothing goes to stderr
 
 _CONTINUATION = 5
-_LONGEST = 300  # characters of a reason: llama.cpp quotes texts of the file whole
+_LONGEST = 300  # characters of a reason: llama.cpp quotes whole texts of the file
 _SPEAKER = re.compile(r"\A(\w+: )?(error loading model: )?")  # the function's name, and a constant prefix
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
 
 
 class Complaint(NamedTuple):
-    """A warning or an error."""
+    """A warning or an error of llama.cpp."""
 
     level: int
     line: str
@@ -39,7 +39,7 @@ _state = _ThreadState()
 
 
 def receive(level: int, text: bytes | None, _user_data: int | None = None) -> None:
-    """Take a piece of log text as llama.cpp gives it: a line, several, or a part that is continued."""
+    """Receive log text from llama.cpp: one line, several lines, or a part of a line."""
     if level != _CONTINUATION:
         if _state.pending:
             _emit(_state.level, _state.pending)
@@ -57,7 +57,7 @@ def _emit(level: int, line: str) -> None:
 
 @contextmanager
 def collected() -> Iterator[list[Complaint]]:
-    """The warnings and errors that llama.cpp writes in this thread while the block runs."""
+    """The warnings and errors that llama.cpp logs in this thread while the ``with`` block runs."""
     before, _state.complaints = _state.complaints, []
     try:
         yield _state.complaints
@@ -66,7 +66,7 @@ def collected() -> Iterator[list[Complaint]]:
 
 
 def reason_in(complaints: Sequence[Complaint]) -> str:
-    """What went wrong, in one line: the most telling of llama.cpp's error lines."""
+    """The cause in one line: the most informative of llama.cpp's error lines."""
     lines = [line for level, line in complaints if level >= logging.ERROR]
     telling = [line for line in lines if "error loading model: " in line] or lines[-1:] or ["it gave no reason"]
     reason = _SPEAKER.sub("", telling[0])
@@ -74,7 +74,7 @@ def reason_in(complaints: Sequence[Complaint]) -> str:
 
 
 def route(api: Any) -> None:
-    """Make llama.cpp log through ``receive`` until the interpreter ends."""
+    """Route llama.cpp's log to ``receive`` until the interpreter ends."""
     callback = api.llama_log_callback(receive)
     api.llama_log_set(callback, ctypes.c_void_p(0))
 

@@ -1,12 +1,12 @@
-"""llama.cpp's KV cache: the sequences of a context, and the edits it can really make.
+"""llama.cpp's KV cache: the sequences of a context, and the edits that it supports.
 
-The kind of llama.cpp's memory for a model decides its edit level:
+The kind of llama.cpp's memory determines the edit level of a model:
 
-- one attention cache: everything, and a span can be cut out where keys can be re-rotated;
-- an attention cache with a window beside it: a tail can be forgotten. The cache is as large as the context, but
-  llama.cpp reuses cells that the window has passed, unless two sequences hold them: so every sequence has a twin that
-  holds the same cells;
-- recurrent state, or anything else: nothing.
+- one attention cache: all edits; cuts only if keys can be re-rotated;
+- an attention cache and a second one for windows: truncation only. The cache is as large as the context, but llama.cpp
+  reuses cells that the window has passed unless two sequences hold them. So every sequence has a twin that holds the
+  same cells;
+- recurrent states, or anything else: no edits.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from slm_core.errors import DecodeFailed
 from slm_core.types import Capability, EditLevel
 
 Cells: TypeAlias = "ctypes.Array[ctypes.c_uint8]"
-"""Dumped cells, as llama.cpp lays them out."""
+"""Dumped cells in llama.cpp's layout."""
 _NO_FLAGS = 0
 _TO_END = -1
-_STATE_HEADER_BYTES, _CACHE_HEADER_BYTES = 8, 8  # of the dumped state of an empty sequence: its own, each cache's
+_STATE_HEADER_BYTES, _CACHE_HEADER_BYTES = 8, 8  # in the dump of an empty sequence: one header, and one per cache
 _MULTI_ROPE = (8, 40)  # llama_rope_type
 _ROPE_AXES = 4
 
 
 class CacheKind(Enum):
-    """How llama.cpp keeps a model's memory."""
+    """The kind of llama.cpp's memory for a model."""
 
     ATTENTION = "one attention cache"
     WINDOWED = "an attention cache with a sliding window"
@@ -39,13 +39,13 @@ class CacheKind(Enum):
 
 
 class Memory:
-    """The sequences of one context. Sequence ids are the contract's; ``scratch`` is one more, empty between calls.
+    """The sequences of one context, by the contract's ids. ``scratch`` is an extra sequence, empty between calls.
 
     Args:
         api: the low-level functions.
-        context: llama.cpp's context.
-        model: its model.
-        n_seq_max: sequences.
+        context: llama.cpp's pointer to the context.
+        model: llama.cpp's pointer to the model.
+        n_seq_max: number of sequences.
     """
 
     def __init__(self, api: Any, context: int, model: int, n_seq_max: int) -> None:
@@ -60,21 +60,21 @@ class Memory:
 
     @property
     def n_axes(self) -> int:
-        """Positions that llama.cpp wants for each embedding row."""
+        """The number of positions of each embedding row in llama.cpp."""
         return _ROPE_AXES if self._is_multi_rope else 1
 
     def edit_level(self, *, can_rotate: bool) -> EditLevel:
-        """The highest edit; ``can_rotate`` says whether keys of the type that is kept can be re-rotated."""
+        """The highest edit; ``can_rotate`` says whether keys of the context's type can be re-rotated."""
         if self.kind is CacheKind.OTHER:
             return EditLevel.REPLAY
         can_cut = self.kind is CacheKind.ATTENTION and self._can_shift and can_rotate
         return EditLevel.CUT if can_cut else EditLevel.TRUNCATE
 
     def capabilities(self) -> frozenset[Capability]:
-        """What works beyond the core.
+        """The optional capabilities.
 
-        A dump of a cache with a window leaves out what the window has passed, one of multi-dimensional positions holds
-        more than this backend checks: those are dumped as tokens alone.
+        No KV payload if the cache has windows (dumps lack cells that the window has passed) or M-RoPE positions (dumps
+        contain more than this backend checks). Such dumps contain tokens only.
         """
         if self.kind is CacheKind.ATTENTION and not self._is_multi_rope:
             return frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
@@ -91,28 +91,28 @@ class Memory:
         return CacheKind.WINDOWED if has_window and (n_caches, rest) == (2, 0) else CacheKind.OTHER
 
     def ids(self) -> NDArray[np.int32]:
-        """The ids that llama.cpp knows each sequence by, int32 [n_sequences, 1 or 2]."""
+        """llama.cpp's ids of each sequence, int32 [n_sequences, 1 or 2]."""
         ids = np.arange(self._n_seq_max + 1, dtype=np.int32)
         if self.kind is CacheKind.WINDOWED:
             return np.stack([ids, ids + self._n_seq_max], axis=1)[:-1]
         return ids[:, None]
 
     def length(self, seq_id: int) -> int:
-        """Positions that a sequence really holds."""
+        """The number of positions that a sequence holds in llama.cpp."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
     def remove(self, seq_id: int, start: int, end: int = _TO_END) -> None:
-        """Forget [start, end) of a sequence.
+        """Remove [start, end) from a sequence.
 
         Raises:
-            DecodeFailed: llama.cpp refused; nothing changed.
+            DecodeFailed: llama.cpp refused; nothing has changed.
         """
         for i in self._ids_of(seq_id):
             if not self._api.llama_memory_seq_rm(self._memory, i, start, end):
                 raise DecodeFailed(f"llama.cpp refused to forget positions from {start} on of sequence {seq_id}")
 
     def share(self, src: int, dst: int, end: int, *, start: int = 0) -> None:
-        """Let ``dst`` hold the cells of ``src[start:end]``, too."""
+        """Let ``dst`` share the cells of ``src[start:end]``."""
         for i in self._ids_of(dst):
             self._api.llama_memory_seq_cp(self._memory, src, i, start, end)
 
@@ -121,7 +121,7 @@ class Memory:
         self._api.llama_memory_seq_add(self._memory, seq_id, start, _TO_END, -distance)
 
     def dump(self, seq_id: int) -> Cells:
-        """The cells of a sequence: positions, keys and values, all copied by one call.
+        """The cells of a sequence (positions, keys and values), copied in one call.
 
         Raises:
             DecodeFailed: llama.cpp refused.
@@ -148,7 +148,7 @@ class Memory:
 
 
 def is_recurrent(api: Any, model: int) -> bool:
-    """Whether the model, or a part of it, keeps a state instead of keys and values."""
+    """Whether the model is recurrent or hybrid: some layers keep a state instead of keys and values."""
     return bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
 
 
@@ -159,7 +159,7 @@ def has_mrope(api: Any, model: int) -> bool:
 
 
 def n_llama_sequences(api: Any, model: int, n_seq_max: int) -> int:
-    """Sequences that llama.cpp must have for ``Memory`` to offer ``n_seq_max``."""
+    """The number of sequences in llama.cpp that ``Memory`` needs for ``n_seq_max``."""
     if is_recurrent(api, model):
-        return n_seq_max  # each takes a whole state's memory
+        return n_seq_max  # each extra one would take the memory of a state
     return 2 * n_seq_max if api.llama_model_n_swa(model) > 0 else n_seq_max + 1

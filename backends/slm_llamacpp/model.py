@@ -42,22 +42,22 @@ _UNSUPPORTED = (
 
 
 class LlamaCppModel(ModelBase):
-    """Weights and vocabulary in llama.cpp's hands. Immutable; any thread may use it.
+    """A model with llama.cpp's weights and vocabulary. Immutable; threads may share it.
 
     Args:
         api: the low-level functions.
-        gguf: the model's file, checked; not needed afterwards.
+        gguf: the model's file, already checked; not needed afterwards.
         settings: device, threads and options.
-        progress: called with the share that is loaded; an exception it raises cancels the load.
+        progress: called with the share that is loaded; raising an exception cancels the load.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: llama.cpp refuses the file; the message gives its reason.
+        InvalidModelFile, UnsupportedModel: llama.cpp refuses the file; the message has its reason.
 
     Attributes:
-        head_dim: width of a head's key; None if layers differ or the file does not say.
+        head_dim: width of a head's key; None if layers differ or the file does not have it.
         moves_keys: whether keys can move to other positions.
         n_positions: number of learned positions; None without learned positions.
-        longest_block: tokens that a bidirectional block may have; 0 for no blocks.
+        longest_block: most tokens of a bidirectional block; 0 for no blocks.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
@@ -67,7 +67,7 @@ class LlamaCppModel(ModelBase):
         self.moves_keys = moves_keys(gguf)
         info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
         self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
-        weakref.finalize(self, self._handle.free).atexit = False  # at exit the system takes the memory back
+        weakref.finalize(self, self._handle.free).atexit = False  # at exit the system frees the memory
         self._is_encoder = is_encoder(gguf)
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
         self.longest_block, self._row_scale = blocks_of(gguf)
@@ -80,7 +80,7 @@ class LlamaCppModel(ModelBase):
         super().__init__(info, vocab)
 
     def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Embedding rows of tokens [T] for llama.cpp, float32 [T, E]."""
+        """The inputs [T, E] of tokens [T] as embedding rows for llama.cpp, float32."""
         with GgufFile.open(Path(self._info.path)) as file:
             table = file.tensors[EMBEDDING]
             rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], tokens)
@@ -107,14 +107,14 @@ class LlamaCppModel(ModelBase):
 
 
 def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> int:
-    """Have llama.cpp load the file; returns its pointer."""
+    """Load the file with llama.cpp; returns its pointer."""
     raised: list[BaseException] = []
 
     def report(share: float, _user_data: int | None) -> bool:
         try:
             if progress is not None:
                 progress(share)
-        except BaseException as error:  # raised again when llama.cpp has returned; an interrupt comes this way, too
+        except BaseException as error:  # also an interrupt; raised again after llama.cpp has returned
             raised.append(error)
             return False
         return True

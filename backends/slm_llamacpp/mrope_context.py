@@ -27,10 +27,11 @@ _UNKNOWN = -1  # number of cells of a sequence while it changes
 
 
 class MropeContext(LlamaCppContext):
-    """Token histories whose position in llama.cpp is the time of their M-RoPE position.
+    """Token histories whose position in llama.cpp is the time axis of the M-RoPE position.
 
-    llama.cpp removes and shares a temporal patch as a whole, so the part of a patch that remains is decoded again. Keys
-    cannot be moved, so there is no cut. Positions do not give the number of tokens of a sequence; it is counted here.
+    llama.cpp removes and shares a temporal patch as a whole. If a part of a patch remains, it is decoded again. Keys
+    cannot be moved, so there is no cut. Positions do not give the number of tokens of a sequence, so it is counted
+    here.
 
     Args: see ``LlamaCppContext``.
     """
@@ -47,7 +48,7 @@ class MropeContext(LlamaCppContext):
         takes_offsets = capabilities and self._memory.kind is CacheKind.ATTENTION
         return capabilities | {Capability.MROPE_POSITIONS} if takes_offsets else capabilities
 
-    # What is refused.
+    # Calls that may be refused.
 
     def _check_batch(self, batch: Batch) -> list[int]:
         seq_ids = super()._check_batch(batch)
@@ -76,25 +77,25 @@ class MropeContext(LlamaCppContext):
         self._sync(dst)
         self._check_fork(src, end)
         tokens, first = self._ledger.inputs(src)[:end], end - self._n_copied_by_fork(src, end)
-        places = mrope_positions_of(tokens)
+        mrope_positions = mrope_positions_of(tokens)
         if first:
             self._counted[dst] = _UNKNOWN
-            self._memory.share(src, dst, int(places[first - 1, 0]) + 1)
-        self._decode_again(dst, first, tokens, places)
+            self._memory.share(src, dst, int(mrope_positions[first - 1, 0]) + 1)
+        self._decode_again(dst, first, tokens, mrope_positions)
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._sync(seq_id)
         tokens = self._ledger.inputs(seq_id)
-        places = mrope_positions_of(tokens)
-        first = patch_begin(places, length)
+        mrope_positions = mrope_positions_of(tokens)
+        first = patch_begin(mrope_positions, length)
         self._counted[seq_id] = _UNKNOWN
-        self._memory.remove(seq_id, int(places[first, 0]))
-        self._decode_again(seq_id, first, tokens[:length], places[:length])
+        self._memory.remove(seq_id, int(mrope_positions[first, 0]))
+        self._decode_again(seq_id, first, tokens[:length], mrope_positions[:length])
 
-    def _decode_again(self, seq_id: int, first: int, tokens: Sequence[Held], places: NDArray[np.int64]) -> None:
+    def _decode_again(self, seq_id: int, first: int, tokens: Sequence[Held], positions: NDArray[np.int64]) -> None:
         """Decode the tokens from ``first`` on: the remaining part of a temporal patch."""
         try:
-            self._replay(seq_id, first, tokens[first:], places[first:])
+            self._replay(seq_id, first, tokens[first:], positions[first:])
         except BaseException:
             self._sync(seq_id)
             raise
@@ -108,13 +109,13 @@ class MropeContext(LlamaCppContext):
         self._counted[seq_id] = length
         self._mrope_positions.forget(seq_id)
 
-    # Steps.
+    # Decoding.
 
     def _positions(self, batch: Batch) -> NDArray[np.integer]:
         return self._mrope_positions.of(batch)
 
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
-        return mrope_positions_of(tokens)  # without cuts there is one run, from the first token on
+        return mrope_positions_of(tokens)  # without cuts there is one run, from position 0 on
 
     def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
         rows = super()._ran(batch, output_mask, read)

@@ -78,7 +78,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The caller's options; None for llama.cpp's default. ``DESCRIPTIONS`` describes them."""
+    """The caller's options, see ``DESCRIPTIONS``; None for llama.cpp's default."""
 
     flash_attention: bool | None = None
     n_ubatch: int | None = None
@@ -98,7 +98,7 @@ class LoadOptions:
 
         Raises:
             UnknownOption: no such option; the message lists all options.
-            InvalidOption: a value that does not fit.
+            InvalidOption: a value does not fit.
         """
         for name, value in options.items():
             if name not in _OPTIONS:
@@ -111,10 +111,10 @@ class LoadOptions:
         return cls(**values)
 
     def check_gpus(self, n_gpus: int, max_devices: int) -> None:
-        """Refuse options that make no sense for this number of GPUs.
+        """Check the GPU options against the number of GPUs in use.
 
         Raises:
-            InvalidOption: an option for GPUs where none is used, or one that names a GPU that is not used.
+            InvalidOption: a GPU option without a GPU, or an option that names an unused GPU.
         """
         for name in _FOR_GPUS:
             value = getattr(self, name)
@@ -128,11 +128,11 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a model runs, decided.
+    """The settings of a loaded model.
 
     Attributes:
-        device: where.
-        n_threads: CPU threads.
+        device: the chosen devices.
+        n_threads: number of CPU threads.
         repack: whether weights may be copied into other layouts.
         options: the caller's options.
     """

@@ -1,8 +1,8 @@
-"""Checking dumped cells before llama.cpp sees them: it trusts positions, and never looks at the numbers.
+"""Checks dumped cells before llama.cpp loads them: it trusts positions, and never checks numbers.
 
 The layout is that of ``llama_kv_cache::state_write`` for one sequence: a header, the position of each cell, the keys of
-each layer, the values of each layer. Numbers are part of the check because attention reads the cells of all sequences
-and masks afterwards: one NaN would spread to sequences that never saw it.
+each layer, the values of each layer. Numbers are checked because attention reads the cells of all sequences and masks
+afterwards: one NaN would spread to other sequences.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _BLOCK_BYTES = {KvType.Q8_0: 34, KvType.Q5_0: 22, KvType.Q4_0: 18}  # each begin
 
 
 def check_payload(payload: bytes, n_tokens: int, type_k: KvType, type_v: KvType, start: int = 0) -> None:
-    """Refuse a payload that is not the dump of ``n_tokens`` cells of one sequence, from position ``start`` on.
+    """Raise unless a payload is a dump of ``n_tokens`` cells of one sequence, from position ``start`` on.
 
     Raises:
-        InvalidSnapshot: it is not; the message says where.
+        InvalidSnapshot: it is not; the message has the place of the difference.
     """
     reader = _Reader(payload)
     magic, _, n_streams, n_cells = reader.unpack(_HEADER)
@@ -58,7 +58,7 @@ def check_payload(payload: bytes, n_tokens: int, type_k: KvType, type_v: KvType,
         raise InvalidSnapshot(f"the dump's KV payload has {n_layers} layers")
     for _ in range(n_layers):
         _check_rows(reader, n_cells, type_k)
-    while reader.left and n_layers:  # some models keep no values
+    while reader.left and n_layers:  # some models have no separate values
         n_layers -= 1
         (_check_columns if transposed else _check_rows)(reader, n_cells, type_v)
     if reader.left:
@@ -104,7 +104,7 @@ def _check_numbers(data: memoryview, type_id: int, kind: KvType) -> None:
 
 
 def _scales(data: memoryview, kind: KvType) -> NDArray[np.float16] | NDArray[np.float32]:
-    """The numbers, or, if they are quantized, the scales that bound them."""
+    """The numbers of a float type, or the scales of a quantized type, which bound its numbers."""
     if kind is KvType.F32:
         return np.frombuffer(data, "<f4")
     if kind is KvType.BF16:

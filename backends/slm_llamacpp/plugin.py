@@ -10,5 +10,5 @@ from slm_llamacpp import BACKEND, INSTALL_HINT
 
 @hookimpl
 def slm_backends() -> Sequence[Entry]:
-    """The backend of this package."""
+    """The llama.cpp backend."""
     return (Entry(BACKEND, "slm_llamacpp.backend:LlamaCppBackend", hint=INSTALL_HINT),)

@@ -1,8 +1,8 @@
-"""Files that llama.cpp does not survive: it checks much of a header with assertions, which end the process.
+"""Preflight checks: llama.cpp checks much of a header with assertions, which end the process.
 
-These checks cover what its loader asserts for every model, the widths of heads, shapes of tensors for architectures
-that are declared in this package, and what graphs of jamba and RWKV assert. Whatever else is wrong with a file,
-llama.cpp reports, as far as fuzzing has shown (``tests/hostile``).
+They cover the loader's assertions for every model, widths of heads, shapes of tensors for architectures that this
+package declares, and assertions in the graphs of jamba and RWKV. llama.cpp reports all other errors of a file, as far
+as fuzzing has shown (``tests/hostile``).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 _VECTOR_TYPES = (GgmlType.F32, GgmlType.F64, GgmlType.I8, GgmlType.I16, GgmlType.I32, GgmlType.I64)
 _NO_MATRIX_TYPES = frozenset(_VECTOR_TYPES) - {GgmlType.F32}
-_EXPERT_TABLE = "tid2eid"  # the experts of each token, which are looked up
-_ALIGNMENT = 32  # of tensors in memory
-_DENSE = ("dense_2_feat_in", "dense_3_feat_out")  # of gemma-embedding, as wide as the model
+_EXPERT_TABLE = "tid2eid"  # a table of the experts of each token
+_ALIGNMENT = 32  # bytes, of tensors in memory
+_DENSE = ("dense_2_feat_in", "dense_3_feat_out")  # of gemma-embedding; both as wide as the model
 
 TOKENS_ALONE = frozenset({"glm4", "glm4moe", "graniteswitch"})
-"""Architectures whose graphs end the process if a batch holds embedding rows (glm4: except files for images)."""
+"""Architectures whose graphs end the process for embedding rows (glm4: except files for images)."""
 
 
 def check_survives(gguf: GgufFile) -> None:
-    """Refuse a file that would end the process, or with metadata that llama.cpp does not read.
+    """Refuse a file that would end the process, or whose metadata llama.cpp cannot read.
 
     Raises:
         UnsupportedModel: a value is too large for llama.cpp; the message names the key or tensor.
@@ -64,8 +64,10 @@ def _check_tokens(gguf: GgufFile) -> None:
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.require("tokenizer.ggml.tokens", list[str]))]
     ids = {text: i for i, text in enumerate(tokens)}
     if len(ids) != len(tokens):
-        again = next(i for i, text in enumerate(tokens) if ids[text] != i)
-        raise InvalidModelFile(f"{gguf.path}: tokens {again} and {ids[tokens[again]]} are both {tokens[again][:80]!r}")
+        duplicate = next(i for i, text in enumerate(tokens) if ids[text] != i)
+        raise InvalidModelFile(
+            f"{gguf.path}: tokens {duplicate} and {ids[tokens[duplicate]]} are both {tokens[duplicate][:80]!r}"
+        )
 
 
 def _check_layers(gguf: GgufFile, architecture: str) -> None:
@@ -107,14 +109,14 @@ def _check_numbers(gguf: GgufFile, architecture: str) -> None:
 
 
 def _check_states(gguf: GgufFile, architecture: str) -> None:
-    """What its graphs of models with a state assert, and no tensor's shape gives away first."""
+    """Check the assertions of recurrent models' graphs that no tensor's shape implies."""
     if architecture == "jamba":
-        key, wanted = f"{architecture}.ssm.inner_size", 2 * gguf.require(f"{architecture}.embedding_length", int)
+        key, expected = f"{architecture}.ssm.inner_size", 2 * gguf.require(f"{architecture}.embedding_length", int)
     elif architecture in ("rwkv6", "rwkv7"):
-        key, wanted = f"{architecture}.token_shift_count", 2
+        key, expected = f"{architecture}.token_shift_count", 2
     else:
         return
-    _check_equal(gguf, key, wanted)
+    _check_equal(gguf, key, expected)
 
 
 def _check_dense(gguf: GgufFile, architecture: str) -> None:
@@ -131,13 +133,14 @@ def _check_equal(gguf: GgufFile, key: str, expected: int) -> None:
 
 
 def _check_shapes(gguf: GgufFile) -> None:
-    """Compare tensors with the declaration of their architecture, if there is one.
+    """Compare tensors with the declaration of their architecture, if this package has one.
 
-    llama.cpp compares most, too, but derives some shapes from tensors and others from keys, and asserts that they fit.
+    llama.cpp compares most of them, too. But it derives some shapes from tensors and others from keys, and asserts a
+    match.
     """
     try:
         spec = read_spec(gguf, strict=False)
-    except UnsupportedModel:  # by this package's own forward pass: llama.cpp may run it
+    except UnsupportedModel:  # only unsupported by this package's own forward pass; llama.cpp may run it
         return
     for name, declared in spec.tensors():
         tensor = gguf.tensors.get(name)
@@ -146,7 +149,7 @@ def _check_shapes(gguf: GgufFile) -> None:
 
 
 def _largest(gguf: GgufFile, key: str) -> int:
-    """A number, or the largest of a list for layers; 0 if there is none."""
+    """A number, or the largest of a list per layer; 0 if the key is missing."""
     value = gguf.metadata.get(key, 0)
     if isinstance(value, int):
         return value

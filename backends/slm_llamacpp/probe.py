@@ -1,6 +1,6 @@
-"""Does this build of llama.cpp survive on this CPU? Tested once, in another process, and remembered.
+"""Whether this build of llama.cpp crashes on this CPU: probed once in a subprocess, and cached.
 
-Some builds die at the first matrix product: gcc 12, compiling for a CPU with AMX, leaves the tile configuration out.
+Some builds crash at the first matrix product: gcc 12, compiling for a CPU with AMX, leaves out the tile configuration.
 Weights that are not repacked never reach that code.
 """
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("slm_llamacpp")
 
 
 class Outcome(Enum):
-    """How a probe ended."""
+    """The result of a probe."""
 
     PASSED = "passed"
     CRASHED = "crashed"
@@ -43,23 +43,23 @@ class Outcome(Enum):
 
 
 Probe: TypeAlias = Callable[[bool], Outcome]
-"""Runs llama.cpp on a small quantized model, with weights repacked or not."""
+"""Runs llama.cpp on a small quantized model, with or without repacking of weights."""
 
 
 @functools.cache
 def may_repack() -> bool:
-    """Whether weights may be repacked without taking the process down.
+    """Whether weights may be repacked without a crash.
 
     Raises:
-        BackendUnavailable: llama.cpp dies on this CPU either way.
+        BackendUnavailable: llama.cpp crashes on this CPU with and without repacking.
     """
     return remembered(cache_root() / f"llamacpp-probe-{build_key()}.json", run)
 
 
 def remembered(verdict_file: Path, probe: Probe) -> bool:
-    """The verdict in ``verdict_file``, or that of ``probe``, which is written there.
+    """The verdict in ``verdict_file``; if it is missing, the verdict of ``probe``, which is written to the file.
 
-    A file that is damaged is written anew; one that cannot be written is done without.
+    A damaged file is written again. If the file cannot be written, the verdict is not cached.
 
     Raises:
         BackendUnavailable: see ``may_repack``.
@@ -73,7 +73,7 @@ def remembered(verdict_file: Path, probe: Probe) -> bool:
 
 
 def decide(probe: Probe) -> tuple[bool, bool]:
-    """Whether weights may be repacked, and whether that is certain enough to be remembered.
+    """Whether weights may be repacked, and whether that is certain enough to be cached.
 
     Raises:
         BackendUnavailable: see ``may_repack``.
@@ -97,34 +97,34 @@ def decide(probe: Probe) -> tuple[bool, bool]:
 
 
 def run(repack: bool) -> Outcome:
-    """Probe in another process, under two seconds."""
+    """Probe in a subprocess; takes less than two seconds."""
     if not sys.executable or "frozen" in sys.__dict__:
-        return Outcome.INCONCLUSIVE  # there is no interpreter to start
+        return Outcome.INCONCLUSIVE  # no interpreter to start
     with tempfile.TemporaryDirectory(prefix="slm-probe-") as folder:
         command = [sys.executable, "-P", str(Path(__file__).with_name("probe_worker.py")), folder, str(int(repack))]
         return outcome_of(command)
 
 
 def outcome_of(command: list[str]) -> Outcome:
-    """Start a probe and see how it ends."""
+    """Run a probe and classify how it ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(  # noqa: S603  (our own script, in our own interpreter)
+        completed = subprocess.run(  # noqa: S603  (our own script, in our own interpreter)
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("the probe of llama.cpp did not run: %s", error)
         return Outcome.INCONCLUSIVE
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return Outcome.PASSED
-    if -done.returncode in _CRASHES or done.returncode >= _WINDOWS_CRASH:
+    if -completed.returncode in _CRASHES or completed.returncode >= _WINDOWS_CRASH:
         return Outcome.CRASHED
-    _log.warning("the probe of llama.cpp failed: %s", done.stderr.decode("utf-8", "replace").strip()[-500:])
+    _log.warning("the probe of llama.cpp failed: %s", completed.stderr.decode("utf-8", "replace").strip()[-500:])
     return Outcome.INCONCLUSIVE
 
 
 def build_key() -> str:
-    """A name for this build of llama.cpp on this kind of CPU; another build or CPU gets another."""
+    """A cache key for this build of llama.cpp and this kind of CPU."""
     digest = hashlib.blake2b(_cpu().encode(), digest_size=12)
     for file in sorted(_library_files()):
         status = file.stat()

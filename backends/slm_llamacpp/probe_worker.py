@@ -1,7 +1,7 @@
-"""Run by ``probe`` in another process: ``probe_worker.py FOLDER REPACK``. Crashes, or exits with 0.
+"""The subprocess of ``probe``: ``probe_worker.py FOLDER REPACK``. It crashes, or exits with 0.
 
-It needs llama-cpp-python and the standard library only. The model has no vocabulary and no weights but zeros: what
-crashes, crashes on any numbers.
+It needs only llama-cpp-python and the standard library. The model has no vocabulary, and all weights are zero: the
+crash does not depend on numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUMBERS = {
 
 
 def write_model(path: Path) -> None:
-    """Write a llama model of one layer, all zeros."""
+    """Write a llama model with one layer and zero weights."""
     header, offset = [], 0
     for name, kind, shape in _TENSORS:
         header.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset))
@@ -60,7 +60,7 @@ def write_model(path: Path) -> None:
 
 
 def run_model(api: Any, path: Path, repack: bool) -> bool:
-    """Load the model and decode, as a prompt and as one token; whether all of it worked."""
+    """Load the model and decode a prompt and a single token; whether all of it worked."""
     api.llama_backend_init()
     model_params = api.llama_model_default_params()
     model_params.n_gpu_layers, model_params.use_extra_bufts = 0, repack

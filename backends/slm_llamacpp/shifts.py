@@ -1,6 +1,6 @@
-"""Whether llama.cpp moves a model's keys to other positions as the contract means it.
+"""Whether llama.cpp can move a model's keys to other positions as the contract requires.
 
-It re-rotates the keys of every layer, and multiplies them with the magnitude of YaRN or LongRoPE once more.
+It re-rotates the keys of every layer, and multiplies them by the magnitude of YaRN or LongRoPE a second time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _WITH_UNROTATED_LAYERS = frozenset({"smollm3", "llama4"})
 
 
 def moves_keys(gguf: GgufFile) -> bool:
-    """Whether a context has cuts: all keys are rotated, by angles only, and nothing else depends on positions."""
+    """Whether a context supports cuts: RoPE rotates all keys without scaling, and nothing else depends on positions."""
     architecture = gguf.require("general.architecture", str)
     prefix = f"{architecture}.rope.scaling"
     has_magnitude = gguf.get(f"{prefix}.attn_factor", float, 1.0) != 1

@@ -1,4 +1,4 @@
-"""Whether llama.cpp can generate text with a file, or embed texts, from its header."""
+"""Whether llama.cpp can generate text with a file, or embed texts, by its header."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_llamacpp.preflight import check_survives
 
-# llama.cpp has no function that lists these: they are from llama-arch.cpp of the version that the package requires.
+# llama.cpp has no function that lists these. They are from llama-arch.cpp of the version that the package requires.
 _NAMES = """
 afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bitnet bloom chameleon chatglm codeshell
 cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note
@@ -33,16 +33,16 @@ _NO_VOCABULARY = ("none", "no_vocab")
 
 
 def is_encoder(gguf: GgufFile) -> bool:
-    """Whether it is one of the encoders whose hidden states this backend gives."""
+    """Whether it is an encoder whose hidden states this backend returns."""
     return gguf.require("general.architecture", str) in _ENCODERS
 
 
 def check_source(gguf: GgufFile) -> None:
-    """Refuse a file that llama.cpp cannot load or generate with, or that would take the process down.
+    """Refuse a file that llama.cpp cannot load or generate with, or that would end the process.
 
     Raises:
-        UnsupportedModel: the file is sound, but not a model that generates text with this llama.cpp.
-        InvalidModelFile: it contradicts itself in a way that llama.cpp does not survive.
+        UnsupportedModel: the file is valid, but this llama.cpp cannot generate text with its model.
+        InvalidModelFile: the file contradicts itself, and llama.cpp would end the process.
     """
     path = gguf.path
     if not gguf.tensors:

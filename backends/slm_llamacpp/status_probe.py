@@ -13,10 +13,10 @@ from slm_llamacpp import BACKEND, devices, library
 
 @functools.cache
 def status() -> BackendStatus:
-    """The status of llama.cpp on this machine; found out once.
+    """The status of llama.cpp on this machine, probed once.
 
     Raises:
-        BackendUnavailable: it is not installed, or its library does not load.
+        BackendUnavailable: it is not installed, or its library cannot be loaded.
     """
     package = library.version()
     report = json.loads(
@@ -32,7 +32,7 @@ def status() -> BackendStatus:
 
 
 def print_status() -> None:
-    """Print version and devices of this process's llama.cpp as JSON."""
+    """Print the version and devices of llama.cpp in this process as JSON."""
     listed = devices.all_devices()
     choice = devices.choose("auto", listed)
     chosen_first = sorted(devices.choosable(listed), key=lambda device: device not in choice.gpus)

@@ -1,4 +1,4 @@
-"""llama.cpp's own vocabulary of a model, behind the contract's Vocab protocol."""
+"""llama.cpp's vocabulary of a model, behind the contract's Vocab protocol."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 _SPM, _BPE, _WORDPIECE, _RWKV = 1, 2, 3, 5  # llama_vocab_type
 _CONTROL = 3  # of tokenizer.ggml.token_type
 _FALCON_ID = 11
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
 _MAX_TEXT_BYTES = 2**30
 
-# Some pre-tokenizers run on std::regex, which recurses for every character of a long word, about 400 bytes each.
+# Some pre-tokenizers use std::regex, which recurses for every character of a long word: about 400 bytes of stack each.
 _SHORT_TEXT = 1024
 _STACK_PER_BYTE = 640
 _LEAST_STACK = 2**20
@@ -33,18 +33,17 @@ _stack_size_lock = threading.Lock()
 
 
 class LlamaCppVocab:
-    """Text to token ids and back, by llama.cpp. Immutable; threads may share it, until its model is closed.
+    """Text to token ids and back, by llama.cpp. Immutable; threads may share it until its model is closed.
 
-    Text is a sequence of Unicode characters: a pair of surrogates is the character it means, an unpaired surrogate
-    becomes U+FFFD.
+    A pair of surrogates counts as the character that it encodes; an unpaired surrogate becomes U+FFFD.
 
     Args:
         api: the low-level functions.
-        model: the model that the vocabulary belongs to.
-        gguf: the model's file, for metadata that llama.cpp does not give; not needed afterwards.
+        model: the model of the vocabulary.
+        gguf: the model's file, for metadata that llama.cpp does not provide; not needed afterwards.
 
     Raises:
-        InvalidModelFile: texts are to begin or end with a token that the file does not name.
+        InvalidModelFile: the file asks for a token before or after texts, but does not define it.
 
     Attributes:
         size: number of tokens V.
@@ -59,7 +58,7 @@ class LlamaCppVocab:
             self._vocab: int = api.llama_model_get_vocab(pointer)
         kind = api.llama_vocab_type(self._vocab)
         self.size: int = api.llama_vocab_n_tokens(self._vocab)
-        # If a BPE vocabulary has none, llama.cpp takes Falcon's: token 11, which may be any token here.
+        # llama.cpp's default for BPE is Falcon's token 11, which may be any token here.
         unnamed = {name for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" not in gguf.metadata}
         self._assumed = unnamed if kind == _BPE else set()
         self.bos = self._named("bos", api.llama_vocab_bos(self._vocab))
@@ -68,13 +67,13 @@ class LlamaCppVocab:
         adds_space = gguf.get("tokenizer.ggml.add_space_prefix", bool, kind == _SPM)
         self._strips_space = kind != _BPE and (adds_space or kind == _WORDPIECE)
         self._is_wordpiece = kind == _WORDPIECE
-        self._composes = composes(gguf)  # llama.cpp leaves Unicode normalization out
+        self._composes = composes(gguf)  # llama.cpp does not apply Unicode normalization
         self._spelling = _Spelling(gguf) if kind == _SPM else None
         self._never_content = _control_texts(gguf) if kind == _RWKV else []
 
     @functools.cached_property
     def eog_ids(self) -> frozenset[int]:
-        """Every token that ends an answer."""
+        """All tokens that end an answer."""
         with self._model.use():
             ids = {i for i in range(self.size) if self._api.llama_vocab_is_eog(self._vocab, i)}
             if "eos" in self._assumed and not self._api.llama_vocab_is_control(self._vocab, _FALCON_ID):
@@ -82,11 +81,11 @@ class LlamaCppVocab:
         return frozenset(ids)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Turn text into token ids; see ``protocols.Vocab.encode``.
+        """Token ids of a text; see ``protocols.Vocab.encode``.
 
         Raises:
-            VocabError: a text of a gigabyte, one with a character that this vocabulary has no tokens for, or content
-                that llama.cpp would take for a control token, as it does with RWKV's vocabulary.
+            VocabError: a text of a gigabyte, a character without tokens in this vocabulary, or content that llama.cpp
+                would parse as a control token (RWKV's vocabulary).
         """
         text = _well_formed(text)
         if not parse_special and (spelled := next((token for token in self._never_content if token in text), None)):
@@ -99,7 +98,7 @@ class LlamaCppVocab:
         return _with_deep_stack(lambda: self._tokenize(data, add_special, parse_special), len(data))
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
-        """The bytes of one token; b"" for a control token unless ``special``, which gives its text.
+        """The bytes of one token; b"" for a control token, or its text if ``special``.
 
         Raises:
             InvalidToken: the id is outside the vocabulary.
@@ -116,9 +115,9 @@ class LlamaCppVocab:
                 size = -n
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD.
 
-        Where the vocabulary puts a space in front of a text, one leading space is taken off again.
+        If the vocabulary puts a space in front of texts, one leading space is removed.
 
         Raises:
             InvalidToken: an id is outside the vocabulary.
@@ -135,7 +134,7 @@ class LlamaCppVocab:
         return None if token < 0 or name in self._assumed else token
 
     def _check_added(self, kind: int, source: str) -> None:
-        """llama.cpp ends the process if it has to add a special token that does not exist."""
+        """Raise if a special token is to be added that does not exist: llama.cpp would end the process."""
         api = self._api
         added = {
             "bos": (api.llama_vocab_get_add_bos(self._vocab), self.bos),
@@ -196,7 +195,7 @@ def _well_formed(text: str) -> str:
 
 
 def _with_deep_stack(work: Callable[[], T], n_bytes: int) -> T:
-    """Do ``work``, which may recurse for each of ``n_bytes``, in a thread whose stack has room for that."""
+    """Run ``work``, which may recurse for each of ``n_bytes``, in a thread with a large enough stack."""
     if n_bytes > _MAX_TEXT_BYTES:
         raise VocabError(f"a text of {n_bytes} bytes is too long (accepted: {_MAX_TEXT_BYTES})")
     outcome: Future[T] = Future()
@@ -204,7 +203,7 @@ def _with_deep_stack(work: Callable[[], T], n_bytes: int) -> T:
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # raised when the result is read
+        except BaseException as error:  # raised again when the result is read
             outcome.set_exception(error)
 
     stack = _LEAST_STACK + -(-n_bytes * _STACK_PER_BYTE // 4096) * 4096

@@ -1,4 +1,4 @@
-"""Imports the C++ extension, or gives the reason why there is none."""
+"""Imports the C++ extension, or says why it is missing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType
 from slm_core.errors import BackendUnavailable
 
 _NAME = "slm_native._native"
-_NOTE = "slm_native._native_missing"  # written by CMake if it could not build the extension
+_NOTE = "slm_native._native_missing"  # CMake writes it if it cannot build the extension
 _STUB = Path(__file__).with_name("_native.pyi")
 
 
 def why_missing() -> str | None:
-    """Why the extension was not built; None if it exists, working or not."""
+    """Why the extension was not built; None if it exists, even if it does not load."""
     if importlib.util.find_spec(_NAME) is not None:
         return None
     if importlib.util.find_spec(_NOTE) is not None:
@@ -29,8 +29,8 @@ def load() -> ModuleType:
     """Import the extension.
 
     Raises:
-        BackendUnavailable: it is missing, or it is there and does not load, or it was built before its interface
-            changed; the message says which and why.
+        BackendUnavailable: the extension is missing, does not load, or was built for another interface; the message
+            says which.
     """
     if (missing := why_missing()) is not None:
         raise BackendUnavailable(f"the C++ extension is missing: {missing}")
@@ -47,9 +47,9 @@ def load() -> ModuleType:
 
 
 def _is_stale(extension: ModuleType) -> bool:
-    """Whether its interface was another when it was built, as in a source tree that was updated since.
+    """Whether the extension was built for another interface, as in a source tree that was updated since.
 
-    Where an application was packaged without stubs there is nothing to compare with, and nothing that was updated.
+    A packaged application may lack the stubs. Then there is nothing to compare, and nothing was updated.
     """
     if not _STUB.exists():
         return False

@@ -1,4 +1,4 @@
-# The C++ extension, built from csrc/; its docstrings are in csrc/module.cpp.
+# The C++ extension, built from csrc/; its docstrings are in csrc/bindings/.
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +23,7 @@ class Batch:
         pages: NDArray[np.int32],
         n_tokens: NDArray[np.int32],
         n_held: NDArray[np.int32],
-        both_ways: NDArray[np.int32],
+        bidirectional: NDArray[np.int32],
     ) -> None: ...
 
 class Angles:
@@ -84,24 +84,24 @@ class Layer:
         parallel: bool,
         threshold: float | None,
         latent: Latent | None,
-        mixture: Mixture | None,
+        moe: MoeLayer | None,
         altup: AltUp | None,
         embedding: LayerEmbedding | None,
         output_scale: float,
     ) -> None: ...
 
-class Choice:
+class RoutingOptions:
     @staticmethod
     def of(
         gating: str, n_experts: int, n_used: int, normalized: bool, scale: float, n_groups: int, n_groups_used: int
-    ) -> Choice: ...
+    ) -> RoutingOptions: ...
 
-class Mixture:
+class MoeLayer:
     def __init__(
         self,
         router: Linear,
         selection_bias: NDArray[np.float32] | None,
-        choice: Choice,
+        routing: RoutingOptions,
         gates: Sequence[Linear],
         ups: Sequence[Linear],
         downs: Sequence[Linear],
@@ -134,18 +134,25 @@ class Kernels:
     def activate(
         self, gate: NDArray[np.float32], up: NDArray[np.float32] | None, activation: Activation
     ) -> NDArray[np.float32]: ...
-    def part_embeddings(
-        self, made: NDArray[np.float32], given: NDArray[np.float32], norm: Norm, made_share: float, given_share: float
+    def split_layer_embeddings(
+        self,
+        projected: NDArray[np.float32],
+        looked_up: NDArray[np.float32],
+        norm: Norm,
+        projected_share: float,
+        looked_up_share: float,
     ) -> NDArray[np.float32]: ...
-    def mixed(self, x: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]) -> list[NDArray[np.float32]]: ...
+    def add_shares(
+        self, x: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]
+    ) -> list[NDArray[np.float32]]: ...
     def add_product(
         self, residual: NDArray[np.float32], x: NDArray[np.float32], linear: Linear
     ) -> NDArray[np.float32]: ...
-    def by_head(self, x: NDArray[np.float32], weights: Sequence[Weights]) -> NDArray[np.float32]: ...
-    def mix(
-        self, x: NDArray[np.float32], norm: Norm | None, told: NDArray[np.float32] | None, mixture: Mixture
+    def multiply_per_head(self, x: NDArray[np.float32], weights: Sequence[Weights]) -> NDArray[np.float32]: ...
+    def run_moe(
+        self, x: NDArray[np.float32], norm: Norm | None, router_input: NDArray[np.float32] | None, moe: MoeLayer
     ) -> NDArray[np.float32]: ...
-    def turn_heads(
+    def rotate_heads(
         self,
         x: NDArray[np.float32],
         width: int,
@@ -179,11 +186,11 @@ class Kernels:
         layers: Sequence[Layer],
         caches: Sequence[CacheLayer],
         angles: Sequence[Angles],
-        own: Sequence[NDArray[np.float32] | None],
+        layer_embeddings: Sequence[NDArray[np.float32] | None],
         pages: NDArray[np.intp],
         slots: NDArray[np.intp],
         batch: Batch,
-        wanted: Sequence[int] | None,
+        output_tokens: Sequence[int] | None,
     ) -> NDArray[np.float32]: ...
 
 class Mamba:

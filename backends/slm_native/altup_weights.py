@@ -1,4 +1,4 @@
-"""The tensors around blocks with several streams and embeddings of their own: prepared for a kernel set."""
+"""Reads the weights of AltUp's residual streams and of per-layer embeddings, and prepares them for a kernel set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slm_native.steps import LayerEmbeddingTable
 
 
 class Tensors(NamedTuple):
-    """How tensors are read, by name; of matrices and norms without ".weight".
+    """Functions that read tensors by name; names of matrices and norms without ".weight".
 
     Attributes:
-        linear: a matrix.
-        each: the matrices of one tensor.
-        table: a matrix whose rows are looked up.
-        vector: a tensor as float32.
-        norm: a norm.
+        linear: reads a matrix.
+        each: reads the matrices of one tensor.
+        table: reads a matrix whose rows are looked up.
+        vector: reads a tensor as float32.
+        norm: reads a norm.
         has: whether the file has a tensor.
     """
 
@@ -33,14 +33,14 @@ class Tensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streams:
-    """How one residual stream becomes several, and one again."""
+    """The matrices that make several residual streams of one, and one of several."""
 
     spread: Sequence[Linear]  # [N-1] of (E, E)
     merge: Sequence[Linear]  # [N-1] of (E, E)
 
 
 def read_streams(tensors: Tensors) -> Streams:
-    """The matrices outside the blocks."""
+    """The matrices of the residual streams, outside the blocks."""
     return Streams(tensors.each("altup_proj"), tensors.each("altup_unembd_proj"))
 
 
@@ -56,7 +56,7 @@ def read_layer_embeddings(tensors: Tensors) -> LayerEmbeddingTable | None:
 
 
 def read_altup(tensors: Tensors, prefix: str) -> AltUp | None:
-    """A block's weights; None if it has none."""
+    """A block's AltUp weights; None if it has none."""
     if not tensors.has(f"{prefix}altup_router.weight"):
         return None
     return AltUp(
@@ -69,7 +69,7 @@ def read_altup(tensors: Tensors, prefix: str) -> AltUp | None:
 
 
 def read_laurel(tensors: Tensors, prefix: str) -> Laurel | None:
-    """A block's weights; None if it has none."""
+    """A block's LAuReL weights; None if it has none."""
     if not tensors.has(f"{prefix}laurel_l.weight"):
         return None
     left, right = tensors.linear(f"{prefix}laurel_l"), tensors.linear(f"{prefix}laurel_r")
@@ -77,7 +77,7 @@ def read_laurel(tensors: Tensors, prefix: str) -> Laurel | None:
 
 
 def read_layer_embedding(tensors: Tensors, prefix: str) -> LayerEmbedding | None:
-    """A block's weights; None if it has none."""
+    """The weights of a block's per-layer embedding; None if it has none."""
     if not tensors.has(f"{prefix}inp_gate.weight"):
         return None
     gate, project = tensors.linear(f"{prefix}inp_gate"), tensors.linear(f"{prefix}proj")

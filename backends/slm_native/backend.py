@@ -16,13 +16,13 @@ from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, Unknown
 from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, ModelSource, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
-from slm_native.kernels import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
+from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 from slm_native.model import NativeModel
 from slm_native.offload import Offload
 from slm_native.profile import Profile, find_profile
 
 _RANK, _TUNED_RANK = 10, 60
-"""Ranks: below other optimized engines, and above them if its products were measured against theirs."""
+"""Ranks: below other optimized engines, or above them for formats whose products were measured against theirs."""
 _OPTIONS = MappingProxyType(
     {
         "tier": f"which kernels compute: {', '.join(TIERS)} (auto: torch on a device of torch's, else C++, else NumPy)",
@@ -48,11 +48,11 @@ class NativeBackend:
 
     @property
     def load_options(self) -> Mapping[str, str]:
-        """What ``ModelOptions.backend_options`` may hold."""
+        """The options of ``ModelOptions.backend_options``."""
         return _OPTIONS
 
     def status(self) -> BackendStatus:
-        """Report which kernels there are and why."""
+        """List the kernel tiers, with reasons for missing ones."""
         try:
             choice = select_kernels()
             reason = f"tier {choice.kernels.name}: {choice.reason}"
@@ -69,7 +69,7 @@ class NativeBackend:
         )
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say whether it can run ``source`` on ``device``, reading headers only.
+        """Whether the backend can run ``source`` on ``device``; reads headers only.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
@@ -79,7 +79,7 @@ class NativeBackend:
             tuned = tuned_types(device)
         except SlmError as error:
             if device not in HOST_DEVICES:
-                return Support(False, str(error))  # on the host another tier may be asked for
+                return Support(False, str(error))  # the user may still choose another tier on the host
         try:
             with open_model(source) as gguf:
                 spec = read_spec(gguf)
@@ -164,7 +164,7 @@ def _kernels(options: ModelOptions, offload: Offload | None, profile: Profile | 
 
 
 def _torch_devices() -> tuple[tuple[DeviceStatus, ...], str]:
-    """Torch's devices, and a line about its tier."""
+    """Torch's devices, and one line about the torch tier."""
     if (missing := torch_devices.why_missing()) is not None:
         return torch_devices.missing_devices(missing), f"no tier torch: {missing}"
     try:

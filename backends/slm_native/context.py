@@ -1,4 +1,4 @@
-"""A context of the native engine: keys, values and states under the bookkeeping that all backends share."""
+"""A context of the native engine: keys, values and states behind the shared checks of ``ContextBase``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.host_batch import HostBatch
 from slm_native.kv import Array, PageLayout, Rotate, codec_of
-from slm_native.memory import REPLAY_TOKENS, MemoryPlan, Past, Room
+from slm_native.memory import REPLAY_TOKENS, KvLayouts, MemoryPlan, Past
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
@@ -32,16 +32,16 @@ _ENCODER = _BOTH | {Capability.ENCODER}
 class NativeContext(ContextBase):
     """Several token histories in one paged KV cache.
 
-    A fork shares pages until one side writes on them. A cut keeps values bit for bit; keys are rotated in float32, so
-    those in f16 and q8_0 are rounded once more by each cut that moves them. An encoder keeps neither.
+    A fork shares pages until one side writes on them. A cut keeps values bit for bit. Keys are rotated in float32: each
+    cut that moves keys in f16 or q8_0 rounds them once more. An encoder has neither keys nor values.
 
     Args:
         transformer: the model.
-        options: the sizes, and the KV types (any; the kernels' default if None).
-        fingerprint: of the model.
+        options: the sizes, and the KV types (None for the default of the kernels).
+        fingerprint: fingerprint of the model.
 
     Raises:
-        InvalidOption: a size below 1, more memory than there is, or a KV type that is unknown or does not fit.
+        InvalidOption: a size below 1, too little memory, or a KV type that is unknown or does not fit the heads.
     """
 
     def __init__(self, transformer: Transformer, options: ContextOptions, fingerprint: str) -> None:
@@ -50,9 +50,9 @@ class NativeContext(ContextBase):
         types = [
             transformer.kv_type if kv_type is None else kv_type for kv_type in (options.kv_type_k, options.kv_type_v)
         ]
-        room = _room(spec, options, *types, keeps_windows=transformer.keeps_windows)
+        layouts = _layouts(spec, options.n_ctx, *types, keeps_windows=transformer.keeps_windows)
         _check_kv_types(types, transformer.kv_types)
-        self._memory = transformer.new_memory(room)  # refuses sizes that exceed the memory
+        self._memory = transformer.new_memory(options, layouts)  # raises if the sizes exceed the memory
         self._transformer = transformer
         self._positions = transformer.positions(options.n_ctx)
         self._mrope_positions = (
@@ -64,9 +64,9 @@ class NativeContext(ContextBase):
             backend=BACKEND,
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
-            edit_level=_edit_level(spec, room),
-            capabilities=_capabilities(transformer, room),
-            payload_format=_payload_format(room, self._positions.kind),
+            edit_level=_edit_level(spec, layouts),
+            capabilities=_capabilities(transformer, layouts),
+            payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
         )
 
@@ -92,15 +92,15 @@ class NativeContext(ContextBase):
         return rows
 
     def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
-        places = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
-        inputs = batch.tokens, batch.embeddings, batch.positions, places, batch.logits_mask
+        rope_positions = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
+        inputs = batch.tokens, batch.embeddings, batch.positions, rope_positions, batch.logits_mask
         try:
             return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
     def _past(self, seq_id: int, length: int) -> Past:
-        """What is remembered of the first ``length`` tokens, computed again from the nearest that is kept.
+        """The recurrent states and windows after ``length`` tokens, replayed from the nearest ones that are kept.
 
         Raises:
             DecodeFailed: the device failed; nothing has changed.
@@ -109,9 +109,9 @@ class NativeContext(ContextBase):
         while past.position < length:
             stop = min(length, past.position + REPLAY_TOKENS)
             plan = self._memory.replay(seq_id, past, stop)
-            again = TokenBatch(stop - past.position)
-            add_held(again, tokens[past.position : stop], Pos(seq_id, past.position))
-            self._guarded(self._transformer.forward, again, plan)
+            replayed = TokenBatch(stop - past.position)
+            add_held(replayed, tokens[past.position : stop], Pos(seq_id, past.position))
+            self._guarded(self._transformer.forward, replayed, plan)
             past = self._memory.replayed(plan, stop)
         return past
 
@@ -166,29 +166,29 @@ class NativeContext(ContextBase):
         return self._memory.writer(seq_id, n_tokens, n_bytes, lambda: self._edited(seq_id))
 
     def _engine_close(self) -> None:
-        # The base lets no call through any more. The last references: pages, states and weights are freed here and now.
+        # ContextBase rejects later calls. These are the last references: pages, states and weights are freed now.
         del self._memory, self._transformer, self._positions, self._mrope_positions
 
 
-def _check_kv_types(wanted: Sequence[KvType], accepted: Sequence[KvType]) -> None:
-    """Of a model that keeps no keys, too: what is named is there."""
-    for kv_type in wanted:
+def _check_kv_types(kv_types: Sequence[KvType], accepted: Sequence[KvType]) -> None:
+    """Refuse unknown KV types, even if the model keeps no keys."""
+    for kv_type in kv_types:
         if kv_type not in accepted:
             raise InvalidOption(f"this tier has no KV type {kv_type} (accepted: {', '.join(accepted)})")
 
 
 def _move_by(move: Rotate, n_mrope_positions: int, keys: Array, _: int, blocks: Sequence[int]) -> Array:
-    """Move keys after a cut by its number of M-RoPE positions, which may differ from its number of tokens."""
+    """Rotate keys after a cut by its number of M-RoPE positions, which may differ from its number of tokens."""
     return move(keys, n_mrope_positions, blocks)
 
 
-def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> Room:
-    """A layout for each group of layers; one of no layers where none keeps anything.
+def _layouts(spec: ModelSpec, n_ctx: int, kv_type_k: str, kv_type_v: str, *, keeps_windows: bool) -> KvLayouts:
+    """Page layouts for the groups of layers that have KV caches; one layout without layers if there are none.
 
-    A window at least as long as the context counts as none.
+    A window at least as long as the context counts as no window.
     """
     sizes = {layer.window for layer in spec.layers if layer.window is not None}
-    narrow = {window for window in sizes if keeps_windows and window < options.n_ctx}
+    narrow = {window for window in sizes if keeps_windows and window < n_ctx}
     kept: list[PageLayout] = []
     windows: dict[int, list[PageLayout]] = {}
     for (shape, window), blocks in spec.kv_groups(narrow).items():
@@ -197,7 +197,7 @@ def _room(spec: ModelSpec, options: ContextOptions, kv_type_k: str, kv_type_v: s
     if not kept and not windows:
         nothing = KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False)
         kept.append(_layout(nothing, [], kv_type_k, kv_type_v))
-    return Room(options.n_ctx, options.n_batch, options.n_seq_max, kept, windows)
+    return KvLayouts(kept, windows)
 
 
 def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: str) -> PageLayout:
@@ -210,10 +210,10 @@ def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: st
     return PageLayout(blocks, shape.n_kv_heads, shape.head_dim, keys, values, shape.values_in_keys)
 
 
-def _payload_format(room: Room, rope_kind: str) -> str:
-    """A key that must be equal for one context to import another's payload."""
-    groups = [(layout, "") for layout in room.layouts]
-    groups += [(layout, f";window={window}") for window, layouts in room.windows.items() for layout in layouts]
+def _payload_format(layouts: KvLayouts, rope_kind: str) -> str:
+    """A key; a context can import a payload only if the keys are equal."""
+    groups = [(layout, "") for layout in layouts.full]
+    groups += [(layout, f";window={window}") for window, each in layouts.windows.items() for layout in each]
     first, _ = groups[0]
     facts = (
         f"L={layout.n_layers};K={layout.n_kv_heads};D={layout.head_dim}"
@@ -225,22 +225,22 @@ def _payload_format(room: Room, rope_kind: str) -> str:
     return ";".join([str(_PAYLOAD_VERSION), types, *facts, *([f"rope={rope_kind}"] if rope_kind else [])])
 
 
-def _capabilities(transformer: Transformer, room: Room) -> frozenset[Capability]:
+def _capabilities(transformer: Transformer, layouts: KvLayouts) -> frozenset[Capability]:
     if not transformer.spec.causal:
         return _ENCODER
-    blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, room) else set()
+    blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, layouts) else set()
     mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
     return _DECODER | blocks | mrope | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
 
 
-def _takes_blocks(spec: ModelSpec, room: Room) -> bool:
+def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:
     """Whether bidirectional blocks are possible: not with recurrent layers, chunks, ALiBi or windowed caches."""
-    if room.windows or spec.alibi_max_bias is not None:
+    if layouts.windows or spec.alibi_max_bias is not None:
         return False
     return all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)
 
 
-def _edit_level(spec: ModelSpec, room: Room) -> EditLevel:
+def _edit_level(spec: ModelSpec, layouts: KvLayouts) -> EditLevel:
     if not spec.causal:
         return EditLevel.REPLAY  # there is nothing to edit
-    return EditLevel.CUT if spec.is_shiftable and not room.windows else EditLevel.TRUNCATE
+    return EditLevel.CUT if spec.is_shiftable and not layouts.windows else EditLevel.TRUNCATE

@@ -22,7 +22,7 @@ class HostBatch:
         tokens: ids [T], ``EMBEDDED`` for an embedding row.
         rows: embedding rows in place of tokens [n, E].
         positions: position of each token in its sequence [T].
-        places: position of each token for RoPE [T]; for M-RoPE [T, 3]: time, height, width.
+        rope_positions: position of each token for RoPE [T]; for M-RoPE [T, 3]: time, height, width.
         output_mask: the tokens whose rows are returned, bool [T].
         plan: the destinations of keys, values and states, and the attention mask.
         layers: the KV cache of each attention layer.
@@ -32,7 +32,7 @@ class HostBatch:
     tokens: NDArray[np.int32]
     rows: NDArray[np.float32]
     positions: NDArray[np.int32]
-    places: NDArray[np.integer]
+    rope_positions: NDArray[np.integer]
     output_mask: NDArray[np.bool_]
     plan: MemoryPlan
     layers: Sequence[KvLayer]
@@ -55,5 +55,5 @@ class HostBatch:
             of = slice(start, min(start + size, len(self)))
             rows = self.rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
             plan = MemoryPlan(part_of(pages, of.start, of.stop), [])
-            inputs = self.tokens[of], rows, self.positions[of], self.places[of], self.output_mask[of]
+            inputs = self.tokens[of], rows, self.positions[of], self.rope_positions[of], self.output_mask[of]
             yield HostBatch(*inputs, plan, self.layers, self.embedded)

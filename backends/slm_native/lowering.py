@@ -36,12 +36,12 @@ from slm_native.weights import Block, DenseAndMoe, Weights
 
 
 class Lowering:
-    """Knows the model; makes the steps of its layers from their weights.
+    """Makes the steps of a model's layers from their weights.
 
     Args:
-        spec: the model.
-        kernels: the arithmetic.
-        keeps_windows: whether layers with a window have a plan and a cache of their own.
+        spec: the model's architecture and sizes.
+        kernels: the kernel set.
+        keeps_windows: whether sliding-window layers have their own plan and cache.
     """
 
     def __init__(self, spec: ModelSpec, kernels: KernelSet, *, keeps_windows: bool) -> None:
@@ -55,12 +55,12 @@ class Lowering:
         self._states = [None if layer.recurrent is None else next(counter) for layer in spec.layers]
 
     def layer(self, index: int, block: Block, weights: Weights) -> list[Step]:
-        """The steps of one layer; the first and the last layer have with them what the model has outside its layers.
+        """The steps of one layer. The first and the last layer include the steps outside the layers.
 
         Args:
             index: number of the layer.
-            block: its weights.
-            weights: those outside the layers.
+            block: weights of the layer.
+            weights: weights outside the layers.
         """
         first, last = index == 0, index == self._spec.n_layers - 1
         kernels, streams = self._kernels, weights.streams
@@ -86,7 +86,7 @@ class Lowering:
         return [AltUpStep(kernels, index, is_last, active, *around, inner)]
 
     def _on_one_stream(self, index: int, block: Block, layer: LayerSpec) -> list[Step]:
-        """Attention or a recurrent layer, then a feed-forward layer; norms of the sums, where there are some."""
+        """Attention or a recurrent layer, then a feed-forward layer, then norms of the sums if the model has them."""
         mixing, feed_forward = self._mixing(index, block), self._feed_forward(block, layer)
         kernels = self._kernels
         after_mixing = [] if block.attn_sum_norm is None else [NormStep(kernels, block.attn_sum_norm)]
@@ -99,7 +99,7 @@ class Lowering:
         return [mixing, *after_mixing, feed_forward, *after]
 
     def _mixing(self, index: int, block: Block) -> Step:
-        """What mixes tokens."""
+        """The step that mixes tokens: attention, a recurrent layer, or both."""
         attention = None if block.attention is None else self._attention(index, block)
         if attention is not None and block.laurel is not None:
             is_last = self._is_last(index)

@@ -1,4 +1,4 @@
-"""What a context remembers of its sequences: keys and values on pages, states of recurrent layers."""
+"""The memory of a context: keys and values on pages, states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slm_core.architectures import ModelSpec
 from slm_core.container import Pieces
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.errors import InvalidSnapshot
+from slm_core.types import ContextOptions
 from slm_native.kernels import Device
 from slm_native.kv import (
     PAGE_TOKENS,
@@ -36,33 +37,27 @@ REPLAY_TOKENS = 256
 """Tokens that are decoded at a time in a replay."""
 
 
-class Room(NamedTuple):
-    """What a context shall remember.
+class KvLayouts(NamedTuple):
+    """The page layouts of a context, one for each shape of heads.
 
     Attributes:
-        n_ctx: tokens that all sequences together may hold.
-        n_batch: tokens of the largest batch.
-        n_seq_max: sequences.
-        layouts: of pages, one for each group of layers whose heads are alike, and that keep everything.
-        windows: likewise, of layers that keep only their window, by that.
+        full: layouts of the layers that keep all positions.
+        windows: layouts of the layers that keep only their window, by window size.
     """
 
-    n_ctx: int
-    n_batch: int
-    n_seq_max: int
-    layouts: Sequence[PageLayout]
+    full: Sequence[PageLayout]
     windows: Mapping[int, Sequence[PageLayout]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryPlan:
-    """Where a batch goes. Nothing has changed until it is committed.
+    """The destinations of a batch. Memory is unchanged until the plan is committed.
 
     Attributes:
-        pages: where keys and values go.
-        states: the sequences of the batch, and where their new states go.
-        windows: where keys and values go in layers that keep only their window, by that.
-        held: what of a sequence is held in those, where it is computed again.
+        pages: destinations of keys and values.
+        states: the batch's sequences, grouped, with their recurrent states.
+        windows: destinations of keys and values in the layers that keep only their window, by window size.
+        held: in a replay, the pages of each window after it.
     """
 
     pages: BatchPlan
@@ -72,12 +67,12 @@ class MemoryPlan:
 
 
 class Past(NamedTuple):
-    """What is remembered of the first tokens of a sequence, besides keys and values that are kept for good.
+    """The state of a sequence after its first ``position`` tokens, without the pages that keep all positions.
 
     Attributes:
-        position: how many tokens.
-        state: of recurrent layers; None where there are none.
-        windows: of layers that keep only their window, by that.
+        position: number of tokens.
+        state: recurrent state; None without recurrent layers.
+        windows: pages of the layers that keep only their window, by window size.
     """
 
     position: int
@@ -86,31 +81,32 @@ class Past(NamedTuple):
 
 
 class ContextMemory:
-    """All that a context remembers; see ``PagedKvCache``, ``WindowCache`` and ``StatePool``.
+    """All memory of a context; see ``PagedKvCache``, ``WindowCache`` and ``StatePool``.
 
-    Truncation, and a fork of a part, need a past that may not be kept: ``nearest`` finds an earlier one, and
+    A truncation, or a fork of a part, may need a ``Past`` that is not kept. ``nearest`` returns an earlier one, and
     ``replay`` plans the batches that compute it again.
 
     Args:
         spec: the model.
-        room: the sizes.
-        device: its device.
+        options: the sizes.
+        layouts: the page layouts.
+        device: the device of the kernels.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
-    def __init__(self, spec: ModelSpec, room: Room, device: Device) -> None:
+    def __init__(self, spec: ModelSpec, options: ContextOptions, layouts: KvLayouts, device: Device) -> None:
         recurrent = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
-        n_scratch = REPLAY_TOKENS if recurrent or room.windows else 0
-        new_pages = device.new_pages if spec.attention_layers else HostPageStore  # without, they hold nothing
-        n_pages = PagedKvCache.n_pages_for(room.n_ctx, room.n_seq_max)
-        self._pages = PagedKvCache(room.layouts, n_pages, room.n_seq_max, new_pages, n_scratch)
+        n_scratch = REPLAY_TOKENS if recurrent or layouts.windows else 0
+        new_pages = device.new_pages if spec.attention_layers else HostPageStore  # pages of no layers are empty
+        n_pages = PagedKvCache.n_pages_for(options.n_ctx, options.n_seq_max)
+        self._pages = PagedKvCache(layouts.full, n_pages, options.n_seq_max, new_pages, n_scratch)
         self._windows = {
-            window: WindowCache(layouts, window, room.n_batch, room.n_seq_max, REPLAY_TOKENS, new_pages)
-            for window, layouts in room.windows.items()
+            window: WindowCache(each, window, options.n_batch, options.n_seq_max, REPLAY_TOKENS, new_pages)
+            for window, each in layouts.windows.items()
         }
-        self._states = StatePool(recurrent, room.n_seq_max, device) if recurrent else None
+        self._states = StatePool(recurrent, options.n_seq_max, device) if recurrent else None
         sliding = [spec.layers[i].window for i in spec.attention_layers]
         self._reach = sum(window - 1 for window in sliding if window is not None)
 
@@ -128,16 +124,16 @@ class ContextMemory:
         return self._pages.n_bytes + sum(cache.n_bytes for cache in self._windows.values())
 
     def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], ahead: NDArray[np.int32]) -> MemoryPlan:
-        """Find a place for the tokens of a batch; see ``PagedKvCache.plan`` and ``in_blocks``."""
+        """Assign pages to the tokens of a batch; see ``PagedKvCache.plan`` and ``in_blocks``."""
         pages = self._pages.plan(seq_ids, positions)
         windows = {window: cache.plan(seq_ids, positions) for window, cache in self._windows.items()}
         if ahead.any():
-            assert not windows, "the context declares no spans"
+            assert not windows, "the context declares no bidirectional blocks"
             pages = in_blocks(pages, ahead)
         return MemoryPlan(pages, [] if self._states is None else self._states.plan(pages.runs), windows)
 
     def commit(self, plan: MemoryPlan) -> None:
-        """The batch has run: its keys, values and states count from now on."""
+        """Make the batch's keys, values and states current, after it has run."""
         if self._states is not None:
             self._states.commit(plan.states, plan.pages.runs)
         for window, cache in self._windows.items():
@@ -145,23 +141,23 @@ class ContextMemory:
         self._pages.commit(plan.pages)
 
     def nearest(self, seq_id: int, length: int) -> Past:
-        """The last past that is kept of a sequence's first ``length`` tokens."""
+        """The latest ``Past`` that is kept within the first ``length`` tokens of a sequence."""
         if self._states is not None:
             return Past(*self._states.nearest(seq_id, length), {})
         held_by_window = {window: cache.held(seq_id, length) for window, cache in self._windows.items()}
-        held = {window: each for window, each in held_by_window.items() if each is not None}
+        held = {window: pages for window, pages in held_by_window.items() if pages is not None}
         if len(held) == len(held_by_window):
             return Past(length, None, held)
         first = max(0, self._first_needed(length) - self._reach) // PAGE_TOKENS
         return Past(first * PAGE_TOKENS, None, {window: Held(first, ()) for window in held_by_window})
 
     def replay(self, seq_id: int, past: Past, stop: int) -> MemoryPlan:
-        """A plan to compute the past after ``stop`` tokens from an earlier one; it is not committed.
+        """Plan the batch that computes the ``Past`` after ``stop`` tokens from an earlier one; it is never committed.
 
         Args:
-            seq_id: the sequence, which holds these tokens: keys and values that are kept are read, not written again.
-            past: what is known before them, at most ``REPLAY_TOKENS``.
-            stop: after how many tokens.
+            seq_id: the sequence, which contains these tokens. Kept keys and values are read, and not written again.
+            past: the ``Past`` to start from, at most ``REPLAY_TOKENS`` tokens before ``stop``.
+            stop: number of tokens after the replay.
         """
         pages = self._pages.replay(seq_id, past.position, stop)
         plans, held = {}, {}
@@ -171,11 +167,11 @@ class ContextMemory:
         return MemoryPlan(pages, states, plans, held)
 
     def replayed(self, plan: MemoryPlan, stop: int) -> Past:
-        """What ``replay`` planned has been computed."""
+        """The ``Past`` after a batch that ``replay`` planned has run."""
         return Past(stop, plan.states[0].states()[0] if plan.states else None, plan.held)
 
     def fork(self, src: int, dst: int, past: Past) -> None:
-        """Let the empty ``dst`` share the first tokens of ``src``, of which this is the past."""
+        """Let the empty ``dst`` share the first ``past.position`` tokens of ``src``."""
         self._pages.fork(src, dst, past.position)
         for window, cache in self._windows.items():
             cache.put(dst, past.windows[window])
@@ -183,7 +179,7 @@ class ContextMemory:
             self._states.fork(src, dst, Checkpoint(past.position, past.state))
 
     def truncate(self, seq_id: int, past: Past) -> None:
-        """Remove all but the first tokens, whose past this is."""
+        """Remove all but the first ``past.position`` tokens."""
         self._pages.truncate(seq_id, past.position)
         for window, cache in self._windows.items():
             cache.put(seq_id, past.windows[window])
@@ -191,7 +187,7 @@ class ContextMemory:
             self._states.put(seq_id, Checkpoint(past.position, past.state))
 
     def cut(self, seq_id: int, start: int, end: int, length: int, rotate: Rotate) -> None:
-        """See ``PagedKvCache.cut``; states and windows have no cuts."""
+        """See ``PagedKvCache.cut``. Recurrent states and windows do not support cuts."""
         assert self._states is None and not self._windows, "the context declares no cut"
         self._pages.cut(seq_id, start, end, length, rotate)
 
@@ -204,14 +200,14 @@ class ContextMemory:
             self._states.drop(seq_id)
 
     def export(self, seq_id: int, length: int, start: int = 0) -> Pieces:
-        """The keys and values of a sequence from ``start`` on, all of those in windows, then its state."""
+        """The payload of a sequence: keys and values from ``start`` on, then those of all windows, then the state."""
         parts = [self._pages.export(seq_id, length, start)]
         parts += [cache.export(seq_id, length) for cache in self._windows.values()]
         parts += [] if self._states is None else [self._states.export(seq_id)]
         return Pieces(SectionWriter(self._sections(length, start=start)).n_bytes, chain.from_iterable(parts))
 
     def check(self, length: int, payload: bytes) -> None:
-        """Refuse what ``export`` never gave for a sequence of ``length`` tokens.
+        """Check a payload of ``export`` for a sequence of ``length`` tokens.
 
         Raises:
             InvalidSnapshot: the wrong size, or numbers that no model computes.
@@ -223,23 +219,23 @@ class ContextMemory:
     def writer(
         self, seq_id: int, length: int, n_bytes: int, edited: Callable[[], None], shared: tuple[int, int] | None = None
     ) -> MemoryWriter | None:
-        """What takes in a payload for a sequence; None where there are no pages besides those that sequences hold.
+        """A writer for the payload of a sequence; None if there are too few free pages.
 
         Args:
             seq_id: the sequence.
-            length: its length then.
-            n_bytes: of the payload.
-            edited: called when the sequence holds something else.
-            shared: a sequence whose first tokens it shares, and how many; the payload has those after them.
+            length: its length after the import.
+            n_bytes: size of the payload.
+            edited: called when the contents of the sequence have changed.
+            shared: a sequence and the number of its first tokens to share; the payload has the later tokens.
 
         Raises:
-            InvalidSnapshot: no payload of so many tokens has so many bytes.
+            InvalidSnapshot: the size does not match the number of tokens.
         """
         start = 0 if shared is None else shared[1]
         _check_size(SectionWriter(self._sections(length, start=start)), length, n_bytes)
         pages = self._pages.free(length) if shared is None else self._pages.continued(*shared, length)
         windows = {window: cache.free(length) for window, cache in self._windows.items()}
-        held = {window: each for window, each in windows.items() if each is not None}
+        held = {window: pages_of for window, pages_of in windows.items() if pages_of is not None}
         if pages is None or len(held) < len(windows):
             return None
         parts: list[Array] = []
@@ -255,7 +251,7 @@ class ContextMemory:
         return MemoryWriter(SectionWriter(sections), exchange, self._undo(seq_id), edited)
 
     def _undo(self, seq_id: int) -> Callable[[], None]:
-        """What makes sequences hold what they hold now."""
+        """A function that restores the current pages and states."""
         caches: list[PagedKvCache | WindowCache] = [self._pages, *self._windows.values()]
         tables = [cache.tables for cache in caches]
         checkpoints = None if self._states is None else self._states.held(seq_id)
@@ -277,14 +273,14 @@ class ContextMemory:
         *,
         start: int = 0,
     ) -> list[Section]:
-        """The sections of a payload: of pages, of each window's pages, and of states where there are some.
+        """The sections of a payload: pages, the pages of each window, and states if there are any.
 
         Args:
-            length: of the sequence.
-            pages: where keys and values go; without, they are only checked.
-            held: likewise in windows.
-            parts: where the parts of states are appended.
-            start: the first token whose keys and values on pages it has.
+            length: length of the sequence.
+            pages: destinations of keys and values; None to check only.
+            held: destinations of keys and values in windows; None to check only.
+            parts: list to which the parts of the states are appended.
+            start: the first token with keys and values in the payload.
         """
         sections = self._pages.sections(pages, length, start)
         for window, cache in self._windows.items():
@@ -292,18 +288,18 @@ class ContextMemory:
         return sections if self._states is None else sections + self._states.sections([] if parts is None else parts)
 
     def _first_needed(self, length: int) -> int:
-        """The first token that any window shows to the next one, from the beginning of its page."""
+        """The start of the first page that any window of the next token reaches."""
         return min((cache.first_exported(length) for cache in self._windows.values()), default=length)
 
 
 class MemoryWriter(PayloadWriter):
-    """Takes in the payload of a sequence on pages that none holds.
+    """Writes the payload of a sequence to free pages.
 
     Args:
-        sections: what takes in its bytes.
-        exchange: makes the sequence hold what was taken in.
-        undo: makes it hold what it held before.
-        edited: called when the sequence holds something else.
+        sections: the sections of the payload.
+        exchange: makes the new pages and states current.
+        undo: restores the previous ones.
+        edited: called when the contents of the sequence have changed.
     """
 
     def __init__(
@@ -316,17 +312,17 @@ class MemoryWriter(PayloadWriter):
         self._sections, self._exchange, self._undo, self._edited = sections, exchange, undo, edited
 
     def write(self, piece: memoryview) -> None:
-        """Write it, and check its numbers."""
+        """Check the numbers of a piece and write it."""
         self._sections.write(piece)
 
     def put(self) -> None:
-        """Exchange the tables and the state."""
+        """Make the new pages and states current."""
         self._sections.check_whole()
         self._exchange()
         self._edited()
 
     def undo(self) -> None:
-        """Exchange them again."""
+        """Restore the previous pages and states."""
         self._undo()
         self._edited()
 

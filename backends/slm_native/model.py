@@ -19,18 +19,18 @@ from slm_native.transformer import Transformer
 
 
 class NativeModel(ModelBase):
-    """Weights and vocabulary; any thread may use it.
+    """Weights and vocabulary; threads may share it.
 
     Args:
         gguf: the open file or directory; the model closes it.
-        kernels: the arithmetic.
-        progress: called with the share that is done.
-        offload: how much memory the layers may take; None for as much as they need.
+        kernels: the kernel set.
+        progress: called with the share of the loading that is done.
+        offload: the memory budget of the layers; None for no limit.
         swa_full: whether layers with a window keep all positions.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
-        InvalidOption: ``offload`` leaves too little, or ``swa_full=False`` for a model with recurrent layers.
+        InvalidOption: ``offload`` leaves too little memory, or ``swa_full=False`` for a model with recurrent layers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NativeModel(ModelBase):
 
     @property
     def steps(self) -> Sequence[str]:
-        """The forward pass between embedding and output matrix: a line for each step, as the tier runs it."""
+        """The steps between embedding and output matrix, one line each, after fusion by the tier."""
         return self._open_transformer().steps
 
     @property

@@ -1,4 +1,4 @@
-"""The layers of a model: all there, or some there and the others loaded while the layers before them compute."""
+"""The steps of a model's layers: all in memory, or some in memory and the others loaded ahead of their use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from slm_native.steps import Step
 
 Steps: TypeAlias = Sequence[Step]
 StepsAt: TypeAlias = Callable[[int], Steps]
-"""Gives the steps at place ``i``. The caller keeps no reference to the steps before: their memory is needed."""
-_BUFFERS = 2  # one layer computes, one is on its way
+"""Returns the steps at an index. The caller must not keep earlier steps: their memory is reused."""
+_BUFFERS = 2  # one layer computes, one loads
 
 
 class Offload(NamedTuple):
-    """Which blocks stay, and how much memory blocks may take.
+    """The memory budget of blocks, and the blocks that stay in memory.
 
     Attributes:
-        budget: bytes of their packed weights; weights outside the blocks do not count.
-        pinned_layers: layers that always stay; None for as many as fit, evenly spread.
+        budget: bytes for the packed weights of blocks; weights outside the blocks do not count.
+        pinned_layers: layers that stay in memory; None for as many as fit, evenly spread.
     """
 
     budget: int
@@ -35,18 +35,18 @@ class Offload(NamedTuple):
 
 @dataclass(slots=True)
 class OffloadStats:
-    """What streaming has cost so far.
+    """Counters of offloading since the model was loaded.
 
     Attributes:
-        budget: bytes that the weights of blocks may take.
-        pinned_layers: the blocks that always stay.
-        hits: blocks that were there when they were wanted, pinned ones included.
-        stalls: blocks that were waited for.
-        stalled_seconds: for how long, in all.
-        loads: loaded blocks, without resident ones.
-        loaded_bytes: their weights.
-        held_bytes: weights of blocks that are there now, or on their way.
-        most_held_bytes: the most that ever were.
+        budget: bytes for the weights of blocks.
+        pinned_layers: blocks that stay in memory.
+        hits: blocks that were in memory when needed, pinned blocks included.
+        stalls: blocks that were not, so that the forward pass waited.
+        stalled_seconds: total time of these waits, in seconds.
+        loads: loads of blocks that are not pinned.
+        loaded_bytes: weights of these loads.
+        held_bytes: weights of the blocks that are in memory or loading now.
+        most_held_bytes: the largest ``held_bytes`` so far.
     """
 
     budget: int
@@ -61,19 +61,19 @@ class OffloadStats:
 
 
 class Layers(ABC):
-    """The steps of a model's layers, for passes through all of them in order."""
+    """The steps of a model's layers, for forward passes in order."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Places at which there are steps."""
+        """The number of indices that ``walk`` accepts."""
 
     @abstractmethod
     def walk(self) -> AbstractContextManager[StepsAt]:
-        """One pass; indices only grow in it."""
+        """One forward pass. Indices must increase within it."""
 
     @abstractmethod
     def describe(self) -> Sequence[str]:
-        """The steps, each in one line."""
+        """The steps, one line each."""
 
     @property
     @abstractmethod
@@ -82,57 +82,57 @@ class Layers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all weights, now."""
+        """Release all weights."""
 
 
 class ResidentLayers(Layers):
-    """Layers that are all there, as one list of steps; any number of passes at once.
+    """Layers that are all in memory, as one list of steps. Passes may run concurrently.
 
     Args:
-        steps: of all layers, in order.
+        steps: the steps of all layers, in order.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
 
     def __len__(self) -> int:
-        """All steps are at one place."""
+        """One index for all steps."""
         return 1
 
     @contextmanager
     def walk(self) -> Iterator[StepsAt]:
-        """There is nothing to do."""
+        """Nothing to load or lock."""
         yield lambda i: self.steps
 
     def describe(self) -> Sequence[str]:
-        """As fused by the tier."""
+        """The steps after fusion by the tier."""
         return [step.describe() for step in self.steps]
 
     @property
     def stats(self) -> None:
-        """Nothing is streamed."""
+        """Nothing is offloaded."""
 
     def close(self) -> None:
-        """The last references to the weights, if no pass runs."""
+        """Drop the last references to the weights, if no pass runs."""
         self.steps = ()
 
 
 class OffloadedLayers(Layers):
-    """Streams the blocks that do not fit in memory through two buffers, on another thread.
+    """Loads the blocks that do not fit in memory on a second thread, into two buffers.
 
-    While a block computes, the next one that is not there is loaded; blocks that stay lie between those that come, so
-    that loading has their time, too. Passes take turns: another thread's waits until this one's is over. A cache that
-    dropped the block used longest ago would never hit, as blocks are used in a circle; what stays here, hits always.
+    While a block computes, the next block that is not pinned is loaded. Pinned blocks are spread between the others, so
+    that loading overlaps with them, too. Only one pass runs at a time; other threads wait. Blocks are used cyclically:
+    an LRU cache would never hit, while pinned blocks always do.
 
     Args:
-        load: makes the steps of a layer, with memory of their own; called on another thread.
+        load: loads the steps of a layer into new memory; called on the second thread.
         sizes: bytes of each block's weights.
-        offload: what stays, and the bound on what is held at any time.
-        settle: returns once all that was asked of the device is done, see ``KernelSet.settle``.
-        progress: called with the share of the blocks to stay that is loaded.
+        offload: the pinned blocks and the budget.
+        settle: waits for the device to finish, see ``KernelSet.settle``.
+        progress: called with the share of the pinned blocks that is loaded.
 
     Raises:
-        InvalidOption: the bound is too low for two blocks and those to stay, or there are no such blocks.
+        InvalidOption: the budget is too small for the pinned blocks and two more, or a pinned layer does not exist.
     """
 
     def __init__(
@@ -153,36 +153,36 @@ class OffloadedLayers(Layers):
             self._pinned[i] = load(i)
             progress(len(self._pinned) / len(pinned))
         self._ahead: deque[tuple[int, Future[Steps]]] = deque()
-        self._in_use: int | None = None  # a streamed block that a pass was given
-        self._turn = threading.Lock()
+        self._in_use: int | None = None  # the unpinned block that the current pass computes
+        self._pass_lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "slm-layers")
 
     def __len__(self) -> int:
-        """The layers are at places of their own."""
+        """One index for each layer."""
         return len(self._sizes)
 
     @contextmanager
     def walk(self) -> Iterator[StepsAt]:
-        """Waits for the pass that another thread is in."""
-        with self._turn:
+        """Wait for another thread's pass to end, then run one."""
+        with self._pass_lock:
             try:
                 yield self._block
             finally:
                 self._release()
 
     def describe(self) -> Sequence[str]:
-        """A line for each layer."""
-        held = {i: "; ".join(step.describe() for step in steps) for i, steps in self._pinned.items()}
-        return [held.get(i, f"layer {i}: loaded in every pass") for i in range(len(self._sizes))]
+        """One line for each layer."""
+        pinned = {i: "; ".join(step.describe() for step in steps) for i, steps in self._pinned.items()}
+        return [pinned.get(i, f"layer {i}: loaded in every pass") for i in range(len(self._sizes))]
 
     @property
     def stats(self) -> OffloadStats:
-        """A copy; numbers of a pass that runs are on their way."""
+        """A copy. During a pass, its numbers may be incomplete."""
         return replace(self._stats)
 
     def close(self) -> None:
-        """End the thread, then let go of the blocks."""
-        with self._turn:
+        """End the thread, then release the blocks."""
+        with self._pass_lock:
             self._worker.shutdown(cancel_futures=True)
             self._ahead.clear()
             self._pinned.clear()
@@ -217,7 +217,7 @@ class OffloadedLayers(Layers):
             raise DecodeFailed(f"layer {i} could not be loaded: {type(error).__name__}: {error}") from error
 
     def _release(self) -> None:
-        """The block in use is not any more; its buffer takes the next."""
+        """Free the buffer of the block in use, and load the next block into it."""
         if self._in_use is None:
             return
         self._settle()
@@ -226,7 +226,7 @@ class OffloadedLayers(Layers):
         self._load_ahead(last)
 
     def _load_ahead(self, last: int | None = None) -> None:
-        """Send for blocks while there is a buffer for one."""
+        """Start loading blocks while a buffer is free."""
         while len(self._ahead) + (self._in_use is not None) < _BUFFERS:
             before = self._ahead[-1][0] if self._ahead else last if last is not None else self._in_use
             assert before is not None, "a block is in use, or was"
@@ -244,7 +244,7 @@ class OffloadedLayers(Layers):
         return block
 
     def _forget_until(self, i: int) -> None:
-        """Drop the blocks that were loaded for a pass that ended early."""
+        """Drop blocks that were loaded for a pass that ended early."""
         while self._ahead and self._ahead[0][0] != i:
             other, loading = self._ahead.popleft()
             if not loading.cancel():
@@ -257,14 +257,14 @@ class OffloadedLayers(Layers):
 
 
 def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
-    """The blocks that stay.
+    """Choose the pinned blocks.
 
     Args:
         sizes: bytes of each block's weights.
-        offload: the options.
+        offload: the budget and the layers to pin.
 
     Raises:
-        InvalidOption: there is no room for two blocks and those to stay, or there are no such blocks.
+        InvalidOption: the budget is too small for the pinned blocks and two more, or a pinned layer does not exist.
     """
     everything = range(len(sizes))
     if offload.pinned_layers is not None:

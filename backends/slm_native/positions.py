@@ -1,4 +1,4 @@
-"""The position embeddings of a model's layers, as they hold in one context."""
+"""The position embeddings of a model's layers in one context."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slm_native.kv import Array
 
 
 class LayerPositions(NamedTuple):
-    """What a layer does with the positions of a batch.
+    """RoPE and attention temperature of a layer, for the positions of a batch.
 
     Attributes:
-        rotation: of queries and keys; None without RoPE.
-        temperature: factor on queries, [T, 1, 1], or None.
+        rotation: RoPE of queries and keys; None without RoPE.
+        temperature: factor on queries [T, 1, 1]; None for none.
     """
 
     rotation: Rotation | None
@@ -30,9 +30,9 @@ class Positions:
 
     Args:
         spec: the model.
-        n_ctx: positions of the context, by which LongRoPE chooses its table.
-        read_factors: reads a table of divisors from the file; None if it has none.
-        kernels: the arithmetic.
+        n_ctx: positions of the context; LongRoPE chooses its table by it.
+        read_factors: reads a table of divisors from the file; returns None if the file has none.
+        kernels: the kernel set.
     """
 
     def __init__(
@@ -46,40 +46,40 @@ class Positions:
         self._kind = rope_kind(spec, n_ctx)
         ropes = ropes_of(spec, n_ctx, read_factors)
         self._ropes = [None if layer.rope is None else ropes[layer.rope] for layer in spec.layers]
-        # What differs from layer to layer, each once: a model of 28 layers that are alike does it once a batch.
+        # Layers with the same RoPE and temperature share one table per batch.
         kinds = [(rope, layer.temperature) for rope, layer in zip(self._ropes, spec.layers, strict=True)]
         self._distinct = list(dict.fromkeys(kinds))
         self._kinds = [self._distinct.index(kind) for kind in kinds]
 
     @property
     def kind(self) -> str:
-        """Contexts can exchange keys if this is equal: the table of LongRoPE that rotates them."""
+        """The LongRoPE table of the keys. Contexts can exchange keys only if it is equal."""
         return self._kind
 
-    def at(self, places: NDArray[np.integer]) -> Sequence[LayerPositions]:
-        """What each layer [L] does to the heads of a batch, once it has ``arrived``.
+    def at(self, positions: NDArray[np.integer]) -> Sequence[LayerPositions]:
+        """RoPE and temperature of each layer [L] for a batch, staged on the host until ``arrived``.
 
         Args:
-            places: where tokens stand [T]; [T, 3], in time, height and width, where every layer's rotation has these.
+            positions: position of each token [T]; for M-RoPE [T, 3]: time, height, width.
         """
         stage = self._kernels.stage
         rotations = {
-            rope: _rotation(rope, *rope.tables(places), stage)
+            rope: _rotation(rope, *rope.tables(positions), stage)
             for rope in dict.fromkeys(self._ropes)
             if rope is not None
         }
         factors = {
-            temperature: None if temperature is None else stage(temperatures(temperature, places)[:, None, None])
+            temperature: None if temperature is None else stage(temperatures(temperature, positions)[:, None, None])
             for temperature in dict.fromkeys(temperature for _, temperature in self._distinct)
         }
-        each = [
+        distinct = [
             LayerPositions(None if rope is None else rotations[rope], factors[temperature])
             for rope, temperature in self._distinct
         ]
-        return [each[kind] for kind in self._kinds]
+        return [distinct[kind] for kind in self._kinds]
 
     def move_keys(self, keys: Array, delta: int, blocks: Sequence[int]) -> Array:
-        """Move keys [n, L, K, D] of some blocks [L] by ``delta`` positions, as if they had been rotated there."""
+        """Rotate keys [n, L, K, D] of some blocks [L] by ``delta`` more positions."""
         ropes, put = [self._ropes[block] for block in blocks], self._kernels.from_host
         moves = {
             rope: _rotation(rope, *rope.step_tables(delta, len(keys)), put)
@@ -88,14 +88,14 @@ class Positions:
         }
         if len(moves) == 1 and None not in ropes:
             flat = keys.reshape(len(keys), -1, keys.shape[-1])
-            return self._turned(flat, *moves.values()).reshape(keys.shape)
+            return self._rotated(flat, *moves.values()).reshape(keys.shape)
         moved = keys * 1  # a copy
         for layer, rope in enumerate(ropes):
             if rope is not None:
-                moved[:, layer] = self._turned(keys[:, layer], moves[rope])
+                moved[:, layer] = self._rotated(keys[:, layer], moves[rope])
         return moved
 
-    def _turned(self, heads: Array, rotation: Rotation) -> Array:
+    def _rotated(self, heads: Array, rotation: Rotation) -> Array:
         return self._kernels.rope(heads, rotation.cos, rotation.sin, rotation.style)
 
 

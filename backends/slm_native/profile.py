@@ -19,18 +19,17 @@ _LEAST_CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profile may say; a key that it has not is an error.
+    """The keys of a profile; any other key is an error.
 
     Attributes:
-        dtype: number format of products, as the option.
-        compile: whether weights are expanded by what torch.compile makes of it.
-        tune: whether Triton kernels are launched as is fastest on the device: measured once, and kept on disk.
-        buckets: sizes, ascending, to which batches with one token per sequence are padded; empty for no padding.
-        capture: whether a step of each shape is captured in a CUDA graph, and replayed from then on.
-        graphs: how many of a context's are kept; the one used longest ago goes.
-        warm: tokens of a sequence for which every bucket, and every whole chunk, is captured when a context is made; 0
-            for none.
-        chunk: tokens of a prompt that are computed at a time; 0 for all of a batch.
+        dtype: number format of products, like the option.
+        compile: whether weights are dequantized by code of torch.compile.
+        tune: whether launch parameters of Triton kernels are tuned on the device, and cached on disk.
+        buckets: ascending sizes to which batches with one token per sequence are padded; empty for no padding.
+        capture: whether a step of each shape is captured in a CUDA graph and then replayed.
+        graphs: the number of graphs that a context keeps; the least recently used one is dropped.
+        warm: length of a sequence in tokens; a new context captures every bucket and whole chunk for it. 0 for none.
+        chunk: number of prompt tokens that are computed at a time; 0 for the whole batch.
         capture_prefill: whether whole chunks without logits are captured, like steps.
     """
 
@@ -50,11 +49,11 @@ class Profile:
 
 
 def find_profile(model: Path | None, named: str | None) -> Profile | None:
-    """The profile of a model: the named one, else by ``SLM_PROFILE``, else ``MODEL.profile.toml`` next to the model.
+    """The profile of a model: the named one, or ``SLM_PROFILE``, or ``MODEL.profile.toml`` next to the model.
 
     Raises:
-        InvalidOption: a file that is named and not there, that is no TOML, or a value that does not fit.
-        UnknownOption: a key that there is not.
+        InvalidOption: a named file is missing, a file is not TOML, or a value does not fit.
+        UnknownOption: an unknown key.
     """
     name = named or os.environ.get(PROFILE_VARIABLE)
     if name:
@@ -100,7 +99,7 @@ def _made(settings: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str
 def _check(settings: Mapping[str, Any], known: Mapping[str, str], prefix: str) -> None:
     for name, value in settings.items():
         if name not in known:
-            accepted = ", ".join(prefix + each for each in known)
+            accepted = ", ".join(prefix + key for key in known)
             raise UnknownOption(f"unknown key {prefix + name!r} (accepted: {accepted})")
         if not _fits(name, value):
             raise InvalidOption(f"{prefix}{name}={value!r} (accepted: {known[name]})")
@@ -108,7 +107,7 @@ def _check(settings: Mapping[str, Any], known: Mapping[str, str], prefix: str) -
 
 def _fits(name: str, value: object) -> bool:
     if name == "buckets":
-        return isinstance(value, list) and bool(value) and all(_is_count(each, 1, _MOST_ROWS) for each in value)
+        return isinstance(value, list) and bool(value) and all(_is_count(size, 1, _MOST_ROWS) for size in value)
     if name == "graphs":
         return _is_count(value, 1, _MOST_ROWS)
     if name == "chunk":

@@ -1,4 +1,4 @@
-"""The tensors of layers with a state: prepared for a kernel set."""
+"""Reads the weights of recurrent layers and prepares them for a kernel set."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from slm_native.kernels import (
 from slm_native.kv import Array
 
 Recurrent: TypeAlias = RecurrentWeights | Rwkv7
-_HEAD_EPS = 64e-5  # RWKV-7's, independent of the epsilon of its other norms
-_NO_LENGTH = 1e-24  # epsilon of the mean square of a key: keys shorter than 1e-12 stay short
+_HEAD_EPS = 64e-5  # epsilon of RWKV-7's norm per head, independent of its other norms
+_NO_LENGTH = 1e-24  # epsilon of the mean square of a key: keys shorter than 1e-12 are not lengthened
 
 
 class Tensors(NamedTuple):
-    """How tensors are read, by name; of a matrix and a norm without ".weight".
+    """Functions that read tensors by name; names of matrices and norms without ".weight".
 
     Attributes:
-        linear: a matrix, its bias and its scale.
-        vector: a tensor as float32; None if the file has none.
-        norm: a norm; None if the file has none.
-        kernels: who will use them.
+        linear: reads a matrix with its bias and its scale.
+        vector: reads a tensor as float32; None if the file has none.
+        norm: reads a norm; None if the file has none.
+        kernels: the kernel set that uses the weights.
     """
 
     linear: Callable[[str], Linear]
@@ -44,7 +44,7 @@ class Tensors(NamedTuple):
 
 
 def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec) -> Recurrent:
-    """Read a layer."""
+    """Read the weights of a recurrent layer."""
     if isinstance(spec, ShortConvSpec):
         return ShortConv(
             project=tensors.linear(f"{prefix}shortconv.in_proj"),
@@ -70,7 +70,7 @@ def read_recurrent(tensors: Tensors, prefix: str, spec: RecurrentSpec) -> Recurr
 
 def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec) -> Mamba:
     def norm(name: str, width: int) -> Norm | None:
-        """One that the file holds, or one without weights."""
+        """A norm of the file, or one without weights."""
         if spec.norm_eps is not None:
             return Norm(tensors.kernels.from_host(np.ones(width, np.float32)), None, NormKind.RMS, spec.norm_eps)
         return tensors.norm(f"{prefix}ssm_{name}_norm")
@@ -90,7 +90,7 @@ def _mamba(tensors: Tensors, prefix: str, spec: MambaSpec) -> Mamba:
 
 
 def read_channel_mix(tensors: Tensors, prefix: str) -> ChannelMix:
-    """Read RWKV's feed-forward layer."""
+    """Read the weights of RWKV's channel mixing."""
     share = tensors.vector(f"{prefix}channel_mix_lerp_k.weight")
     assert share is not None, "every such layer has one"
     up, down = (tensors.linear(f"{prefix}channel_mix_{name}") for name in ("key", "value"))
@@ -130,6 +130,6 @@ def _rwkv7(tensors: Tensors, prefix: str, spec: Rwkv7Spec) -> Rwkv7:
 
 
 def _taps(tensors: Tensors, name: str) -> Array:
-    """A convolution's weights [channels, W], tap by tap: [W, channels]."""
+    """A convolution's weights [channels, W], transposed: [W, channels]."""
     weights = tensors.kernels.to_host(tensors.vector(name))
     return tensors.kernels.from_host(np.ascontiguousarray(weights.T))

@@ -1,7 +1,7 @@
 """The states of recurrent layers, of the same size for every length of a sequence.
 
-A state never changes: a batch reads the states before it and makes new ones. So forks share them, and what was true
-before a batch is true again if it fails.
+A state is immutable: a batch reads the states before it and makes new ones. So forks share states, and a failed batch
+leaves the old ones in place.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from slm_native.kernels import Device, Ops
 from slm_native.kv import Array, Run
 
 N_CHECKPOINTS = 6
-"""Earlier states that a sequence keeps, about as far apart as they lie behind: to forget n tokens takes decoding a few
-times n again at most."""
+"""Checkpoints per sequence. Their distances grow with their distance from the end, so that truncating n tokens decodes
+a small multiple of n tokens again at most."""
 
 Parts: TypeAlias = tuple[Array, ...]
-"""What a layer remembers of B sequences, [B, ...] each."""
+"""The state of one layer for B sequences: arrays [B, ...]."""
 State: TypeAlias = tuple[Parts, ...]
-"""Of each recurrent layer its parts, [1, ...] each."""
+"""The state of one sequence: for each recurrent layer its arrays [1, ...]."""
 
 
 class Checkpoint(NamedTuple):
@@ -41,14 +41,14 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateGroup:
-    """Sequences that bring equally many tokens.
+    """The sequences of a batch that have the same number of tokens.
 
     Attributes:
         seq_ids: the sequences [B].
-        rows: their tokens in the batch [B * T], sequence by sequence; a slice where they lie like that.
+        rows: indices of their tokens in the batch [B * T], sequence by sequence; a slice if contiguous.
         before: the states before the batch [B].
-        after: the states after it, of each layer its parts [B, ...]; the forward pass fills them in.
-        carried: the first layer's output for later layers, in this batch.
+        after: the states after the batch, for each layer its arrays [B, ...]; filled in by the forward pass.
+        carried: the first layer's values, which later layers read in this batch.
     """
 
     seq_ids: Sequence[int]
@@ -58,14 +58,14 @@ class StateGroup:
     carried: list[Array] = field(default_factory=list)
 
     def parts(self, layer: int, ops: Ops) -> Parts:
-        """The state of a layer before the batch, [B, ...] each."""
+        """The state of a layer before the batch: arrays [B, ...]."""
         if len(self.before) == 1:
             return self.before[0][layer]
         several = zip(*(state[layer] for state in self.before), strict=True)
         return tuple(ops.concatenated(part) for part in several)
 
     def states(self) -> list[State]:
-        """The states after the batch [B]; those of several sequences are copied, so that each goes by itself."""
+        """The states after the batch [B]; copied if B > 1, so that each can be freed on its own."""
         if len(self.before) == 1:
             return [tuple(self.after)]
         n = range(len(self.before))
@@ -73,21 +73,21 @@ class StateGroup:
 
 
 def in_order(ops: Ops, groups: Sequence[StateGroup], parts: Sequence[Array]) -> Array:
-    """What was made of each group's rows, [B * T, width], in the order of the batch."""
+    """The results of all groups [B * T, width], reordered as in the batch."""
     if len(groups) == 1 and isinstance(groups[0].rows, slice):
         return parts[0]
     n_tokens = sum(len(part) for part in parts)
-    places = np.concatenate([np.arange(n_tokens)[group.rows] for group in groups])
-    return ops.rows(ops.concatenated(parts), np.argsort(places))
+    rows = np.concatenate([np.arange(n_tokens)[group.rows] for group in groups])
+    return ops.rows(ops.concatenated(parts), np.argsort(rows))
 
 
 class StatePool:
-    """The states of a context's sequences, the current one of each and a few earlier ones.
+    """The states of a context's sequences: the current one of each, and a few checkpoints.
 
     Args:
         specs: the recurrent layers.
-        n_seq_max: sequences.
-        device: the states' device.
+        n_seq_max: number of sequences.
+        device: the device of the states.
     """
 
     def __init__(self, specs: Sequence[RecurrentSpec], n_seq_max: int, device: Device) -> None:
@@ -99,7 +99,7 @@ class StatePool:
         self._held: list[tuple[Checkpoint, ...]] = [()] * n_seq_max
 
     def plan(self, runs: Sequence[Run]) -> list[StateGroup]:
-        """The sequences of a batch, grouped by their number of tokens."""
+        """Group the sequences of a batch by their number of tokens."""
         groups: dict[int, list[Run]] = {}
         for run in runs:
             groups.setdefault(run.n_held - run.start, []).append(run)
@@ -109,41 +109,41 @@ class StatePool:
         ]
 
     def commit(self, groups: Sequence[StateGroup], runs: Sequence[Run]) -> None:
-        """A batch has run: its states are current from now on, and the earlier ones become checkpoints."""
+        """Make the batch's states current, after it has run; the earlier ones become checkpoints."""
         lengths = {run.seq_id: run.n_held for run in runs}
         for group in groups:
             for seq_id, state in zip(group.seq_ids, group.states(), strict=True):
                 self.put(seq_id, Checkpoint(lengths[seq_id], state))
 
     def put(self, seq_id: int, checkpoint: Checkpoint) -> None:
-        """Set a sequence's state; later checkpoints are dropped."""
-        before = [held for held in self._held[seq_id] if held.position < checkpoint.position]
+        """Set a sequence's state and drop later checkpoints."""
+        before = [kept for kept in self._held[seq_id] if kept.position < checkpoint.position]
         self._held[seq_id] = _thinned((*before, checkpoint))
 
     def nearest(self, seq_id: int, length: int) -> Checkpoint:
-        """The last state that is kept of a sequence's first ``length`` tokens."""
-        before = [held for held in self._held[seq_id] if held.position <= length]
+        """The latest checkpoint within the first ``length`` tokens of a sequence."""
+        before = [kept for kept in self._held[seq_id] if kept.position <= length]
         return before[-1] if before else Checkpoint(0, self._empty)
 
     def fork(self, src: int, dst: int, now: Checkpoint) -> None:
-        """Let the empty ``dst`` share the states of ``src`` up to ``now``."""
+        """Let the empty ``dst`` share the checkpoints of ``src`` up to ``now``."""
         self._held[dst] = self._held[src]
         self.put(dst, now)
 
     def drop(self, seq_id: int) -> None:
-        """Forget a sequence."""
+        """Drop all states of a sequence."""
         self._held[seq_id] = ()
 
     def export(self, seq_id: int) -> Iterator[bytes]:
-        """The state of a sequence: the parts of each layer, float32, a piece each."""
+        """The current state of a sequence: the arrays of each layer, float32, one piece each."""
         state = self._current(seq_id)
         return (self._device.to_host(part).tobytes() for parts in state for part in parts)
 
     def sections(self, parts: list[Array]) -> list[Section]:
-        """What takes in what ``export`` gave.
+        """The sections of a payload of ``export``.
 
         Args:
-            parts: the parts of each layer are appended to it, in order, for ``exchange``.
+            parts: list to which the arrays of each layer are appended, in order, for ``exchange``.
         """
 
         def write(shape: tuple[int, ...], _: int, data: bytes) -> None:
@@ -154,34 +154,35 @@ class StatePool:
         return [Section(1, 4 * math.prod(shape), partial(write, shape)) for shape in chain(*self._shapes)]
 
     def exchange(self, seq_id: int, length: int, parts: Sequence[Array]) -> None:
-        """A sequence of ``length`` tokens has this state, and no other."""
+        """Replace all states of a sequence of ``length`` tokens by this one."""
         flat = iter(parts)
         self.hold(seq_id, (Checkpoint(length, tuple(tuple(next(flat) for _ in shapes) for shapes in self._shapes)),))
 
     def held(self, seq_id: int) -> tuple[Checkpoint, ...]:
-        """The states that a sequence holds, the current one last."""
+        """The checkpoints of a sequence; the last is the current state."""
         return self._held[seq_id]
 
     def hold(self, seq_id: int, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """A sequence holds these states."""
+        """Replace the checkpoints of a sequence."""
         self._held[seq_id] = checkpoints
 
     def _current(self, seq_id: int) -> State:
-        held = self._held[seq_id]
-        return held[-1].state if held else self._empty
+        checkpoints = self._held[seq_id]
+        return checkpoints[-1].state if checkpoints else self._empty
 
 
-def _thinned(held: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """At most so many checkpoints and the current state: the gap that is left is small for how far behind it lies.
+def _thinned(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """At most ``N_CHECKPOINTS`` checkpoints and the current state.
 
-    The state before the last batch stays, for what takes back a part of it, as speculation does.
+    Drops the checkpoint whose removal leaves the smallest gap, relative to its distance from the end. The state before
+    the last batch always stays: speculative decoding takes back a part of that batch.
     """
-    if len(held) <= N_CHECKPOINTS + 1:
-        return held
-    positions, now = [0, *(checkpoint.position for checkpoint in held)], held[-1].position
+    if len(checkpoints) <= N_CHECKPOINTS + 1:
+        return checkpoints
+    positions, now = [0, *(checkpoint.position for checkpoint in checkpoints)], checkpoints[-1].position
     gaps = [(after - before) / (now - before) for before, after in zip(positions[:-3], positions[2:-1], strict=True)]
     least = gaps.index(min(gaps))
-    return (*held[:least], *held[least + 1 :])
+    return (*checkpoints[:least], *checkpoints[least + 1 :])
 
 
 def _rows(runs: Sequence[Run]) -> slice | NDArray[np.intp]:

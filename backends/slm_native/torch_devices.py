@@ -1,4 +1,4 @@
-"""Torch's devices, listed by another process, because importing torch takes seconds."""
+"""Lists torch's devices in a subprocess, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from slm_core.types import DeviceStatus
 
 _KINDS = ("cuda", "xpu", "mps", "cpu")
 _TRIED = frozenset({"cpu"})
-"""The devices that the conformance suite has passed on."""
+"""The devices on which the conformance suite has passed."""
 INSTALL_HINT = "pip install 'slm-core[torch]'"
 
 
 @dataclass(frozen=True, slots=True)
 class TorchStatus:
-    """What an installation of torch offers.
+    """An installation of torch.
 
     Attributes:
-        version: of torch.
-        devices: best first.
+        version: version of torch.
+        devices: its devices, best first.
     """
 
     version: str
     devices: tuple[DeviceStatus, ...]
 
     def named(self, asked: str) -> str:
-        """The device of a name, as torch spells it.
+        """Torch's name of a device.
 
         Raises:
             BackendUnavailable: see ``spelled``.
@@ -40,10 +40,10 @@ class TorchStatus:
 
 
 def spelled(asked: str, names: Sequence[str], version: str) -> str:
-    """The one of torch's devices that is meant; "auto" is the first.
+    """Torch's name of a device; "auto" is the first device.
 
     Raises:
-        BackendUnavailable: torch knows no such device, or this machine has none.
+        BackendUnavailable: torch has no such device on this machine.
     """
     if asked == "auto":
         return names[0]
@@ -66,21 +66,21 @@ def why_missing() -> str | None:
 def ask() -> TorchStatus:
     """Torch's version and devices.
 
-    Raises:
+    BackendUnavailable: torch cannot be imported.
         BackendUnavailable: torch does not load.
     """
     output = subprocess_probe.run("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
     version, devices = json.loads(output)
-    there = [
-        DeviceStatus(each["name"], True, f"tier torch: {each['detail']}", untried=each["name"] not in _TRIED)
-        for each in devices
+    present = [
+        DeviceStatus(device["name"], True, f"tier torch: {device['detail']}", untried=device["name"] not in _TRIED)
+        for device in devices
     ]
-    kinds = {device.name.partition(":")[0] for device in there}
-    return TorchStatus(version, (*there, *_absent(kinds, f"torch {version} finds none on this machine")))
+    kinds = {device.name.partition(":")[0] for device in present}
+    return TorchStatus(version, (*present, *_absent(kinds, f"torch {version} finds none on this machine")))
 
 
 def missing_devices(reason: str) -> tuple[DeviceStatus, ...]:
-    """Every kind of device but the CPU, for the same reason not there."""
+    """Every kind of device but the CPU, unavailable for the same reason."""
     return _absent({"cpu"}, reason)
 
 

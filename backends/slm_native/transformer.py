@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
-from slm_core.types import EMBEDDED, KvType, Logits, States, TopLogits
+from slm_core.types import EMBEDDED, ContextOptions, KvType, Logits, States, TopLogits
 from slm_native.host_batch import HostBatch
 from slm_native.kernels import FixedShape, KernelSet
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.lowering import Lowering
-from slm_native.memory import ContextMemory, MemoryPlan, Room
+from slm_native.memory import ContextMemory, KvLayouts, MemoryPlan
 from slm_native.offload import Offload, OffloadedLayers, OffloadStats, ResidentLayers
 from slm_native.positions import LayerPositions, Positions
 from slm_native.states import StateGroup
@@ -29,10 +29,10 @@ from slm_native.weights import WeightReader
 
 
 class _EmbeddingRows(NamedTuple):
-    """Embedding rows in place of tokens, float32 [n, E], and their places in the batch [n]."""
+    """Embedding rows in place of tokens, float32 [n, E], and their indices in the batch [n]."""
 
     rows: NDArray[np.float32]
-    places: NDArray[np.intp]
+    indices: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +42,11 @@ class _DeviceBatch:
     Attributes:
         tokens: ids [T]; 0 for an embedding row.
         embeddings: embedding rows in place of tokens, on the host; None for none.
-        positions: of each token [T].
+        positions: position of each token [T].
         plans: destinations of keys and values, by the kind of plan.
         groups: the states of the sequences, for recurrent layers.
         rotations: the RoPE of each layer [L].
-        output_mask: which tokens' rows leave the model [T]; None for all.
+        output_mask: the tokens whose rows leave the model [T]; None for all.
     """
 
     tokens: Array
@@ -59,19 +59,19 @@ class _DeviceBatch:
 
 
 class Transformer:
-    """A model's weights, lowered to steps, and the pass through them. It never changes, so threads may share it.
+    """A model's weights, lowered to steps, and the forward pass. It is immutable, so threads may share it.
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
-        spec: what it holds.
-        kernels: the arithmetic.
+        spec: the model's architecture and sizes.
+        kernels: the kernel set.
         progress: called with the share of weights that are prepared.
-        offload: how much memory the layers may take; None for as much as they need.
-        keeps_windows: whether layers with a window keep only that; see ``WindowCache``.
+        offload: the memory budget of the layers; None for no limit.
+        keeps_windows: whether sliding-window layers keep only their window; see ``WindowCache``.
 
     Raises:
-        InvalidOption: ``offload`` leaves too little, windows are kept beside states, or steps are to be captured that
-            cannot be.
+        InvalidOption: ``offload`` leaves too little memory, ``keeps_windows`` is set for a model with recurrent layers,
+            or the kernels would capture steps that cannot be captured.
     """
 
     def __init__(
@@ -97,42 +97,42 @@ class Transformer:
         self._layers = (
             self._resident(progress) if offload is None else self._offloaded(gguf, sizes.blocks, offload, progress)
         )
-        self.positions(1)  # refuses bad factors now
+        self.positions(1)  # raises now if the RoPE factors are invalid
 
     def _check_kernels(self, offload: Offload | None) -> None:
         if self.keeps_windows and self.spec.recurrent_layers:
-            raise InvalidOption("swa_full=False cannot be had where layers have states, too (accepted: true)")
-        whys = {
+            raise InvalidOption("swa_full=False is not supported if layers have states, too (accepted: true)")
+        obstacles = {
             "layers are streamed": offload is not None,
             "experts are chosen on the host": any(layer.experts is not None for layer in self.spec.layers),
             "the model is an encoder": not self.spec.causal,
             "layers keep only their windows": self.keeps_windows,
             "layers have states, or attend in chunks": not self._has_one_plan,
         }
-        if self._kernels.captures and (why := next((why for why, holds in whys.items() if holds), None)):
-            raise InvalidOption(f"capture cannot be had where {why} (accepted: false)")
+        if self._kernels.captures and (why := next((name for name, holds in obstacles.items() if holds), None)):
+            raise InvalidOption(f"capture is not supported if {why} (accepted: false)")
         if self._kernels.chunk is not None and not self._has_one_plan:
             raise InvalidOption(
-                "prefill.chunk cannot be had where the model is an encoder, or layers have states, attend in chunks, or"
+                "prefill.chunk is not supported if the model is an encoder, or layers have states, attend in chunks, or"
                 " keep only their windows (accepted: none)"
             )
-        whys = {
+        obstacles = {
             "layers are streamed": offload is not None,
             "the model is an encoder": not self.spec.causal,
             "layers have states": any(layer.recurrent is not None for layer in self.spec.layers),
             "layers read keys of other layers": any(layer.kv_layer is not None for layer in self.spec.layers),
             "layers have embeddings of their own": self.spec.layer_embedding_width is not None,
         }
-        if self._kernels.splits and (why := next((why for why, holds in whys.items() if holds), None)):
-            raise InvalidOption(f"device_map cannot be had where {why} (accepted: one device)")
+        if self._kernels.splits and (why := next((name for name, holds in obstacles.items() if holds), None)):
+            raise InvalidOption(f"device_map is not supported if {why} (accepted: one device)")
 
     def close(self) -> None:
-        """Let go of the layers' weights; no pass may run."""
+        """Release the layers' weights. No forward pass may be running."""
         self._layers.close()
 
     @property
     def steps(self) -> Sequence[str]:
-        """The steps from the embeddings to the last norm, each in one line, as the kernels run them."""
+        """The steps from the embeddings to the last norm, one line each, after fusion by the kernel set."""
         return self._layers.describe()
 
     @property
@@ -144,16 +144,16 @@ class Transformer:
         """The position embeddings for a context of ``n_ctx`` positions.
 
         Raises:
-            InvalidModelFile: the file's factors are no positive numbers.
+            InvalidModelFile: a RoPE factor in the file is not a positive number.
         """
         return Positions(self.spec, n_ctx, self._reader.rope_factors, self._kernels)
 
     def forward(self, batch: HostBatch, *, hidden: bool = False) -> Logits | States:
-        """Run a batch, and write its keys, values and states to their destinations. Rows are in host memory.
+        """Run a batch, write its keys, values and states to their destinations, and copy its rows to host memory.
 
         Args:
             batch: the batch.
-            hidden: whether rows are hidden states, in place of logits.
+            hidden: whether to return hidden states instead of logits.
 
         Returns:
             float32 [n, V], or [n, E] of hidden states, for the n tokens of the output mask.
@@ -163,16 +163,16 @@ class Transformer:
         return self._kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
 
     def top(self, rows: Array, k: int) -> TopLogits:
-        """The ``k`` largest logits of each of at least one row that ``rows`` gave."""
+        """The ``k`` largest logits of each row of ``rows``, which has at least one row."""
         return self._kernels.top_logits(rows, k)
 
     @property
     def picks_top(self) -> bool:
-        """Whether ``top`` picks where ``rows`` lie."""
+        """Whether ``top`` computes on the device, so that full rows of logits stay there."""
         return self._kernels.picks_top
 
     def rows(self, batch: HostBatch, *, hidden: bool = False) -> Array:
-        """As ``forward``, with rows on the device, valid until the next call; [0, E] for an empty output mask."""
+        """Like ``forward``, but rows stay on the device, valid until the next call; [0, E] for an empty output mask."""
         parts = [self._part(part, hidden=hidden) for part in batch.parts(self._kernels.chunk)]
         nonempty = [rows for rows in parts if len(rows)] or parts[-1:]
         return nonempty[0] if len(nonempty) == 1 else self._kernels.concatenated(nonempty)
@@ -184,21 +184,21 @@ class Transformer:
             shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:
                 n_rows = len(batch) if shape.output_mask is None else 0
-                ids = batch.tokens, batch.positions, batch.places
+                ids = batch.tokens, batch.positions, batch.rope_positions
                 logits = self._run_shape(shape, *ids, batch.layers, batch.embedded)
                 return kernels.rows(logits, slice(n_rows))
         tokens, embeddings = batch.tokens, None
         if len(batch.rows):
             tokens, where = np.maximum(tokens, 0), np.flatnonzero(tokens == EMBEDDED)
             embeddings = _EmbeddingRows(batch.rows, where)
-        rotations = batch.embedded.at(batch.places)
+        rotations = batch.embedded.at(batch.rope_positions)
         staged = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), rotations
         ids, positions, plans, rotations = kernels.arrived(staged)
         on_device = _DeviceBatch(ids, embeddings, positions, plans, batch.plan.states, rotations, mask)
         return self._run(on_device, batch.layers, hidden=hidden)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
-        """Run a new context's steps of fixed shapes once, if the profile warms them."""
+        """Run the fixed shapes that the profile warms once, for a new context."""
         for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
             nothing = np.zeros(0, np.int32)
             self._run_shape(shape, nothing, nothing, nothing, layers, embedded)
@@ -208,14 +208,14 @@ class Transformer:
         shape: FixedShape,
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
-        places: NDArray[np.integer],
+        rope_positions: NDArray[np.integer],
         layers: Sequence[KvLayer],
         embedded: Positions,
     ) -> Array:
-        """The logits of a batch that is padded to a fixed shape, [n_tokens, V]; valid until the next call."""
+        """The logits of a batch that is padded to a fixed shape: [n_tokens, V], valid until the next call."""
         padding = np.zeros(shape.n_tokens - len(tokens), np.int32)
         tokens, positions = (np.concatenate([ids, padding]) for ids in (tokens, positions))
-        stage, rotations = self._kernels.stage, embedded.at(np.concatenate([places, padding]))
+        stage, rotations = self._kernels.stage, embedded.at(np.concatenate([rope_positions, padding]))
         batch = _DeviceBatch(
             stage(tokens), None, stage(positions), {None: shape.plan}, [], rotations, output_mask=shape.output_mask
         )
@@ -227,14 +227,14 @@ class Transformer:
         inputs = self._step_inputs(batch, layers, x)
         with self._layers.walk() as steps_at:
             for i in range(len(self._layers)):
-                x = run_steps(steps_at(i), x, inputs)  # no name holds a layer while the next is loaded
+                x = run_steps(steps_at(i), x, inputs)  # a variable would keep the layer in memory while the next loads
         if len(x) == 0:
             return x
         return self._hidden(x) if hidden else self._logits(x)
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """The exceptions of ``forward`` if the device fails."""
+        """The exceptions that ``forward`` raises if the device fails."""
         return self._kernels.failures
 
     @property
@@ -244,20 +244,21 @@ class Transformer:
 
     @property
     def kv_types(self) -> tuple[KvType, ...]:
-        """What keys and values can be stored in."""
+        """The KV types that the kernels support."""
         return self._kernels.kv_types
 
-    def new_memory(self, room: Room) -> ContextMemory:
+    def new_memory(self, options: ContextOptions, layouts: KvLayouts) -> ContextMemory:
         """Memory for keys, values and states on the kernels' device; see ``ContextMemory``."""
-        return ContextMemory(self.spec, room, self._kernels)
+        return ContextMemory(self.spec, options, layouts, self._kernels)
 
     def _plans(self, plan: MemoryPlan) -> dict[PlanKind, BatchPlan]:
-        """Where a batch's tokens go, for each kind of layers."""
-        placed: dict[PlanKind, BatchPlan] = {None: self._kernels.place(plan.pages)}
+        """Destinations of a batch's keys and values, for each kind of plan."""
+        plans: dict[PlanKind, BatchPlan] = {None: self._kernels.place(plan.pages)}
         for chunk in {layer.chunk for layer in self.spec.layers if layer.chunk is not None}:
             chunked = in_chunks(plan.pages, chunk)
-            placed["chunk", chunk] = placed[None] if chunked is plan.pages else self._kernels.place(chunked)
-        return placed | {("window", window): self._kernels.place(each) for window, each in plan.windows.items()}
+            plans["chunk", chunk] = plans[None] if chunked is plan.pages else self._kernels.place(chunked)
+        windows = {("window", window): self._kernels.place(pages) for window, pages in plan.windows.items()}
+        return plans | windows
 
     def _resident(self, progress: Callable[[float], None]) -> ResidentLayers:
         steps: list[Step] = []
@@ -274,7 +275,7 @@ class Transformer:
         reader.check_blocks()
         lowering, weights = self._lowering, self._weights
 
-        def load(i: int) -> list[Step]:  # knows no transformer: its thread ends when nobody else does
+        def load(i: int) -> list[Step]:  # without self: the loading thread must not keep the model alive
             return lowering.layer(i, reader.block(i), weights)
 
         layers = OffloadedLayers(load, sizes, offload, self._kernels.settle, progress)
@@ -291,7 +292,7 @@ class Transformer:
 
     @property
     def _has_one_plan(self) -> bool:
-        """Whether a batch is to all layers the same: tokens and the pages that they see."""
+        """Whether one plan serves all layers: every layer sees the same tokens and pages."""
         return (
             not self.keeps_windows
             and self.spec.causal
@@ -321,10 +322,10 @@ class Transformer:
         return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
 
     def _with_rows(self, x: Array, embeddings: _EmbeddingRows) -> Array:
-        """``x`` [T, E] with embedding rows at their places."""
+        """``x`` [T, E] with embedding rows put in at their indices."""
         scale = self.spec.embedding_scale if self.spec.scales_rows else 1.0
         which = np.arange(len(x))
-        which[embeddings.places] = len(x) + np.arange(len(embeddings.rows))
+        which[embeddings.indices] = len(x) + np.arange(len(embeddings.rows))
         rows = self._kernels.on_device_of(x, embeddings.rows * np.float32(scale))
         return self._kernels.rows(self._kernels.concatenated([x, rows]), which)
 

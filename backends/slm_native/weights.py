@@ -1,4 +1,4 @@
-"""The tensors of a model: prepared for a kernel set."""
+"""Reads the tensors of a model and prepares them for a kernel set."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DenseAndMoe:
     """The weights of a dense feed-forward layer parallel to experts with the same input."""
 
     dense: FeedForward
-    dense_norm: Norm | None  # [E], of its output
+    dense_norm: Norm | None  # [E], of the dense layer's output
     experts: MoeLayer
     router_norm: Norm  # [E]
     experts_norm: Norm | None  # [E]
@@ -68,7 +68,7 @@ class Block:
     attention: Attention | LatentAttention | None
     recurrent: Recurrent | None
     attn_post_norm: Norm | None  # [E], of attention's output
-    attn_sum_norm: Norm | None  # [E], of the sum of this and the input
+    attn_sum_norm: Norm | None  # [E], of attention's output plus the block's input
     ffn_norm: Norm | None  # [E]
     feed_forward: AnyFeedForward | None
     ffn_post_norm: Norm | None  # [E]
@@ -77,7 +77,7 @@ class Block:
     altup: AltUp | None = None
     laurel: Laurel | None = None
     embedding: LayerEmbedding | None = None
-    output_scale: Array | None = None  # [1], factor on its output
+    output_scale: Array | None = None  # [1], factor on the block's output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class Weights:
     token_embd: Weight  # (V, E)
     position_embd: Weight | None  # (positions, E)
     embd_norm: Norm | None  # [E]
-    token_type: Array | None  # [E], that of texts
+    token_type: Array | None  # [E], the row of token type 0 (text)
     output_norm: Norm | None  # [E]
     output: Linear  # (V, E)
     streams: Streams | None
@@ -100,9 +100,9 @@ class WeightReader:
 
     Args:
         gguf: the file.
-        spec: what it holds.
-        kernels: who will use the weights.
-        in_memory: whether tensors are read from the file now, into memory of their own, and not when they are used.
+        spec: the model's architecture and sizes.
+        kernels: the kernel set that uses the weights.
+        in_memory: copy tensors into memory now, instead of mapping the file.
     """
 
     def __init__(self, gguf: WeightSource, spec: ModelSpec, kernels: KernelSet, *, in_memory: bool = False) -> None:
@@ -128,7 +128,7 @@ class WeightReader:
         )
 
     def block(self, index: int) -> Block:
-        """A block, prepared; any thread may ask for it."""
+        """The weights of a block; thread-safe."""
         layer, prefix = self._spec.layers[index], f"blk.{index}."
         attn_norm, ffn_norm = self._norm(f"{prefix}attn_norm"), self._norm(f"{prefix}{layer.ffn_norm}")
         post_norm, sum_norm = "post_attention_norm", "attn_output_norm"
@@ -155,7 +155,7 @@ class WeightReader:
         )
 
     def sizes(self) -> WeightBytes:
-        """What the tensors take."""
+        """Bytes of the tensors, by where they belong."""
         embedding, output, blocks = 0, 0, [0] * self._spec.n_layers
         for name, info in self._gguf.tensors.items():
             if name.startswith("blk."):
@@ -167,7 +167,7 @@ class WeightReader:
         return WeightBytes(embedding, blocks, output, tied=not self._has("output.weight"))
 
     def check_blocks(self) -> None:
-        """Refuse tensors of blocks that could not be prepared later.
+        """Check the tensors of all blocks, so that preparing them later cannot fail.
 
         Raises:
             UnsupportedModel, InvalidModelFile: see ``slm_core.quant.check_tensor``.
@@ -177,7 +177,7 @@ class WeightReader:
                 check_tensor(self._gguf.tensor_data(name), info.ggml_type, info.shape)
 
     def rope_factors(self, name: str) -> Array | None:
-        """A table of divisors [R/2] on the host."""
+        """A table of RoPE divisors [R/2], in host memory."""
         values = self._vector(name)
         return None if values is None else self._kernels.to_host(values)
 
@@ -189,7 +189,7 @@ class WeightReader:
         return self._kernels.prepare(self._tensor(name))
 
     def _slopes(self, prefix: str) -> Array | None:
-        """ALiBi's, [H]."""
+        """The slopes of ALiBi [H]; None without ALiBi."""
         if self._spec.alibi_max_bias is None:
             return None
         return self._made(f"{prefix}attn_slopes", alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias))
@@ -252,7 +252,7 @@ class WeightReader:
         return fused_q, fused_k, fused_v
 
     def _feed_forward(self, prefix: str, suffix: str = "") -> FeedForward:
-        """Its gate may have a matrix of its own, or the upper half of the one that goes up."""
+        """The feed-forward layer. The gate is a separate matrix, or the upper half of ``up``."""
         gate, up, down = (f"{prefix}ffn_{name}{suffix}" for name in ("gate", "up", "down"))
         n_ff = self._gguf.tensors[f"{down}.weight"].shape[1]
         if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
@@ -269,7 +269,7 @@ class WeightReader:
             spec,
             router=self._linear(f"{prefix}ffn_gate_inp"),
             selection_bias=self._vector(f"{prefix}exp_probs_b.bias"),
-            experts=[FeedForward(*each) for each in zip(gates, ups, downs, strict=True)],
+            experts=[FeedForward(*matrices) for matrices in zip(gates, ups, downs, strict=True)],
             activation=layer.activation,
             shared=self._feed_forward(prefix, "_shexp") if self._has(f"{prefix}ffn_up_shexp.weight") else None,
             shared_gate=self._row(shared_gate) if self._has(f"{shared_gate}.weight") else None,
@@ -280,19 +280,20 @@ class WeightReader:
         scale = self._vector(f"{prefix}ffn_gate_inp.scale")
         assert scale is not None and layer.experts is not None, "the architecture declares them"
         gates, ups = self._halves(f"{prefix}ffn_gate_up_exps")
-        each = [FeedForward(*one) for one in zip(gates, ups, self._each(f"{prefix}ffn_down_exps"), strict=True)]
+        downs = self._each(f"{prefix}ffn_down_exps")
+        experts = [FeedForward(*matrices) for matrices in zip(gates, ups, downs, strict=True)]
         router = Linear(self._prepared(f"{prefix}ffn_gate_inp.weight"))
         return DenseAndMoe(
             dense=self._feed_forward(prefix),
             dense_norm=self._norm(f"{prefix}post_ffw_norm_1"),
-            experts=self._kernels.moe(Experts(layer.experts, router, None, each, layer.activation)),
+            experts=self._kernels.moe(Experts(layer.experts, router, None, experts, layer.activation)),
             router_norm=Norm(scale * self._spec.n_embd**-0.5, None, self._spec.norm, self._spec.norm_eps),
             experts_norm=self._norm(f"{prefix}pre_ffw_norm_2"),
             mixed_norm=self._norm(f"{prefix}post_ffw_norm_2"),
         )
 
     def _halves(self, name: str) -> tuple[list[Linear], list[Linear]]:
-        """The upper and the lower matrices of a tensor (X, 2 * out, in)."""
+        """The upper and the lower halves of the matrices of a tensor (X, 2 * out, in)."""
         whole = self._checked(f"{name}.weight")
         n_experts, n_rows, n_in = whole.shape
         parts = whole.data.reshape(n_experts, 2, -1)
@@ -312,7 +313,7 @@ class WeightReader:
         return upper, lower
 
     def _each(self, name: str) -> list[Linear]:
-        """The matrices of a tensor (X, out, in), and the rows of their scales (X,) and biases (X, out)."""
+        """The matrices of a tensor (X, out, in), with their scales (X,) and biases (X, out)."""
         whole = self._checked(f"{name}.weight")
         n_experts, *shape = whole.shape
         parts = whole.data.reshape(n_experts, -1)
@@ -327,13 +328,13 @@ class WeightReader:
         ]
 
     def _row(self, name: str) -> Linear:
-        """A matrix (1, in) that the file holds as a vector."""
+        """A matrix (1, in) that the file stores as a vector."""
         tensor = self._tensor(f"{name}.weight")
         matrix = QuantizedTensor(tensor.name, (1, *tensor.shape[-1:]), tensor.ggml_type, tensor.data)
         return Linear(self._kernels.prepare(matrix))
 
     def _split(self, name: str, *n_rows: int) -> list[Linear]:
-        """The rows of a matrix, and of its bias, as several."""
+        """Split the rows of a matrix, and of its bias, into several matrices."""
         whole, scale = self._checked(f"{name}.weight"), self._vector(f"{name}.scale")
         bias, rows = self._vector(f"{name}.bias"), whole.data.reshape(whole.shape[0], -1)
         parts, start = [], 0
@@ -359,7 +360,7 @@ class WeightReader:
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
     def _made(self, name: str, values: NDArray[np.float32]) -> Array:
-        """An array that is not a tensor of the file, on the device of the layer in its name."""
+        """An array that is computed, not read from the file, on the device of the layer in its name."""
         return self._kernels.vector(QuantizedTensor(name, values.shape, GgmlType.F32, values.view(np.uint8)))
 
     def _norm(self, name: str) -> Norm | None:
@@ -377,7 +378,7 @@ class WeightReader:
         return self._kernels.vector(self._tensor(name)) if self._has(name) else None
 
     def _checked(self, name: str) -> QuantizedTensor:
-        """A tensor that can be dequantized: its rows are whole blocks."""
+        """A tensor whose rows consist of whole quantization blocks."""
         tensor = self._tensor(name)
         check_tensor(tensor.data, tensor.ggml_type, tensor.shape)
         return tensor

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: a GGUF becomes an ONNX graph that any execution provider can run."""
+"""The ONNX Runtime backend: builds an ONNX graph from a GGUF file, for any execution provider."""
 
 BACKEND = "onnx"
 INSTALL_HINT = "pip install 'slm-core[onnx]'"

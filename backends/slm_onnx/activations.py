@@ -1,4 +1,4 @@
-"""The nonlinearities of feed-forward layers, as nodes."""
+"""The activations of feed-forward layers, as nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def activated(graph: GraphWriter, x: str, activation: AnyActivation, dtype: str) -> str:
-    """The name of ``activation(x)``, of the shape of ``x``."""
+    """Add ``activation(x)``; returns its name."""
     if isinstance(activation, Xielu):
         return _xielu(graph, x, activation, dtype)
     return ACTIVATIONS[activation](graph, x)
@@ -46,7 +46,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[GraphWriter, str], str]] = {
     Activation.RELU: _relu,
     Activation.RELU_SQUARED: _relu_squared,
 }
-"""Those that a graph has; the others belong to experts."""
+"""The activations of dense layers in graphs; the others belong to experts."""
 
 
 def _xielu(graph: GraphWriter, x: str, numbers: Xielu, dtype: str) -> str:

@@ -1,7 +1,8 @@
-"""Whether a device computes attention right: some of ONNX Runtime's kernels assume more of a GPU than each one has.
+"""Checks that a device computes attention correctly: some kernels of ONNX Runtime assume properties of a GPU.
 
-WebGPU's kernel for 32 tokens and more reads 8 keys at a time from a subgroup's registers, and is wrong, silently, where
-a subgroup has 4 lanes (software devices, some mobile GPUs). Its kernel for fewer tokens holds there.
+WebGPU's kernel for 32 tokens and more reads 8 keys at a time from the registers of a subgroup. If subgroups have 4
+lanes (software devices, some mobile GPUs), its results are silently wrong. The kernel for fewer tokens is correct
+there.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from slm_core.errors import BackendUnavailable
 from slm_onnx import runtime
 from slm_onnx.graphwriter import MICROSOFT, GraphWriter
 
-_FEW, _MANY = 31, 64  # tokens: the most of one kernel, and a number that is the other kernel's
+_FEW, _MANY = 31, 64  # tokens: the most for one kernel, and a number for the other kernel
 _WIDTH = 8
-_TOLERANCE = {"float32": 1e-4, "float16": 1e-2}  # relative; a wrong kernel's error is above 0.1
+_TOLERANCE = {"float32": 1e-4, "float16": 1e-2}  # relative; the error of a wrong kernel is above 0.1
 
 
 def most_rows(place: runtime.Place, dtype: str) -> int | None:
-    """The most tokens that one run may attend from on a device, None for any number.
+    """The most tokens per run with correct attention on a device; None for any number.
 
     Raises:
-        BackendUnavailable: attention is wrong there for any number.
+        BackendUnavailable: attention is wrong for any number of tokens.
     """
     session = runtime.session(_graph(dtype), runtime.NO_WEIGHTS, place)
     if _is_right(session, _MANY, dtype):
@@ -35,7 +36,7 @@ def most_rows(place: runtime.Place, dtype: str) -> int | None:
 
 
 def _graph(dtype: str) -> bytes:
-    """Attention with one head over an empty cache."""
+    """A graph of attention with one head and an empty cache."""
     graph = GraphWriter("attention", opset=21)
     names = [graph.input(name, dtype, [1, "n", _WIDTH]) for name in ("q", "k", "v")]
     names += [graph.input(f"past.{name}", dtype, [1, 1, "c", _WIDTH]) for name in ("k", "v")]
@@ -50,7 +51,7 @@ def _graph(dtype: str) -> bytes:
 
 
 def _is_right(session: Any, n: int, dtype: str) -> bool:
-    """Compare ``n`` tokens that see each other causally with the formula."""
+    """Compare causal attention of ``n`` tokens with the formula."""
     q, k, v = np.random.default_rng(n).standard_normal((3, n, _WIDTH)).astype(dtype)
     empty = np.zeros((1, 1, n, _WIDTH), dtype)
     feed = {"q": q[None], "k": k[None], "v": v[None], "past.k": empty, "past.v": empty}

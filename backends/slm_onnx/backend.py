@@ -32,19 +32,19 @@ class OnnxBackend:
 
     @property
     def load_options(self) -> Mapping[str, str]:
-        """What ``ModelOptions.backend_options`` may hold."""
+        """The options of ``ModelOptions.backend_options``."""
         return DESCRIPTIONS
 
     def status(self) -> BackendStatus:
-        """Report whether ONNX Runtime is installed, its version and its execution providers."""
+        """Whether ONNX Runtime is installed, its version and its execution providers."""
         try:
             report = devices.report()
-        except Exception as error:  # the status reports every problem of the installation
+        except Exception as error:  # the status reports all problems of the installation
             return BackendStatus(BACKEND, installed=False, reason=runtime.one_line(error), hint=INSTALL_HINT)
         return BackendStatus(BACKEND, True, runtime.version(), report.devices, reason=report.auto)
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say whether it can run ``source`` on ``device``, reading headers only.
+        """Whether the backend can run ``source`` on ``device``; reads headers only.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
@@ -97,7 +97,7 @@ def _load_directory(
 
 
 def _described(source: ModelSource, *, on_cpu: bool = True) -> str:
-    """What a source holds, by its headers."""
+    """The kind of model in a source, by its headers."""
     if isinstance(source, Path) and source.is_dir():
         return f"a directory of ONNX models ({find_layout(source).name})"
     with GgufFile.open(source) as gguf:

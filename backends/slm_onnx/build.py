@@ -1,4 +1,4 @@
-"""Which builds of ONNX Runtime and onnx are installed, and whether they are recent enough. Nothing is imported."""
+"""The installed builds of ONNX Runtime and onnx, and whether they are recent enough. Imports neither."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from slm_onnx import INSTALL_HINT
 
 OLDEST = (1, 25)
-"""The first ONNX Runtime with ``TensorScatter``, which edits the KV cache; as in pyproject.toml."""
+"""The first ONNX Runtime with ``TensorScatter``, which edits the KV cache; the same as in pyproject.toml."""
 OLDEST_ONNX = (1, 17)
-"""The oldest onnx that the conformance suite passes with; as in pyproject.toml."""
+"""The oldest onnx with which the conformance suite passes; the same as in pyproject.toml."""
 
 _LIBRARIES = ("*.so*", "*.dll", "*.dylib", "*.pyd")
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build of ONNX Runtime. Builds for different hardware are different packages with the same module.
+    """One build of ONNX Runtime. There is one package per kind of hardware, all with the same module.
 
     Attributes:
-        package: its name on PyPI, "onnxruntime-gpu".
+        package: its name on PyPI, as "onnxruntime-gpu".
         version: "1.31.1".
         folder: the folder of its libraries.
     """
@@ -33,13 +33,13 @@ class Build:
     folder: Path
 
     def stamp(self) -> list[str]:
-        """Name, size and time of the last change of each of its libraries."""
+        """Name, size and modification time of each of its libraries."""
         files = sorted(file for pattern in _LIBRARIES for file in self.folder.glob(pattern))
         return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
 
 
 def find_build() -> Build | None:
-    """The installed build; None if there is none. Unknown properties are ""."""
+    """The installed build; None if there is none. Unknown attributes are ""."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -53,13 +53,13 @@ def find_build() -> Build | None:
 
 
 def numbers(version: str) -> tuple[int, int] | None:
-    """The first two numbers of a version; None if it has none."""
+    """The first two numbers of a version; None if it does not have two."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def problem() -> str | None:
-    """A line about a missing or too old package; None if there is none."""
+    """A message about a missing or too old package; None if there is no problem."""
     absent = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{' and '.join(absent)} not installed (to get it: {INSTALL_HINT})"
@@ -82,7 +82,7 @@ def _onnx_version() -> str:
 
 
 def _is_older(version: str, oldest: tuple[int, int]) -> bool:
-    """Whether a version is known, and below the oldest that works."""
+    """Whether a version is known and older than ``oldest``."""
     release = numbers(version)
     return release is not None and release < oldest
 

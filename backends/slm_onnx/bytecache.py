@@ -1,7 +1,7 @@
-"""Keys and values in 8 bits: codes, and a scale for each cell of a head.
+"""A KV cache in 8 bits: codes, and a scale per cell and head.
 
-A scale is the largest of a cell's values in a head divided by 127. Codes are multiplied as they are: scales of keys go
-onto scores, those of values onto the weights that scores become.
+A scale is the largest magnitude of a cell's values in a head, divided by 127. Codes are not dequantized for products:
+scales of keys multiply scores, and scales of values multiply the weights after softmax.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from slm_onnx.decoder import DecoderGraph
 from slm_onnx.graphwriter import MICROSOFT, Dim, GraphWriter
 from slm_onnx.ports import PLANES, parts, past, present
 
-_FLOAT, _INT8 = 1, 3  # ONNX's numbers of these types
+_FLOAT, _INT8 = 1, 3  # ONNX's numbers for these types
 _LARGEST = 127
 _LEAST = 1e-30  # the scale if all values are 0
 
 
 def quantized(graph: GraphWriter, x: str) -> tuple[str, str]:
-    """Values [1, K, n, D] as codes, int8 of the same shape, and scales [1, K, n, 1]."""
+    """Values [1, K, n, D] as int8 codes of the same shape, and scales [1, K, n, 1]."""
     last = graph.constant("last_axis", [-1])
     largest = graph.node("ReduceMax", [graph.node("Abs", [x], f"{x}.size"), last], f"{x}.largest", keepdims=1)
     divisor, least = graph.number(_LARGEST, "float32"), graph.number(_LEAST, "float32")
@@ -30,15 +30,15 @@ def quantized(graph: GraphWriter, x: str) -> tuple[str, str]:
 
 
 def expanded(graph: GraphWriter, codes: str, scales: str) -> str:
-    """Dequantized values of codes and scales."""
+    """The dequantized values."""
     return graph.node("Mul", [graph.node("Cast", [codes], f"{codes}.float", to=_FLOAT), scales], f"{codes}.values")
 
 
 class ByteCacheGraph(DecoderGraph):
-    """Builds the graph of a decoder with such a cache; float32 throughout.
+    """Builds the graph of a decoder with an 8-bit cache; everything else is float32.
 
-    Instead of ``seqlens_k`` and ``total_sequence_length`` it takes ``to`` int64 [1], the first cell that is written,
-    and ``n_cells`` int64 [1], how many attention looks at.
+    Instead of ``seqlens_k`` and ``total_sequence_length`` it has the inputs ``to`` int64 [1] (the first cell that is
+    written) and ``n_cells`` int64 [1] (the number of cells that attention reads).
     """
 
     opset = 24
@@ -56,14 +56,14 @@ class ByteCacheGraph(DecoderGraph):
                     self._graph.output(present(layer, plane) + part.suffix, part.dtype, shape)
 
     def _mixed(self, index: int, q: str, k: str, v: str) -> str:
-        """Attention, written out: q [1, n, H*D] to [1, n, H*D]."""
+        """Attention as single operations: q [1, n, H*D] to [1, n, H*D]."""
         graph, spec, prefix = self._graph, self._spec, f"blk.{index}."
         n_groups, width = spec.n_heads // spec.n_kv_heads, spec.head_dim
         keys, key_scales = self._kept(index, "key", k)
         values, value_scales = self._kept(index, "value", v)
         grouped = graph.constant("in_groups", [0, -1, spec.n_kv_heads, n_groups, width])
         queries = graph.node(
-            "Transpose", [graph.node("Reshape", [q, grouped], f"{q}.grouped")], f"{q}.turned", perm=[0, 2, 3, 1, 4]
+            "Transpose", [graph.node("Reshape", [q, grouped], f"{q}.grouped")], f"{q}.transposed", perm=[0, 2, 3, 1, 4]
         )
         by_head = graph.constant("by_kv_head", [0, spec.n_kv_heads, -1, width])
         queries = graph.node("Reshape", [queries, by_head], f"{q}.by_head")  # [1, K, G*n, D]
@@ -77,13 +77,13 @@ class ByteCacheGraph(DecoderGraph):
         )
         ungrouped = graph.constant("of_groups", [0, spec.n_kv_heads, n_groups, -1, width])
         heads = graph.node("Reshape", [heads, ungrouped], f"{prefix}heads.grouped")
-        heads = graph.node("Transpose", [heads], f"{prefix}heads.turned", perm=[0, 3, 1, 2, 4])
+        heads = graph.node("Transpose", [heads], f"{prefix}heads.transposed", perm=[0, 3, 1, 2, 4])
         return graph.node(
             "Reshape", [heads, graph.constant("flat_heads", [0, -1, spec.n_heads * width])], f"{prefix}mixed"
         )
 
     def _weights(self, prefix: str, layer: LayerSpec, scores: str) -> str:
-        """Scores [1, K, G*n, t] to how much of each cell is mixed in, of the same shape."""
+        """Scores [1, K, G*n, t] to attention weights, after bias, sinks and softmax."""
         graph, spec = self._graph, self._spec
         shaped = graph.node(
             "Reshape", [scores, graph.constant("by_query_head", [0, spec.n_heads, -1, 0])], f"{prefix}scores.by_head"
@@ -103,7 +103,7 @@ class ByteCacheGraph(DecoderGraph):
         )
 
     def _kept(self, index: int, plane: str, x: str) -> tuple[str, str]:
-        """Keep keys or values [1, n, K*D]; the floats of all codes [1, K, t, D], and their scales [1, K, 1, t]."""
+        """Store keys or values [1, n, K*D]; returns all codes as floats [1, K, t, D], and their scales [1, K, 1, t]."""
         graph, spec = self._graph, self._spec
         in_heads = graph.constant("kv_heads", [0, -1, spec.n_kv_heads, spec.head_dim])
         heads = graph.node(

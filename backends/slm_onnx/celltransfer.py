@@ -1,4 +1,4 @@
-"""Cells of a KV cache on their way between the device and the host: dumps read them, restores write them."""
+"""Copies cells of a KV cache between the device and the host, for dumps and restores."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Transfer(Protocol):
     """Copies cells of one cache."""
 
     def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
-        """The keys and values of cells [n], in pieces: arrays behind one another, little-endian.
+        """The keys and values of cells [n], in pieces: consecutive arrays, little-endian.
 
         Args:
-            cells: where they lie, which may be elsewhere for each piece.
+            cells: returns the cells; their places may change between pieces.
 
         Raises:
             DecodeFailed: the runtime reported a failure.
@@ -38,7 +38,7 @@ class Transfer(Protocol):
         ...
 
     def write(self, first: int, planes: Planes) -> None:
-        """Fill the cells from ``first`` on.
+        """Fill cells from ``first`` on.
 
         Raises:
             DecodeFailed: the runtime reported a failure.
@@ -46,12 +46,12 @@ class Transfer(Protocol):
         ...
 
     def sections(self, first: int, n: int) -> list[Section] | None:
-        """What takes in what ``read`` gave of ``n`` cells, and fills those from ``first`` on; None where none can."""
+        """The sections of a dump of ``n`` cells, written from ``first`` on; None if it cannot be written in pieces."""
         ...
 
 
 class HostTransfer:
-    """Copies cells of a cache in the host's memory.
+    """Copies cells of a cache in host memory.
 
     Args:
         store: the cache.
@@ -61,7 +61,7 @@ class HostTransfer:
         self._store = store
 
     def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
-        """A head at a time."""
+        """One head at a time."""
         for tensor in self._store.tensors.values():
             for head in tensor.numpy()[0]:
                 yield packed([head[cells()]])
@@ -72,19 +72,19 @@ class HostTransfer:
             tensor.numpy()[0][:, first : first + plane.shape[1]] = plane
 
     def sections(self, first: int, n: int) -> list[Section]:
-        """One for each head."""
+        """One section per head."""
         heads = (head for tensor in self._store.tensors.values() for head in tensor.numpy()[0])
         return [Section(n, head[0].nbytes, partial(_fill, head[first : first + n])) for head in heads]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferSessions:
-    """What a cache in the device's own memory needs.
+    """The sessions for a cache in device memory.
 
     Attributes:
         clearer: session of ``editor.clear_graph``.
-        reader: of ``editor.read_graph``.
-        writer: of ``editor.write_graph``.
+        reader: session of ``editor.read_graph``.
+        writer: session of ``editor.write_graph``.
     """
 
     clearer: Any
@@ -93,11 +93,11 @@ class TransferSessions:
 
 
 class DeviceTransfer:
-    """Copies cells of a cache in the device's memory; no other cells cross.
+    """Copies cells of a cache in device memory; only the requested cells are copied.
 
     Args:
         store: the cache.
-        sessions: of the graphs that copy.
+        sessions: sessions of the graphs that copy.
     """
 
     def __init__(self, store: KvStore, sessions: TransferSessions) -> None:
@@ -106,7 +106,7 @@ class DeviceTransfer:
         self._writer = sessions.writer, store.bind(sessions.writer)
 
     def read(self, cells: Callable[[], Cells]) -> Iterator[bytes]:
-        """One run of the graph copies all of them."""
+        """One run of the reader copies all cells."""
         session, binding = self._reader
         binding.bind_cpu_input("source", cells().astype(np.int64))
         for layer, plane, part in self._store.tensors:
@@ -127,7 +127,7 @@ class DeviceTransfer:
         runtime.run(session, binding)
 
     def sections(self, first: int, n: int) -> None:
-        """None: a run of the graph writes all of them."""
+        """None: one run of the writer writes all cells."""
 
 
 def _fill(head: NDArray[Any], first: int, data: bytes) -> None:
@@ -143,17 +143,17 @@ def _fill(head: NDArray[Any], first: int, data: bytes) -> None:
 
 
 def packed(planes: Planes) -> bytes:
-    """Keys and values for a dump: consecutive arrays, little-endian."""
+    """Keys and values as bytes of a dump: consecutive arrays, little-endian."""
     return b"".join(np.ascontiguousarray(plane, plane.dtype.newbyteorder("<")).tobytes() for plane in planes)
 
 
 def unpacked(payload: bytes, shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[np.dtype[Any]]) -> Planes:
-    """Keys and values from a dump.
+    """The keys and values in bytes of a dump.
 
     Args:
-        payload: what ``packed`` gave.
-        shapes: of each array: heads, tokens, width.
-        dtypes: of each.
+        payload: the result of ``packed``.
+        shapes: shape of each array: heads, tokens, width.
+        dtypes: dtype of each array.
 
     Raises:
         InvalidSnapshot: the wrong size, or numbers that no model computes.

@@ -1,4 +1,4 @@
-"""A tiny model for the self-check, written in memory: grouped-query attention and several number formats."""
+"""A tiny model for the self-check, made in memory: grouped-query attention and several number formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # kinds of tokens
 _TOKENS = ["<unk>", "<s>", "</s>", *_BYTES]
 _KINDS = [_UNKNOWN, _CONTROL, _CONTROL, *[_BYTE] * len(_BYTES)]
 
-# One format of each kind of product in the graph: codes of 4 and of 8 bits, blocks of 16, a correction, no codes.
+# One format for each kind of product in the graph: 4-bit codes, 8-bit codes, blocks of 16, correction term, no codes.
 _MATRICES = {
     "attn_q": ((_H * _D, _E), GgmlType.Q8_0),
     "attn_k": ((_K * _D, _E), GgmlType.Q8_0),
@@ -32,7 +32,7 @@ _NORMS = {"attn_norm": _E, "ffn_norm": _E, "attn_q_norm": _D, "attn_k_norm": _D}
 
 
 def check_model() -> bytes:
-    """The GGUF file; always the same."""
+    """The GGUF file; the same bytes in every call."""
     tensors, data = [], []
     for name, ggml_type, values in _tensors(np.random.default_rng(0)):
         packed = quantize(values if values.ndim == 2 else values[None], ggml_type).tobytes()
@@ -43,7 +43,7 @@ def check_model() -> bytes:
 
 
 def _tensors(rng: np.random.Generator) -> Iterator[tuple[str, GgmlType, NDArray[np.float32]]]:
-    """Random weights; products of values around 1 with them are around 1."""
+    """Random weights, scaled so that products with values around 1 are around 1."""
     yield "token_embd.weight", GgmlType.Q8_0, _matrix(rng, (len(_TOKENS), _E)) * np.float32(_E**0.5)
     yield "output.weight", GgmlType.Q8_0, _matrix(rng, (len(_TOKENS), _E))
     yield "output_norm.weight", GgmlType.F32, _norm(rng, _E)

@@ -1,4 +1,4 @@
-"""The self-check's own work: the same decodes and edits of a tiny model on a device and on the CPU, compared."""
+"""The self-check: the same decodes and edits of a tiny model on a device and on the CPU, compared."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _THREADS = runtime.Threads(1, spinning=False)
 
 
 def answer(question: str) -> None:
-    """Print, as JSON, how far a device's logits are from the CPU's, or why the device cannot compute them.
+    """Print as JSON the errors of a device's logits relative to the CPU, or why the device cannot compute them.
 
     Args:
-        question: JSON of the device's name, of what ``LoadOptions`` takes, and of whether it is to run a directory.
+        question: JSON of the device's name, the load options, and whether to run a directory.
     """
     label, options, of_directory = json.loads(question)
     try:
@@ -50,14 +50,14 @@ def answer(question: str) -> None:
 
 
 def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool = False) -> dict[str, float]:
-    """The relative error (L2 norm) of the logits after each step, by the step's name.
+    """The relative error (L2 norm) of the logits after each step, by the name of the step.
 
-    The reference is the CPU provider with products in float (``accuracy_level`` 0).
+    The reference is the CPU provider with float products (``accuracy_level`` 0).
 
     Args:
         device: the device of the graphs.
-        options: how they are loaded.
-        of_directory: whether the graphs are those of a directory, with caches written in place and passed on.
+        options: the load options.
+        of_directory: whether to run the graphs of a directory, with caches written in place and with separate ones.
 
     Raises:
         BackendUnavailable, UnsupportedModel, ContextError: the device cannot run a graph.
@@ -79,7 +79,7 @@ def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool
 
 
 def _numbers_of_sequences(device: providers.Device) -> Iterator[int]:
-    """How many sequences contexts have, for each graph that the device may run: one may do without a bias."""
+    """Numbers of sequences that cover all graphs of the device: contexts of one sequence may need no bias."""
     since = device.provider.bias_since
     if since is not None:
         yield 1
@@ -93,13 +93,13 @@ def _errors(model: OnnxModel, expected: Mapping[str, NDArray[np.float32]], n_seq
 
 
 def _error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Infinite if a number is infinite or NaN."""
+    """The relative error; infinite if a number is infinite or NaN."""
     error = float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
     return error if np.isfinite(error) else float("inf")
 
 
 def _gguf_model(device: providers.Device, options: LoadOptions) -> OnnxModel:
-    return gguf_model(GgufFile.open(check_model()), device, _THREADS, options, _unheard)
+    return gguf_model(GgufFile.open(check_model()), device, _THREADS, options, _ignored)
 
 
 @contextmanager
@@ -107,21 +107,21 @@ def _directory_model(device: providers.Device, options: LoadOptions, *, in_place
     with tempfile.TemporaryDirectory(prefix="slm-check-") as directory:
         file, folder = Path(directory) / "check.gguf", Path(directory) / "check"
         file.write_bytes(check_model())
-        convert(file, folder, _unheard)
+        convert(file, folder, _ignored)
         if not in_place:
-            (folder / GENAI).unlink()  # it is what says so
+            (folder / GENAI).unlink()  # it declares caches that are written in place
         with directory_model(
-            folder, device, device.session_place(options.provider_options, _THREADS), _unheard
+            folder, device, device.session_place(options.provider_options, _THREADS), _ignored
         ) as model:
             yield model
 
 
-def _unheard(share: float) -> None:
-    """Nobody hears how far loading is."""
+def _ignored(share: float) -> None:
+    """Ignore the progress of loading."""
 
 
 def _logits(model: OnnxModel, n_seq_max: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Logits [V] after each step, the same with one sequence and with two; all but the first read the KV cache."""
+    """Logits [V] after each step, for one and for two sequences; all steps but the first read the KV cache."""
     other = n_seq_max - 1
     with model.new_context(dataclasses.replace(_SIZES, n_seq_max=n_seq_max)) as context:
         yield "a prompt", _decode(context, 0, _PROMPT)

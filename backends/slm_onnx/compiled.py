@@ -1,4 +1,4 @@
-"""Sessions of a model's graphs; built graphs are kept on disk for the next load."""
+"""Sessions of a model's graphs; built graphs are cached on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slm_onnx.options import CAPTURE
 from slm_onnx.products import GraphOptions
 
 BUILDER_VERSION = 7
-"""Raised with every change of the graph."""
+"""Increased with every change of the graph."""
 
 _NUMBERS = {
     "tensor(float)": np.float32,
@@ -39,12 +39,12 @@ _NUMBERS = {
 }
 _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
-_WORTH_KEEPING = 64 << 20  # bytes of weights from which "auto" keeps built graphs
-_BUILT = 0.5  # the share of loading that building the graph takes; the rest is the runtime's
+_WORTH_KEEPING = 64 << 20  # bytes of weights; "auto" caches the graphs of models from this size on
+_BUILT = 0.5  # share of the loading time for building the graph; the rest is ONNX Runtime's
 
 
 def uncaptured(place: runtime.Place) -> runtime.Place:
-    """The same place for graphs of every shape: its provider captures no runs."""
+    """The same place without capture of runs, for graphs with inputs of any shape."""
     providers = [
         (name, {key: value for key, value in options.items() if key != CAPTURE}) for name, options in place.providers
     ]
@@ -52,17 +52,17 @@ def uncaptured(place: runtime.Place) -> runtime.Place:
 
 
 class Compiler:
-    """Makes the sessions of one model.
+    """Creates the sessions of one model.
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
-        spec: what it holds.
+        spec: the model's architecture and sizes.
         options: number formats.
-        place: the device of the sessions.
-        cache: whether to keep built graphs; None for models of ``_WORTH_KEEPING`` and more.
+        place: the execution provider of the sessions.
+        cache: whether to cache built graphs; None to cache models of at least ``_WORTH_KEEPING`` bytes.
 
     Attributes:
-        spec: what the file holds.
+        spec: the model's architecture and sizes.
     """
 
     def __init__(
@@ -77,32 +77,32 @@ class Compiler:
 
     @property
     def masks_by_bias(self) -> bool:
-        """Whether only the attention bias masks: quantized or non-causal attention has no other mask."""
+        """Whether the bias is the only attention mask, as for quantized caches and non-causal attention."""
         return self._options.kv_type is KvType.Q8_0 or not self._options.causal
 
     def bidirectional(self) -> Compiler:
-        """A compiler of the same graph whose attention masks by the bias only."""
+        """A compiler of the same graph with the bias as the only attention mask."""
         options = dataclasses.replace(self._options, causal=False)
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 
     def editor(self, planes: Sequence[str]) -> Any:
-        """The session that moves keys, or keys and values."""
+        """The session that moves keys, or keys and values, of cells."""
         options = self._options
         return self._small(edit_graph(self.spec, options.kv_type, planes, on_host=options.on_host))
 
     def transfer(self) -> TransferSessions | None:
-        """The sessions for a cache in device memory; None if it is in host memory."""
+        """The sessions for a cache in device memory; None for a cache in host memory."""
         if self._options.on_host:
             return None
         graphs = clear_graph, read_graph, write_graph
         return TransferSessions(*(self._small(graph(self.spec, self._options.kv_type)) for graph in graphs))
 
     def _small(self, model: ModelProto) -> Any:
-        """The session of a graph without weights, which is not kept, and whose runs are never captured."""
+        """The session of a graph without weights; it is not cached, and its runs are never captured."""
         return runtime.session(model.SerializeToString(), runtime.NO_WEIGHTS, uncaptured(self._place))
 
     def decoder(self, progress: Callable[[float], None]) -> Any:
-        """The session that decodes; ``progress`` hears the share that is done.
+        """The session of the decoder graph; ``progress`` is called with the share that is done.
 
         Raises:
             UnsupportedModel: ONNX Runtime refuses the graph.
@@ -115,7 +115,7 @@ class Compiler:
             try:
                 return self._open_saved(folder)
             except UnsupportedModel:
-                pass  # of a build that calls itself the same and is not: made again
+                pass  # from another build with the same version: build the graph again
         about = f"{self._gguf.path.name} for {self._place.providers[0][0]}, {self._options.dtype}"
         folder = cache.put(key, about, lambda empty: self._save(empty, progress))
         return self._build(progress) if folder is None else self._open_saved(folder)
@@ -130,13 +130,13 @@ class Compiler:
             built = self._build(progress, folder / _FILE)
             if self._place.providers[0][0] == _CPU:
                 self._pack(built, folder)
-        except UnsupportedModel as error:  # perhaps for want of room on the disk: the caller tries without saving
+        except UnsupportedModel as error:  # perhaps the disk is full: the caller tries again without saving
             raise OSError(str(error)) from error
 
     def _pack(self, built: Any, folder: Path) -> None:
-        """Also keep the weights packed for the processor, if this gives the same logits to the bit.
+        """Also cache weights in the packed layout of the CPU, if this gives bit-identical logits.
 
-        ONNX Runtime 1.31 writes some of them (8 bits, few columns) as zeros.
+        ONNX Runtime 1.31 writes some packed weights (8 bits, few columns) as zeros.
         """
         runtime.save_packed(folder / _FILE, folder / _PACKED, self._place)
         packed = runtime.saved_session(folder / _PACKED, self._place)
@@ -156,7 +156,7 @@ class Compiler:
             "n_cells": np.array([n]),
         }
         inputs = {}
-        for port in session.get_inputs():  # the others say what to add, and are empty caches
+        for port in session.get_inputs():  # the other inputs select rows, or are empty caches
             shape = [size if isinstance(size, int) else n for size in port.shape]
             fill = 1 if port.name.startswith(("cos", "temperature")) else 0
             values = values_of.get(port.name, np.full(shape, fill))
@@ -170,7 +170,7 @@ class Compiler:
         return runtime.saved_session(packed if packed.exists() else folder / _FILE, self._place)
 
     def _key(self) -> str:
-        """A name for all that the session depends on."""
+        """A cache key for everything that the session depends on."""
         parts = [
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), plugins.versions(), processor()),
             *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),

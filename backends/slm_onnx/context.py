@@ -1,4 +1,4 @@
-"""A context: cells of one KV cache, and the session that decodes into them."""
+"""A context: cells of one KV cache, and the session that decodes into it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sessions:
-    """Sessions of the graphs for one type of KV cache.
+    """Sessions of the graphs for one KV type.
 
     Attributes:
-        decoder: of the decoder graph.
-        has_bias: whether the decoder takes an attention bias; without one, the cells in use are one sequence's.
-        bidirectional: makes the decoder for batches with bidirectional blocks at its first call; None without one.
-        mover: moves cells.
-        rotator: re-rotates keys in place; None if no layer uses RoPE.
+        decoder: session of the decoder graph.
+        has_bias: whether the decoder has an attention bias; without one, all cells in use must be of one sequence.
+        bidirectional: makes the session for batches with bidirectional blocks on its first call; None if not supported.
+        mover: session that moves cells.
+        rotator: session that re-rotates keys in place; None if no layer uses RoPE.
         transfer: sessions for a cache in the device's own memory; None for a cache in host memory.
     """
 
@@ -57,21 +57,21 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Engine:
-    """What a model's contexts share.
+    """The state that all contexts of a model share.
 
     Attributes:
-        spec: the model.
-        read_factors: reads tables of its position embedding.
-        embedding: its token embedding, mapped from the file.
-        position_embedding: learned positions, likewise.
-        sessions: those for a KV type, for one sequence or for several; made when they are first asked for.
-        kv_types: that there are, the default first.
-        device: their device.
-        fingerprint: of the model.
-        buckets: whether the decoder runs in few shapes.
+        spec: the model's architecture and sizes.
+        read_factors: reads a table of RoPE factors.
+        embedding: the token embedding, mapped from the file.
+        position_embedding: the learned positions, mapped from the file.
+        sessions: returns the sessions for a KV type, for one or several sequences; made on the first call.
+        kv_types: the supported KV types, the default first.
+        device: device of the sessions.
+        fingerprint: fingerprint of the model.
+        buckets: whether batches are padded to a few shapes.
         captures: whether the provider captures graphs.
-        most_rows: tokens that one run of the decoder may have, None for any number.
-        numbers: numbers of its shapes that no context has yet.
+        most_rows: most tokens of one run of the decoder; None for any number.
+        numbers: unused numbers for captured shapes.
     """
 
     spec: ModelSpec
@@ -91,15 +91,15 @@ class Engine:
 class OnnxContext(ContextBase):
     """Several token histories in one row of cells.
 
-    A fork shares cells. A cut says where keys belong, and copies those that a fork holds; they are rotated, where they
-    lie, when their sequence is decoded or dumped next.
+    A fork shares cells. A cut only records the rotations of keys, and copies the cells that a fork shares. Keys are
+    rotated in place when their sequence is next decoded or dumped.
 
     Args:
-        engine: the model.
-        options: the sizes, and the KV type, one for keys and values.
+        engine: the shared state of the model.
+        options: the sizes, and one KV type for keys and values.
 
     Raises:
-        InvalidOption: a size below 1, more memory than there is, or another KV type.
+        InvalidOption: a size below 1, too little memory, or an unsupported KV type.
         UnsupportedModel: ONNX Runtime refuses the graph for that KV type.
     """
 
@@ -153,10 +153,10 @@ class OnnxContext(ContextBase):
         return FixedFeed(decoder, self._store, n_vocab, engine.device, engine.numbers, captures=captures)
 
     def _feed_for_blocks(self) -> Feed:
-        """The feed for batches with bidirectional blocks, made for the first such batch.
+        """The feed for batches with bidirectional blocks; made for the first of them.
 
         Raises:
-            DecodeFailed: the runtime refuses its graph.
+            DecodeFailed: ONNX Runtime refuses its graph.
         """
         if self._feed_bidirectional is None:
             assert self._sessions.bidirectional is not None
@@ -170,8 +170,8 @@ class OnnxContext(ContextBase):
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
-        places = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
-        angles = self._cells.angles(seq_ids, padded(places, sizes.tokens))
+        mrope_positions = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
+        angles = self._cells.angles(seq_ids, padded(mrope_positions, sizes.tokens))
         has_bias = self._sessions.has_bias
         distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
         outputs = np.flatnonzero(batch.logits_mask)
@@ -189,32 +189,32 @@ class OnnxContext(ContextBase):
     def _distances(
         self, batch: Batch, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], n_cells: int
     ) -> NDArray[np.int32]:
-        """The distance of each cell before each token, [n, n_cells], of a batch whose tokens may be padded."""
+        """The distance from each cell to each token, [n, n_cells]; the tokens of the batch may be padded."""
         n, first = len(batch), self._cells.n_used
         distances = self._cells.distances(seq_ids, self._cells.indices(seq_ids, positions))
         distances[:, first + n :] = _UNSEEN  # no token attends to padding
         if batch.ahead.any():
             ends = np.arange(n) + batch.ahead
-            distances[:n, first : first + n][ends[:, None] == ends] = _BESIDE  # however narrow a window is
+            distances[:n, first : first + n][ends[:, None] == ends] = _BESIDE  # inside every window
         n_more = n_cells - distances.shape[1]
         return np.pad(distances, ((0, 0), (0, n_more)), constant_values=_UNSEEN) if n_more else distances
 
     def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """What enters the first block, [n, E], of a batch whose tokens and positions may be padded."""
-        spec, places = self._engine.spec, np.flatnonzero(batch.tokens == EMBEDDED)
-        x = _rows(self._engine.embedding, np.maximum(tokens, 0) if len(places) else tokens)
-        if len(places) and spec.scales_rows:
-            x[places] = batch.embeddings
+        """The input of the first block, [n, E]; tokens and positions may be padded."""
+        spec, rows = self._engine.spec, np.flatnonzero(batch.tokens == EMBEDDED)
+        x = _rows(self._engine.embedding, np.maximum(tokens, 0) if len(rows) else tokens)
+        if len(rows) and spec.scales_rows:
+            x[rows] = batch.embeddings
         if spec.embedding_scale != 1:
             x *= np.float32(spec.embedding_scale)
-        if len(places) and not spec.scales_rows:
-            x[places] = batch.embeddings
+        if len(rows) and not spec.scales_rows:
+            x[rows] = batch.embeddings
         if self._engine.position_embedding is not None:
             x += _rows(self._engine.position_embedding, positions)
         return x
 
     def _make_room(self, n: int) -> None:
-        """Compact the cells if ``n`` more do not fit, if most are idle, or if any is idle and no bias masks it."""
+        """Compact the cells if ``n`` more do not fit, if most are idle, or if any is idle and there is no bias mask."""
         idle = self._cells.n_idle
         n_most = max(256, self._cells.n_used - idle) if self._sessions.has_bias else 0
         if self._cells.n_used + n > self._cells.n_cells or idle > n_most:
@@ -254,7 +254,7 @@ class OnnxContext(ContextBase):
     def _engine_export_tail(self, seq_id: int, start: int) -> Pieces:
         self._moved(self._cells.due(np.array([seq_id])))
         header, n = _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)), self._ledger.length(seq_id) - start
-        # Other sequences may have the cells moved between two pieces.
+        # Calls on other sequences may move the cells between two pieces.
         pieces = self._transfer.read(lambda: self._cells.of(seq_id)[start:])
         return Pieces(len(header) + n * self._cell_bytes, itertools.chain([header], pieces))
 
@@ -300,12 +300,12 @@ class OnnxContext(ContextBase):
 
     @property
     def _cell_bytes(self) -> int:
-        """Bytes of a token in a payload."""
+        """Bytes per token of a payload."""
         parts = ((tensor.shape()[1], part) for (*_, part), tensor in self._store.tensors.items())
         return sum(n_heads * part.width * np.dtype(part.dtype).itemsize for n_heads, part in parts)
 
     def _planes(self, n_tokens: int, payload: bytes) -> Planes:
-        """The keys and values of a dump.
+        """The keys and values of a payload.
 
         Raises:
             InvalidSnapshot: the wrong size, or numbers that no model computes.
@@ -317,22 +317,22 @@ class OnnxContext(ContextBase):
     def _engine_close(self) -> None:
         for feed in filter(None, (self._feed, self._feed_bidirectional)):
             feed.close()
-        # The base lets no call through any more. The last references: the cache is freed here and now.
+        # ContextBase rejects later calls. These are the last references: the cache is freed now.
         del self._feed, self._feed_bidirectional, self._mover, self._transfer, self._store
         del self._positions, self._mrope_positions, self._sessions, self._engine, self._cells
 
 
 class CellWriter(PayloadWriter):
-    """Takes in the payload of a sequence on the cells after the used ones.
+    """Writes the payload of a sequence to free cells.
 
     Args:
         cells: the table of cells, with room for the sequence.
         seq_id: the sequence.
-        n_tokens: its length then.
-        sections: what takes in keys and values.
-        edited: called with the sequence when it holds something else.
-        shared: a sequence whose first positions it shares, and how many; the payload has ``n_tokens`` after those.
-        write: called when all has come, where ``sections`` only keep it.
+        n_tokens: number of tokens in the payload.
+        sections: the sections of the payload.
+        edited: called with the sequence when its contents have changed.
+        shared: a sequence and the number of its first positions to share; the payload has the later ones.
+        write: writes the payload at the end, if ``sections`` only collect it.
     """
 
     def __init__(
@@ -353,11 +353,11 @@ class CellWriter(PayloadWriter):
         self._before = cells.holding(seq_id)
 
     def write(self, piece: memoryview) -> None:
-        """Write it, and check its numbers."""
+        """Check the numbers of a piece and write it."""
         self._sections.write(piece)
 
     def put(self) -> None:
-        """Exchange the cells."""
+        """Exchange the cells of the sequence."""
         self._sections.check_whole()
         if self._shared is not None and self._first_angle != self._cells.first_angle(self._shared[0]):
             raise InvalidSnapshot("sequences of the dump that share keys have them at different angles")
@@ -367,7 +367,7 @@ class CellWriter(PayloadWriter):
         self._edited(self._seq_id)
 
     def undo(self) -> None:
-        """Exchange them again."""
+        """Restore the previous cells."""
         self._cells.hold(self._seq_id, self._before)
         self._edited(self._seq_id)
 
@@ -380,28 +380,28 @@ def _transfer(store: KvStore, sessions: Sessions) -> Transfer:
 
 
 def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
-    """What keys and values are kept as.
+    """The KV type of a context.
 
     Raises:
-        InvalidOption: there is no such type, or each has its own.
+        InvalidOption: an unknown type, or different types for keys and values.
     """
-    wanted = [engine.kv_types[0] if asked is None else asked for asked in (options.kv_type_k, options.kv_type_v)]
-    for kv_type in wanted:
+    kv_types = [engine.kv_types[0] if option is None else option for option in (options.kv_type_k, options.kv_type_v)]
+    for kv_type in kv_types:
         if kv_type not in engine.kv_types:
             raise InvalidOption(
                 f"unknown KV type {str(kv_type)!r} of backend {BACKEND} on {engine.device.label} (accepted:"
                 f" {', '.join(engine.kv_types)})"
             )
-    if wanted[0] != wanted[1]:
-        raise InvalidOption(f"keys in {wanted[0]} and values in {wanted[1]} (accepted by {BACKEND}: one type for both)")
-    return KvType(wanted[0])
+    if kv_types[0] != kv_types[1]:
+        raise InvalidOption(
+            f"keys in {kv_types[0]} and values in {kv_types[1]} (accepted by {BACKEND}: one type for both)"
+        )
+    return KvType(kv_types[0])
 
 
 def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
     capabilities = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
-    if (
-        sessions.bidirectional is not None and spec.alibi_max_bias is None
-    ):  # ALiBi does not define the distance of a later key
+    if sessions.bidirectional is not None and spec.alibi_max_bias is None:  # ALiBi is not defined for a later key
         capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
         capabilities.add(Capability.MROPE_POSITIONS)

@@ -1,6 +1,6 @@
-"""A GGUF file becomes a directory that onnxruntime-genai, optimum and this backend load.
+"""Converts a GGUF file to a directory that onnxruntime-genai, optimum and this backend can load.
 
-It holds the graph and its weights, the tokenizer, the chat template and the settings that each of them reads.
+It contains the graph and its weights, the tokenizer, the chat template and the settings files of these programs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from slm_onnx.tensors import read_values
 
 GRAPH, WEIGHTS = "model.onnx", "model.onnx.data"
 FINGERPRINT, N_PARAMS, QUANTIZATION = "slm_core.fingerprint", "slm_core.n_params", "slm_core.quantization"
-"""Under these keys the graph says which GGUF file it was made from, so that dumps of that model fit, and what it is."""
+"""Metadata keys of the graph: the GGUF file that it was made from, so that its dumps fit, and a description."""
 
-_MOST_POSITIONS = 1 << 17  # the tables of RoPE are in the file
-_PAGE = 4096  # mappings begin at a page
+_MOST_POSITIONS = 1 << 17  # the graph contains RoPE's tables
+_PAGE = 4096  # alignment of memory mappings
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS = ("input_ids", "attention_mask", "position_ids")
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -47,12 +47,12 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
 
     Args:
         source: the GGUF file.
-        folder: what to make; it must not exist, or be empty. It is there whole or not at all.
-        progress: hears the share that is done.
+        folder: the directory to create. It must not exist, or be empty. After an error it does not exist.
+        progress: called with the share that is done.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: the file is damaged, or not of a kind that is converted.
-        InvalidOption: the folder holds something, or cannot be written.
+        InvalidModelFile, UnsupportedModel: the file is damaged, or its model cannot be converted.
+        InvalidOption: the folder is not empty, or cannot be written.
     """
     with GgufFile.open(source) as gguf:
         spec = read_supported(gguf)
@@ -64,26 +64,26 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
 
 
 def rope_of(gguf: GgufFile, spec: ModelSpec) -> Rope:
-    """The position embedding of a model that has one for all layers and contexts."""
+    """The RoPE of a model with one RoPE for all layers and contexts."""
     (rope,) = ropes_of(spec, _n_ctx(gguf), partial(read_values, gguf)).values()
     return rope
 
 
 def write_graph(model: ModelProto, weights: Mapping[str, NDArray[Any]], folder: Path) -> None:
-    """Write a graph and its weights; arrays that share their memory share their place in the file."""
-    places: dict[tuple[int, int], int] = {}
+    """Write a graph and its weights; arrays with the same memory are written once."""
+    offsets: dict[tuple[int, int], int] = {}
     with (folder / WEIGHTS).open("wb") as file:
         for tensor in model.graph.initializer:
             if tensor.data_location != TensorProto.EXTERNAL:
                 continue
             array = weights[tensor.name]
             key = (array.__array_interface__["data"][0], array.nbytes)
-            if key not in places:
+            if key not in offsets:
                 file.seek(-file.tell() % _PAGE, 1)
-                places[key] = file.tell()
+                offsets[key] = file.tell()
                 file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
             del tensor.external_data[:]
-            for name, value in (("location", WEIGHTS), ("offset", places[key]), ("length", array.nbytes)):
+            for name, value in (("location", WEIGHTS), ("offset", offsets[key]), ("length", array.nbytes)):
                 tensor.external_data.add(key=name, value=str(value))
     (folder / GRAPH).write_bytes(model.SerializeToString())
 
@@ -93,13 +93,13 @@ def _make(folder: Path, gguf: GgufFile, spec: ModelSpec, texts: Mapping[str, str
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidOption(f"{folder} is there already (accepted: a new folder, or an empty one)")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _write_all(aside, gguf, spec, texts, progress)
-        aside.chmod(0o755)  # like other folders; a temporary folder is readable by its owner only
-        aside.replace(folder)
+        _write_all(temporary, gguf, spec, texts, progress)
+        temporary.chmod(0o755)  # like other folders; only the owner can read a temporary folder
+        temporary.replace(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_all(folder: Path, gguf: GgufFile, spec: ModelSpec, texts: Mapping[str, str], progress: Progress) -> None:
@@ -118,7 +118,7 @@ def _write_all(folder: Path, gguf: GgufFile, spec: ModelSpec, texts: Mapping[str
 
 
 def _texts(gguf: GgufFile, spec: ModelSpec) -> dict[str, str]:
-    """Every file but the graph and its weights, by name."""
+    """All files but the graph and its weights, by name."""
     if spec.architecture not in _CLASSES:
         raise UnsupportedModel(
             f"{gguf.path}: architecture {spec.architecture!r} is not converted (accepted: {', '.join(_CLASSES)})"
@@ -151,7 +151,7 @@ def _n_ctx(gguf: GgufFile) -> int:
 
 
 def _config(gguf: GgufFile, spec: ModelSpec) -> dict[str, Any]:
-    """``config.json`` as transformers has it."""
+    """``config.json`` in the format of transformers."""
     return {
         "architectures": [_CLASSES[spec.architecture]],
         "model_type": spec.architecture,
@@ -189,5 +189,5 @@ def _genai_config(gguf: GgufFile, spec: ModelSpec, ids: Mapping[str, Any]) -> di
 
 
 def _names(which: str, name: Callable[[int | str, str], str]) -> dict[str, str]:
-    """The names of the caches, with "%d" for the layer."""
+    """The names of the caches, with "%d" for the layer number."""
     return {f"{which}_{plane}_names": name("%d", plane) for plane in PLANES}

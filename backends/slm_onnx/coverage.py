@@ -1,4 +1,4 @@
-"""What of a specification the decoder graph implements; everything else is refused by name."""
+"""The parts of a specification that the decoder graph implements; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXPERT_TYPES = {
     *_FLOATS,
     *("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0"),
 }
-"""QMoE takes codes and scales, and has nothing that corrects blocks as affine types need it."""
+"""QMoE takes codes and scales only, without the correction term of affine types."""
 _NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_output_norm")
 _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _OUTSIDE_NORMS = ("token_embd_norm", "output_norm")
@@ -48,19 +48,19 @@ _WORDS = {
     "recurrent": "a layer with a state",
     "causal": "attention to both sides",
 }
-_HEAD_WIDTHS = 8  # GroupQueryAttention takes heads of a multiple of this
+_HEAD_WIDTHS = 8  # GroupQueryAttention needs a multiple of it as the head width
 
 
 def read_supported(gguf: GgufFile, *, on_cpu: bool = True) -> ModelSpec:
-    """Read and check a file whose model the graph can compute.
+    """Read and check a file whose model the graph supports.
 
     Args:
         gguf: the file.
-        on_cpu: whether it is to run on the CPU, which has operators that others lack.
+        on_cpu: whether it is for the CPU, which has operators that other providers lack.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``; or the graph has no place for what
-            the model needs.
+        InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``; or the graph does not implement a
+            part of the model.
     """
     spec = read_spec(gguf)
     check_tensors(gguf, spec)
@@ -91,7 +91,7 @@ def _is_float(gguf: GgufFile, name: str) -> bool:
 
 
 def _lacking(spec: ModelSpec) -> Iterator[str]:
-    """What a model has that the graph has not."""
+    """The parts of a model that the graph does not implement."""
     parts: tuple[ModelSpec | LayerSpec, ...] = (spec, *spec.layers)
     for part in parts:
         for field in fields(part):
@@ -120,7 +120,7 @@ def _lacking_of_experts(layer: LayerSpec) -> Iterator[str]:
 
 
 def _known(spec: ModelSpec) -> Iterator[str]:
-    """The tensors that the graph uses; those of blocks by their names after "blk.N."."""
+    """The tensors that the graph uses; tensors of blocks without "blk.N."."""
     yield from (EMBEDDING, POSITIONS, *_FACTORS)
     yield from _ROUTERS
     yield from (f"{name}.weight" for name in _EXPERTS)

@@ -1,11 +1,11 @@
 """The graph of a decoder, built from a model's specification.
 
-Shapes: n tokens of a batch, m rows of logits, t cells that attention looks at, c cells of the cache, E embedding
+Shapes: n tokens of a batch, m rows of logits, t cells that attention reads, c cells of the cache, E embedding
 width, H query heads, K key and value heads, D head width, V vocabulary.
 
-All sequences' tokens are in one row of the batch; which token sees which cell is in ``attention_bias``, one for each
-window that layers have. Keys lie in the cache after RoPE. The embedding is not in the graph: the host expands the rows
-it needs.
+The tokens of all sequences are in one row of the batch. ``attention_bias`` says which token attends to which cell;
+there is one for each window size. Keys in the cache are rotated. The embedding is not in the graph: the host
+dequantizes the rows that it needs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class DecoderGraph:
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
-        spec: what it holds.
+        spec: the model's architecture and sizes.
         options: number formats.
 
     Attributes:
-        opset: version of ONNX's operators.
-        batch: rows of the batch.
-        cells: length of the caches, before and after.
+        opset: version of the ONNX operators.
+        batch: number of rows of the batch.
+        cells: length of the caches.
     """
 
     opset: ClassVar[int] = 21
@@ -62,7 +62,7 @@ class DecoderGraph:
             self._scoring["causal"] = 0
 
     def build(self, progress: Callable[[float], None]) -> GraphWriter:
-        """Write the graph; ``progress`` hears the share of layers done."""
+        """Write the graph; ``progress`` is called with the share of layers that are done."""
         graph, spec = self._graph, self._spec
         x = self._inputs()
         self._caches()
@@ -103,7 +103,7 @@ class DecoderGraph:
         self._graph.input("total_sequence_length", "int32", [])
 
     def _slope(self, distances: str, max_bias: float) -> None:
-        """ALiBi: the bias differs from head to head."""
+        """Add ALiBi: a separate bias for each head."""
         graph = self._graph
         slopes = -alibi_slopes(self._spec.n_heads, max_bias).reshape(1, -1, 1, 1).astype(self._dtype)
         sloped = graph.node("Mul", [distances, graph.weight("slopes", slopes)], "sloped")
@@ -121,13 +121,13 @@ class DecoderGraph:
                     declare(name, self._dtype, shape)
 
     def _output_rows(self, x: str) -> str:
-        """The rows of the tokens that get logits."""
+        """The rows of the tokens with logits."""
         return self._graph.node("Gather", [x, "logits_rows"], f"{x}.output_rows", axis=1)
 
     def _block(self, layer: int, x: str, branch: str) -> tuple[str, str]:
-        """One block, which reads ``x + branch``; its result is again a sum of two.
+        """One block with the input ``x + branch``; its result is a sum of two values, too.
 
-        After the last attention tokens are independent: only rows of tokens with logits are computed.
+        After the last attention, tokens are independent, so only the rows of tokens with logits are computed.
         """
         spec, prefix = self._spec, f"blk.{layer}."
         is_last, ffn_norm = layer == spec.n_layers - 1, f"{prefix}{spec.layers[layer].ffn_norm}"
@@ -155,7 +155,7 @@ class DecoderGraph:
         return self._added(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")
 
     def _added(self, output: str, post_norm: str) -> str:
-        """What a layer adds to the residual stream."""
+        """The term that a layer adds to the residual stream."""
         if self._has_norm(post_norm):
             output = self._norm(output, post_norm, f"{post_norm}.normed")
         if self._spec.residual_scale == 1:
@@ -164,7 +164,7 @@ class DecoderGraph:
         return self._graph.node("Mul", [output, factor], f"{output}.scaled")
 
     def _attend(self, index: int, x: str) -> str:
-        """From X [1, n, E] to the output of the heads, [1, n, H*D]."""
+        """From x [1, n, E] to the outputs of the heads, side by side [1, n, H*D]."""
         graph, spec, layer, prefix = self._graph, self._spec, self._spec.layers[index], f"blk.{index}."
         q, k, v = self._queries_keys_values(prefix, x)
         q = self._head_norm(q, f"{prefix}attn_q_norm", spec.n_heads)
@@ -178,7 +178,7 @@ class DecoderGraph:
         return self._mixed(index, q, k, v)
 
     def _mixed(self, index: int, q: str, k: str, v: str) -> str:
-        """Keep keys and values [1, n, K*D], and let queries [1, n, H*D] see all that are kept."""
+        """Store keys and values [1, n, K*D], and attend with queries [1, n, H*D] to the cache."""
         spec = self._spec
         return self._graph.node(
             "GroupQueryAttention",
@@ -208,20 +208,20 @@ class DecoderGraph:
         return [self._graph.node("Clip", [part, *limits], f"{part}.clipped") for part in flat]
 
     def _sight(self, layer: LayerSpec) -> Sequence[str]:
-        """Further inputs of attention, which say what tokens see."""
+        """The mask inputs of attention."""
         if not self._has_bias:
             return ()
         name = sight(self._kinds.windows.index(layer.window))
         return "", "", "", name if self._spec.alibi_max_bias is None else f"sloped.{name}"
 
     def _window(self, layer: LayerSpec) -> dict[str, int]:
-        """Attributes of attention for the window, if there is no bias."""
+        """The window attributes of attention, if there is no bias."""
         return {} if self._has_bias or layer.window is None else {"local_window_size": layer.window}
 
     def _head_norm(self, x: str, name: str, n_heads: int) -> str:
-        """The norm of heads, if the model has one: x [1, n, heads * D].
+        """The norm of heads, if the model has one, for x [1, n, heads * D].
 
-        Its weight is [D], or [heads, D] where each has its own, or [heads * D] for a norm of all at once.
+        Its weight is for all heads [D], for each head [heads, D], or for all heads as one row [heads * D].
         """
         if not self._has_norm(name):
             return x
@@ -250,11 +250,11 @@ class DecoderGraph:
         )
 
     def _rotation(self, rope: RopeSpec) -> Sequence[str]:
-        """Inputs of RoPE: positions, and the tables that they are rows of."""
+        """Inputs of RoPE: positions, and tables indexed by them."""
         return "rows", *rotation(self._kinds.ropes.index(rope))
 
     def _logits(self, rows: str) -> None:
-        """The rest, in float32: logits may be scaled, and capped."""
+        """The logits in float32, with factor and soft cap."""
         graph, spec, dtype = self._graph, self._spec, "float32"
         steps: list[tuple[str, list[str], dict[str, Any]]] = [("Cast", [], {"to": ELEMENT_TYPES[dtype]})]
         if spec.logit_scale != 1:
@@ -267,7 +267,7 @@ class DecoderGraph:
             rows = graph.node(operator, [rows, *further], output, **attributes)
 
     def _add_and_norm(self, x: str, branch: str, name: str) -> tuple[str, str]:
-        """``x + branch`` and its norm, if the model has one; ``branch`` may be "" for nothing."""
+        """``x + branch`` and its norm, if the model has one; "" as ``branch`` means 0."""
         if not branch:
             return x, self._norm(x, name, f"{name}.normed") if self._has_norm(name) else x
         if not self._has_norm(name):

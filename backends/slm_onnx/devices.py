@@ -1,4 +1,4 @@
-"""Choosing a device that ONNX Runtime offers and that passes the self-check."""
+"""Chooses a device that ONNX Runtime offers and that passes the self-check."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DEFAULTS = LoadOptions()
 
 
 class Report(NamedTuple):
-    """What ``Backend.status()`` says of devices.
+    """The devices in ``Backend.status()``.
 
     Attributes:
         devices: all devices, usable ones first.
-        auto: what ``device="auto"`` takes, and why not the others.
+        auto: the device of ``device="auto"``, and the reasons against the others.
     """
 
     devices: list[DeviceStatus]
@@ -29,9 +29,9 @@ class Report(NamedTuple):
 
 
 def choose(wanted: str, options: LoadOptions = _DEFAULTS, *, of_directory: bool = False) -> Device:
-    """The device of that name, which has passed the self-check.
+    """The device with a name, after it has passed the self-check.
 
-    "auto" is the best device on which the conformance suite has passed and that passes the self-check here.
+    "auto" is the best device that has passed the conformance suite and passes the self-check on this machine.
 
     Raises:
         BackendUnavailable: no such device, this build of ONNX Runtime lacks it, or it fails the self-check.
@@ -51,10 +51,10 @@ def choose(wanted: str, options: LoadOptions = _DEFAULTS, *, of_directory: bool 
 
 
 def report() -> Report:
-    """Every device, tried.
+    """All devices, after the self-check.
 
     Raises:
-        BackendUnavailable: ONNX Runtime is not installed, or does not load.
+        BackendUnavailable: ONNX Runtime is not installed, or cannot be loaded.
     """
     providers.installed()
     problems = {label: _problem(label, _DEFAULTS) for label in PROVIDERS}
@@ -67,7 +67,7 @@ def report() -> Report:
 
 
 def _problem(label: str, options: LoadOptions, *, of_directory: bool = False) -> str | None:
-    """Why a device cannot be used; None if it can."""
+    """Why a device cannot be used; None if it can be used."""
     try:
         _check(providers.find(label), options, of_directory=of_directory)
     except BackendUnavailable as error:
@@ -76,20 +76,20 @@ def _problem(label: str, options: LoadOptions, *, of_directory: bool = False) ->
 
 
 def _check(device: Device, options: LoadOptions, *, of_directory: bool) -> None:
-    if not device.is_cpu:  # the CPU is the reference
+    if not device.is_cpu:  # the CPU is the reference of the self-check
         selfcheck.require(device, options, of_directory=of_directory)
 
 
 def _best(problem: Callable[[str], str | None]) -> Device:
-    """What "auto" takes. The CPU is always there, and the last.
+    """The device of "auto". The CPU is always available, and comes last.
 
     Args:
-        problem: why a device cannot be used; None if it can.
+        problem: returns why a device cannot be used; None if it can be used.
     """
-    there = providers.installed()
+    installed = providers.installed()
     passed_over = []
     for label, provider in PROVIDERS.items():
-        if provider.name not in there:
+        if provider.name not in installed:
             continue
         if provider.untried:
             passed_over.append(f"{label} is untried: ask for it by name")
@@ -100,4 +100,4 @@ def _best(problem: Callable[[str], str | None]) -> Device:
         else:
             device = providers.find(label)
             return Device(device.label, provider, device.device_id, "; ".join([f"device auto: {label}", *passed_over]))
-    raise BackendUnavailable(f"this build of ONNX Runtime has no CPU provider (it has: {', '.join(there)})")
+    raise BackendUnavailable(f"this build of ONNX Runtime has no CPU provider (it has: {', '.join(installed)})")

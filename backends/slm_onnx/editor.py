@@ -1,4 +1,4 @@
-"""The graphs that edit a KV cache: they copy cells, rotate keys, and move cells between the device and the host."""
+"""Graphs that edit a KV cache: copy cells, rotate keys, and copy cells between the device and the host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slm_onnx.ports import PLANES, Kinds, Part, parts, past, present, rotation, 
 def edit_graph(spec: ModelSpec, kv_type: KvType, planes: Sequence[str] = PLANES, *, on_host: bool = True) -> ModelProto:
     """The graph that moves cells: ``cache[to + i] = rotate(cache[source[i]], angle[i])`` in every layer, in place.
 
-    Of keys alone where ``planes`` says so, and then of the layers that rotate them: for cells that turn where they lie.
+    If ``planes`` has only keys, the graph has only the layers with RoPE, and rotates cells in place.
 
-    Its inputs, besides the cache: ``source`` int64 [n], for each rotation (``ports.Kinds``) cosines and sines float32
-    [1, n, R/2], and where to write: ``to`` int64 [1], or ``places`` (see ``write_graph``) where not ``on_host``.
+    Inputs besides the cache: ``source`` int64 [n]; for each rotation (``ports.Kinds``) cosines and sines float32
+    [1, n, R/2]; the target, which is ``to`` int64 [1], or ``places`` (see ``write_graph``) if not ``on_host``.
     """
     graph, kinds = GraphWriter("edit", opset=24), Kinds.of(spec)
     graph.input("source", "int64", ["n"])
@@ -49,7 +49,7 @@ def read_graph(spec: ModelSpec, kv_type: KvType) -> ModelProto:
 def write_graph(spec: ModelSpec, kv_type: KvType) -> ModelProto:
     """The graph that writes ``ports.rows_of`` [1, K, n, width] into every layer, in place.
 
-    ``places`` int64 [1, K, n, 3] are the indices of each row in a cache: (0, head, cell).
+    ``places`` int64 [1, K, n, 3] is the index of each row in a cache: (0, head, cell).
     """
     graph = GraphWriter("write", opset=21)
     _input_target(graph, spec, on_host=False)
@@ -85,7 +85,7 @@ def _shape(spec: ModelSpec, part: Part, cells: Dim) -> list[Dim]:
 
 
 def _input_target(graph: GraphWriter, spec: ModelSpec, *, on_host: bool) -> None:
-    """Declare the input that says which cells are written."""
+    """Declare the input with the cells to write."""
     if on_host:
         graph.input("to", "int64", [1])
     else:
@@ -95,7 +95,7 @@ def _input_target(graph: GraphWriter, spec: ModelSpec, *, on_host: bool) -> None
 def _write(graph: GraphWriter, index: int, plane: str, part: Part, rows: str, *, on_host: bool) -> None:
     """Write rows into a cache, in place.
 
-    TensorScatter is the faster of the two on the CPU; providers of GPUs have ScatterND, and not all have TensorScatter.
+    TensorScatter is faster on the CPU. Providers of GPUs have ScatterND, but not all of them have TensorScatter.
     """
     before, after = past(index, plane) + part.suffix, present(index, plane) + part.suffix
     if on_host:
@@ -105,7 +105,7 @@ def _write(graph: GraphWriter, index: int, plane: str, part: Part, rows: str, *,
 
 
 def _move(graph: GraphWriter, spec: ModelSpec, kv_type: KvType, index: int, plane: str, *, on_host: bool) -> None:
-    """Move a layer's keys, turned, or its values."""
+    """Move a layer's keys, with rotation, or its values."""
     kept, rope = parts(kv_type, spec.head_dim), spec.layers[index].rope
     cells, moved = [], []
     for part in kept:
@@ -114,17 +114,17 @@ def _move(graph: GraphWriter, spec: ModelSpec, kv_type: KvType, index: int, plan
         moved.append(graph.node("Gather", [cells[-1], "source"], f"{cells[-1]}.moved", axis=2))
     if plane == "key" and rope is not None:
         exact = expanded(graph, *moved) if len(kept) > 1 else graph.node("Cast", moved, f"{moved[0]}.float", to=1)
-        turned = _turned(graph, spec, rope, exact)
+        rotated = _rotated(graph, spec, rope, exact)
         moved = (
-            list(quantized(graph, turned))
+            list(quantized(graph, rotated))
             if len(kept) > 1
-            else [graph.node("CastLike", [turned, cells[0]], f"{turned}.stored")]
+            else [graph.node("CastLike", [rotated, cells[0]], f"{rotated}.stored")]
         )
     for part, values in zip(kept, moved, strict=True):
         _write(graph, index, plane, part, values, on_host=on_host)
 
 
-def _turned(graph: GraphWriter, spec: ModelSpec, rope: RopeSpec, keys: str) -> str:
+def _rotated(graph: GraphWriter, spec: ModelSpec, rope: RopeSpec, keys: str) -> str:
     return graph.node(
         "RotaryEmbedding",
         [keys, *rotation(Kinds.of(spec).ropes.index(rope))],

@@ -1,4 +1,4 @@
-"""Feed-forward layers, as nodes: a dense layer, or an MoE layer."""
+"""Feed-forward layers as nodes: dense layers and MoE layers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class Routes(NamedTuple):
-    """Which experts tokens use, of X: all by name.
+    """The selected experts of tokens, out of X; names of values in the graph.
 
     Attributes:
-        ranks: the largest of [n, X] are chosen.
-        weights: of all experts [n, X]; only those of selected experts are used.
-        least: the smallest rank that is chosen [n, 1].
-        total: the sum of the weights that count [n, 1].
+        ranks: scores for selection [n, X]; the largest are selected.
+        weights: weights of all experts [n, X]; only those of selected experts are used.
+        least: the smallest selected rank [n, 1].
+        total: the sum of the selected weights [n, 1].
     """
 
     ranks: str
@@ -38,12 +38,12 @@ class Routes(NamedTuple):
 
 
 class ExpertMatrices(NamedTuple):
-    """The matrices [N, K] of X experts, as QMoE takes them.
+    """The matrices [N, K] of X experts in the format of QMoE.
 
     Attributes:
         codes: uint8 [X, N, K * bits / 8].
         scales: float32 [X, N, K / block].
-        bits: of a code.
+        bits: bits of a code.
         block: weights that share a scale.
     """
 
@@ -57,11 +57,11 @@ class FeedForward:
     """Writes the feed-forward layers of a model into a graph.
 
     Args:
-        graph: it.
+        graph: the graph.
         gguf: a file that ``check_tensors`` has accepted.
-        spec: what it holds.
+        spec: the model's architecture and sizes.
         options: number formats.
-        products: with the file's matrices.
+        products: writes products with the file's matrices.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FeedForward:
         self._products = products
 
     def layer(self, index: int, x: str) -> str:
-        """What the layer of a block makes of x [1, n, E]."""
+        """The output of the layer of a block for x [1, n, E]."""
         layer, prefix = self._spec.layers[index], f"blk.{index}."
         if layer.experts is None:
             return self._dense(prefix, x, "ffn_{}", layer.activation)
@@ -92,7 +92,7 @@ class FeedForward:
         return self._graph.node("Add", [routed, shared], f"{prefix}fed.all")
 
     def _dense(self, prefix: str, x: str, names: str, activation: AnyActivation) -> str:
-        """A dense layer; gate and up are two matrices, or the halves of one."""
+        """A dense layer; gate and up are two matrices, or the halves of one matrix."""
         gate, up, down = (prefix + names.format(name) for name in ("gate", "up", "down"))
         outputs, n_ff = [f"{gate}.product", f"{up}.product"], self._gguf.tensors[f"{down}.weight"].shape[1]
         if self._gguf.tensors[f"{up}.weight"].shape[0] == 2 * n_ff:
@@ -107,7 +107,7 @@ class FeedForward:
         return self._products.linear(inner, down, f"{down}.product")
 
     def _of_experts(self, prefix: str, x: str, experts: ExpertsSpec) -> str:
-        """QMoE reads the matrices of selected experts only; so does MoE, in float."""
+        """An MoE layer. QMoE and MoE (in float) read only the matrices of selected experts."""
         routes = self._routes(prefix, x, experts)
         gate, up, down = (self._tensor(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up", "down"))
         quantized = self._packed(gate, up, down)
@@ -137,7 +137,7 @@ class FeedForward:
         )
 
     def _routes(self, prefix: str, x: str, experts: ExpertsSpec) -> Routes:
-        """Chooses as ``slm_native.kernels.mixtures.route`` does."""
+        """Select experts as ``slm_native.kernels.moe.route`` does."""
         graph, n = self._graph, experts.n_experts
         scores = self._products.linear(x, f"{prefix}ffn_gate_inp", f"{prefix}router")
         scores = graph.node("Reshape", [scores, graph.constant(f"experts.{n}", [-1, n])], f"{prefix}scores.router")
@@ -174,7 +174,7 @@ class FeedForward:
     def _in_float(
         self, prefix: str, x: str, experts: ExpertsSpec, routes: Routes, tensors: Sequence[QuantizedTensor]
     ) -> str:
-        """MoE applies softmax to its router input: it gets logarithms of the weights; their sum scales the result."""
+        """An MoE layer in float. MoE applies softmax, so its input is the logarithm of the weights."""
         graph, (gate, up, down) = self._graph, (dequantize(t.data, t.ggml_type, t.shape) for t in tensors)
         is_chosen = graph.node("GreaterOrEqual", [routes.ranks, routes.least], f"{prefix}is_chosen")
         logarithms = graph.node("Log", [routes.weights], f"{prefix}logarithms")
@@ -191,14 +191,14 @@ class FeedForward:
     def _packed(
         self, gate: QuantizedTensor, up: QuantizedTensor, down: QuantizedTensor
     ) -> tuple[ExpertMatrices, ExpertMatrices] | None:
-        """The inputs and outputs of QMoE; None if the layer is computed in float."""
+        """Both matrices of QMoE; None if the layer is computed in float."""
         if gate.ggml_type.name in _FLOATS or up.ggml_type.name in _FLOATS or down.ggml_type.name in _FLOATS:
             return None
         matrices = [pack(_flat(tensor)) for tensor in (gate, up, down)]
         present = [matrix for matrix in matrices if matrix is not None]
         assert len(present) == len(matrices), "coverage lets other types not pass"
         if self._options.accuracy_level == 0 and any(matrix.bits == 8 for matrix in present):
-            return None  # QMoE always rounds activations to 8 bits for these weights
+            return None  # QMoE would round activations to 8 bits for these weights
         block, bits = min(matrix.block for matrix in present), max(matrix.bits for matrix in present[:2])
         gates, ups = (_by_expert(finer(matrix, bits, block), gate.shape[0]) for matrix in present[:2])
         codes, scales = _interleaved(gates.codes, ups.codes), _interleaved(gates.scales, ups.scales)
@@ -214,7 +214,7 @@ class FeedForward:
 
 
 def _swiglu(experts: ExpertsSpec) -> dict[str, Any]:
-    """Attributes of both operators: ``g * sigmoid(g) * u``, rows of g and u in turn."""
+    """Attributes of both operators: ``g * sigmoid(g) * u``, with interleaved rows of g and u."""
     return {
         "domain": MICROSOFT,
         "k": experts.n_used,
@@ -226,7 +226,7 @@ def _swiglu(experts: ExpertsSpec) -> dict[str, Any]:
 
 
 def _flat(tensor: QuantizedTensor) -> QuantizedTensor:
-    """The matrices [X, N, K] of experts below one another."""
+    """The matrices [X, N, K] of experts as one matrix [X * N, K]."""
     return QuantizedTensor(
         tensor.name, (tensor.shape[0] * tensor.shape[1], tensor.shape[2]), tensor.ggml_type, tensor.data
     )
@@ -238,5 +238,5 @@ def _by_expert(matrix: PackedMatrix, n_experts: int) -> ExpertMatrices:
 
 
 def _interleaved(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """Rows of two [X, N, K] in turn: [X, 2 * N, K]."""
+    """Interleaved rows of two [X, N, K]: [X, 2 * N, K]."""
     return np.stack([first, second], axis=2).reshape(len(first), 2 * first.shape[1], -1)

@@ -1,4 +1,4 @@
-"""Running the decoder graph: in the shape of each batch, or in one of few shapes that batches are padded to."""
+"""Runs the decoder graph, in the shape of each batch or padded to a few shapes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slm_onnx.providers import Device
 Inputs = Mapping[str, NDArray[Any]]
 
 _LEAST_CELLS = 256
-_ON_HOST = frozenset({"total_sequence_length", "n_cells"})  # where attention reads them, on every provider
+_ON_HOST = frozenset({"total_sequence_length", "n_cells"})  # attention reads them on the host, with every provider
 
 
 class Sizes(NamedTuple):
-    """The shape of a run: tokens, cells that attention looks at, and rows of logits."""
+    """The shape of a run: tokens, cells that attention reads, rows of logits."""
 
     tokens: int
     cells: int
@@ -31,7 +31,7 @@ class Feed(Protocol):
     """Runs the decoder of one context."""
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
-        """The shape for ``n`` tokens after ``n_used`` cells with ``n_rows`` of logits, padded or not."""
+        """The shape for ``n`` tokens after ``n_used`` cells with ``n_rows`` rows of logits, padded or not."""
         ...
 
     def run(self, inputs: Inputs) -> Logits:
@@ -43,15 +43,15 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the provider's memory for this context; twice is fine."""
+        """Release the provider's memory for this context; a second call does nothing."""
         ...
 
 
 class ExactFeed:
-    """Every run has the shape of its batch.
+    """Runs each batch in its own shape.
 
     Args:
-        session: of the decoder graph.
+        session: session of the decoder graph.
         store: the cache.
     """
 
@@ -67,21 +67,21 @@ class ExactFeed:
         """See ``Feed.run``."""
         for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
-        self._binding.bind_output("logits", "cpu")  # each time: a run leaves it bound to the tensor that it made
+        self._binding.bind_output("logits", "cpu")  # every time: after a run it is bound to the tensor of that run
         runtime.run(self._session, self._binding)
-        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs come in the order they were bound
+        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs are in the order of binding
         return rows
 
     def close(self) -> None:
-        """See ``Feed.close``: the provider keeps nothing."""
+        """See ``Feed.close``; there is no such memory."""
 
 
 class SplitFeed:
-    """Runs at most this many tokens at once: later tokens in further runs, which attend to the cache.
+    """Splits long batches into several runs; later runs attend to the cache.
 
     Args:
-        feed: runs them.
-        n_most: tokens of a run.
+        feed: runs the parts.
+        n_most: most tokens of a run.
     """
 
     def __init__(self, feed: ExactFeed, n_most: int) -> None:
@@ -101,7 +101,7 @@ class SplitFeed:
             part = _part(inputs, first, min(n, first + self._n_most))
             n_rows = len(part["logits_rows"])
             if not n_rows:
-                part["logits_rows"] = np.zeros(1, np.int64)  # a graph has to make one
+                part["logits_rows"] = np.zeros(1, np.int64)  # the graph needs at least one row
             parts.append(self._feed.run(part)[:n_rows].copy())
         return np.concatenate(parts)
 
@@ -111,7 +111,7 @@ class SplitFeed:
 
 
 def _part(inputs: Inputs, first: int, end: int) -> dict[str, NDArray[Any]]:
-    """The inputs of tokens [first, end) of a batch: they attend to earlier cells, and to the batch up to ``end``."""
+    """The inputs of tokens [first, end) of a batch. They attend to earlier cells, and to the batch up to ``end``."""
     n, n_cells = inputs["rows"].shape[1], int(inputs["total_sequence_length"])
     total, output_rows, part = n_cells - n + end, inputs["logits_rows"], {}
     for name, array in inputs.items():
@@ -129,17 +129,17 @@ def _part(inputs: Inputs, first: int, end: int) -> dict[str, NDArray[Any]]:
 
 
 class FixedFeed:
-    """Runs have powers of two as sizes, and each shape reads and writes the same memory every time.
+    """Pads runs to powers of two; each shape uses the same memory in every run.
 
-    That is what a provider asks for that captures a run, as CUDA graphs do, or compiles for one shape.
+    Providers need this if they capture runs, as with CUDA graphs, or compile for one shape.
 
     Args:
-        session: of the decoder graph.
+        session: session of the decoder graph.
         store: the cache; it has ``spare_cells`` more than the context.
-        n_vocab: columns of logits V.
-        device: the device of the memory.
-        numbers: of captured runs; each number is of one shape in one context.
-        captures: whether the provider captures runs: it then keeps each until it is told to release it.
+        n_vocab: width of logits V.
+        device: device of the memory.
+        numbers: unused numbers of captured runs; a number belongs to one shape of one context.
+        captures: whether the provider captures runs, and keeps them until they are released.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class FixedFeed:
 
 
 class _Bound(NamedTuple):
-    """The memory of one shape, and its number among the captured runs of a session."""
+    """The memory of one shape, and its number as a captured run of the session."""
 
     binding: Any
     inputs: dict[str, Any]
@@ -201,15 +201,15 @@ class _Bound(NamedTuple):
 
 
 def bucket(n: int) -> int:
-    """The least power of two that is not below ``n`` >= 1."""
+    """The smallest power of two that is at least ``n`` >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 def spare_cells(n_batch: int) -> int:
-    """Cells beyond those of a context that padded batches of at most ``n_batch`` tokens write to."""
+    """The number of extra cells for the padding of batches of up to ``n_batch`` tokens."""
     return bucket(n_batch) // 2
 
 
 def padded(values: NDArray[Any], n: int) -> NDArray[Any]:
-    """Values [m, ...], the last one repeated up to ``n``."""
+    """Values [m, ...], padded to ``n`` with the last one."""
     return values if len(values) == n else np.concatenate([values, np.repeat(values[-1:], n - len(values), axis=0)])

@@ -1,4 +1,4 @@
-"""Models from directories: somebody's graphs, tokenizer and settings."""
+"""Models from directories: exported graphs, tokenizer and settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slm_onnx.steps import Caches, Step
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
-_FAR = 256  # positions that are asked for where those before them must be held
+_FAR = 256  # highest position to measure if the graph counts positions itself, so that zeros must be in the cache
 _EVER = 1 << 20
 
 
@@ -41,7 +41,7 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
 
     Raises:
         InvalidModelFile: a file is missing or damaged.
-        UnsupportedModel: the layout, a graph or the tokenizer is not of a kind known here.
+        UnsupportedModel: the layout, a graph or the tokenizer is of an unknown kind.
         BackendUnavailable: a provider cannot be used.
     """
     layout = find_layout(folder)
@@ -82,13 +82,13 @@ def _engine(layout: Layout, steps: list[Step], device: Device) -> RowsEngine:
 
 
 def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | None]:
-    """The edit level: CUT if keys rotate by RoPE, which is measured with the model."""
+    """The edit level: CUT if keys are rotated by RoPE, which is measured with the model."""
     try:
         if changes_with_length(layout.config):
             _keys_at(engine, 0)
             return EditLevel.REPLAY, None
         limit = min(layout.n_ctx or _EVER, _EVER if engine.first.ports.positions else _FAR)
-        widths = [engine.shape[2] // part for part in (1, 2, 4)]  # some models leave a part of each head as it is
+        widths = [engine.shape[2] // part for part in (1, 2, 4)]  # some models rotate only a part of each head
         rotation = measure(lambda position: _keys_at(engine, position), limit, widths, engine.dtype)
     except DecodeFailed as error:
         raise UnsupportedModel(f"{layout.folder}: one token cannot be decoded: {error}") from error
@@ -96,10 +96,10 @@ def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | No
 
 
 def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
-    """The keys [N, D] that token 0 gets at a position, with nothing before it.
+    """The keys [N, D] of token 0 at a position, with nothing before it.
 
-    A graph that is not told positions counts what it holds: then zeros are held, and the keys are those of the first
-    layer, into which nothing else flows.
+    A graph without an input for positions counts the cached tokens. Then the cache has zeros, and only keys of the
+    first layer are returned, as they do not depend on the cache.
     """
     has_positions = engine.first.ports.positions is not None
     n_held = 0 if has_positions else position
@@ -112,7 +112,7 @@ def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
 
 def _info(layout: Layout, engine: RowsEngine, device: Device) -> ModelInfo:
     architecture, stated = layout.config.get("model_type"), engine.further.metadata
-    n_params = stated.get(N_PARAMS, "0")  # other programs' graphs do not say
+    n_params = stated.get(N_PARAMS, "0")  # only graphs of this package have it
     n_bytes = sum(file.stat().st_size for file in _files(layout) if file.suffix not in (".json", ".jinja"))
     return ModelInfo(
         path=layout.folder,
@@ -142,7 +142,7 @@ def _stated(layout: Layout, key: str) -> int:
 
 
 def _files(layout: Layout) -> Iterator[Path]:
-    """The files of a model: files next to its graphs may hold their weights."""
+    """The files of a model; files next to its graphs may have their weights."""
     folders = {layout.folder, *(graph.parent for graph in layout.graphs)}
     files = {file for folder in folders for file in folder.iterdir() if file.is_file()}
     others = {graph for graph in files if graph.suffix == ".onnx"} - set(layout.graphs)
@@ -150,7 +150,7 @@ def _files(layout: Layout) -> Iterator[Path]:
 
 
 def _digest(layout: Layout) -> str:
-    """A name for the content, from samples of every file: 64 hexadecimal digits."""
+    """A key for the content, from samples of every file: 64 hexadecimal digits."""
     digest = blake2b(digest_size=32)
     for file in _files(layout):
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Models from GGUF files: a graph of our own, and cells that all sequences share."""
+"""Models from GGUF files: a graph built here, and cells that all sequences share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slm_onnx.products import GraphOptions
 from slm_onnx.providers import Device
 from slm_onnx.tensors import read_tensor, read_values
 
-_RELEASES_CAPTURED = 1, 30  # the release from which a session releases captured runs
+_RELEASES_CAPTURED = 1, 30  # first release whose sessions can release captured runs
 
 
 def gguf_model(
@@ -43,12 +43,13 @@ def gguf_model(
         progress: called with the share that is done.
 
     Raises:
-        InvalidOption: runs of all shapes are to be captured, or padded on a device that is right for few tokens.
-        InvalidModelFile, UnsupportedModel: see ``read_supported``; or the runtime refuses the graph.
+        InvalidOption: capture of runs with any shape, or padding on a device whose attention is correct for few tokens
+            only.
+        InvalidModelFile, UnsupportedModel: see ``read_supported``; or ONNX Runtime refuses the graph.
     """
     _check_capture(options)
     spec, read_factors = read_supported(gguf, on_cpu=device.is_cpu), functools.partial(read_values, gguf)
-    for n_ctx in (1, sys.maxsize):  # refuses bad factors now, of either table
+    for n_ctx in (1, sys.maxsize):  # raises now if the RoPE factors are invalid, of either table
         Positions(spec, n_ctx, read_factors)
     default, *_ = device.kv_types
     info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
@@ -59,7 +60,7 @@ def gguf_model(
             f"buckets=True pads batches, and attention on this device is right up to {most_rows} tokens"
         )
 
-    loading = [progress]  # hears of the first sessions; others are made when loading is over
+    loading = [progress]  # called for the first sessions only; others are made after loading
 
     @functools.cache
     def sessions_of(kv_type: KvType, has_bias: bool) -> Sessions:
@@ -75,7 +76,7 @@ def gguf_model(
     def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
         return sessions_of(kv_type, _needs_bias(spec, device, is_alone=is_alone))
 
-    with ThreadPoolExecutor(1) as pool:  # the runtime works without holding up Python
+    with ThreadPoolExecutor(1) as pool:  # ONNX Runtime works without the GIL
         reading = pool.submit(build_vocab, gguf)
         sessions(default, True)
         vocab = reading.result()
@@ -116,7 +117,7 @@ def _needs_bias(spec: ModelSpec, device: Device, *, is_alone: bool) -> bool:
     """Whether attention needs a bias on a device, for contexts of one sequence (``is_alone``) or of several.
 
     Raises:
-        InvalidOption: it does, and this release of ONNX Runtime takes none there.
+        InvalidOption: it needs one, but this release of ONNX Runtime does not support it there.
     """
     since = device.provider.bias_since
     if since is None:
@@ -133,9 +134,9 @@ def _needs_bias(spec: ModelSpec, device: Device, *, is_alone: bool) -> bool:
 
 
 def _bidirectional(compiler: Compiler, decoder: Any, device: Device) -> Callable[[], Any] | None:
-    """A function that makes a decoder whose attention masks by the bias only; None without such an operator.
+    """A function that makes a decoder with the bias as the only attention mask; None if there is no such operator.
 
-    It is not used for all batches: on long contexts ONNX Runtime's attention is slower that way.
+    It is not used for all batches: for long contexts this mode of ONNX Runtime's attention is slower.
     """
     if compiler.masks_by_bias:
         return lambda: decoder
@@ -144,7 +145,7 @@ def _bidirectional(compiler: Compiler, decoder: Any, device: Device) -> Callable
     make, lock = functools.cache(lambda: compiler.bidirectional().decoder(lambda share: None)), threading.Lock()
 
     def once() -> Any:
-        with lock:  # contexts of several threads share it
+        with lock:  # contexts in several threads share it
             return make()
 
     return once

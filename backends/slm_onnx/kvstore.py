@@ -16,28 +16,28 @@ from slm_onnx.ports import PLANES, Part, parts, past, present
 from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
-_AT_ONCE = 64  # cells: the data of a layer's pass over them then stays in a core's cache
+_AT_ONCE = 64  # cells: the data of one layer then fits in a core's cache
 
 
 class KvStore:
-    """Keys after RoPE and values, [1, K, n_cells, width] each, in as many parts as their type has.
+    """Keys (after RoPE) and values, [1, K, n_cells, width] each; a quantized type has several tensors per plane.
 
-    They are on the graphs' device: the graphs read and write them in place, and no call copies a cache.
+    They are on the device of the graphs, which read and write them in place. No call copies a whole cache.
 
     Args:
-        spec: the model.
-        n_cells: cells c.
-        kv_type: how they are kept.
-        device: their device.
-        clearer: session of ``editor.clear_graph``; None if they are in host memory.
+        spec: the model's architecture and sizes.
+        n_cells: number of cells c.
+        kv_type: the KV type.
+        device: device of the tensors.
+        clearer: session of ``editor.clear_graph``; None for host memory.
 
     Attributes:
-        n_cells: cells c.
-        on_host: whether they lie in the host's memory.
-        tensors: ``OrtValue`` of each part, by layer and plane.
+        n_cells: number of cells c.
+        on_host: whether they are in host memory.
+        tensors: ``OrtValue`` of each tensor, by layer and plane.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
     def __init__(self, spec: ModelSpec, n_cells: int, kv_type: KvType, device: Device, clearer: Any | None) -> None:
@@ -49,12 +49,15 @@ class KvStore:
         make = device.zeros if clearer is None else device.empty
         self.tensors: dict[tuple[int, str, Part], Any] = {}
         try:
-            # Zeroed: uninitialized memory may be NaN, and a masked NaN would still spoil the result.
+            # Zeroed: uninitialized memory may contain NaN, and a masked NaN still spoils the result.
             for name in names:
                 self.tensors[name] = make((*self._shape, name[2].width), np.dtype(name[2].dtype))
             if clearer is not None:
                 self._clear(clearer, kept[0])
-        except (MemoryError, DecodeFailed) as error:  # the latter: a device that refused the memory runs nothing on it
+        except (
+            MemoryError,
+            DecodeFailed,
+        ) as error:  # DecodeFailed: the device refused the memory when it was first used
             self.tensors.clear()
             n_bytes = sum(n_cells * spec.n_kv_heads * part.width * np.dtype(part.dtype).itemsize for *_, part in names)
             raise InvalidOption(
@@ -62,7 +65,7 @@ class KvStore:
             ) from error
 
     def bind(self, session: Any) -> Any:
-        """A binding of a session that reads and writes its ports of the cache in place."""
+        """A binding of a session whose cache inputs and outputs are this memory."""
         binding = session.io_binding()
         read, written = ({port.name for port in ports} for ports in (session.get_inputs(), session.get_outputs()))
         for (layer, plane, part), tensor in self.tensors.items():
@@ -73,13 +76,13 @@ class KvStore:
         return binding
 
     def targets(self, first: int, n: int) -> tuple[str, NDArray[np.int64]]:
-        """The input that tells an editing graph to write ``n`` cells from ``first`` on: its name and its value."""
+        """The input of an editing graph that makes it write ``n`` cells from ``first`` on: its name and its value."""
         if self.on_host:
             return "to", np.array([first], np.int64)
-        places = np.zeros((1, self._shape[1], n, 3), np.int64)
-        places[..., 1] = np.arange(self._shape[1])[:, None]
-        places[..., 2] = np.arange(first, first + n)
-        return "places", places
+        indices = np.zeros((1, self._shape[1], n, 3), np.int64)
+        indices[..., 1] = np.arange(self._shape[1])[:, None]
+        indices[..., 2] = np.arange(first, first + n)
+        return "places", indices
 
     def _clear(self, clearer: Any, part: Part) -> None:
         binding = self.bind(clearer)
@@ -92,9 +95,9 @@ class CellMover:
 
     Args:
         mover: session of ``editor.edit_graph``.
-        rotator: the same for keys only; None if no layer uses RoPE.
+        rotator: session of the same graph for keys only; None if no layer uses RoPE.
         store: the cache.
-        positions: how far keys turn.
+        positions: the RoPE tables of rotations.
     """
 
     def __init__(self, mover: Any, rotator: Any | None, store: KvStore, positions: Positions) -> None:
@@ -104,7 +107,7 @@ class CellMover:
         self._positions = positions
 
     def run(self, move: Move) -> None:
-        """Move cells, with keys rotated; values of cells that do not move are not touched.
+        """Move cells and rotate keys; values of cells that stay in place are not read or written.
 
         Raises:
             DecodeFailed: the runtime reported a failure.

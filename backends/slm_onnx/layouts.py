@@ -1,8 +1,8 @@
-"""Directories of ONNX models: which files are the decoder, and what their inputs and outputs are for.
+"""Directories of ONNX models: finds the decoder's files, and the roles of their inputs and outputs.
 
-onnxruntime-genai names them in ``genai_config.json``. Optimum's names tell it themselves: ``input_ids``,
-``attention_mask``, ``position_ids``, ``past_key_values.0.key`` to ``present.0.key`` and ``logits``, in one graph, in a
-merged one with a switch for the first tokens (``use_cache_branch``), or in a pair of graphs.
+onnxruntime-genai names the roles in ``genai_config.json``. Optimum has standard names: ``input_ids``,
+``attention_mask``, ``position_ids``, ``past_key_values.0.key`` to ``present.0.key`` and ``logits``. It exports one
+graph, a merged graph with a switch for the first tokens (``use_cache_branch``), or a pair of graphs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Layout:
 
     Attributes:
         folder: their folder.
-        name: of the layout.
-        graphs: the decoder's graphs: one, or one for a sequence's first tokens and one for those that follow.
-        inputs: input names by role, from ``genai_config.json``; None if the graphs have standard names.
-        outputs: likewise.
-        in_place: the caches are written where they are read.
+        name: name of the layout.
+        graphs: the decoder's graphs: one, or one for the first tokens of a sequence and one for later tokens.
+        inputs: input names by role, from ``genai_config.json``; None for standard names.
+        outputs: output names by role, from ``genai_config.json``; None for standard names.
+        in_place: whether caches are written in place.
         config: the model's configuration; ``config.json`` overrides ``genai_config.json``.
-        n_ctx: positions that the model is made for, or None.
-        ends: tokens that end an answer.
+        n_ctx: the longest context that the model was trained for; None if unknown.
+        ends: ids of tokens that end an answer.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Names of one graph's inputs and outputs.
+    """The names of one graph's inputs and outputs.
 
     Attributes:
         tokens: int [1, n].
@@ -67,7 +67,7 @@ class Ports:
         branch: the switch of a merged graph, bool [1], or None.
         logits: float [1, n, V].
         past: keys and values of each layer, [1, K, S, D]; () if the graph is for first tokens only.
-        present: the same afterwards.
+        present: keys and values after the run.
     """
 
     tokens: str
@@ -80,11 +80,11 @@ class Ports:
 
 
 def find_layout(folder: Path) -> Layout:
-    """Detect the layout of a directory; reads its JSON files, no graph.
+    """Detect the layout of a directory; reads its JSON files, but no graph.
 
     Raises:
-        InvalidModelFile: a file is damaged, or it holds no decoder of a known layout.
-        UnsupportedModel: it holds more than a decoder, or one that is not known here.
+        InvalidModelFile: a file is damaged, or there is no decoder of a known layout.
+        UnsupportedModel: there is more than a decoder, or an unknown kind of decoder.
     """
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     generation = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
@@ -102,22 +102,22 @@ def find_ports(layout: Layout, graph: Path, inputs: Mapping[str, int], outputs: 
     Args:
         layout: the layout of its directory.
         graph: its file.
-        inputs: the number of dimensions of each, by name.
-        outputs: likewise.
+        inputs: the number of dimensions of each input, by name.
+        outputs: the number of dimensions of each output, by name.
 
     Raises:
-        UnsupportedModel: one is missing, or not known here.
+        UnsupportedModel: an input or output is missing or unknown.
     """
     if layout.inputs is not None and layout.outputs is not None:
         ports = _named_ports(layout.inputs, layout.outputs, inputs)
     else:
-        ports = _told_ports(inputs, outputs)
-    wanted = {ports.tokens, ports.mask, ports.positions, ports.branch, *ports.past} - {None}
-    for kind, named, there in (("input", wanted, inputs), ("output", {ports.logits, *ports.present}, outputs)):
-        for name in sorted(filter(None, named)):
-            if name not in there:
+        ports = _standard_ports(inputs, outputs)
+    expected = {ports.tokens, ports.mask, ports.positions, ports.branch, *ports.past} - {None}
+    for kind, names, existing in (("input", expected, inputs), ("output", {ports.logits, *ports.present}, outputs)):
+        for name in sorted(filter(None, names)):
+            if name not in existing:
                 raise UnsupportedModel(f"{graph}: there is no {kind} {name!r}")
-    for name in sorted(inputs.keys() - wanted):
+    for name in sorted(inputs.keys() - expected):
         raise UnsupportedModel(f"{graph}: the input {name!r} is not known here")
     if len(ports.present) == 0 or (ports.past and len(ports.past) != len(ports.present)):
         raise UnsupportedModel(f"{graph}: it keeps no keys and values, so that each token would cost all before it")
@@ -183,15 +183,15 @@ def _named_ports(named: Mapping[str, str], outputs: Mapping[str, str], inputs: M
     return Ports(tokens, mask, positions, branch, logits, past, present)
 
 
-def _told_ports(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
+def _standard_ports(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Ports:
     mask, positions, branch = (role if role in inputs else None for role in _ROLES[1:])
-    past, present = (_caches(there, roles) for there, roles in ((inputs, _ROLES), (outputs, ("logits",))))
+    past, present = (_caches(names, roles) for names, roles in ((inputs, _ROLES), (outputs, ("logits",))))
     return Ports(_ROLES[0], mask, positions, branch, "logits", past, present)
 
 
-def _caches(there: Mapping[str, int], others: tuple[str, ...]) -> tuple[str, ...]:
-    """The caches among some names: by layer, keys before values."""
-    caches = [(int(m[2]), m[4], name) for name in there if name not in others and (m := _CACHE.fullmatch(name))]
+def _caches(names: Mapping[str, int], others: tuple[str, ...]) -> tuple[str, ...]:
+    """The caches among ``names``: by layer, keys before values."""
+    caches = [(int(m[2]), m[4], name) for name in names if name not in others and (m := _CACHE.fullmatch(name))]
     return tuple(name for _, _, name in sorted(caches))
 
 

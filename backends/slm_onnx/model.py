@@ -10,12 +10,12 @@ from slm_core.types import ContextOptions, ModelInfo
 
 
 class OnnxModel(ModelBase):
-    """Weights in ONNX Runtime's hands, and the vocabulary. Immutable; any thread may use it.
+    """A model with the weights in ONNX Runtime, and the vocabulary. Immutable; threads may share it.
 
     Args:
-        info: its description.
+        info: the description.
         vocab: the vocabulary.
-        make: makes a context; it holds the weights, and is let go of when the model is closed.
+        make: makes a context; it holds the weights, and is dropped when the model is closed.
         release: called when the model is closed.
     """
 

@@ -1,7 +1,7 @@
-"""Quantized matrices as ``com.microsoft.MatMulNBits`` takes them.
+"""Quantized matrices in the format of ``com.microsoft.MatMulNBits``.
 
-No weight is rounded again: codes are moved between bit layouts, and scales are the exact products that the file's
-format defines.
+No weight is rounded again: codes change their bit layout, and scales are exactly the products that the file's format
+defines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LEAST_BLOCK = 16
 class PackedMatrix:
     """A matrix [N, K] for MatMulNBits: ``scales * (code - middle)``, plus ``correction`` for each block of a row.
 
-    The middle of the codes, 8 or 128, is zero, as by default in MatMulNBits.
+    The middle of the codes (8 or 128) is the zero point, which is MatMulNBits' default.
 
     Attributes:
         codes: uint8 [N, K / block, block * bits / 8], the first code in the lowest bits.
         scales: float32 [N, K / block].
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
         block: weights that share a scale.
-        correction: float32 [K / block, N]; the product of each block's sum of activations with it is added. None
-            where there is nothing to correct.
+        correction: float32 [K / block, N]; multiplied by the sum of each block's activations, and added. None for no
+            correction.
     """
 
     codes: NDArray[np.uint8]
@@ -41,7 +41,7 @@ class PackedMatrix:
 
 
 def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
-    """Pack a matrix; None if MatMulNBits does not support its codes and groups."""
+    """Pack a matrix; None if MatMulNBits does not support its codes and blocks."""
     parts = split_rows(tensor.data, tensor.ggml_type, tensor.shape[1])
     if parts is None:
         return None
@@ -49,22 +49,22 @@ def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
     if group < _LEAST_BLOCK or group & (group - 1):
         return None
     n_code_bits = int(parts.q.max(initial=1)).bit_length()
-    # Without a zero of their own, codes are taken relative to their middle: what is far from zero multiplies the
-    # rounding of the activations.
+    # Codes without a zero point are taken relative to their middle: codes far from zero amplify the rounding of
+    # activations.
     zero = parts.zero if parts.minus is None else 1 << (n_code_bits - 1)
     bits = 4 if max(zero, (1 << n_code_bits) - 1) < 16 else 8
     middle = 1 << (bits - 1)
     codes = _pack_codes(parts.q + np.uint8(middle - zero), bits)
     correction = None
     if parts.minus is not None:
-        # scale * (q - given) - minus = scale * (q - zero) + (scale * (zero - given) - minus): the second term is the
-        # same for a block's weights, so that it multiplies the sum of their activations.
+        # scale * (q - zero_q) - minus = scale * (q - zero) + (scale * (zero - zero_q) - minus). The second term is
+        # equal for all weights of a block, so it multiplies the sum of their activations.
         correction = np.ascontiguousarray((parts.scale * np.float32(zero - parts.zero) - parts.minus).T)
     return PackedMatrix(codes, parts.scale, bits, group, correction)
 
 
 def finer(matrix: PackedMatrix, bits: int, block: int) -> PackedMatrix:
-    """The same weights in codes of at least as many bits, and in blocks that are no larger; nothing to correct."""
+    """The same weights with at least as many bits and blocks that are not larger; the matrix needs no correction."""
     codes, n_parts = matrix.codes, matrix.block // block
     if bits > matrix.bits:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1) + np.uint8(128 - 8)

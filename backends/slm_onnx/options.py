@@ -25,10 +25,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
 )
 
 CAPTURE = "enable_cuda_graph"
-"""The option of a provider that has it capture runs."""
+"""The provider option that enables capture of runs."""
 
 OF_BUILDING = frozenset({"accuracy_level", "cache", "buckets"})
-"""Options of graphs that are built here, which a directory of ONNX models brings along."""
+"""Options of built graphs; a directory of ONNX models brings its own graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LoadOptions:
 
         Raises:
             UnknownOption: no such option; the message lists all options.
-            InvalidOption: a value that does not fit.
+            InvalidOption: a value does not fit.
         """
         fits = {
             "accuracy_level": lambda value: value in (0, 4) and not isinstance(value, bool),

@@ -1,4 +1,4 @@
-"""What this package provides; imports nothing heavy."""
+"""The plugin's hooks; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from slm_onnx import BACKEND, INSTALL_HINT
 
 @hookimpl
 def slm_backends() -> Sequence[Entry]:
-    """The backend."""
+    """The ONNX Runtime backend."""
     return [Entry(BACKEND, "slm_onnx.backend:OnnxBackend", INSTALL_HINT)]
 
 
 @hookimpl
 def slm_converters() -> Sequence[Entry]:
-    """The writer of directories."""
+    """The converter to directories."""
     return [Entry(BACKEND, "slm_onnx.convert:convert", INSTALL_HINT)]

@@ -1,4 +1,4 @@
-"""Execution providers that come as packages of their own: plugins, which ONNX Runtime loads at run time."""
+"""Execution providers in packages of their own: plugins that ONNX Runtime loads at run time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Plugin:
     """A package with an execution provider.
 
     Attributes:
-        package: its name for pip.
-        module: its Python module, which has the path of the library.
-        software: the environment variable that offers devices which ONNX Runtime does not recognize as GPUs: software
+        package: its name on PyPI.
+        module: its Python module, which knows the path of the library.
+        software: the environment variable that enables devices which ONNX Runtime does not recognize as GPUs: software
             devices, and GPUs that are not on a PCI bus.
-        since: the release of ONNX Runtime from which Python can allocate the device's memory.
+        since: the first release of ONNX Runtime whose Python API can allocate the device's memory.
     """
 
     package: str
@@ -31,7 +31,7 @@ class Plugin:
 
     @property
     def is_installed(self) -> bool:
-        """Whether Python can import it; nothing is imported."""
+        """Whether the module can be imported; imports nothing."""
         return importlib.util.find_spec(self.module) is not None
 
 
@@ -42,15 +42,15 @@ PLUGINS: Mapping[str, Plugin] = MappingProxyType(
         )
     }
 )
-"""The plugins that are known here, by the name of their provider."""
+"""The known plugins, by the name of their provider."""
 
 
 @functools.cache
 def register(ort: Any) -> Mapping[str, str]:
-    """Hand the installed plugins to the module ``onnxruntime``, once.
+    """Register the installed plugins with the module ``onnxruntime``, once.
 
     Returns:
-        What is wrong with each plugin that could not be loaded, by the name of its provider.
+        The errors of plugins that could not be loaded, by the name of their provider.
     """
     problems = {}
     for provider, plugin in PLUGINS.items():
@@ -59,17 +59,17 @@ def register(ort: Any) -> Mapping[str, str]:
         try:
             library = importlib.import_module(plugin.module).get_library_path()
             ort.register_execution_provider_library(provider, library)
-        except Exception as error:  # an older runtime has no plugins, or a plugin refuses the runtime's version
+        except Exception as error:  # an older ONNX Runtime without plugins, or a plugin that refuses its version
             problems[provider] = " ".join(str(error).split())[:300]
     return problems
 
 
 def needs(provider: str, problem: str | None = None) -> str:
-    """Advice if ONNX Runtime does not offer a plugin's provider.
+    """What to install if ONNX Runtime does not offer a plugin's provider.
 
     Args:
-        provider: its name.
-        problem: what ``register`` says of it.
+        provider: name of the provider.
+        problem: the error from ``register``, if any.
     """
     plugin = PLUGINS[provider]
     if not plugin.is_installed:

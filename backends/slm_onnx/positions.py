@@ -1,4 +1,4 @@
-"""A graph's inputs about positions: rotations, factors, and the attention bias."""
+"""Inputs that depend on positions: RoPE tables, query factors, attention bias."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from slm_onnx.ports import Kinds, rotation, sight, temperature
 
 
 class Positions:
-    """The position embeddings of a model's layers, as they hold in one context.
+    """The position embeddings of a model's layers in one context.
 
     Args:
-        spec: the model.
-        n_ctx: positions of the context, by which LongRoPE chooses its table.
+        spec: the model's architecture and sizes.
+        n_ctx: positions of the context; LongRoPE chooses its table by it.
         read_factors: reads a table of divisors from the file.
 
     Attributes:
-        kind: keys of two contexts can be exchanged if this is the same.
+        kind: two contexts can exchange keys only if it is equal.
 
     Raises:
-        InvalidModelFile: the file's factors are no positive numbers.
+        InvalidModelFile: a RoPE factor in the file is not a positive number.
     """
 
     def __init__(self, spec: ModelSpec, n_ctx: int, read_factors: ReadFactors) -> None:
@@ -43,11 +43,11 @@ class Positions:
         """The decoder's inputs, by name.
 
         Args:
-            positions: of the batch's tokens [n].
-            angles: where their keys are rotated to [n]; [n, 3], in time, height and width, where rows stand apart.
-            distances: how far behind each token each cell lies [n, t]; below 0 where the token does not see it. None
+            positions: positions of the tokens [n].
+            angles: rotations of their keys [n]; for M-RoPE [n, 3]: time, height, width.
+            distances: distance from each cell to each token [n, t]; negative if the token does not attend to it. None
                 for a graph without a bias.
-            dtype: of activations.
+            dtype: dtype of activations.
         """
         for kind, rope in enumerate(self._ropes):
             for name, table in zip(rotation(kind), rope.tables(angles), strict=True):
@@ -68,9 +68,9 @@ class Positions:
             yield "distances", distances.astype(dtype)[None, None]
 
     def turns(self, deltas: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """The editor's inputs that move keys by ``deltas`` places [n], by name: float32 [1, n, R/2] each."""
-        steps, which = np.unique(deltas, return_inverse=True)  # few: sines take longer than looking them up
+        """The editor's inputs for rotations by ``deltas`` M-RoPE positions [n], by name: float32 [1, n, R/2] each."""
+        steps, which = np.unique(deltas, return_inverse=True)  # few: a look-up is faster than a sine
         for kind, rope in enumerate(self._ropes):
-            turned = steps[:, None] * rope.frequencies  # float64 [steps, R/2]
-            for name, table in zip(rotation(kind), (np.cos(turned), np.sin(turned)), strict=True):
+            angles = steps[:, None] * rope.frequencies  # float64 [steps, R/2]
+            for name, table in zip(rotation(kind), (np.cos(angles), np.sin(angles)), strict=True):
                 yield name, table.astype(np.float32)[which][None]

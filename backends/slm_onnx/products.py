@@ -1,4 +1,4 @@
-"""Products with a file's matrices, as nodes: quantized where ``MatMulNBits`` can."""
+"""Products with a file's matrices, as nodes: quantized if ``MatMulNBits`` supports the type."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from slm_onnx.tensors import read_tensor, read_values
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """The inputs of a graph besides the model.
+    """Options of a graph, apart from the model.
 
     Attributes:
-        dtype: of activations, "float32" or "float16".
+        dtype: dtype of activations, "float32" or "float16".
         accuracy_level: of MatMulNBits: 0 multiplies in float, 4 rounds activations to 8 bits.
-        kv_type: how keys and values are kept.
+        kv_type: KV type.
         causal: whether attention has a causal mask in addition to the bias.
-        on_host: whether keys and values lie in the host's memory.
-        bias: whether a bias says which token sees which cell. Without one, cells are the positions of one sequence, and
-            CUDA's attention is fused.
+        on_host: whether keys and values are in host memory.
+        bias: whether there is an attention bias. Without one, cells are the positions of one sequence, and CUDA's
+            attention is fused.
     """
 
     dtype: str = "float32"
@@ -39,7 +39,7 @@ class Products:
     """Writes products into a graph.
 
     Args:
-        graph: it.
+        graph: the graph.
         gguf: a file that ``check_tensors`` has accepted.
         options: number formats.
     """
@@ -52,23 +52,23 @@ class Products:
         self._block_sums: dict[tuple[str, int], str] = {}
 
     def packed(self, name: str) -> PackedMatrix | None:
-        """A matrix for ``MatMulNBits``; None if its type does not fit; packed once."""
+        """A matrix for ``MatMulNBits``, packed once; None if its type is not supported."""
         if name not in self._packed:
             self._packed[name] = pack(read_tensor(self._gguf, f"{name}.weight"))
         return self._packed[name]
 
     def vector(self, name: str) -> str:
-        """A tensor in the type of the activations."""
+        """A tensor in the dtype of activations."""
         values = read_values(self._gguf, name)
         assert values is not None, f"{name} is there"
         return self._graph.weight(name, values.astype(self._options.dtype))
 
     def linear(self, x: str, name: str, output: str) -> str:
-        """``x @ weight.T``, with the factor and the bias that the file has for it: [1, n, in] to [1, n, out]."""
+        """``x @ weight.T``, with the file's scale and bias for it: [1, n, in] to [1, n, out]."""
         return self._finished(self._product(x, name, output), name, output)
 
     def split(self, x: str, sizes: Sequence[int], outputs: Sequence[str]) -> list[str]:
-        """The parts of the last axis."""
+        """Split along the last axis."""
         graph = self._graph
         parts = graph.constant("sizes." + ".".join(map(str, sizes)), sizes)
         graph.node("Split", [x, parts], list(outputs), axis=-1)
@@ -110,7 +110,7 @@ class Products:
         return graph.node("Add", [y, product], output)
 
     def _sums(self, x: str, n_in: int, block: int) -> str:
-        """Sums of activations block by block, [1, n, in / block]; made once for all products of ``x``."""
+        """The sums of activations per block, [1, n, in / block]; computed once for all products of ``x``."""
         if (x, block) not in self._block_sums:
             graph = self._graph
             shape = graph.constant(f"blocks.{n_in}.{block}", [0, -1, n_in // block, block])

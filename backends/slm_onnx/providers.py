@@ -1,4 +1,4 @@
-"""Execution providers: the provider of each device name, and its options for sessions and tensors."""
+"""Execution providers: their names as devices, and their options for sessions and tensors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from slm_core.types import KvType
 from slm_onnx import plugins, runtime
 
 KV_TYPES: Mapping[str, KvType] = {"float32": KvType.F32, "float16": KvType.F16}
-"""The KV type of caches of a dtype."""
+"""The KV type of each dtype of caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What ONNX Runtime calls a device.
+    """An execution provider, which users see as a device.
 
     Attributes:
-        name: of the execution provider.
-        package: the build of ONNX Runtime that has it.
-        untried: the conformance suite has never passed on it.
-        memory: the runtime's name for the device's memory; "" if tensors stay in host memory.
-        dtype: of activations and of the KV cache.
-        config: entries of a session's configuration.
-        preloads_cuda: sessions need CUDA's libraries.
-        is_numbered: whether a machine may have several such devices, told apart by ``device_id``.
-        bias_since: the release of ONNX Runtime from which attention takes a bias there; without one attention is fused.
-            None where any release does, and a bias costs no fused kernel.
-        by_name_only: why ``device="auto"`` does not take it, although the conformance suite has passed on it; or "".
+        name: name of the execution provider.
+        package: the build of ONNX Runtime that includes it.
+        untried: whether the conformance suite has never passed on it.
+        memory: ONNX Runtime's name for the device's memory; "" for host memory.
+        dtype: dtype of activations and of the KV cache.
+        config: entries of the session configuration.
+        preloads_cuda: whether sessions need CUDA's libraries.
+        is_numbered: whether a machine may have several of them, with a ``device_id`` each.
+        bias_since: the first release of ONNX Runtime whose attention supports a bias there; attention without a bias is
+            fused. None if every release supports it, at no loss of a fused kernel.
+        by_name_only: why ``device="auto"`` does not choose it although the conformance suite has passed on it; or "".
     """
 
     name: str
@@ -56,11 +56,11 @@ class Provider:
 
 _CUDA_BIAS = 1, 29  # microsoft/onnxruntime#29525
 
-# The weight-only products of fp16 activations: MatMulNBits takes them for blocks of 32 weights and more where it can.
+# Weight-only products with fp16 activations: MatMulNBits uses them for blocks of at least 32 weights if it can.
 _CUDA = MappingProxyType({"ep.cuda.fpa_intb_gemm": "1"})
 
-# A provider is tried when the conformance suite has passed on it: then it is untried=False here, and has a date in
-# the table of docs/backends/onnx.md. device="auto" takes no other.
+# A provider with untried=False has passed the conformance suite, and has a date in the table of docs/backends/onnx.md.
+# device="auto" chooses no other.
 PROVIDERS: Mapping[str, Provider] = MappingProxyType(
     {
         "cuda": Provider(
@@ -104,13 +104,13 @@ _WANTED = re.compile(r"([a-z]+)(?::([0-9]{1,3}))?")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model runs.
+    """The device of a model.
 
     Attributes:
         label: its name for users: "cpu", "cuda:0".
         provider: the execution provider.
-        device_id: which of several.
-        reason: why this one.
+        device_id: index among several devices of the provider.
+        reason: why it was chosen.
     """
 
     label: str
@@ -125,29 +125,29 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the CPU, which has operators that others lack."""
+        """Whether it is the CPU, which has operators that other providers lack."""
         return self.provider.name == PROVIDERS[_CPU].name
 
     @property
     def kv_types(self) -> tuple[KvType, ...]:
-        """What keys and values can be kept as, the default first."""
+        """The supported KV types, the default first."""
         default = KV_TYPES[self.provider.dtype]
         return (default, KvType.Q8_0) if self.is_cpu else (default,)
 
     def place(self, array: NDArray[Any]) -> Any:
-        """An ``OrtValue`` with an array's values; on the host it shares the array's memory."""
+        """An ``OrtValue`` of an array; on the host it shares the array's memory."""
         ort_value = runtime.load().OrtValue
         if self.on_host:
             return ort_value.ortvalue_from_numpy(array)
         return ort_value.ortvalue_from_numpy(array, self.provider.memory, self.device_id)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """An ``OrtValue`` in the device's own memory, its content undefined.
+        """An uninitialized ``OrtValue`` in the device's memory.
 
         WebGPU reports a refused allocation when the memory is first used, not here.
 
         Raises:
-            MemoryError: more than the device gives.
+            MemoryError: the device refuses to allocate the memory.
         """
         try:
             return runtime.load().OrtValue.ortvalue_from_shape_and_type(
@@ -159,28 +159,28 @@ class Device:
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An ``OrtValue`` of zeros.
 
-        On the host it takes memory as it is written, in ordinary pages. NumPy would ask for huge ones: the cells of a
-        head, a layer and a plane lie apart from all others, so that the first token had the whole of a cache cleared.
+        On the host, memory is allocated as it is written, in small pages. NumPy would use huge pages: as each head of
+        each layer and plane is a separate region, the first token would then clear the whole cache.
 
         Raises:
-            MemoryError: more than the system gives.
+            MemoryError: the system refuses to allocate the memory.
         """
         n = math.prod(shape)
-        n_bytes = max(1, n * dtype.itemsize)  # nothing cannot be mapped
+        n_bytes = max(1, n * dtype.itemsize)  # 0 bytes cannot be mapped
         try:
             if sys.platform == "win32":
                 memory = mmap.mmap(-1, n_bytes)
             else:
                 memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:  # the latter: more than an address can count
+        except (OSError, OverflowError, ValueError) as error:  # ValueError and OverflowError: beyond the address space
             raise MemoryError(f"{n_bytes} bytes") from error
         return self.place(np.frombuffer(memory, dtype, n).reshape(shape))
 
     def session_place(self, options: Mapping[str, str], threads: runtime.Threads) -> runtime.Place:
-        """Where its sessions run: on this provider, and on the CPU for operators that it lacks.
+        """The execution provider of its sessions, with the CPU for operators that it lacks.
 
         Args:
-            options: of the provider.
+            options: options of the provider.
             threads: for operators on the CPU.
         """
         provider = self.provider
@@ -195,10 +195,10 @@ class Device:
 def installed() -> tuple[str, ...]:
     """The execution providers of this build of ONNX Runtime.
 
-    Where it is not imported yet, a process of its own is asked: it may not load.
+    A subprocess lists them, unless ONNX Runtime is already imported: its library may crash or fail to load.
 
     Raises:
-        BackendUnavailable: it is not installed, or its library does not load.
+        BackendUnavailable: it is not installed, or its library cannot be loaded.
     """
     if (reason := runtime.missing()) is not None:
         raise BackendUnavailable(reason)
@@ -209,7 +209,7 @@ def installed() -> tuple[str, ...]:
 
 
 def find(wanted: str) -> Device:
-    """The device of that name.
+    """The device with a name.
 
     Raises:
         BackendUnavailable: no such device, or this build of ONNX Runtime lacks it.
@@ -227,13 +227,13 @@ def find(wanted: str) -> Device:
 
 
 def _is_there(provider: Provider, present: Sequence[str]) -> bool:
-    """Whether ONNX Runtime has a provider. A plugin has to come as one: built in, it gives Python no memory."""
+    """Whether ONNX Runtime has a provider. A plugin that is built in does not count: Python cannot use its memory."""
     plugin = plugins.PLUGINS.get(provider.name)
     return provider.name in present and (plugin is None or (plugin.is_installed and runtime.is_since(plugin.since)))
 
 
 def _missing(provider: Provider) -> str:
-    """Why a provider is not there."""
+    """Why a provider is missing."""
     if provider.name in plugins.PLUGINS:
         problems = plugins.register(runtime.load()) if runtime.is_loaded() else {}
         since = plugins.PLUGINS[provider.name].since

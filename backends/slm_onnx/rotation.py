@@ -1,8 +1,8 @@
-"""Measures a model's RoPE: its graph computes one token's key at several positions.
+"""Measures a model's RoPE from one token's keys at several positions.
 
-A key that is rotated by RoPE turns, pair by pair, by an angle that grows with the position. The first key gives the
-pairs their start, keys further and further away give the angles, each more exact than the one before, and a last key
-tells whether all that holds in every layer.
+RoPE rotates each pair of a key's values by an angle proportional to the position. The key at position 0 gives the start
+of each pair. Keys at growing positions give the angles with growing precision. A last key checks the result in every
+layer.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from slm_core.architectures import RopeStyle
 
 FloatArray = NDArray[np.floating[Any]]
 KeysAt = Callable[[int], FloatArray]
-"""The keys [N, D] of one token at a position, for N heads of the layers."""
+"""Returns the keys [N, D] of one token at a position, for N heads in all layers."""
 
-_FACTOR = 4  # each measurement is so many times as far as the last: its angle is then known to less than half a turn
+_FACTOR = 4  # between measured positions: each angle is then known to less than half a rotation
 _LARGEST = 1024
-_CHECK = 0.77  # the last key is in between, at no power
+_CHECK = 0.77  # the last key is between two measured positions
 _TOLERANCE = {np.dtype(np.float32): 2e-3, np.dtype(np.float16): 2e-2}  # relative; wrong pairs give about 1
 _FIXED = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """What moves a key to another position.
+    """The rotation that moves a key to another position.
 
     Attributes:
-        style: which values make a pair.
-        frequencies: radians a position, float64 [R/2]; values from R on pass through.
+        style: which values form a pair.
+        frequencies: radians per position, float64 [R/2]; values from R on are not rotated.
     """
 
     style: RopeStyle
     frequencies: NDArray[np.float64]
 
     def turn(self, keys: FloatArray, delta: int) -> FloatArray:
-        """Keys [..., D] moved by ``delta`` positions."""
-        turned = _pairs(keys, self.style, 2 * len(self.frequencies)) * np.exp(1j * delta * self.frequencies)
-        return _unpaired(turned, keys, self.style)
+        """Rotate keys [..., D] by ``delta`` positions."""
+        rotated = _pairs(keys, self.style, 2 * len(self.frequencies)) * np.exp(1j * delta * self.frequencies)
+        return _unpaired(rotated, keys, self.style)
 
 
 def changes_with_length(config: Mapping[str, Any]) -> bool:
-    """Whether keys of a model depend on the length of the text, so that no edit keeps them."""
+    """Whether keys depend on the length of the text, so that no edit can keep them."""
     sections = [config.get("rope_parameters"), config.get("rope_scaling")]
     sections += [inner for outer in sections if isinstance(outer, dict) for inner in outer.values()]
     kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in sections if isinstance(part, dict)}
@@ -55,20 +55,20 @@ def changes_with_length(config: Mapping[str, Any]) -> bool:
 
 
 def measure(keys_at: KeysAt, n_positions: int, widths: Sequence[int], dtype: np.dtype[Any]) -> Rotation | None:
-    """Measure a model's RoPE; None if its keys change in another way.
+    """Measure a model's RoPE; None if its keys change in another way than by RoPE.
 
     Args:
         keys_at: runs the model.
-        n_positions: positions that may be asked for.
-        widths: how many of a head's values may be rotated, R: candidates.
-        dtype: of the keys.
+        n_positions: number of positions that ``keys_at`` accepts.
+        widths: candidates for R, the rotated width of a head.
+        dtype: dtype of the keys.
     """
     last = min(_LARGEST, n_positions - 1)
-    places = list(itertools.takewhile(lambda place: place <= last, (_FACTOR**i for i in itertools.count())))
-    if not places:
+    positions = list(itertools.takewhile(lambda position: position <= last, (_FACTOR**i for i in itertools.count())))
+    if not positions:
         return None
-    first, far = keys_at(0), [(place, keys_at(place)) for place in places]
-    check = max(1, int(_CHECK * places[-1]))
+    first, far = keys_at(0), [(position, keys_at(position)) for position in positions]
+    check = max(1, int(_CHECK * positions[-1]))
     expected = keys_at(check)
     for style, width in itertools.product((RopeStyle.HALF_SPLIT, RopeStyle.INTERLEAVED), widths):
         rotation = Rotation(style, _frequencies(first, far, style, width))
@@ -81,13 +81,13 @@ def measure(keys_at: KeysAt, n_positions: int, widths: Sequence[int], dtype: np.
 def _frequencies(
     first: FloatArray, far: Sequence[tuple[int, FloatArray]], style: RopeStyle, width: int
 ) -> NDArray[np.float64]:
-    """Angles a position, float64 [R/2]: of all heads together, so that no pair depends on one small key."""
+    """Radians per position, float64 [R/2]; from all heads together, so that no pair depends on one small key."""
     start = _pairs(first, style, width)
     frequencies = np.zeros(width // 2)
-    for place, keys in far:
+    for position, keys in far:
         angle = np.angle((_pairs(keys, style, width) * start.conj()).sum(axis=0))
-        turns = np.round((frequencies * place - angle) / (2 * np.pi))
-        frequencies = (angle + 2 * np.pi * turns) / place
+        turns = np.round((frequencies * position - angle) / (2 * np.pi))
+        frequencies = (angle + 2 * np.pi * turns) / position
     return frequencies
 
 
@@ -99,9 +99,9 @@ def _pairs(keys: FloatArray, style: RopeStyle, width: int) -> NDArray[np.complex
 
 
 def _unpaired(pairs: NDArray[np.complex128], keys: FloatArray, style: RopeStyle) -> FloatArray:
-    turned, width = keys.copy(), 2 * pairs.shape[-1]
+    rotated, width = keys.copy(), 2 * pairs.shape[-1]
     if style is RopeStyle.INTERLEAVED:
-        turned[..., 0:width:2], turned[..., 1:width:2] = pairs.real, pairs.imag
+        rotated[..., 0:width:2], rotated[..., 1:width:2] = pairs.real, pairs.imag
     else:
-        turned[..., : width // 2], turned[..., width // 2 : width] = pairs.real, pairs.imag
-    return turned
+        rotated[..., : width // 2], rotated[..., width // 2 : width] = pairs.real, pairs.imag
+    return rotated

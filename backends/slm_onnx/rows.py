@@ -1,4 +1,4 @@
-"""A context over an exported graph: each sequence has its own caches, and is decoded alone."""
+"""A context for an exported graph: each sequence has its own caches and is decoded alone."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from slm_onnx.rotation import Rotation
 from slm_onnx.steps import Caches, Step
 
 _PAYLOAD_VERSION = 1
-_MOST_LOGITS = 64 << 20  # bytes of logits that a run may give: such graphs give those of all tokens
-_LEAST_ROOM = 256  # initial positions of caches that are written in place
+_MOST_LOGITS = 64 << 20  # bytes of logits per run: such graphs return the logits of all tokens
+_LEAST_ROOM = 256  # smallest number of cells of caches that are written in place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsEngine:
-    """What a directory's contexts share.
+    """The state that all contexts of a directory's model share.
 
     Attributes:
-        first: the graph for the first tokens of a sequence; the same as ``further`` if one does both.
-        further: the graph for those that follow.
+        first: the graph for the first tokens of a sequence; equal to ``further`` if one graph does both.
+        further: the graph for later tokens.
         shape: planes (keys and values of each layer), heads K, width D.
         n_vocab: vocabulary size V.
         n_ctx: the model's longest context; None if unknown.
-        in_place: the caches are written where they are read.
-        rotation: rotates keys; None if they cannot be moved.
-        edit_level: the edit level of contexts.
-        device: its device.
-        fingerprint: of the model.
-        digest: of the directory.
-        most_rows: tokens that one run may have, None for any number.
+        in_place: whether caches are written in place.
+        rotation: rotates keys; None if keys cannot be moved.
+        edit_level: edit level of contexts.
+        device: device of the graphs.
+        fingerprint: fingerprint of the model.
+        digest: key for the content of the directory.
+        most_rows: most tokens of one run; None for any number.
     """
 
     first: Step
@@ -59,33 +59,33 @@ class RowsEngine:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the caches."""
+        """The dtype of the caches."""
         return self.further.dtype
 
     def with_edits(self, level: EditLevel, rotation: Rotation | None) -> RowsEngine:
-        """The same with the members that edits need."""
+        """The same engine with an edit level and a rotation."""
         return replace(self, edit_level=level, rotation=rotation)
 
     def empty(self, n_cells: int) -> Caches:
-        """Zeroed caches: uninitialized memory may be NaN."""
+        """Caches of zeros: uninitialized memory may contain NaN."""
         n_planes, n_heads, width = self.shape
         return [self.device.zeros((1, n_heads, n_cells, width), self.dtype) for _ in range(n_planes)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A sequence: its caches, which hold ``length`` tokens and may have room for more."""
+    """A sequence: its caches hold ``length`` tokens, and may have room for more."""
 
     length: int = 0
     caches: Caches = field(default_factory=tuple)
 
 
 class RowsContext(ContextBase):
-    """Sequences with caches of their own.
+    """Sequences with separate caches.
 
     Args:
-        engine: the model.
-        options: the sizes, and the KV type: that of the graph.
+        engine: the shared state of the model.
+        options: the sizes, and the KV type, which must be the graph's.
 
     Raises:
         InvalidOption: a size below 1, or another KV type.
@@ -94,9 +94,9 @@ class RowsContext(ContextBase):
     def __init__(self, engine: RowsEngine, options: ContextOptions) -> None:
         check_context_options(options)
         kv_type = KV_TYPES[engine.dtype.name]
-        for wanted in (options.kv_type_k, options.kv_type_v):
-            if wanted is not None and wanted != kv_type:
-                raise InvalidOption(f"unknown KV type {str(wanted)!r} of this model (accepted: {kv_type}, the graph's)")
+        for option in (options.kv_type_k, options.kv_type_v):
+            if option is not None and option != kv_type:
+                raise InvalidOption(f"unknown KV type {str(option)!r} of this model (accepted: {kv_type}, the graph's)")
         self._engine: RowsEngine = engine
         self._rows = [_Row()] * options.n_seq_max
         super().__init__(
@@ -112,18 +112,18 @@ class RowsContext(ContextBase):
     def _engine_decode(self, batch: Batch) -> Logits:
         tokens, seq_ids, mask = batch.tokens, batch.seq_ids, batch.logits_mask
         rows = np.empty((int(np.count_nonzero(mask)), self._engine.n_vocab), np.float32)
-        row_of = np.cumsum(mask) - 1  # of each token that the mask selects
+        row_of = np.cumsum(mask) - 1  # the row of each token with logits
         after = {}
         for seq_id in dict.fromkeys(seq_ids.tolist()):
             indices = np.flatnonzero(seq_ids == seq_id)
             after[seq_id], logits = self._run(self._rows[seq_id], tokens[indices], mask[indices])
             rows[row_of[indices[mask[indices]]]] = logits
-        for seq_id, row in after.items():  # all of them ran
+        for seq_id, row in after.items():  # only if all sequences ran
             self._rows[seq_id] = row
         return rows
 
     def _run(self, row: _Row, tokens: NDArray[np.int32], mask: NDArray[np.bool_]) -> tuple[_Row, Logits]:
-        """Append tokens to a sequence; the logits are of the tokens that the mask selects."""
+        """Append tokens to a sequence; returns the logits of the tokens that the mask selects."""
         engine, parts = self._engine, [np.empty((0, self._engine.n_vocab), np.float32)]
         end = row.length + len(tokens)
         if engine.n_ctx is not None and end > engine.n_ctx:
@@ -140,7 +140,7 @@ class RowsContext(ContextBase):
         return row, np.concatenate(parts)
 
     def _with_room(self, row: _Row, n: int) -> _Row:
-        """The same sequence with caches that can be read, and written up to ``n`` where they are written in place."""
+        """The same sequence; caches that are written in place have room for ``n`` tokens."""
         engine = self._engine
         if not engine.in_place:
             return row if row.caches else _Row(0, engine.empty(0))
@@ -149,7 +149,7 @@ class RowsContext(ContextBase):
         return self._placed(_arrays(row), max(n, min(max(2 * n, _LEAST_ROOM), self.n_ctx)))
 
     def _placed(self, planes: Sequence[NDArray[Any]], n_cells: int) -> _Row:
-        """A sequence of planes [K, n, D], with room for ``n_cells`` where caches are written in place."""
+        """A sequence of planes [K, n, D]; caches that are written in place have ``n_cells`` cells."""
         engine = self._engine
         n_planes, n_heads, width = engine.shape
         length = planes[0].shape[1] if planes else 0

@@ -1,4 +1,4 @@
-"""ONNX Runtime, imported on first use; sessions, and the log that it would write to stderr."""
+"""ONNX Runtime, imported on first use; its sessions and its log."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
 from slm_onnx import INSTALL_HINT, build, plugins
 
 _NOT_CAPTURED = -1  # ONNX Runtime's id for runs without CUDA graphs
-_CAUSAL_SINCE = 1, 30  # the version that GroupQueryAttention has an attribute from which turns its own mask off
-_CODED_EXPERTS_SINCE = 1, 31  # the version that QMoE takes accuracy_level and the bits of each matrix from
-_SILENT = 4  # only what ends the process is logged: everything else is raised, too
+_CAUSAL_SINCE = 1, 30  # first version whose GroupQueryAttention can be non-causal
+_CODED_EXPERTS_SINCE = 1, 31  # first version whose QMoE has accuracy_level and bits per matrix
+_SILENT = 4  # log level: only fatal errors; all other errors are raised
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How a session computes on the CPU.
+    """CPU settings of a session.
 
     Attributes:
         n_threads: threads of one operator.
-        spinning: whether threads that wait for work keep their core busy: faster alone, slower beside other work.
+        spinning: whether waiting threads keep their core busy: faster alone, slower next to other work.
     """
 
     n_threads: int
@@ -40,7 +40,7 @@ class Threads:
 
 
 def missing() -> str | None:
-    """A missing or too old package; None if there is none. Imports nothing."""
+    """A message about a missing or too old package; None if there is no problem. Imports nothing."""
     return build.problem()
 
 
@@ -51,23 +51,23 @@ def version() -> str:
 
 
 def is_since(release: tuple[int, int]) -> bool:
-    """Whether ONNX Runtime is of a release or of a later one."""
+    """Whether ONNX Runtime has at least this version."""
     installed = build.numbers(version())
     return installed is not None and installed >= release
 
 
 def can_mask_by_bias() -> bool:
-    """Whether attention can mask by a bias only."""
+    """Whether attention supports the bias as its only mask."""
     return is_since(_CAUSAL_SINCE)
 
 
 def has_coded_experts() -> bool:
-    """Whether experts can stay in codes of 4 or 8 bits."""
+    """Whether QMoE supports experts with codes of 4 or 8 bits."""
     return is_since(_CODED_EXPERTS_SINCE)
 
 
 def is_loaded() -> bool:
-    """Whether it has been imported."""
+    """Whether ONNX Runtime is imported."""
     return "onnxruntime" in sys.modules
 
 
@@ -84,19 +84,19 @@ def load() -> Any:
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"onnxruntime cannot be loaded: {error} (to get it: {INSTALL_HINT})") from error
     module.set_default_logger_severity(_SILENT)
-    module.disable_telemetry_events()  # some builds have it on, and nobody was asked
+    module.disable_telemetry_events()  # some builds enable telemetry by default
     plugins.register(module)
     return module
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where sessions run.
+    """Execution providers and settings of sessions.
 
     Attributes:
         providers: execution providers with their options, best first.
-        threads: for operators on the CPU.
-        config: entries of the session's configuration.
+        threads: settings of operators on the CPU.
+        config: entries of the session configuration.
         preloads_cuda: whether CUDA's libraries are loaded before the first session.
     """
 
@@ -107,13 +107,13 @@ class Place:
 
 
 def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, save_to: Path | None = None) -> Any:
-    """An ``InferenceSession``.
+    """Create an ``InferenceSession``.
 
     Args:
         model: the serialized model.
-        weights: values of what it keeps outside; copied where the runtime needs another layout.
-        place: its execution provider.
-        save_to: a file to write the optimized model to, its weights beside it.
+        weights: the values of external weights; copied if ONNX Runtime needs another layout.
+        place: the execution provider.
+        save_to: a file to which the optimized model is written, with its weights next to it.
 
     Raises:
         UnsupportedModel: ONNX Runtime refuses the model.
@@ -129,16 +129,16 @@ def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, sav
 
 
 def save_packed(file: Path, save_to: Path, place: Place) -> None:
-    """Write a model that ``session`` has saved once more, with its weights also as this processor multiplies them.
+    """Write a model that ``session`` has saved again, with weights packed for this CPU.
 
-    Such weights stay in the mapped file when it is opened, instead of being copied.
+    Packed weights stay in the mapped file when it is opened, instead of being copied.
 
     Raises:
         UnsupportedModel: ONNX Runtime refuses the model.
         BackendUnavailable: a provider cannot be used.
     """
     options = _options(place)
-    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # that is done
+    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
     _save_to(options, save_to)
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     _open(str(file), options, place)
@@ -152,7 +152,7 @@ def saved_session(file: Path, place: Place) -> Any:
         BackendUnavailable: a provider cannot be used.
     """
     options = _options(place)
-    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # that is done
+    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
     return _open(str(file), options, place)
 
 
@@ -171,7 +171,7 @@ def _options(place: Place) -> Any:
     options.log_severity_level = _SILENT
     options.intra_op_num_threads = place.threads.n_threads
     options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False  # it would keep what a long prompt once needed
+    options.enable_cpu_mem_arena = False  # the arena would keep the peak memory of a long prompt
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
     for key, value in place.config.items():
@@ -192,19 +192,19 @@ def _open(model: bytes | str, options: Any, place: Place) -> Any:
         _preload_cuda()
     try:
         session = load().InferenceSession(model, options, providers=providers)
-    except Exception as error:  # the runtime raises classes of its own, RuntimeError and ValueError
+    except Exception as error:  # ONNX Runtime raises its own classes, RuntimeError and ValueError
         raise UnsupportedModel(f"ONNX Runtime refuses the model: {one_line(error)}") from error
-    wanted, used = place.providers[0][0], session.get_providers()
-    if wanted not in used:
-        raise BackendUnavailable(f"ONNX Runtime cannot use {wanted} here and fell back to {', '.join(used)}")
+    provider, used = place.providers[0][0], session.get_providers()
+    if provider not in used:
+        raise BackendUnavailable(f"ONNX Runtime cannot use {provider} here and fell back to {', '.join(used)}")
     return session
 
 
 @functools.cache
 def _preload_cuda() -> None:
-    """Load the libraries of CUDA and cuDNN that pip has installed, which the system's loader does not find.
+    """Load the libraries of CUDA and cuDNN that pip has installed; the system's loader does not find them.
 
-    ONNX Runtime prints what it cannot load. A library may be missing and not needed, so the session is what tells.
+    ONNX Runtime prints libraries that it cannot load. A missing library may not be needed: the session decides.
     """
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         load().preload_dlls()
@@ -213,12 +213,12 @@ def _preload_cuda() -> None:
 
 
 def run(session: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
-    """Run a session with everything bound.
+    """Run a session with bound inputs and outputs.
 
     Args:
         session: the session.
-        binding: of its inputs and outputs.
-        number: of the run, for a provider that captures runs: the same number means the same shapes and memory.
+        binding: its inputs and outputs.
+        number: number of the captured run: the same number means the same shapes and memory.
 
     Raises:
         DecodeFailed: the runtime reported a failure.
@@ -232,7 +232,7 @@ def run(session: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text in one line."""
+    """The text of an error in one line."""
     return " ".join(str(error).split())[:500]
 
 

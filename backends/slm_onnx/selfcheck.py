@@ -1,8 +1,8 @@
-"""Does a device give the CPU's numbers? Every device but the CPU is tested before its first model is loaded.
+"""The self-check: every device but the CPU is compared with the CPU before its first model is loaded.
 
-A process of its own makes the same decodes and edits of a tiny model on both, so that a provider that crashes takes
-nothing else down. A device that passes is not tried again on this machine, until ONNX Runtime, the graph, a driver or
-an option changes; a device that fails is tried again at each load, as what was wrong may have been mended.
+A subprocess runs the same decodes and edits of a tiny model on both, so that a crashing provider does no harm. A device
+that passes is not checked again on this machine until ONNX Runtime, the graph, a driver or an option changes. A device
+that fails is checked again at each load, as the cause may be fixed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slm_onnx.options import LoadOptions
 from slm_onnx.providers import Device
 
 VERSION = 1
-"""The version of the check; increased with every change."""
+"""Version of the check; increased with every change."""
 TOLERANCE = 0.05
-"""Relative error of logits (L2 norm) that passes. Activations in 8 bits, the coarsest that a device computes with, give
-0.011 on the tiny model; keys and values of earlier calls that are lost, late or elsewhere give 0.5 and more."""
+"""The largest accepted error of logits (relative L2 norm). 8-bit activations, the coarsest format of a device, give
+0.011 on the tiny model; keys and values that are lost, late or misplaced give at least 0.5."""
 
 _KIND = "onnx-selfcheck"
 _PATIENCE_S = 300.0  # a provider may compile the graph for each shape
@@ -46,15 +46,15 @@ _DISPLAY = "0x03"  # the PCI class of GPUs
 
 
 def require(device: Device, options: LoadOptions, *, of_directory: bool = False) -> None:
-    """Try a device with the options that matter to its graphs, unless it has passed before.
+    """Check a device with the options that affect its graphs, unless it has passed before.
 
     Args:
         device: the device.
         options: load options.
-        of_directory: whether it runs the graphs of a directory, whose caches are other tensors.
+        of_directory: whether it runs the graphs of a directory, which have other caches.
 
     Raises:
-        BackendUnavailable: its logits are not the CPU's, it cannot run the graphs, or the process died.
+        BackendUnavailable: its logits differ from the CPU's, it cannot run the graphs, or the subprocess crashed.
         InvalidOption: an option does not fit the device.
     """
     asked = [device.label, _asked(options), of_directory]
@@ -67,7 +67,7 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
 
 
 def _try(device: Device, asked: Sequence[object]) -> float:
-    """The largest error of all steps."""
+    """The largest error over all steps."""
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
     output = subprocess_probe.run(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
     result = json.loads(output.strip().splitlines()[-1])
@@ -99,7 +99,7 @@ def _write(file: Path, worst: float) -> None:
 
 
 def _key(device: Device, asked: Sequence[object]) -> str:
-    """A key for everything that the verdict depends on, as far as the system reports it."""
+    """A cache key for everything known that the verdict depends on."""
     from slm_onnx.compiled import BUILDER_VERSION  # imports onnx
 
     runtime = build.find_build()
@@ -118,7 +118,7 @@ def _key(device: Device, asked: Sequence[object]) -> str:
 
 
 def _graphics() -> Iterator[str]:
-    """GPUs and their drivers."""
+    """The GPUs and their drivers."""
     yield platform.platform()
     for name in _CHOOSING:
         yield f"{name}={os.environ.get(name, '')}"

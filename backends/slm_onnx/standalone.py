@@ -1,7 +1,7 @@
-"""The graph of a decoder that needs nothing from its host but tokens: the layout of onnxruntime-genai and of optimum.
+"""The graph of a decoder with tokens as its only input: the layout of onnxruntime-genai and optimum.
 
-It has the embedding, the tables of RoPE and logits of all tokens; each row of the batch is a sequence, whose keys and
-values come as ``past_key_values`` and go as ``present``, with room behind them or without.
+It contains the embedding and RoPE's tables, and returns the logits of all tokens. Each row of the batch is a sequence.
+Its keys and values are the inputs ``past_key_values`` and the outputs ``present``, with or without spare room.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class StandaloneGraph(DecoderGraph):
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
-        spec: what it holds.
+        spec: the model's architecture and sizes.
         options: number formats.
-        rope: its position embedding.
-        n_ctx: positions that there are angles for.
+        rope: the model's RoPE.
+        n_ctx: positions in RoPE's tables.
     """
 
     batch: ClassVar[Dim] = "batch"
@@ -44,7 +44,7 @@ class StandaloneGraph(DecoderGraph):
         self._n_ctx = n_ctx
 
     def build(self, progress: Callable[[float], None]) -> GraphWriter:
-        """Write the graph; ``progress`` hears the share of layers done."""
+        """Write the graph; ``progress`` is called with the share of layers that are done."""
         tables = self._rope.tables(np.arange(self._n_ctx, dtype=np.int32))
         for name, table in zip(_TABLES, tables, strict=True):
             self._graph.weight(name, table.astype(self._dtype))
@@ -72,7 +72,7 @@ class StandaloneGraph(DecoderGraph):
         return ()
 
     def _embed(self) -> str:
-        """Rows of the embedding: input_ids [batch, n] to [batch, n, E]; in the file's own number format."""
+        """The embedding of input_ids, [batch, n] to [batch, n, E]; in the file's number format."""
         graph, packed = self._graph, self._products.packed(_EMBEDDING)
         if packed is None:
             tensor = read_tensor(self._gguf, f"{_EMBEDDING}.weight")
@@ -95,7 +95,7 @@ class StandaloneGraph(DecoderGraph):
         return rows if packed.correction is None else self._correct(rows, packed)
 
     def _correct(self, rows: str, packed: PackedMatrix) -> str:
-        """Add the offset of an affine type to each block of a row."""
+        """Add the offset of each block of a row, for affine types."""
         assert packed.correction is not None
         graph, n_blocks = self._graph, len(packed.correction)
         table = graph.weight(f"{_EMBEDDING}.minimums", packed.correction.T.astype(self._dtype))

@@ -1,4 +1,4 @@
-"""Running an exported decoder graph: tokens of one sequence after those in its caches."""
+"""Runs an exported decoder graph: tokens of one sequence after its cached tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Caches = Sequence[Any]
 
 
 class Step:
-    """One graph, opened.
+    """One open graph.
 
     Args:
         layout: the layout of its directory.
@@ -38,14 +38,14 @@ class Step:
 
     Attributes:
         ports: its inputs and outputs.
-        dtype: of its caches.
+        dtype: dtype of its caches.
         cache_shape: heads K and width D.
-        n_vocab: width of its logits; None if the file does not say.
-        one_by_one: it takes one token at a time.
+        n_vocab: width of its logits; None if the graph does not state it.
+        one_by_one: whether it accepts only one token at a time.
         metadata: the graph's metadata.
 
     Raises:
-        InvalidModelFile: a name in it is not UTF-8.
+        InvalidModelFile: a name in the graph is not UTF-8.
         UnsupportedModel: ONNX Runtime refuses it, or its inputs and outputs are not those of a known layout.
         BackendUnavailable: a provider cannot be used.
     """
@@ -68,17 +68,17 @@ class Step:
     def run(
         self, tokens: Sequence[int] | NDArray[np.int32], caches: Caches, n_held: int, *, in_place: bool, position: int
     ) -> tuple[Logits, Caches]:
-        """Run tokens after ``n_held`` others.
+        """Run tokens after ``n_held`` cached tokens.
 
         Args:
-            tokens: n of them.
-            caches: of those before; with room behind them where ``in_place``.
-            n_held: how many those are.
-            in_place: the caches are written where they are read, and come back as they are.
-            position: of the first token.
+            tokens: the tokens [n].
+            caches: caches of the earlier tokens; with room for the new ones if ``in_place``.
+            n_held: number of earlier tokens.
+            in_place: whether caches are written in place; then the same caches are returned.
+            position: position of the first token.
 
         Returns:
-            Logits float32 [n, V], and the caches afterwards.
+            Logits float32 [n, V], and the caches after the run.
 
         Raises:
             DecodeFailed: the runtime reported a failure.
@@ -118,14 +118,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """An input or output."""
+    """An input or output of a graph."""
 
     type: str
     shape: list[Any]
 
 
 def _described(session: Any, graph: Path) -> tuple[dict[str, _Node], dict[str, _Node], dict[str, str]]:
-    """Inputs and outputs by name, and what the graph says of itself."""
+    """Inputs and outputs by name, and the graph's metadata."""
     try:
         inputs, outputs = (
             {node.name: _Node(node.type, list(node.shape or ())) for node in nodes}
@@ -144,7 +144,7 @@ def _one(dtypes: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> n
 
 
 def _cache_shape(shapes: Sequence[Sequence[Any]], graph: Path) -> tuple[int, int] | None:
-    """Heads and width of the caches; None for a graph that reads none."""
+    """Heads and width of the caches; None if the graph has no cache inputs."""
     sizes = {(shape[1], shape[3]) for shape in shapes}
     if not sizes:
         return None

@@ -1,4 +1,4 @@
-"""The tensors of a file, as a graph is built from them."""
+"""Reads the tensors of a file for a graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from slm_core.quant import QuantizedTensor, dequantize
 
 
 def read_tensor(gguf: GgufFile, name: str) -> QuantizedTensor:
-    """A tensor of a file, as it lies there."""
+    """A tensor in the file's number format."""
     info = gguf.tensors[name]
     return QuantizedTensor(name, info.shape, info.ggml_type, gguf.tensor_data(name))
 
 
 def read_values(gguf: GgufFile, name: str) -> NDArray[np.float32] | None:
-    """A tensor's values, None where the file has none of that name."""
+    """The values of a tensor; None if the file does not have it."""
     if name not in gguf.tensors:
         return None
     tensor = read_tensor(gguf, name)

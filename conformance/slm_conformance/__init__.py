@@ -1,4 +1,4 @@
-"""The conformance suite: scenarios that say, clause by clause, what a backend keeps of the contract.
+"""The conformance suite: scenarios that test a backend against the contract, clause by clause.
 
 Adopt it with ``slm_conformance.fixtures.BackendFixtures``, or ``run`` it without a file of your own.
 """
@@ -23,29 +23,31 @@ def run(
     extra_args: Sequence[str] = (),
     reports: Sequence[str | os.PathLike[str]] = (),
     *,
+    isolated: bool = False,
     quick: bool = False,
     budget: float = 0,
     seed: int = 0,
 ) -> int:
-    """Run all scenarios on a backend, in a pytest of its own; what it finds goes to standard output.
+    """Run all scenarios on a backend, in a pytest process of its own; the results go to standard output.
 
     Args:
         backend: a registered backend, or "package.module:attribute" for one that is not.
         model: the model file to test on; None for the suite's tiny random models and the demo model.
         device: passed to ``load``.
         extra_args: further arguments of pytest, as in ``["-k", "TestCut", "-x"]``.
-        reports: where to write what was found, as .html, .json or .svg.
-        quick: a first look in a few seconds: one model, few random programs, no scenario that takes long.
-        budget: seconds of random programs for each model, beyond the first ones.
-        seed: of the first random program; each has the next one.
+        reports: files for the results: .html, .json or .svg.
+        isolated: load each model in a process of its own.
+        quick: a first look in a few seconds: one model, few random programs, no slow scenario.
+        budget: additional seconds of random programs for each model.
+        seed: seed of the first random program; each further one has the next seed.
 
     Returns:
-        0 where everything that the backend declares holds; else pytest's exit status.
+        0 if everything that the backend declares holds; otherwise pytest's exit status.
 
     Raises:
         BackendUnavailable: pytest, or the backend, is not installed.
         UnknownBackend: no plugin provides it.
-        InvalidOption: a report that cannot be written.
+        InvalidOption: a report that cannot be written, or ``isolated`` and a backend that a process cannot import.
     """
     from slm_conformance.suite.spec import make_backend
     from slm_core.errors import BackendUnavailable
@@ -64,17 +66,18 @@ def run(
     command += [f"--slm-backend={backend}", f"--slm-device={device}"]
     command += [] if model is None else [f"--slm-model={Path(model).resolve()}"]
     command += [f"--slm-report={path}" for path in paths]
-    command += [f"--slm-budget={budget}", f"--slm-seed={seed}", *(["--slm-quick"] if quick else [])]
+    command += [f"--slm-budget={budget}", f"--slm-seed={seed}"]
+    command += [flag for flag, is_set in (("--slm-isolated", isolated), ("--slm-quick", quick)) if is_set]
     return subprocess.call([*command, *extra_args, str(here / "adopted.py")])  # noqa: S603  (this interpreter)
 
 
 def explain(scenario: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto") -> str:
-    """What a scenario proves, as the comments of a Python script that plays it on a backend.
+    """A scenario as a Python script that runs it on a backend; comments say what it proves.
 
     Args:
         scenario: its name, as pytest prints it: "TestCut::test_of_a_fork", or "TestCut::test_of_a_fork[demo]".
         backend: a registered backend, or "package.module:attribute" for one that is not.
-        model: the model file to play it on; None for the one that the name says, or the first that the backend runs.
+        model: the model file to run it on; None for the model in the name, or for the first that the backend runs.
         device: passed to ``load``.
 
     Raises:
@@ -96,5 +99,5 @@ def _check_pytest() -> None:
 
 
 def _is_registered() -> bool:
-    """Whether pytest finds the plugin by itself."""
+    """Whether pytest has found the plugin."""
     return any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))

@@ -21,6 +21,7 @@ def conformance(
         Path | None, typer.Option("--model", help="A GGUF file to test it on, instead of the suite's own.")
     ] = None,
     device: o.Device = "auto",
+    isolated: o.Isolated = False,
     report: Annotated[
         list[Path] | None,
         typer.Option(metavar="PATH", help="Write what was found as .html, .json or .svg (a badge); repeatable."),
@@ -39,14 +40,21 @@ def conformance(
 ) -> None:
     """Prove, clause by clause, that an engine keeps the contract."""
     if explain is not None:
-        run_options = {"--report": report, "--quick": quick, "--budget": budget, "--seed": seed}
+        run_options = {"--isolated": isolated, "--report": report, "--quick": quick, "--budget": budget, "--seed": seed}
         if named := [name for name, value in run_options.items() if value]:
             raise typer.BadParameter("a scenario that is explained is not run", param_hint=named[0])
         _explain(explain, backend, model, device)
         return
     try:
         status = slm_conformance.run(
-            backend, model=model, device=device, reports=report or (), quick=quick, budget=budget, seed=seed
+            backend,
+            model=model,
+            device=device,
+            reports=report or (),
+            isolated=isolated,
+            quick=quick,
+            budget=budget,
+            seed=seed,
         )
     except InvalidOption as error:
         raise typer.BadParameter(str(error), param_hint="--report") from error

@@ -1,4 +1,4 @@
-"""What an adopter of the suite fills in. Light to import: a plugin module reads it in every run of pytest."""
+"""The fixtures class that an adopter of the suite fills in. Light to import, as every pytest run imports it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 DEFAULT_MODELS = ("llama-f32", "qwen2-f16", "qwen3-q8_0")
-"""One of each architecture and of each weight type."""
+"""Tiny models that cover each architecture and each weight type."""
 
 FURTHER_MODELS = ("qwen2vl-f32", *(f"small_{kind}-f32" for kind in ("lfm2", "mamba2", "rwkv7", "window", "mla")))
-"""One of each kind of memory, for random programs: M-RoPE, recurrent layers, sliding windows, latent attention."""
+"""Tiny models that cover each kind of memory: M-RoPE, recurrent layers, sliding windows, latent attention."""
 
 COMMAND_LINE = ""
-"""The backend of a ``BackendFixtures`` that takes it from ``--slm-backend``."""
+"""The value of ``BackendFixtures.backend`` that stands for the option ``--slm-backend``."""
 
 
 class BackendFixtures:
-    """Says what is under test.
+    """The backend under test, and how it is tested.
 
-    Derive from it in a module that imports all scenarios, and the suite is adopted::
+    Adopt the suite with a subclass in a module that imports all scenarios::
 
         from slm_conformance.fixtures import BackendFixtures
         from slm_conformance.scenarios import *  # noqa: F403
@@ -29,25 +29,27 @@ class BackendFixtures:
             backend = "mine"
 
     Attributes:
-        backend: a registered backend, or "package.module:attribute" for one that is not; what the attribute names is
-            called without arguments. Scenarios that start another process import it there.
+        backend: a registered backend, or "package.module:attribute" for another one; the attribute is called without
+            arguments. Scenarios that start another process import it there.
         device: passed to ``load``.
-        n_threads: passed to ``load``; "one" by default: 1, as threads that wait for work slow tiny models down, or None
-            if the engine refuses to be told.
-        models: what to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or q8_0);
-            "demo" for the chat model of slm-core; or the path of a GGUF file.
+        n_threads: passed to ``load``. "one" (the default) is 1, as waiting threads slow tiny models down, or None if
+            the engine has no such option.
+        models: the models to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or
+            q8_0); "demo" for the chat model of slm-core; or the path of a GGUF file.
         load_options: passed to ``load`` as ``backend_options``.
-        precision: by weight type, the numbers the backend computes with: "float32", "float16" (or bfloat16), or
-            "quantized" activations. The tolerances follow from it (clause 9).
-        kv_types: the storage types of keys and values that the backend has, any other must be refused; found by trying
-            where none is named. Scenarios use the first: name the most exact one first.
-        required: whether a backend that is not installed fails the run; otherwise its scenarios are skipped.
-        above_contract: the models that scenarios of sessions, chats, generation, sampling and constraints run on: one
-            each, "in turn"; "each model", in each chat format; or "elsewhere": another module of the same project
-            runs them on this backend.
-        volume: how many random programs and hostile dumps to try, as a share of the usual number: less where a
-            decode takes long, or in a second adoption of the same backend.
-        expected_failures: what the backend is known to break, with the reason:
+        precision: the numbers of products, by weight type: "float32", "float16" (or bfloat16), or "quantized"
+            (quantized activations). The tolerances follow from it (clause 9).
+        kv_types: the KV types that the backend supports; all others must be refused. If empty, the suite tries all.
+            Scenarios use the first one: put the most exact type first.
+        required: whether the run fails if the backend is not installed; otherwise its scenarios are skipped.
+        above_contract: the models for scenarios of sessions, chats, generation, sampling and constraints: one for each
+            scenario, "in turn"; "each model", in each chat format; or "elsewhere": another module of the project runs
+            them on this backend.
+        isolated: whether each model is loaded in a process of its own (``slm_core.load(..., isolated=True)``).
+        slow: whether scenarios that take long are run, too. False for a second adoption of the same backend.
+        volume: the share of random programs, hostile dumps and closed contexts that is run: less than 1 for slow
+            decodes, or for a second adoption of the same backend.
+        expected_failures: scenarios that the backend is known to fail, with the reason:
             ``{"TestCut::test_of_a_span": "engine bug 123"}``. Each must fail, and the reason is shown.
     """
 
@@ -60,5 +62,7 @@ class BackendFixtures:
     kv_types: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[bool] = False
     above_contract: ClassVar[Literal["in turn", "each model", "elsewhere"]] = "in turn"
+    isolated: ClassVar[bool] = False
+    slow: ClassVar[bool] = True
     volume: ClassVar[float] = 1.0
     expected_failures: ClassVar[Mapping[str, str]] = MappingProxyType({})

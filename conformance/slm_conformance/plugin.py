@@ -1,4 +1,4 @@
-"""What this package provides; imports nothing heavy."""
+"""The plugin's hooks; imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin. It is loaded in every run of pytest, so it imports the suite only where a module adopts it."""
+"""The pytest plugin. Every pytest run loads it, so it imports the suite only if a module adopts it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ pytest.register_assert_rewrite("slm_conformance.suite.scenarios", "slm_conforman
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options that stand in for a fixtures class."""
+    """Add options that replace a fixtures class."""
     group = parser.getgroup("slm-conformance", "conformance of slm-core backends")
     group.addoption("--slm-backend", metavar="NAME", help="the backend under test: a name, or package.module:attribute")
     group.addoption("--slm-model", metavar="PATH", help="the model file to test on (default: tiny random models)")
     group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
+    what = "load each model in a process of its own"
+    group.addoption("--slm-isolated", action="store_true", help=what)
     what = "a first look in a few seconds: one model, few random programs, no scenario that takes long"
     group.addoption("--slm-quick", action="store_true", help=what)
     what = "random programs for so many seconds on each model, beyond the first 20 (default: 0)"
@@ -36,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check that adopting modules are complete, and mark what they expect to fail."""
+    """Check that adopting modules are complete, and mark expected failures."""
     if _is_adopted():
         from slm_conformance.suite.collection import first_look, prepare
 
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Say what is under test."""
+    """Report the backend under test."""
     if not _is_adopted():
         return []
     from slm_conformance.suite.collection import headers

@@ -1,1 +1,1 @@
-"""Chat formats: a model's own jinja template, named families, and parsers that read answers back."""
+"""Chat formats: the model's jinja template, named families, and parsers of answers."""

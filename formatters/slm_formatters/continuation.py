@@ -1,4 +1,4 @@
-"""Leaving the last message open, so that the model goes on with it."""
+"""Leaves the last message open, so that the model continues it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _TAG = "ThisIsWhereItGoesOn"
 
 
 class OpenEnd:
-    """The end of the last message, tagged so that it is found again in what the template makes of it.
+    """Marks the end of the last message with a tag, which is then found in the rendered prompt.
 
     Args:
         messages: the conversation.
-        field: what to continue: "content", whose last text counts where it is a list of parts; "reasoning_content".
+        field: the field to continue: "content" (in a list of parts, its last text) or "reasoning_content".
 
     Attributes:
         messages: the conversation with the tag.
 
     Raises:
-        TemplateError: there is no such text.
+        TemplateError: the last message has no text in this field.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, object]], field: str) -> None:
@@ -40,10 +40,10 @@ class OpenEnd:
         self.messages: list[Mapping[str, object]] = [*messages[:-1], last]
 
     def cut(self, segments: Sequence[Segment]) -> list[Segment]:
-        """What comes before the tag; without trailing white space, where the template takes that off.
+        """The segments before the tag, without trailing white space if the template strips it.
 
         Raises:
-            TemplateError: the template leaves out some of what it should continue.
+            TemplateError: the template omits a part of the field.
         """
         text = "".join(segment.text for segment in segments)
         end = text.rfind(self._tag)
@@ -66,7 +66,7 @@ class OpenEnd:
 
 
 def _first(segments: Sequence[Segment], length: int) -> list[Segment]:
-    """The segments up to that many characters."""
+    """The first ``length`` characters of segments."""
     kept: list[Segment] = []
     for segment in segments:
         if length <= 0:

@@ -23,14 +23,14 @@ _PROVIDED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 class JinjaTemplate:
-    """A chat template, as model files carry them.
+    """A chat template of a model file.
 
     Args:
         source: the template.
         limits: bounds on compiling and on each rendering.
 
     Attributes:
-        constants: the texts that the template mentions in its expressions.
+        constants: the text constants in the template's expressions.
 
     Raises:
         TemplateError: the template is too long, or is not valid jinja.
@@ -49,16 +49,16 @@ class JinjaTemplate:
             raise TemplateError(
                 f"the chat template is not valid jinja: line {error.lineno}: {error.message}"
             ) from error
-        except Exception as error:  # untrusted source: whatever the parser or the compiler makes of it
+        except Exception as error:  # untrusted source: parser and compiler may raise anything
             raise TemplateError(f"the chat template cannot be compiled: {_describe(error)}") from error
 
     def reads(self, variable: str) -> bool:
-        """Whether the template reads a variable that it is given from outside."""
+        """Whether the template reads an external variable."""
         return variable in self._variables
 
     @property
     def options(self) -> frozenset[str]:
-        """The variables that the template reads besides those that every template is given."""
+        """The external variables that the template reads, except the standard ones."""
         return self._variables - _PROVIDED - _environment().globals.keys()
 
     def render(
@@ -71,18 +71,18 @@ class JinjaTemplate:
         now: datetime | None = None,
         options: Mapping[str, object] = MappingProxyType({}),
     ) -> list[Segment]:
-        """Render messages, given as mappings with "role", "content" and what else the template reads.
+        """Render messages: mappings with "role", "content" and other keys that the template reads.
 
         Args:
             messages: the conversation.
             tools: JSON schemas.
-            add_generation_prompt: end with what opens the assistant's answer.
-            tokens: texts of tokens by the name that templates have for them: "bos_token", "eos_token", ...
-            now: what ``strftime_now`` tells, None for the real time.
-            options: further variables; None, numbers, strings, and sequences and mappings of these.
+            add_generation_prompt: end with the start of the assistant's answer.
+            tokens: texts of tokens by their names in templates: "bos_token", "eos_token", ...
+            now: the time for ``strftime_now``; None for the real time.
+            options: additional variables: None, numbers, strings, and sequences and mappings of these.
 
         Raises:
-            TemplateError: the template refused, failed or went beyond its limits.
+            TemplateError: the template refused, failed or exceeded its limits.
         """
         try:
             with running(Run(self._limits, now)):
@@ -109,7 +109,7 @@ def _environment() -> ChatEnvironment:
 
 @functools.lru_cache(maxsize=64)
 def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str]]:
-    """The template, the variables that it reads, and the texts that it mentions in expressions."""
+    """The template, the variables that it reads, and the text constants in its expressions."""
     tree = _environment().parse(source)
     constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
     variables = frozenset(meta.find_undeclared_variables(tree))  # folds lists of constants into one
@@ -118,9 +118,9 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
 
 
 def _mark_message(message: Mapping[str, object]) -> dict[str, object]:
-    """A message with all its strings as content, but for its role, which templates write into control text."""
-    known = message.get("role") in set(Role)
-    return {name: value if name == "role" and known else tracked.mark(value) for name, value in message.items()}
+    """A message with all strings as content, except its role, which templates write into control text."""
+    is_known_role = message.get("role") in set(Role)
+    return {name: value if name == "role" and is_known_role else tracked.mark(value) for name, value in message.items()}
 
 
 def _describe(error: Exception) -> str:
@@ -129,6 +129,6 @@ def _describe(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The line of the template that raised, which jinja writes into the traceback."""
+    """The line of the template that raised, from jinja's entry in the traceback."""
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
     return f" in line {lines[-1]}" if lines else ""

@@ -1,4 +1,4 @@
-"""Bounds on what a template may use. A template comes with a model file, so it is untrusted."""
+"""Limits on the resources of a template. Templates are untrusted, because they come with model files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slm_core.errors import TemplateError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one rendering may use; beyond it, ``TemplateError``.
+    """The limits of one rendering; exceeding one raises ``TemplateError``.
 
     Attributes:
         seconds: wall-clock time.
-        characters: length of any one text, and of all texts within any one list or mapping.
-        depth: nesting of lists and mappings.
+        characters: the length of a text, and the total length of texts in a list or mapping.
+        depth: the nesting depth of lists and mappings.
     """
 
     seconds: float = 5.0
@@ -28,15 +28,15 @@ class Limits:
 
 
 _WORK_FACTOR = 32
-"""Characters and items that one rendering may build in all, as a multiple of ``Limits.characters``."""
+"""The most characters and items that one rendering builds in total, as a multiple of ``Limits.characters``."""
 
 
 class Run:
-    """The account of one rendering: its deadline, the work done so far, and its clock.
+    """The resource account of one rendering: its deadline, its work so far, and its clock.
 
     Args:
-        limits: what may be used.
-        now: what ``strftime_now`` tells, None for the real time.
+        limits: the limits.
+        now: the time for ``strftime_now``; None for the real time.
     """
 
     def __init__(self, limits: Limits, now: datetime | None = None) -> None:
@@ -46,7 +46,7 @@ class Run:
         self._work_left = _WORK_FACTOR * limits.characters
 
     def spend(self, work: int = 1) -> None:
-        """Account for ``work`` characters or items that are about to be built."""
+        """Add ``work`` characters or items to the account, before they are built."""
         self._work_left -= work
         if self._work_left < 0:
             raise TemplateError(
@@ -56,19 +56,19 @@ class Run:
             raise TemplateError(f"the chat template takes longer than {self.limits.seconds:g} seconds")
 
     def build(self, work: int, length: int | None = None) -> None:
-        """Account for ``work`` characters of a text, in all ``length`` long, that is about to be built."""
+        """Add ``work`` characters of a text to the account, before it is built; ``length`` is its total length."""
         if (work if length is None else length) > self.limits.characters:
             raise TemplateError(f"the chat template builds a text of more than {self.limits.characters} characters")
         self.spend(work)
 
     def check(self, value: object) -> None:
-        """Refuse a list or mapping that is too deep, or too large when written out."""
+        """Refuse a list or mapping that nests too deep, or is too large as text."""
         size = self._size(value, self.limits.depth)
         if size > self.limits.characters:
             raise TemplateError(f"the chat template builds data of more than {self.limits.characters} characters")
 
     def _size(self, value: object, depth: int) -> int:
-        """Length of ``value`` when written out, about; shared parts count each time, as writing repeats them."""
+        """The approximate length of ``value`` as text; shared parts count each time, because text repeats them."""
         if isinstance(value, str):
             return len(value) + 1
         if not isinstance(value, (list, tuple, dict)):
@@ -85,13 +85,13 @@ _RUN: ContextVar[Run] = ContextVar("run")
 
 
 def current() -> Run:
-    """The rendering that is going on in this thread."""
+    """The current rendering of this thread."""
     return _RUN.get()
 
 
 @contextmanager
 def running(run: Run) -> Iterator[None]:
-    """Make ``run`` the current one."""
+    """Make ``run`` the current rendering."""
     token = _RUN.set(run)
     try:
         yield

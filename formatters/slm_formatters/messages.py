@@ -1,4 +1,4 @@
-"""Messages as chat templates expect them: mappings in the manner of transformers."""
+"""Converts messages to mappings for chat templates, like transformers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slm_core.errors import TemplateError
 from slm_core.types import Message, ToolCall
 
 MessageLike: TypeAlias = Message | Mapping[str, object]
-"""A message, or a mapping of what a template reads: "role", "content" (a text, or a list of parts), ..."""
+"""A message, or a mapping for a template: "role", "content" (a text, or a list of parts), ..."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""The names under which templates look for reasoning, the common one first."""
+"""The keys of reasoning in templates, the most common key first."""
 
 _NAME, _ARGUMENTS = "probe_function", {"probe_key": "probe_value"}
 _AS_TEXT, _AS_PYTHON = json.dumps(_ARGUMENTS), str(_ARGUMENTS)
@@ -33,7 +33,7 @@ _TOOL = {
 
 
 class Arguments(Enum):
-    """How a template wants the arguments of a tool call."""
+    """The form in which a template expects the arguments of a tool call."""
 
     MAPPING = "mapping"
     TEXT = "text"
@@ -45,16 +45,16 @@ Render: TypeAlias = Callable[[Sequence[Mapping[str, object]], "Sequence[Mapping[
 
 
 def as_mapping(message: MessageLike, wanted: Arguments = Arguments.EITHER) -> dict[str, object]:
-    """A message as templates expect it: keys that it does not have are absent.
+    """A message as a mapping for templates, without empty keys.
 
-    A mapping is passed on, but for keys that are None, and JSON text of arguments where the template wants a mapping.
+    A mapping is copied without keys that are None. JSON text of arguments is parsed if the template expects a mapping.
 
     Args:
-        message: what was said.
-        wanted: how the template wants arguments.
+        message: the message.
+        wanted: the form in which the template expects arguments.
 
     Raises:
-        TemplateError: neither a message nor a mapping.
+        TemplateError: ``message`` is neither a message nor a mapping.
     """
     if isinstance(message, Message):
         return _from_message(message, wanted)
@@ -77,7 +77,7 @@ def has_calls(messages: Iterable[MessageLike]) -> bool:
 
 
 def wanted_arguments(render: Render) -> Arguments:
-    """Find out how a template wants arguments: render a call both ways, and look at what it makes of them."""
+    """Detect the form in which a template expects arguments, by rendering a call in both forms."""
     mapping, text = (_outcome(render, arguments) for arguments in (_ARGUMENTS, _AS_TEXT))
     if mapping is None or _AS_PYTHON in mapping:
         return Arguments.EITHER if text is None else Arguments.TEXT
@@ -93,30 +93,30 @@ def _outcome(render: Render, arguments: object) -> str | None:
     for tools in ([_TOOL], None):
         try:
             return render(conversation, tools)
-        except TemplateError:  # it refuses the call like this: that is the outcome
+        except TemplateError:  # the template refuses this form
             continue
     return None
 
 
-def _from_message(message: Message, wanted: Arguments) -> dict[str, object]:
+def _from_message(message: Message, form: Arguments) -> dict[str, object]:
     content = message.content + "".join(call.text for call in message.malformed_calls)
     fields: dict[str, object] = {"role": message.role.value, "content": content}
     if message.reasoning is not None:
         fields["reasoning_content"] = fields["thinking"] = message.reasoning
     if message.tool_calls:
-        fields["tool_calls"] = [_from_call(call, wanted) for call in message.tool_calls]
+        fields["tool_calls"] = [_from_call(call, form) for call in message.tool_calls]
     optional = {"name": message.name, "tool_call_id": message.tool_call_id}
     return fields | {name: value for name, value in optional.items() if value is not None}
 
 
-def _from_call(call: ToolCall, wanted: Arguments) -> dict[str, object]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False) if wanted is Arguments.TEXT else call.arguments
+def _from_call(call: ToolCall, form: Arguments) -> dict[str, object]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False) if form is Arguments.TEXT else call.arguments
     identity = {} if call.id is None else {"id": call.id}
     return {"type": "function", **identity, "function": {"name": call.name, "arguments": arguments}}
 
 
 def _parsed(call: Any) -> Any:
-    """A call with its arguments as a mapping, if they are JSON text of one."""
+    """A call with its arguments as a mapping, if they are JSON text of a mapping."""
     if not isinstance(call, Mapping):
         return call
     function = call.get("function", call)

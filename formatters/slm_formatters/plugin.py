@@ -1,4 +1,4 @@
-"""What this package provides; imports nothing heavy."""
+"""The plugin of this package; it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vicuna", "vicuna", ()),
     ("zephyr", "zephyr", ()),
 )
-"""Names, modules, and the control tokens by which a vocabulary tells its family, where it has any of its own."""
+"""Names, modules, and the control tokens that identify the family of a vocabulary, if it has any."""
 
 _ANSWER_FORMATS = (
     *("apertus", "command_r", "command_r_json", "deepseek_v3", "deepseek_v3_1", "deepseek_v4", "functionary"),
@@ -49,7 +49,7 @@ _ANSWER_FORMATS = (
 
 @hookimpl
 def slm_formatters() -> Sequence[Entry]:
-    """The model's own template, and the families."""
+    """The model's template, and the families."""
     template = Entry("template", "slm_formatters.template:TemplateFormatter")
     named = (
         Entry(name, f"slm_formatters.families.{module}:{name}", tokens=tokens) for name, module, tokens in _FAMILIES
@@ -59,7 +59,7 @@ def slm_formatters() -> Sequence[Entry]:
 
 @hookimpl
 def slm_answer_formats() -> Sequence[Entry]:
-    """The formats of answers that are known by name."""
+    """The known answer formats."""
     return [Entry(name, functools.partial(_answer_format, name)) for name in _ANSWER_FORMATS]
 
 

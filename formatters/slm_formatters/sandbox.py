@@ -1,7 +1,7 @@
-"""The jinja environment of chat templates: what transformers gives them, marked and bounded.
+"""The jinja environment of chat templates: the same as in transformers, with content marks and limits.
 
-Every operation of a template that can build text, or take long, passes through here: operators, calls, filters,
-output, and, by rewriting the syntax tree, loops, ``~`` and literals of lists and mappings.
+Every operation of a template that can build text, or take long, goes through this environment: operators, calls,
+filters, output, and, by rewriting the syntax tree, loops, ``~`` and literals of lists and mappings.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PASSING = (
     *("last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round"),
     *("select", "selectattr", "slice", "sort", "sum", "unique", "wordcount"),
 )
-"""Filters that hand on what they are given."""
+"""Filters that return their input."""
 
 _SEALING = ("e", "escape", "filesizeformat", "forceescape", "truncate", "urlencode")
-"""Filters whose result is content altogether."""
+"""Filters whose whole result is content."""
 
 _SHORT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-"""The same, for short values only: what they cost is not in proportion to the length."""
+"""Filters whose whole result is content, only for short values: their cost is not linear in the length."""
 _MAX_SHORT = 1 << 14
 
 _OF_NUMBERS = frozenset({"as_integer_ratio", "bit_count", "bit_length", "conjugate", "count", "index", "is_integer"})
@@ -58,7 +58,7 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox that follows content through a template, and bounds what the template uses."""
+    """A sandbox that tracks content through a template, and limits the template's resources."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
     concat = staticmethod(concat)
@@ -103,7 +103,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return checked(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """A function in place of ``str.format`` and ``str.format_map``."""
+        """A replacement of ``str.format`` and ``str.format_map``."""
         owner = getattr(value, "__self__", None)
         if not isinstance(owner, str) or value.__name__ not in ("format", "format_map"):
             return None
@@ -114,7 +114,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def each(values: Iterable[Any]) -> Iterator[Any]:
-        """The values of a loop, one account entry each."""
+        """The values of a loop; each is added to the account."""
         spend = current().spend
         for value in values:
             spend()
@@ -127,24 +127,24 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def literal(value: Any) -> Any:
-        """A list, tuple or mapping that the template wrote; being called is what gets it checked."""
+        """A list, tuple or mapping of the template; the call checks it."""
         return value
 
 
 class GenerationTag(Extension):
-    """``{% generation %}``, which marks what an assistant said: what a model is trained on."""
+    """``{% generation %}``, which marks the assistant's text, on which a model is trained."""
 
-    tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+    tags = {"generation"}  # noqa: RUF012  # as in the base class
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Read up to ``{% endgeneration %}``."""
+        """Parse up to ``{% endgeneration %}``."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
 
     @staticmethod
     def mark(caller: Callable[[], str]) -> str:
-        """Write what is inside, marked."""
+        """Write the body, marked."""
         return tracked.generated(caller())
 
 
@@ -218,12 +218,12 @@ class _Dict:
 
 
 def _is_cheap(owner: object, name: str) -> bool:
-    """Whether a method of a built-in type costs no more than its owner's size tells."""
+    """Whether the cost of a method of a built-in type is bounded by the size of its object."""
     return isinstance(owner, (dict, list, tuple)) or (isinstance(owner, (int, float, range)) and name in _OF_NUMBERS)
 
 
 def checked(value: Any) -> Any:
-    """``value``, if it is within the bounds."""
+    """``value``, if it is within the limits."""
     if isinstance(value, (list, tuple, dict)):
         current().check(value)
     return value
@@ -294,7 +294,7 @@ def _filters() -> dict[str, Callable[..., Any]]:
 
 
 def _bounded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A filter of jinja's, with its result within the bounds."""
+    """A filter of jinja with a limited result."""
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -321,7 +321,7 @@ def _check_short(name: str, *values: object) -> None:
 
 
 def _sealing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of jinja's, with its result as content."""
+    """A filter of jinja with its result as content."""
 
     @functools.wraps(function)
     def sealing(*args: Any, **kwargs: Any) -> Any:
@@ -374,7 +374,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: not escaped for HTML, keys in their order."""
+    """JSON like in transformers: not escaped for HTML, keys in their order."""
     run = current()
     run.check(value)
     _check_counts(indent)

@@ -1,4 +1,4 @@
-"""The formatter around a jinja template: messages in, segments out, and answers read back."""
+"""The formatter of a jinja template: renders messages to segments, and parses answers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateFormatter:
-    """A ``protocols.Formatter`` that renders a jinja template, by default the model's own.
+    """A ``protocols.Formatter`` that renders a jinja template, by default the model's.
 
-    A further template named "tool_use" takes the place of the main one where tools are given.
+    An additional template named "tool_use" replaces the main template if there are tools.
 
     Args:
         source: the model's templates and tokens, and the clock for templates.
         stops: texts that end an answer.
-        name: where the template comes from; what the source says of itself where None.
+        name: the origin of the template; None for the origin in ``source``.
         limits: bounds on the template.
 
     Raises:
@@ -64,39 +64,39 @@ class TemplateFormatter:
 
     @property
     def name(self) -> str:
-        """Where the format came from."""
+        """The origin of the format."""
         return self._name
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer, besides the vocabulary's EOG tokens."""
+        """Texts that end an answer, in addition to the vocabulary's EOG tokens."""
         return self._stops
 
     @property
     def parser(self) -> str:
-        """The format in which answers are read: found in the template, or named; "none" where calls are unknown.
+        """The name of the answer format: detected from the template, or requested; "none" if calls are unknown.
 
         Raises:
-            TemplateError: a parser was named that is not there.
+            TemplateError: the requested parser does not exist.
         """
         return self._answers.name
 
     @property
     def call_format(self) -> CallFormat | None:
-        """How the model writes tool calls, for a grammar."""
+        """The format of tool calls, for a grammar."""
         return self._answers.call_format
 
     def reasoning_end(self, *, thinking: bool | None = None) -> str | None:
-        """What ends the reasoning that the prompt opens, if it does.
+        """The text that ends the reasoning that the prompt opens; None if it opens none.
 
         Raises:
-            TemplateError: the template does not understand ``thinking``.
+            TemplateError: the template has no ``thinking`` switch.
         """
         if thinking not in self._reasoning_ends:
             self._options(self._template, thinking, {})
             try:
                 prompt = self.render([Message(Role.USER, ASKED)], thinking=thinking)
-            except TemplateError:  # a template that refuses this conversation; reasoning must then be opened in answers
+            except TemplateError:  # the template refuses this conversation: assume that answers open reasoning
                 prompt = []
             end = "".join(segment.text for segment in prompt).rpartition(ASKED)[2]
             self._reasoning_ends[thinking] = self._answers.reasoning_end(end)
@@ -104,7 +104,7 @@ class TemplateFormatter:
 
     @property
     def reads_tools(self) -> bool:
-        """Whether the template has a place for tools."""
+        """Whether the template reads tools."""
         return any(template.reads("tools") for template in self._templates.values())
 
     def render(
@@ -117,17 +117,17 @@ class TemplateFormatter:
         thinking: bool | None = None,
         **template_kwargs: object,
     ) -> list[Segment]:
-        """Turn messages into a prompt; see ``protocols.Formatter.render``.
+        """Render messages to a prompt; see ``protocols.Formatter.render``.
 
         Raises:
-            TemplateError: the template refuses, fails, does not understand ``thinking`` or cannot leave the last
-                message open. Tools and options that it does not read are no error, but a warning in the log.
-            InvalidOption: something that is no tool.
+            TemplateError: the template refuses, fails, has no ``thinking`` switch or cannot leave the last message
+                open. Tools and options that it does not read give a warning in the log, not an error.
+            InvalidOption: an object that is not a tool.
         """
         tools = tool_schemas(tools or ())
         template = self._template_for(tools)
-        wanted = self._wanted_arguments if has_calls(messages) else Arguments.EITHER
-        conversation: Sequence[Mapping[str, object]] = [as_mapping(message, wanted) for message in messages]
+        arguments_form = self._wanted_arguments if has_calls(messages) else Arguments.EITHER
+        conversation: Sequence[Mapping[str, object]] = [as_mapping(message, arguments_form) for message in messages]
         options = self._options(template, thinking, template_kwargs)
         if thinking is not None:
             conversation = _with_word(conversation, self._switch(thinking).word)
@@ -140,7 +140,7 @@ class TemplateFormatter:
         return end.cut(self._render(template, end.messages, tools, False, options))
 
     def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
-        """Turn an answer into a message; one that closes reasoning goes on with what the prompt may have opened."""
+        """Parse an answer into a message; if it closes reasoning that it did not open, the prompt opened it."""
         in_reasoning = self._answers.closes_reasoning(text) and (
             self.reasoning_end() is not None
             or (self._switches is not None and self.reasoning_end(thinking=True) is not None)
@@ -152,10 +152,10 @@ class TemplateFormatter:
     def stream_parser(
         self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()
     ) -> StreamParser:
-        """A parser for one answer; ``thinking`` and ``tools`` as given to ``render``.
+        """A parser for one answer; ``thinking`` and ``tools`` as in ``render``.
 
         Raises:
-            TemplateError: the template does not understand ``thinking``.
+            TemplateError: the template has no ``thinking`` switch.
         """
         return self._answers.parser(
             tools=tool_schemas(tools), in_reasoning=self.reasoning_end(thinking=thinking) is not None
@@ -185,21 +185,21 @@ class TemplateFormatter:
     def _options(
         self, template: JinjaTemplate, thinking: bool | None, template_kwargs: Mapping[str, object]
     ) -> dict[str, object]:
-        """What the template is given besides messages; reports what it does not read."""
+        """The template's variables besides messages; logs a warning for unknown ones."""
         for name in sorted(template_kwargs.keys() - template.options - {"documents"}):
             self._warn(name, template.options)
-        asked = {} if thinking is None else self._switch(thinking).options
-        twice = sorted(asked.keys() & template_kwargs.keys())
+        switch_options = {} if thinking is None else self._switch(thinking).options
+        twice = sorted(switch_options.keys() & template_kwargs.keys())
         if twice:
             raise TemplateError(f"thinking and {twice[0]} are the same option of this chat template: give one")
-        return {**template_kwargs, **asked}
+        return {**template_kwargs, **switch_options}
 
     def _warn(self, name: str, accepted: frozenset[str] = frozenset()) -> None:
-        """Say once that the template does not read something; templates of other models do, so it is no error."""
+        """Log once that the template does not read an option. It is not an error: templates of other models do."""
         if name not in self._unread:
             self._unread.add(name)
-            known = f" (it reads: {', '.join(sorted(accepted)) or 'no options'})" if name != "tools" else ""
-            _log.warning("the chat template does not read %s%s", name, known)
+            accepted_text = f" (it reads: {', '.join(sorted(accepted)) or 'no options'})" if name != "tools" else ""
+            _log.warning("the chat template does not read %s%s", name, accepted_text)
 
     @functools.cached_property
     def _answers(self) -> AnswerFormat:
@@ -225,7 +225,7 @@ class TemplateFormatter:
         def render(content: str, options: Mapping[str, object]) -> str | None:
             try:
                 segments = self._render(self._template, [{"role": "user", "content": content}], (), True, options)
-            except TemplateError:  # it does not take these options
+            except TemplateError:  # the template refuses these options
                 return None
             return "".join(segment.text for segment in segments)
 
@@ -238,7 +238,7 @@ class TemplateFormatter:
 
 
 def _with_word(messages: Sequence[Mapping[str, object]], word: str) -> Sequence[Mapping[str, object]]:
-    """The messages with a word at the end of what the user said last."""
+    """The messages with a word added to the last user message."""
     last = max((i for i, message in enumerate(messages) if message.get("role") == Role.USER), default=None)
     if not word or last is None:
         return messages

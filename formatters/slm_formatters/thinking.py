@@ -1,7 +1,7 @@
-"""Asking for reasoning or for none: which variable, or which word, a template understands.
+"""Detects the switch that turns reasoning on or off in a template: a variable, or a word.
 
-Templates have no common switch. What one understands is found out by rendering: of the switches whose variable it
-reads, the first one counts that makes a difference to a short conversation.
+Templates have no common switch. It is detected by rendering a short conversation: the first switch whose variable the
+template reads, and that changes the result, is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Render: TypeAlias = Callable[[str, Mapping[str, object]], "str | None"]
-"""Renders a user's message under some options, with a generation prompt; None where the template refuses."""
+"""Renders a user message with options and a generation prompt; None if the template refuses."""
 
 _PROBE = "probe"
 _PAIRS: tuple[tuple[str, object, object], ...] = (
@@ -23,7 +23,7 @@ _PAIRS: tuple[tuple[str, object, object], ...] = (
     ("thinking_option", "on", "off"),
     ("thinking_budget", -1, 0),
 )
-"""Variables with a value that asks for reasoning, and one that asks for none."""
+"""Variables with the values that turn reasoning on and off."""
 _DEGREES = ("reasoning_effort", "reasoning_strength")
 _MUCH, _LITTLE = ("high", "medium"), ("none", "no_think", "minimal", "low")
 _WORDS = ("/think", "/no_think")
@@ -31,11 +31,11 @@ _WORDS = ("/think", "/no_think")
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What asks a template for reasoning, or for none (or for as little as it knows).
+    """A switch that turns reasoning on, or off (or to the lowest level).
 
     Attributes:
         options: variables for the template.
-        word: what the last message of the user gets at its end, for templates that look for it there and take it out.
+        word: a text at the end of the last user message, for templates that search for it there and remove it.
     """
 
     options: Mapping[str, object] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class Switch:
 
 
 def find_switches(options: frozenset[str], constants: frozenset[str], render: Render) -> tuple[Switch, Switch] | None:
-    """The switches that ask for reasoning and for none; None where the template understands nothing.
+    """The switches that turn reasoning on and off; None if the template has no switch.
 
     Args:
         options: the variables that the template reads.
-        constants: the texts that it mentions.
+        constants: the text constants in its expressions.
         render: renders a conversation with it.
     """
     for on, off in _candidates(options, constants):
@@ -63,13 +63,13 @@ def _candidates(options: frozenset[str], constants: frozenset[str]) -> Iterator[
             yield Switch({name: on}), Switch({name: off})
     for name in _DEGREES:
         if name in options:
-            much = next((degree for degree in _MUCH if degree in constants), _MUCH[0])
+            high = next((degree for degree in _MUCH if degree in constants), _MUCH[0])
             little = next((degree for degree in _LITTLE if degree in constants), _LITTLE[-1])
-            yield Switch({name: much}), Switch({name: little})
+            yield Switch({name: high}), Switch({name: little})
     if any(_WORDS[1] in constant for constant in constants):
         yield Switch(word=" " + _WORDS[0]), Switch(word=" " + _WORDS[1])
 
 
 def _leaks(text: str) -> bool:
-    """Whether a word for the template went on to the model as part of what the user said."""
+    """Whether the word is still in the rendered prompt, so that the model would see it."""
     return any(f"{_PROBE} {word}" in text for word in _WORDS)

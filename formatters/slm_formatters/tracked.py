@@ -1,9 +1,9 @@
-"""Text that remembers which of its characters are content.
+"""Text that tracks which of its characters are content.
 
-A rendered prompt is control text, written by the template's author, with content in between: what users, tools and
-models said. Only control text may spell special tokens. ``Text`` carries a mark for each character through
-everything that a template can do to a string; where an operation is not followed character by character, the
-result counts as content altogether, so that content never becomes control.
+A rendered prompt is control text of the template's author, with content of users, tools and models in between. Only
+control text may spell special tokens. ``Text`` carries a mark for each character through every string operation of a
+template. If an operation cannot be tracked per character, its whole result is content, so content never becomes control
+text.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ _ASKING = frozenset({"count", "endswith", "find", "index", "rfind", "rindex", "s
 
 
 class Text(str):
-    """A string of which some characters may be content. An ordinary ``str`` is control text throughout.
+    """A string in which some characters may be content. An ordinary ``str`` is control text as a whole.
 
-    Equality, hashing, searching and ordering are those of ``str``, so templates decide as they would without marks.
+    Equality, hashing, searching and ordering are the same as for ``str``, so marks do not affect templates.
 
     Args:
         text: the characters.
-        mask: one byte a character, bit 0 set for content, bit 1 within ``{% generation %}``; None for content
-            throughout.
+        mask: one byte per character: bit 0 for content, bit 1 within ``{% generation %}``; None for content as a whole.
     """
 
     __slots__ = ("_mask",)
@@ -70,19 +69,19 @@ class Text(str):
 
 
 class SafeText(Text):
-    """A ``Text`` that went through the filter ``safe``: what is added to it gets escaped, as with ``Markup``."""
+    """A ``Text`` after the filter ``safe``: text that is added to it is escaped, as with ``Markup``."""
 
     def __html__(self) -> str:
         return self
 
 
-# Templates know strings only: what errors say of them is what it would be for a plain one.
+# Templates know only strings: error messages about them are the same as for a plain string.
 for _kind in (Text, SafeText):
     _kind.__name__, _kind.__qualname__, _kind.__module__ = "str", "str", "builtins"
 
 
 def mark(value: object) -> object:
-    """Copy plain data with every string in it, keys included, as content.
+    """Copy plain data, with all strings, including keys, as content.
 
     Raises:
         TemplateError: a value that is not plain data.
@@ -102,7 +101,7 @@ def mark(value: object) -> object:
 
 
 def segments(text: str) -> list[Segment]:
-    """Split at every change between control text and content, and where generated text begins and ends."""
+    """Split at every change between control text and content, and at the ends of generated text."""
     mask, segments = _mask_of(text), []
     for run in _RUNS.finditer(mask):
         kind = mask[run.start()]
@@ -112,7 +111,7 @@ def segments(text: str) -> list[Segment]:
 
 
 def generated(text: str) -> Text:
-    """The same text, marked as what an assistant said."""
+    """The same text, marked as the assistant's."""
     return Text(str.__str__(text), _mask_of(text).translate(_ADD_GENERATED))
 
 
@@ -122,7 +121,7 @@ def seal(text: str) -> Text:
 
 
 def to_text(value: object) -> str:
-    """What a template writes for a value."""
+    """The text that a template writes for a value."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple, dict)):
@@ -144,14 +143,14 @@ def concat(pieces: Iterable[str]) -> str:
 
 
 def add(left: str, right: str) -> str:
-    """``left + right``; next to a safe text, the other one is escaped."""
+    """``left + right``; if one text is safe, the other one is escaped."""
     if not isinstance(left, (Markup, SafeText)) and not isinstance(right, (Markup, SafeText)):
         return concat((left, right))
     return safe(concat((_escape(left), _escape(right))))
 
 
 def safe(text: str) -> str:
-    """Mark as safe, which matters for what is added to it."""
+    """Mark as safe, so that text which is added to it is escaped."""
     return SafeText(str.__str__(text), _mask_of(text)) if isinstance(text, Text) else Markup(text)  # noqa: S704
 
 
@@ -174,7 +173,7 @@ def percent(template: str, values: object) -> str:
 
 
 def _expand(directive: re.Match[str], values: object, arguments: Iterator[object]) -> str:
-    """What one directive of a ``%`` format writes."""
+    """The text of one directive of a ``%`` format."""
     spec, key = str.__str__(directive.group()), directive["key"]
     if spec.endswith("%"):
         return "%"
@@ -199,7 +198,7 @@ def call_method(text: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method of ``str``, with marks.
 
     Raises:
-        TemplateError: a method that templates may not use.
+        TemplateError: templates may not use this method.
     """
     if name in _ASKING:
         return getattr(str, name)(text, *args, **kwargs)
@@ -225,7 +224,7 @@ def call_method(text: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def recased(text: str, plain: str) -> str:
-    """``plain``, made from ``text`` by changing letters; where that changed the length, places are not known."""
+    """``plain``, which is ``text`` in another case, with marks; if the length changed, the whole result is content."""
     if not isinstance(text, Text):
         return plain
     return Text(plain, _mask_of(text)) if len(plain) == len(text) else seal(plain)
@@ -234,7 +233,7 @@ def recased(text: str, plain: str) -> str:
 def _locate(
     text: Text, pieces: Iterable[str], name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[str]:
-    """Find the pieces that a splitting method made, which lie in ``text`` in order."""
+    """Find the pieces of a splitting method, which are in ``text`` in order."""
     separator = kwargs.get("sep", args[0] if args else None)
     gap = len(separator) if isinstance(separator, str) and name in {"split", "rsplit"} else 0
     whitespace = name == "splitlines" or (separator is None and name in {"split", "rsplit"})
@@ -269,7 +268,7 @@ def _replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
 
 
 def _pad(text: str, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """``center``, ``expandtabs`` and the like: the result is content where any of the text is."""
+    """``center``, ``expandtabs`` and similar methods: the whole result is content if any of the text is."""
     for width in (*args, *kwargs.values()):
         if isinstance(width, int):
             _check_width(str(width))
@@ -279,7 +278,7 @@ def _pad(text: str, name: str, args: Sequence[object], kwargs: Mapping[str, obje
 
 
 def _escape(text: str) -> str:
-    """Escape for HTML, unless it is safe already."""
+    """Escape for HTML, unless the text is safe."""
     if isinstance(text, (Markup, SafeText)):
         return text
     entities = [_ENTITIES.get(character, character) for character in text]

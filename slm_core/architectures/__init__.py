@@ -1,7 +1,7 @@
 """Architectures of model files: one module each, whose ``spec`` reads metadata into a ``ModelSpec``.
 
-Files are found, not listed; plugins add theirs by the hook ``slm_architectures``. Any backend that builds its own
-forward pass reads a file through these.
+There is no list of modules; plugins add architectures by the hook ``slm_architectures``. Any backend that builds its
+own forward pass can use them.
 """
 
 from slm_core.architectures import _tables as tables

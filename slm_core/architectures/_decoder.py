@@ -30,7 +30,7 @@ EPSILONS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "a
 
 
 class Features(TypedDict, total=False):
-    """Settings that differ from llama's; see ``ModelSpec``."""
+    """Settings that can differ from llama; see ``ModelSpec``."""
 
     norm: NormKind
     parallel: bool
@@ -77,13 +77,13 @@ def read_rope(keys: Keys, head_dim: int, style: RopeStyle, default_freq_base: fl
 
 
 def rope_factors(rope: RopeSpec, tensors: dict[str, TensorSpec]) -> RopeSpec:
-    """``rope``, in a file that may hold a divisor for each frequency; the tensor is added to ``tensors``."""
+    """``rope`` with an optional divisor for each frequency; the optional tensor is added to ``tensors``."""
     tensors[ROPE_FACTORS] = TensorSpec((rope.n_dims // 2,), required=False)
     return replace(rope, factors=ROPE_FACTORS)
 
 
 def long_rope(keys: Keys, rope: RopeSpec, tensors: dict[str, TensorSpec]) -> RopeSpec:
-    """``rope`` of a file that may hold LongRoPE's two tables; if so, they are added to ``tensors``."""
+    """``rope`` with LongRoPE's two tables if the file has them; they are added to ``tensors``."""
     if LONG_FACTORS not in keys.gguf.tensors:
         return rope
     n_ctx_original = keys.size("rope.scaling.original_context_length")
@@ -98,7 +98,7 @@ def read_windows(
     """The window of each layer. In each group of ``period`` layers, the last one has full attention.
 
     Args:
-        keys: read for the window, and for a pattern that the file may hold.
+        keys: read for the window, and for the pattern, if the file has one.
         n_layers: layers L.
         period: the period if the file has no pattern.
         default: the window if the file has none; None for full attention in all layers.
@@ -126,7 +126,7 @@ def decoder_spec(
         keys: read for the norms' epsilon; keys that a decoder cannot have are refused.
         sizes: the dimensions.
         layers: the blocks.
-        model_tensors: further tensors outside the blocks, in addition to embedding, output and output norm.
+        model_tensors: tensors outside the blocks, in addition to embedding, output and output norm.
         features: see ``ModelSpec``.
     """
     causal = features.get("causal", True)
@@ -178,7 +178,7 @@ def _scalings(keys: Keys) -> tuple[str, ...]:
 
 
 def _yarn_magnitude(factor: float, multiplier: float) -> float:
-    """The paper's temperature (eq. 22). DeepSeek uses the ratio of two of them."""
+    """The paper's temperature (eq. 22). DeepSeek uses the ratio of two temperatures."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
 

@@ -17,13 +17,13 @@ _CODES = {
 def read_experts(
     keys: Keys, *, normalized: bool, gating: Gating = Gating.SOFTMAX, grouped: bool = False
 ) -> ExpertsSpec:
-    """Read the number of experts and how a token's experts are chosen.
+    """Read the number of experts and the settings of the router.
 
     Args:
         keys: read for the numbers; values that contradict the arguments are refused.
         normalized: whether the architecture divides the weights of the chosen experts by their sum.
         gating: how router scores become weights.
-        grouped: whether experts may be in groups, a few of which a token uses.
+        grouped: whether experts may be in groups; a token then uses a few of the groups.
     """
     n_experts, n_used = keys.size("expert_count"), keys.size("expert_used_count")
     if n_used > n_experts:

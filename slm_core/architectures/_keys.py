@@ -13,7 +13,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30  # beyond any real value, and arithmetic with 
 
 
 class Keys:
-    """The keys below the architecture's name ("qwen3.block_count"), each asked for without that prefix; and our own.
+    """The keys below the architecture's name ("qwen3.block_count"), read without this prefix; and our additional keys.
 
     Args:
         gguf: the open file.
@@ -25,11 +25,11 @@ class Keys:
         self._seen: set[str] = set()
 
     def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
-        """A positive integer, at most ``largest``; an array of equal ones (a value for each layer) is as good.
+        """A positive integer, at most ``largest``; an array of equal integers (one per layer) is accepted, too.
 
         Raises:
-            UnsupportedModel: it is missing and there is no default, or layers differ.
-            InvalidModelFile: it is something else.
+            UnsupportedModel: the key is missing and has no default, or layers differ.
+            InvalidModelFile: the value is invalid.
         """
         key = self._key(name)
         if default is not None and key not in self.gguf.metadata:
@@ -70,11 +70,11 @@ class Keys:
         return [int(value) for value in values]
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
-        """A positive number, or 0 where ``zero`` allows it.
+        """A positive number, or 0 if ``zero`` allows it.
 
         Raises:
-            UnsupportedModel: it is missing and there is no default.
-            InvalidModelFile: it is something else.
+            UnsupportedModel: the key is missing and has no default.
+            InvalidModelFile: the value is invalid.
         """
         key = self._key(name)
         if default is not None and key not in self.gguf.metadata:
@@ -90,7 +90,7 @@ class Keys:
         """One of several texts.
 
         Raises:
-            UnsupportedModel: it is another.
+            UnsupportedModel: the value is another text.
         """
         key = self._key(name)
         value = self.gguf.get(key, str, default)
@@ -148,7 +148,7 @@ class Keys:
         return [bool(value) for value in values]
 
     def only(self, name: str, *accepted: bool | float | str) -> None:
-        """A key that may be missing or have a value that changes nothing; one that was read is accepted as it is.
+        """A key that may be missing, or have one of the neutral values; a key that was read is always accepted.
 
         Raises:
             UnsupportedModel: it has another value.
@@ -167,7 +167,7 @@ class Keys:
         """Refuse every key that was neither read nor declared neutral: it could change results.
 
         Raises:
-            UnsupportedModel: there is one.
+            UnsupportedModel: there is such a key.
         """
         for key in self.gguf.metadata:
             if key.startswith((f"{self.architecture}.", OWN)) and key not in self._seen:

@@ -44,8 +44,8 @@ def temperatures(temperature: TemperatureSpec, positions: NDArray[np.integer]) -
 def alibi_slopes(n_heads: int, max_bias: float) -> FloatArray:
     """Slopes of ALiBi (Press et al. 2021, https://arxiv.org/abs/2108.12409), as float32 [H].
 
-    A geometric series down to 2 ** -max_bias for a power of two of heads; the other heads get every second of the
-    series for twice as many, as the authors' code has it.
+    For a power of two of heads, the slopes are a geometric series down to 2 ** -max_bias. Additional heads get every
+    second slope of the series for twice as many heads, as in the authors' code.
     """
     n = 1 << (n_heads.bit_length() - 1)
     exponents = [max_bias * (i + 1) / n for i in range(n)]

@@ -12,7 +12,7 @@ class ShortConvSpec:
 
     Attributes:
         n_embd: width of b, c and x, E.
-        n_taps: tokens that the convolution covers, the newest included, W.
+        n_taps: tokens that the convolution covers, including the newest, W.
     """
 
     n_embd: int
@@ -34,7 +34,7 @@ class MambaSpec:
         n_taps: tokens that the convolution covers, W.
         n_rank: width that step sizes are projected from.
         norm_eps: epsilon of the RMS norms without weights on step sizes, B and C (FalconMamba); None if there are none,
-            or if the file holds norms with weights.
+            or if the file has norms with weights.
     """
 
     n_inner: int

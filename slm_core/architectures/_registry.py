@@ -1,23 +1,23 @@
-"""Finds the architectures, here and in plugins, and applies the one that a file names."""
+"""Finds the architectures, here and in plugins, and reads files with them."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import cast
 
-from slm_core import architectures, plugins
+from slm_core import plugins
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import ModelSpec
 from slm_core.errors import PluginError, UnsupportedModel
 from slm_core.gguf import WeightSource
 from slm_core.gguf.cursor import shown
+from slm_core.submodules import public_modules
 
 _HYPHENATED = {"command_r": "command-r", "gpt_oss": "gpt-oss", "falcon_h1": "falcon-h1"} | {
     name: name.replace("_", "-") for name in ("nomic_bert", "modern_bert", "gemma_embedding")
 }
-"""Files whose architecture has a name that no module can have."""
+"""Modules of architectures whose name is not a valid module name."""
 
 
 def architecture_names() -> list[str]:
@@ -34,8 +34,8 @@ def read_spec(gguf: WeightSource, *, strict: bool = True) -> ModelSpec:
 
     Raises:
         UnsupportedModel: the architecture, or the value of a key, is not implemented; or a key is missing.
-        InvalidModelFile: a value that cannot be.
-        PluginError: a plugin provides an architecture that exists already, or one that cannot be imported.
+        InvalidModelFile: a value is impossible.
+        PluginError: a plugin provides an architecture that exists already, or that cannot be imported.
     """
     keys = Keys(gguf)
     spec = _reader(keys)(keys)
@@ -53,11 +53,10 @@ def _reader(keys: Keys) -> Callable[[Keys], ModelSpec]:
     if name not in modules:
         accepted = ", ".join(architecture_names())
         raise UnsupportedModel(f"{keys.gguf.path}: architecture {shown(name)} is unknown here (accepted: {accepted})")
-    module = importlib.import_module(f"{architectures.__name__}.{modules[name]}")
+    module = importlib.import_module(f"{__package__}.{modules[name]}")
     return cast("Callable[[Keys], ModelSpec]", module.spec)
 
 
 def _modules() -> dict[str, str]:
     """The module of each architecture."""
-    names = [m.name for m in pkgutil.iter_modules(architectures.__path__) if not m.name.startswith("_")]
-    return {_HYPHENATED.get(name, name): name for name in names}
+    return {_HYPHENATED.get(name, name): name for name in public_modules(__package__)}

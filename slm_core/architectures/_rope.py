@@ -35,7 +35,7 @@ class Rope:
                 raise InvalidModelFile("tensor 'rope_freqs.weight' holds factors that are not positive numbers")
             base = base / factors
         kept = yarn_ramp(spec.yarn, spec) if spec.yarn is not None else 0.0
-        self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - kept) + base * kept  # radians a position
+        self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - kept) + base * kept  # radians per position
         self._sections = list(spec.sections)
 
     def tables(self, positions: NDArray[np.integer]) -> tuple[FloatArray, FloatArray]:
@@ -52,7 +52,7 @@ class Rope:
 
 
 def yarn_ramp(yarn: YarnSpec, rope: RopeSpec) -> NDArray[np.float64]:
-    """How much of each frequency YaRN keeps: 1 for fast dimensions, 0 for slow ones, a ramp between; [R/2]."""
+    """The share of each original frequency in YaRN: 1 for fast dimensions, 0 for slow ones, a ramp between; [R/2]."""
 
     def dimension(n_turns: float) -> float:
         return rope.n_dims * math.log(yarn.n_ctx_original / (n_turns * 2 * math.pi)) / (2 * math.log(rope.freq_base))

@@ -9,7 +9,7 @@ from slm_core.architectures._keys import Keys
 from slm_core.architectures._spec import EMBEDDING
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 
-_MAX_LAYERS = 4096  # far beyond any model; bounds the cost of a hostile count
+_MAX_LAYERS = 4096  # far above any model; limits the cost of a hostile count
 
 
 @dataclass(frozen=True, slots=True)

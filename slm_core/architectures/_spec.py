@@ -1,4 +1,4 @@
-"""What a model is, declared: an architecture file writes it, the generic forward reads it."""
+"""The declaration of a model: architecture files write it, generic forward passes read it."""
 
 from __future__ import annotations
 
@@ -215,24 +215,24 @@ class LayerSpec:
     """One transformer block.
 
     Attributes:
-        tensors: by the name after "blk.N.".
+        tensors: the tensors, by the name after "blk.N.".
         rope: position embedding; None if keys contain no positions.
-        window: positions that a token attends to, itself included; None for all earlier ones. A token of an encoder
-            attends to half as many on each side, or to all if this is None.
+        window: positions that a token attends to, including its own; None for all earlier positions. A token of an
+            encoder attends to half as many positions on each side, or to all if this is None.
         chunk: size of attention chunks, a multiple of 64: a token attends within its chunk. None for no chunks.
         temperature: the factor on queries that grows with their position.
-        activation: of the feed-forward layer. The layer is gated if there is a tensor "ffn_gate" or experts; without
-            experts and without a tensor "ffn_up" the block has no feed-forward layer.
+        activation: the activation of the feed-forward layer. The layer is gated if there is a tensor "ffn_gate" or
+            experts; without experts and without a tensor "ffn_up" the block has no feed-forward layer.
         experts: the MoE layer. It replaces the dense feed-forward layer; with a norm "pre_ffw_norm_2" both run.
         ffn_norm: name of the norm before the feed-forward layer, if there is one.
         latent: latent attention, instead of separate keys and values.
         attends: whether the block has an attention layer.
         recurrent: a recurrent layer. It replaces attention, or runs in parallel with it on the same input.
         plain_norms: names of the head norms without weights.
-        kv_layer: the earlier block whose keys and values are shared; None for keys and values of its own.
-        n_kv_heads: key and value heads K, None for the model's number.
-        head_dim: width of a head D, None for the model's width.
-        gate_threshold: gates count by their excess over mean + this * standard deviation; None for plain gates.
+        kv_layer: the earlier block whose keys and values are shared; None if they are not shared.
+        n_kv_heads: key and value heads K; None for the model's number.
+        head_dim: width of a head D; None for the model's width.
+        gate_threshold: gates are reduced by mean + this * standard deviation, at least 0; None for plain gates.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -295,7 +295,7 @@ class ModelSpec:
         parallel: attention and feed-forward layer both read the block's input, and both results are added to it;
             a block without ``ffn_norm`` then has one norm for both.
         embedding_scale: factor on token embeddings.
-        scales_rows: whether ``embedding_scale`` also applies to embedding rows given in place of tokens.
+        scales_rows: whether ``embedding_scale`` also applies to embedding rows.
         residual_scale: factor on each layer's output before it is added to the residual stream.
         attention_scale: factor on ``q · k``, None for D ** -0.5 of each layer.
         attention_softcap: c, for ``c tanh(score / c)``.
@@ -343,13 +343,13 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> list[int]:
-        """The blocks that keep keys and values."""
+        """The blocks with keys and values."""
         indices = [index for index, layer in enumerate(self.layers) if layer.attends and layer.kv_layer is None]
         return indices if self.causal else []
 
     @property
     def recurrent_layers(self) -> list[int]:
-        """The blocks that keep a state."""
+        """The blocks with a recurrent state."""
         return [index for index, layer in enumerate(self.layers) if layer.recurrent is not None]
 
     @property
@@ -363,7 +363,7 @@ class ModelSpec:
         return self.model_tensors[POSITIONS].shape[0] if POSITIONS in self.model_tensors else None
 
     def kv_shape(self, layer: LayerSpec) -> KvShape:
-        """The shape of a token's entry in the KV cache of a layer that attends."""
+        """The shape of a token's entry in the KV cache of an attention layer."""
         n_kv_heads = self.n_kv_heads if layer.n_kv_heads is None else layer.n_kv_heads
         return KvShape(n_kv_heads, self.width_of(layer), layer.latent is not None)
 
@@ -376,10 +376,10 @@ class ModelSpec:
         return (self.width_of(layer) or 1) ** -0.5 if self.attention_scale is None else self.attention_scale
 
     def kv_groups(self, windows: Collection[int] = ()) -> dict[tuple[KvShape, int | None], list[int]]:
-        """The blocks that keep keys and values, grouped by shape and window, in the order of their first blocks.
+        """The blocks with keys and values, grouped by shape and window, in the order of their first blocks.
 
         Args:
-            windows: windows whose layers keep only their window. Layers with any other window are grouped with None.
+            windows: windows whose layers store only their window. Layers with any other window are grouped with None.
         """
         groups: dict[tuple[KvShape, int | None], list[int]] = {}
         for index in self.attention_layers:
@@ -390,7 +390,7 @@ class ModelSpec:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache holds per token: keys and values of all heads and layers; each latent once."""
+        """Numbers per token in the KV cache: keys and values of all heads and layers; each latent once."""
         return sum(shape.n_values * len(blocks) for (shape, _), blocks in self.kv_groups().items())
 
     @property
@@ -410,7 +410,7 @@ class ModelSpec:
         return sum(math.prod(shape) for layer in shapes for shape in layer)
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
-        """Every tensor that the file may hold, by full name."""
+        """Every tensor that the file may have, by full name."""
         yield from self.model_tensors.items()
         for index, layer in enumerate(self.layers):
             for name, tensor in layer.tensors.items():

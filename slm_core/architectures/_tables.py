@@ -45,7 +45,7 @@ def attention(sizes: Sizes) -> Table:
 
 
 def fused_attention(keys: Keys, sizes: Sizes) -> Table:
-    """As ``attention``, with one fused matrix of queries, keys and values (in this order) unless the file has three."""
+    """Like ``attention``, with a fused matrix of queries, keys and values (in this order) unless the file has three."""
     if "blk.0.attn_q.weight" in keys.gguf.tensors:
         return attention(sizes)
     return {
@@ -60,7 +60,7 @@ def gated(sizes: Sizes) -> Table:
 
 
 def ungated(sizes: Sizes) -> Table:
-    """The matrices of a feed-forward layer without one."""
+    """The matrices of a feed-forward layer without a gate."""
     return linear("ffn_up", (sizes.n_ff, sizes.n_embd)) | linear("ffn_down", (sizes.n_embd, sizes.n_ff))
 
 
@@ -70,7 +70,7 @@ def llama_block(sizes: Sizes) -> Table:
 
 
 def embedding_of_texts(keys: Keys, sizes: Sizes) -> Table:
-    """Further tensors of a bert's embedding: a norm, and a row for each token type (row 0: text)."""
+    """Additional tensors of a bert's embedding: a norm, and a row for each token type (row 0: text)."""
     n_types = keys.gguf.get("tokenizer.ggml.token_type_count", int, 1)
     norm = norms(sizes.n_embd, "token_embd_norm")
     return norm | biases(norm) | {TEXT_TYPES: TensorSpec((n_types, sizes.n_embd), required=False)}
@@ -87,7 +87,7 @@ def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
 
 
 def fused_experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
-    """As ``experts``, with gate and up matrices in one tensor, and an optional scale for each expert's output."""
+    """Like ``experts``, with gate and up matrices in one tensor, and an optional scale for each expert's output."""
     return {
         "ffn_gate_inp.weight": TensorSpec((n_experts, sizes.n_embd)),
         "ffn_gate_up_exps.weight": TensorSpec((n_experts, 2 * n_ff, sizes.n_embd)),

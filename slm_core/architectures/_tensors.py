@@ -18,24 +18,24 @@ def check_tensors(gguf: WeightSource, spec: ModelSpec) -> None:
 
     Raises:
         InvalidModelFile: a tensor is missing or has the wrong shape.
-        UnsupportedModel: a tensor of a type that cannot be read, or one that the architecture does not have.
+        UnsupportedModel: a tensor has a type that cannot be read, or is not part of the architecture.
     """
-    known = set()
-    for name, wanted in spec.tensors():
-        known.add(name)
+    known_names = set()
+    for name, expected in spec.tensors():
+        known_names.add(name)
         if name not in gguf.tensors:
-            if wanted.required:
-                raise InvalidModelFile(f"{gguf.path}: tensor {name!r} of shape {wanted.shape} is missing")
+            if expected.required:
+                raise InvalidModelFile(f"{gguf.path}: tensor {name!r} of shape {expected.shape} is missing")
             continue
         tensor = gguf.tensors[name]
-        if tensor.shape != wanted.shape:
-            raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {wanted.shape}")
-        if wanted.used:
+        if tensor.shape != expected.shape:
+            raise InvalidModelFile(f"{gguf.path}: tensor {name!r} has the shape {tensor.shape}, not {expected.shape}")
+        if expected.used:
             _check_type(gguf, tensor)
         else:
             _log.info("%s: tensor %r changes nothing here", gguf.path, name)
     for name in gguf.tensors:
-        if name not in known:
+        if name not in known_names:
             raise UnsupportedModel(
                 f"{gguf.path}: tensor {shown(name)} is unknown for {spec.architecture} models, so results could be"
                 " wrong"

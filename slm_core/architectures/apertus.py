@@ -1,4 +1,4 @@
-"""apertus: norms of each head, and a feed-forward layer without a gate whose activation (xIELU) was trained."""
+"""apertus: per-head norms, and a feed-forward layer without a gate, with a trained activation (xIELU)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.architectures._tables import Table, attention, norms, ungated
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read an apertus; its alphas lie in the file as they were trained, before a softplus makes them positive."""
+    """Read an apertus; files store its alphas before the softplus that makes them positive."""
     sizes, outside = read_sizes(keys), Table()
     rope = rope_factors(read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT), outside)
     block = attention(sizes) | ungated(sizes) | norms(sizes.n_embd, "attn_norm", "ffn_norm")

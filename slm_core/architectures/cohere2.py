@@ -1,4 +1,4 @@
-"""cohere2: Command R7B and A. A command-r in which three layers of four slide; the others have no positions."""
+"""cohere2: Command R7B and A. A command-r with windows in three layers of four; the others have no positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def spec(keys: Keys) -> ModelSpec:
     sizes = read_sizes(keys)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED)
     block = attention(sizes) | gated(sizes) | norms(sizes.n_embd, "attn_norm")
-    keys.size("attention.sliding_window")  # without it, nothing would say which layers have positions
+    keys.size("attention.sliding_window")  # without it, the layers with positions are unknown
     windows = read_windows(keys, sizes.n_layers, period=4)
     layers = [LayerSpec(block, None if window is None else rope, window) for window in windows]
     return decoder_spec(keys, sizes, layers, norm=NormKind.LAYER, parallel=True, logit_scale=keys.number("logit_scale"))

@@ -12,11 +12,11 @@ from slm_core.architectures._sizes import Sizes, read_plain_sizes
 from slm_core.architectures._spec import Gating, LatentSpec, LayerSpec, ModelSpec, RopeStyle, TensorSpec
 from slm_core.architectures._tables import Table, experts, gated, linear, norms, shared_expert
 
-_LOG_MULTIPLIER_UNIT = 0.1  # files hold YaRN's multiplier times this
+_LOG_MULTIPLIER_UNIT = 0.1  # files store YaRN's multiplier times this
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a deepseek2 whose file has the up-projections of keys and values apart (``attn_k_b``, ``attn_v_b``)."""
+    """Read a deepseek2 with separate up-projections of keys and values (``attn_k_b``, ``attn_v_b``)."""
     n_key, n_rotated = keys.size("attention.key_length_mla"), keys.size("rope.dimension_count")
     latent = LatentSpec(n_key - n_rotated, keys.size("attention.kv_lora_rank"), keys.size("attention.value_length_mla"))
     keys.only("attention.head_count_kv", 1)

@@ -1,6 +1,6 @@
-"""exaone4: EXAONE 4. Norms after attention and feed-forward layers, and of each head.
+"""exaone4: EXAONE 4. Norms after attention and feed-forward layers, and per-head norms.
 
-In the large one three layers of four slide, and the others have no position embedding.
+In the large model, three layers of four have windows, and the others have no position embedding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""falcon: Falcon 7B, 40B and 180B. Layers side by side, layer norms, no gate; the larger have a norm for each layer."""
+"""falcon: Falcon 7B, 40B and 180B. Parallel attention and feed-forward, layer norms, no gate; two norms from 40B on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.architectures._tables import biases, fused_attention, norms, ungat
 def spec(keys: Keys) -> ModelSpec:
     """Read a falcon; if there are two norms, ``attn_norm_2`` is attention's."""
     sizes = read_sizes(keys)
-    keys.only("tensor_data_layout", "jploski")  # queries before keys before values, as everywhere
+    keys.only("tensor_data_layout", "jploski")  # queries, then keys, then values, as in other models
     before = norms(sizes.n_embd, "attn_norm")
     if "blk.0.attn_norm_2.weight" in keys.gguf.tensors:
         before |= norms(sizes.n_embd, "attn_norm_2")

@@ -1,4 +1,4 @@
-"""falcon-h1: in each block attention and a state side by side; its many multipliers are in the weights of files."""
+"""falcon-h1: parallel attention and Mamba 2 in each block; files have its multipliers folded into weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slm_core.architectures._tables import attention, biases, gated, linear, mam
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a falcon-h1; the name of its second norm has no ending, and the norm in its state's layer may be missing."""
+    """Read a falcon-h1; the name of its second norm has no suffix, and the norm of its Mamba 2 layer is optional."""
     sizes, recurrent = read_sizes(keys), read_mamba2(keys)
     dense = gated(sizes) | linear("attn_output", (sizes.n_embd, sizes.n_q))
     block = norms(sizes.n_embd, "attn_norm") | attention(sizes) | mamba2(sizes, recurrent) | gated(sizes)

@@ -1,4 +1,4 @@
-"""gemma2: a gemma with post-norms, too, soft-capped scores and logits, and a window in every other layer."""
+"""gemma2: a gemma with additional post-norms, soft-capped scores and logits, and a window in every other layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LAYERS_OF_27B = 46
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a gemma2; the defaults of the window and the soft-caps are those of all published models."""
+    """Read a gemma2; the defaults of the window and the soft-caps are from the published models."""
     sizes = read_sizes(keys)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT, default_freq_base=10_000.0)
     block, windows = sandwiched_block(sizes), read_windows(keys, sizes.n_layers, period=2, default=4096)
@@ -29,11 +29,11 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def sandwiched_block(sizes: Sizes) -> Table:
-    """A block with norms before and after each of its layers."""
+    """A block with norms before and after its attention and feed-forward layers."""
     return llama_block(sizes) | norms(sizes.n_embd, "post_attention_norm", "post_ffw_norm")
 
 
 def attention_scale(sizes: Sizes, n_layers_of_27b: int) -> float:
-    """That of the model with 27 billion parameters, which files do not say, comes from E / H in place of D."""
+    """The scale of scores: from D, but from E / H in the 27B model; files have no key for it."""
     width = sizes.n_embd / sizes.n_heads if sizes.n_layers == n_layers_of_27b else sizes.head_dim
     return float(width**-0.5)

@@ -1,4 +1,4 @@
-"""gemma3: norms around its layers and of each head; five layers of six slide, with positions of their own."""
+"""gemma3: pre-norms, post-norms and per-head norms; five layers of six have windows, with another RoPE."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LAYERS_OF_27B = 62
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a gemma3; the defaults of positions and soft-caps are those of all published models."""
+    """Read a gemma3; the defaults of positions and soft-caps are from the published models."""
     return _spec(keys, causal=True)
 
 
 def embedding_spec(keys: Keys) -> ModelSpec:
-    """Read an encoder of the same layers; its windows reach to both sides."""
+    """Read an encoder of the same layers, with symmetric windows."""
     return _spec(keys, causal=False)
 
 

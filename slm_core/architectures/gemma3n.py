@@ -1,4 +1,4 @@
-"""gemma3n: E2B and E4B. Several residual streams, embeddings for each layer, sparse gates, keys that layers share."""
+"""gemma3n: E2B and E4B. Residual streams (AltUp), per-layer embeddings, sparse gates, shared keys and values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from slm_core.architectures._tables import Table, linear, norms
 from slm_core.architectures.gemma2 import sandwiched_block
 from slm_core.errors import InvalidModelFile
 
-_LAUREL_RANK = 64  # files do not say it
+_LAUREL_RANK = 64  # files have no key for it
 _SHARED = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
-"""What files hold of layers that share another's keys and values, too, and nobody reads."""
+"""Unused tensors in files, of layers with shared keys and values."""
 
 
 def spec(keys: Keys) -> ModelSpec:
@@ -52,7 +52,7 @@ def spec(keys: Keys) -> ModelSpec:
 
 
 def share_keys(keys: Keys, layers: list[LayerSpec], n_shared: int) -> list[LayerSpec]:
-    """``layers``; the last ``n_shared`` read the keys and values of the last earlier layer of their kind."""
+    """``layers``; the last ``n_shared`` share the keys and values of the last earlier layer of the same kind."""
     first = max(0, len(layers) - n_shared)
     of_kind = {layer.window: index for index, layer in enumerate(layers[:first])}
     if any(layer.window not in of_kind for layer in layers[first:]):
@@ -79,7 +79,7 @@ def _outside(sizes: Sizes, n_streams: int, width: int) -> Table:
 
 
 def per_layer_outside(sizes: Sizes, width: int) -> Table:
-    """What embeddings for each layer need outside the blocks."""
+    """The tensors of per-layer embeddings outside the blocks."""
     return {
         "per_layer_token_embd.weight": TensorSpec((sizes.n_vocab, sizes.n_layers * width)),
         **linear("per_layer_model_proj", (sizes.n_layers * width, sizes.n_embd)),
@@ -88,7 +88,7 @@ def per_layer_outside(sizes: Sizes, width: int) -> Table:
 
 
 def per_layer_inside(sizes: Sizes, width: int) -> Table:
-    """What embeddings for each layer need in a block."""
+    """The tensors of per-layer embeddings in a block."""
     table = linear("inp_gate", (width, sizes.n_embd)) | linear("proj", (sizes.n_embd, width))
     return table | norms(sizes.n_embd, "post_norm")
 

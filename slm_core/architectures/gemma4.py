@@ -1,4 +1,4 @@
-"""gemma4: sliding-window layers have other heads; per-layer embeddings, shared keys, or routed experts."""
+"""gemma4: other heads in sliding-window layers; per-layer embeddings, shared keys, or routed experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_core.architectures.gemma3n import per_layer_inside, per_layer_outside, 
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a gemma4. A layer that sees everything may have no matrix for values: keys before their norm are these."""
+    """Read a gemma4. If a global layer has no value matrix, its values are the keys before their norm."""
     windows = read_windows(keys, read_n_layers(keys), period=6)
     sizes = read_sizes_by_layer(keys, [window is not None for window in windows])
     wide, narrow = _ropes(keys, windows, sizes)

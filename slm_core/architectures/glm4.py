@@ -1,4 +1,4 @@
-"""glm4: GLM 4 of 2025. Norms before and after its layers, biases on queries, keys and values, half a head rotated."""
+"""glm4: GLM 4 of 2025. Pre-norms and post-norms, biases on queries, keys and values, RoPE on half of a head."""
 
 from __future__ import annotations
 

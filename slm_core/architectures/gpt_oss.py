@@ -21,7 +21,7 @@ def spec(keys: Keys) -> ModelSpec:
     block["ffn_down_exps.bias"] = TensorSpec((chosen.n_experts, sizes.n_embd))
     block |= norms(sizes.n_embd, "attn_norm", "post_attention_norm") | norms(sizes.n_heads, "attn_sinks")
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
-    keys.size("attention.sliding_window")  # every published file says it
+    keys.size("attention.sliding_window")  # every published file has it
     layers = [
         LayerSpec(
             block,

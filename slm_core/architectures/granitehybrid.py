@@ -1,4 +1,4 @@
-"""granitehybrid: Granite 4 H, Bamba. A granite in which most blocks have a state in place of attention."""
+"""granitehybrid: Granite 4 H, Bamba. A granite with Mamba 2 instead of attention in most blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_core.architectures.granite import granite_attention, granite_decoder
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a granitehybrid; blocks without key heads have a state."""
+    """Read a granitehybrid; blocks without key heads are recurrent."""
     sizes, attends = read_hybrid_sizes(keys)
     outside, recurrent = Table(), read_mamba2(keys)
     feed_forward, chosen = _feed_forward(keys, sizes)

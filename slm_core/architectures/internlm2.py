@@ -1,4 +1,4 @@
-"""internlm2: InternLM 2 and 2.5, a llama by other names."""
+"""internlm2: InternLM 2 and 2.5, the same as llama."""
 
 from slm_core.architectures.llama import spec
 

@@ -11,7 +11,7 @@ from slm_core.architectures._tables import Table, attention, gated, linear, norm
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read an lfm2; blocks without key heads are convolutions. Its last norm has the name of another's first."""
+    """Read an lfm2; blocks without key heads are convolutions. Its last norm has the name of a first norm elsewhere."""
     sizes, attends = read_hybrid_sizes(keys)
     conv = ShortConvSpec(sizes.n_embd, n_taps=keys.size("shortconv.l_cache"))
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | gated(sizes)

@@ -11,7 +11,7 @@ from slm_core.architectures._tables import Table, attention, biases, experts, ga
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a llama; files older than the key ``rope.freq_base`` mean 10,000, as the GGUF specification has it."""
+    """Read a llama; without the key ``rope.freq_base`` the base is 10,000, as in the GGUF specification."""
     sizes, outside = read_sizes(keys), Table()
     rope = read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED, default_freq_base=10_000.0)
     rope = long_rope(keys, rope_factors(rope, outside), outside)

@@ -1,4 +1,4 @@
-"""llama4: Scout and Maverick, their text. Attention in chunks; every fourth layer sees all and has no positions."""
+"""llama4: text models of Scout and Maverick. Chunked attention; every fourth layer is global, without positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_core.architectures._tables import Table, attention, experts, gated, nor
 
 CHUNK, TEMPERATURE_LENGTH, TEMPERATURE_SCALE = 8192, 8192, 0.1  # files have no keys for these
 _NOPE_STEP = 4
-_EXPERTS_WITHOUT_NORMS = 128  # Maverick, the one that normalizes no queries and keys; files do not say it
+_EXPERTS_WITHOUT_NORMS = 128  # Maverick, without norms of queries and keys; files have no key for it
 
 
 def spec(keys: Keys) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""mamba2: Mamba 2, Codestral Mamba. Blocks of one selective state space layer with heads, and nothing else."""
+"""mamba2: Mamba 2, Codestral Mamba. Each block is one selective state space layer with heads."""
 
 from __future__ import annotations
 

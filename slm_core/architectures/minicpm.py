@@ -10,7 +10,7 @@ from slm_core.architectures._spec import ModelSpec
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a minicpm; the defaults of the multipliers are those of MiniCPM-2B."""
+    """Read a minicpm; the defaults of the multipliers are from MiniCPM-2B."""
     whole = llama.spec(keys)
     return replace(
         whole,

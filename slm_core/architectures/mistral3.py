@@ -1,4 +1,4 @@
-"""mistral3: Ministral 3. A llama whose queries are sharpened beyond the context that it was first trained for."""
+"""mistral3: Ministral 3. A llama that scales queries beyond its original training context."""
 
 from __future__ import annotations
 

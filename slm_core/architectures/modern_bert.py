@@ -1,4 +1,4 @@
-"""modern-bert: ModernBERT. Norms before its layers, gates, no biases; two layers of three see a window."""
+"""modern-bert: ModernBERT. Pre-norms, gates, no biases; sliding windows in two layers of three."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nemotron: Minitron and Nemotron 4. Layer norms, a part of each head rotated, no gate but a squared ReLU."""
+"""nemotron: Minitron and Nemotron 4. Layer norms, partial RoPE, no gate, squared ReLU."""
 
 from __future__ import annotations
 

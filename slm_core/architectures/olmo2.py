@@ -1,6 +1,6 @@
 """olmo2: OLMo 2 and 3. Norms after attention and feed-forward layers, and over all queries and all keys.
 
-OLMo 3 slides in three layers of four, without the scaling of the others' positions.
+OLMo 3 has windows in three layers of four; these layers have no RoPE scaling.
 """
 
 from __future__ import annotations

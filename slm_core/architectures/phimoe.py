@@ -13,7 +13,7 @@ from slm_core.architectures._tables import attention, biases, experts, norms
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a phimoe; files name its epsilon as if its norms were RMS norms, which llama.cpp takes them for."""
+    """Read a phimoe; files use the key of RMS norms for the epsilon, because llama.cpp applies RMS norms."""
     sizes = read_sizes(keys)
     outside = norms(sizes.n_embd, "output_norm")
     outside |= biases(outside) | {"output.bias": TensorSpec((sizes.n_vocab,))}

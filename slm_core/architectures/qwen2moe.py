@@ -11,7 +11,7 @@ from slm_core.architectures._tables import attention, biases, experts, norms, sh
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a qwen2moe; without keys for them, experts are as wide as the file's layer divided by how many are used."""
+    """Read a qwen2moe; the default width of experts is the feed-forward width divided by the experts per token."""
     sizes, chosen = read_sizes(keys), read_experts(keys, normalized=False)
     n_ff = keys.size("expert_feed_forward_length", max(1, sizes.n_ff // chosen.n_used))
     n_shared = keys.size("expert_shared_feed_forward_length", sizes.n_ff)

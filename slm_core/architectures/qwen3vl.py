@@ -11,7 +11,7 @@ from slm_core.architectures.qwen2vl import read_sections, with_sections
 def spec(keys: Keys) -> ModelSpec:
     """Read a qwen3vl: a qwen3 with interleaved M-RoPE: time, height, width, then time for the remaining pairs.
 
-    Models with DeepStack are read as a qwen3, which they are for text.
+    Models with DeepStack are read as a qwen3, which is equivalent for text.
     """
     return in_turns(keys, qwen3.spec(keys))
 

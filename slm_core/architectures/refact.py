@@ -8,7 +8,7 @@ from slm_core.architectures._sizes import read_sizes
 from slm_core.architectures._spec import LayerSpec, ModelSpec
 from slm_core.architectures._tables import llama_block
 
-_MAX_BIAS = 8.0  # the paper's, which files do not say
+_MAX_BIAS = 8.0  # from the paper; files have no key for it
 
 
 def spec(keys: Keys) -> ModelSpec:

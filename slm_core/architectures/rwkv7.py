@@ -1,4 +1,4 @@
-"""rwkv7: RWKV-7 "Goose". Time mixing by a state, channel mixing with the token before; no attention, no positions."""
+"""rwkv7: RWKV-7 "Goose". Time mixing by a state, channel mixing with the previous token; no attention, no positions."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from slm_core.architectures._sizes import read_sizes
 from slm_core.architectures._spec import LayerSpec, ModelSpec, RopeStyle
 from slm_core.architectures._tables import Table, llama_block
 
-_NOPE_STEP = 4  # files do not say it
+_NOPE_STEP = 4  # files have no key for it
 
 
 def spec(keys: Keys) -> ModelSpec:

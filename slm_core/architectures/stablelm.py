@@ -1,4 +1,4 @@
-"""stablelm: layer norms, a part of each head rotated; Stable LM 2 12B has parallel layers and norms of its heads."""
+"""stablelm: layer norms, partial RoPE; Stable LM 2 12B has parallel layers and per-head norms."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slm_core.architectures._tables import attention, biases, gated, norms
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read a stablelm; a file without the norm of the feed-forward layer has its layers side by side."""
+    """Read a stablelm; without a norm of the feed-forward layer, attention and feed-forward are parallel."""
     sizes = read_sizes(keys)
     parallel = "blk.0.ffn_norm.weight" not in keys.gguf.tensors
-    keys.neutral("use_parallel_residual")  # the norms tell
+    keys.neutral("use_parallel_residual")  # the norms decide
     before = norms(sizes.n_embd, "attn_norm") if parallel else norms(sizes.n_embd, "attn_norm", "ffn_norm")
     block = attention(sizes) | gated(sizes) | before | biases(before)
     block |= biases(block, "attn_q", "attn_k", "attn_v", required=False)

@@ -1,4 +1,4 @@
-"""Sessions, chats and oracles: the text around a sequence, over any context."""
+"""Sessions, chats and oracles over any context."""
 
 from slm_core.chat.chat import Chat, ChatOptions
 from slm_core.chat.marks import Mark

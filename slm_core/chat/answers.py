@@ -1,4 +1,4 @@
-"""Answers of a session: their beginning, and unfinished answers in dumps."""
+"""Answers of a session: starting a generation, and dumping and resuming an unfinished one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_kind(name: str, value: object, kind: type, *others: type) -> None:
 
 
 def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:
-    """A constraint that nobody else moves on: a spec is compiled, a constraint copied.
+    """A constraint that no other code advances: a spec is compiled, a constraint is copied.
 
     Raises:
-        InvalidOption: neither.
+        InvalidOption: it is neither a spec nor a constraint.
         ConstraintError: the spec is invalid or unsupported.
     """
     if isinstance(constraint, Spec):
@@ -48,7 +48,7 @@ def check_source(speculation: Speculation | None, shift: TokenShift | None) -> N
     """Refuse options that an answer cannot combine.
 
     Raises:
-        InvalidOption: one is something else, or both are given.
+        InvalidOption: an option has the wrong type, or both are set.
     """
     check_kind("speculation", speculation, Speculation)
     check_kind("shift", shift, TokenShift)
@@ -67,7 +67,7 @@ def begun(
     *,
     special: bool,
 ) -> Generation:
-    """An answer that begins; see ``Session.generate``."""
+    """Start an answer; see ``Session.generate``."""
     drafts = shifting = None
     if isinstance(source, Speculation):
         drafts = SpeculativeSource(history, source, progress, constraint=constraint)
@@ -92,7 +92,7 @@ def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | Non
 
     Args:
         running: the answer.
-        sampler: the session's own, which is in the dump already.
+        sampler: the session's sampler, which the dump already contains.
 
     Raises:
         SessionError: its constraint or sampler cannot be dumped.
@@ -121,9 +121,9 @@ def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: Unf
     """A generation that continues a dumped one.
 
     Args:
-        history: the dump's.
-        vocab: the model's.
-        sampler: the session's own, in the dumped state.
+        history: the restored history.
+        vocab: the model's vocabulary.
+        sampler: the session's sampler, in the dumped state.
         answer: the dumped answer.
     """
     if answer.sampler is not None:
@@ -148,7 +148,7 @@ def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: Unf
 
 
 def _top_choice(history: SessionSource, sampler: Sampler, vocab: Vocab) -> TopChoice | None:
-    """How to choose without rows of logits; None if the context returns only rows, or the sampler needs more."""
+    """A ``TopChoice``; None if the context cannot compute the top-k, or the sampler needs more logits."""
     return top_choice(history, sampler, vocab.size) if history.picks_top else None
 
 

@@ -1,4 +1,4 @@
-"""Several answers to one session: they branch off and leave the session unchanged."""
+"""Several answers from one session. They are forks, and the session does not change."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Plan:
 
 
 class _Claimed:
-    """Sequences to branch off into from a session, its own until they are given back."""
+    """Sequences for branches of a session, claimed until ``close``."""
 
     def __init__(self, session: Session, n: int) -> None:
         self._session = session

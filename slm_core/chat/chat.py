@@ -1,4 +1,4 @@
-"""A chat: a list of messages is the truth, and the KV cache follows it."""
+"""A chat: a list of messages, and a KV cache that follows the list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _UNASKED_CONTEXT = 4096  # a forged dump must not make us reserve the machine's memory
-_LEAST_TIME = 1e-3  # seconds that an answer gets whose turn has none left
+_LEAST_TIME = 1e-3  # seconds for an answer when the timeout of the turn is reached
 
 
 class ChatModel(Protocol):
@@ -41,7 +41,7 @@ class ChatModel(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is."""
+        """The model's properties."""
         ...
 
     @property
@@ -61,17 +61,17 @@ class ChatModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What stays the same for all answers of a chat.
+    """Options of all answers of a chat.
 
     Attributes:
         sampling: how to choose tokens.
-        tools: what the model may call: functions, which the chat runs; JSON schemas and pydantic models, whose calls
-            are left to the caller.
-        thinking: ask for reasoning, or for none; None leaves it to the template.
-        overflow: the policy if a question and its answer do not fit; see ``overflow.Overflow``.
+        tools: tools that the model may call: functions, which the chat runs; JSON schemas and pydantic models, whose
+            calls are left to the caller.
+        thinking: turn reasoning on or off; None uses the template's default.
+        overflow: the policy if messages and answer do not fit; see ``overflow.Overflow``.
 
     Raises:
-        InvalidOption: there is no such policy.
+        InvalidOption: an unknown policy.
     """
 
     sampling: Sampling
@@ -84,7 +84,7 @@ class ChatOptions:
 
 
 class AnswerSteering(TypedDict, total=False):
-    """How one answer is ruled and watched over; see ``Session.generate``."""
+    """Options of one answer; see ``Session.generate``."""
 
     constraint: Constraint | Spec
     stopping_criteria: Sequence[StoppingCriterion]
@@ -93,9 +93,9 @@ class AnswerSteering(TypedDict, total=False):
 
 
 class Steering(AnswerSteering, total=False):
-    """How a turn, with all its answers, is ruled and watched over.
+    """Options of a turn with all its answers.
 
-    ``timeout`` is for all answers together, without the seconds that tools take. ``tools`` are those of the chat from
+    ``timeout`` is for all answers together, without the time of tools. ``tools`` replaces the tools of the chat from
     now on, see ``ChatOptions``; for the other options of tools see ``tools.ToolUse``.
     """
 
@@ -112,7 +112,7 @@ class Chat(Closing):
     """A conversation. After each change all messages are rendered; the longest common prefix stays in the KV cache.
 
     Args:
-        session: holds the tokens; closed with the chat. What it holds already is kept as far as the messages agree.
+        session: the session of the chat; closed with the chat. Its tokens are reused as far as the messages agree.
         formatter: the model's chat format.
         system: content of a first, system message.
         messages: earlier messages.
@@ -121,7 +121,7 @@ class Chat(Closing):
 
     Raises:
         TemplateError: the chat format refuses the messages.
-        ContextFull: they do not fit.
+        ContextFull: the messages do not fit.
     """
 
     def __init__(
@@ -156,39 +156,39 @@ class Chat(Closing):
     # Talking.
 
     def stream(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> ChatStream:
-        """Say something (a string is a user's message) and stream the answer.
+        """Send messages (a string is a user's message) and stream the answer.
 
-        Where the model calls functions among the tools, they are run, and it answers again. If anything raises, the
-        chat is unchanged; side effects of functions remain.
+        If the model calls functions, the chat runs them, and the model answers again. If anything raises, the chat is
+        unchanged; side effects of functions remain.
 
         Raises:
             TemplateError: the chat format refuses the messages.
             ContextFull: no room; nothing changed.
-            InvalidOption: an option of tools that does not fit.
-            ToolError: with ``tool_errors="raise"``, a tool raised, or a call does not fit.
+            InvalidOption: an invalid option of tools.
+            ToolError: with ``tool_errors="raise"``, a tool raised, or a call is invalid.
         """
         self._settle()
         return self._talk((*self._messages, *_messages(content)), steering)
 
     def send(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """Say something; returns the whole answer.
+        """Send messages; returns the whole answer.
 
         Raises:
-            SessionError: a tool is to be awaited.
+            SessionError: a tool has to be awaited.
         """
         return self.stream(content, **steering).run()
 
     async def asend(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """The same for a program on an event loop; the model, and tools that are no coroutines, work in threads."""
+        """Like ``send``, on an event loop; the model, and tools that are not coroutines, run in threads."""
         return await self.stream(content, **steering).arun()
 
     def proceed(self, **steering: Unpack[Steering]) -> ChatStream:
         """Continue after the last message: run the calls without results, and stream the answer.
 
-        For a chat that was restored in the middle of a turn, or whose turn was cancelled or came to its limit there.
+        For a chat that was restored in the middle of a turn, or whose turn was cancelled or reached its limit there.
 
         Raises:
-            SessionError: there is nothing to answer, or a call is the caller's to answer.
+            SessionError: there is nothing to answer, or a call is left to the caller.
         """
         self._settle()
         if not self._messages or self._messages[-1].role is Role.SYSTEM:
@@ -199,18 +199,18 @@ class Chat(Closing):
         return self._talk(self._messages, steering, pending)
 
     def regenerate(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Take the last answer back and stream another; with temperature, another draw.
+        """Remove the last answer and stream another; with a temperature, it is another draw.
 
         Raises:
             SessionError: there is nothing to answer.
         """
         self._settle()
-        asked = self._messages
-        while asked and asked[-1].role is Role.ASSISTANT:
-            asked = asked[:-1]
-        if not asked or asked[-1].role is Role.SYSTEM:
+        messages = self._messages
+        while messages and messages[-1].role is Role.ASSISTANT:
+            messages = messages[:-1]
+        if not messages or messages[-1].role is Role.SYSTEM:
             raise SessionError("there is nothing to answer: send a message first")
-        return self._talk(asked, steering)
+        return self._talk(messages, steering)
 
     def oracle(self) -> Oracle:
         """Questions about this chat that leave no trace in it."""
@@ -239,8 +239,8 @@ class Chat(Closing):
         """Cut message ``i`` out of the KV cache and compute nothing: later tokens keep their values.
 
         Returns:
-            CUT where that was done; TRUNCATE or REPLAY where the context, or a template in which messages depend
-            on each other, leaves only what ``delete`` does.
+            CUT if the message was cut; TRUNCATE or REPLAY if the context or the template only allows ``delete``, for
+            example because messages of the template depend on each other.
         """
         self._settle()
         i = self._checked_index(i)
@@ -252,7 +252,7 @@ class Chat(Closing):
         """An independent copy in another sequence of the same context.
 
         Raises:
-            InvalidSequence: none is left.
+            InvalidSequence: no sequence is free.
             ContextFull: no room for a copy; nothing changed.
         """
         self._settle()
@@ -270,7 +270,7 @@ class Chat(Closing):
             raise
 
     def dump(self) -> bytes:
-        """Everything: messages, options, and the session with its KV cache; of tools, their schemas.
+        """Dump the chat: messages, options, schemas of tools, and the session with its KV cache.
 
         A dump between the answers of a turn does not end the turn: ``proceed`` continues it in the restored chat.
         """
@@ -303,14 +303,14 @@ class Chat(Closing):
         Args:
             model: the model of the restored chat.
             data: the dump.
-            n_ctx: positions of the new context; None for as many as the dump says, up to the longest context that
-                the model was trained for, or 4096 where that is more.
-            overflow: in place of the dumped policy; to be given where that is "summarize", as functions are in no dump.
-            tools: in place of the dumped schemas; to be given where functions are to be run.
+            n_ctx: positions of the new context; None for the number in the dump, up to the longest context that the
+                model was trained for, or 4096 if that is more.
+            overflow: replaces the dumped policy; required for "summarize", because dumps contain no functions.
+            tools: replaces the dumped schemas; required to run functions.
 
         Raises:
             InvalidOption: the policy's function is missing.
-            InvalidSnapshot, SnapshotMismatch: damaged bytes, or of another model.
+            InvalidSnapshot, SnapshotMismatch: damaged bytes, or a dump of another model.
             ContextFull: no room in ``n_ctx`` positions.
         """
         state = chat_dump.read(data)
@@ -330,29 +330,29 @@ class Chat(Closing):
         return chat
 
     def close(self) -> None:
-        """Forget everything and give the sequence back. Twice is fine."""
+        """Close the session, which releases its sequence. Twice is fine."""
         self.session.close()
 
     @contextmanager
     def scratch_branch(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
-        """A session in which ``question`` was asked and the answer is about to begin; leaves no trace in the chat."""
+        """A session after ``question``, where the answer is about to begin; the chat does not change."""
         self._settle()
-        asked = (*self._messages, Message(Role.USER, question))
-        ids = self._encode(asked, add_generation_prompt=True, thinking=thinking)
+        messages = (*self._messages, Message(Role.USER, question))
+        ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
         with self.session.scratch_branch() as session:
             session.follow(ids)
             yield session
 
     # Steps that several calls share.
 
-    def _talk(self, asked: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
-        """Begin a turn with the messages ``asked``; the chat changes when the turn begins."""
+    def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
+        """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
         before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
 
         def undo() -> None:
             self._messages, self.options, self._n_answers = before
             self._stream = self._turn = None
-            with suppress(SlmError):  # the cache follows again at the next call; the first error is the one to show
+            with suppress(SlmError):  # the cache follows again at the next call; keep the first error
                 self.session.follow(tokens)
 
         use, offered = _tool_use(steering)
@@ -370,12 +370,12 @@ class Chat(Closing):
 
             def begin(is_first: bool, spent: float) -> AnswerStream:
                 left = None if timeout is None else max(timeout - spent, _LEAST_TIME)
-                sent = asked if is_first else self._messages
+                sent = messages if is_first else self._messages
                 return self._reply(sent, cast("AnswerSteering", steering), first if is_first else later, left)
 
             turn = Turn(begin, self._add, undo, self._end_turn)
             if pending:
-                self.session.follow(self._encode(asked))
+                self.session.follow(self._encode(messages))
             self._turn = ChatStream(turn, self._toolbox, use, on_event, pending)
         except BaseException:
             undo()
@@ -383,17 +383,17 @@ class Chat(Closing):
         return self._turn
 
     def _reply(
-        self, asked: tuple[Message, ...], steering: AnswerSteering, rule: Spec | None, timeout: float | None
+        self, messages: tuple[Message, ...], steering: AnswerSteering, rule: Spec | None, timeout: float | None
     ) -> AnswerStream:
-        """Begin an answer to ``asked``."""
+        """Start an answer to the conversation ``messages``."""
         thinking, sampling = self.options.thinking, self.options.sampling
-        asked, overflowed = self._make_room(asked)
-        self.session.follow(self._encode(asked, add_generation_prompt=True, thinking=thinking))
-        self._messages = asked
+        messages, overflowed = self._make_room(messages)
+        self.session.follow(self._encode(messages, add_generation_prompt=True, thinking=thinking))
+        self._messages = messages
         self._n_answers += 1
 
         def finished(message: Message) -> None:
-            self._messages = (*asked, message)
+            self._messages = (*messages, message)
             self._stream = None
 
         sampling = replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
@@ -401,7 +401,7 @@ class Chat(Closing):
         options: AnswerSteering = steering if rule is None else {**steering, "constraint": rule}
         generation = self.session.generate(sampling, sampler=chain, special=True, timeout=timeout, **options)
         parser = self.formatter.stream_parser(thinking=thinking, tools=self._toolbox.schemas)
-        n_calls = sum(len(message.tool_calls) for message in asked)
+        n_calls = sum(len(message.tool_calls) for message in messages)
         self._stream = AnswerStream(generation, parser, finished, n_calls, overflowed)
         return self._stream
 
@@ -417,18 +417,18 @@ class Chat(Closing):
             self._known_tools = Toolbox(self.options.tools)
         return self._known_tools
 
-    def _make_room(self, asked: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
-        """Drop messages by the policy; returns the kept ones, and the dropped ones."""
+    def _make_room(self, conversation: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
+        """Drop messages by the policy; returns the kept and the dropped messages."""
         context, options = self.session.context, self.options
         room = context.n_free + context.length(self.session.seq_id)
 
         def count(messages: Sequence[Message]) -> int:
             return len(self._encode(messages, add_generation_prompt=True, thinking=options.thinking))
 
-        fitted = fit(asked, options.overflow, count, room, reserved(context.n_ctx, options.sampling.max_tokens))
+        fitted = fit(conversation, options.overflow, count, room, reserved(context.n_ctx, options.sampling.max_tokens))
         if not fitted.dropped:
-            return asked, None
-        n_tokens = count(asked) - count(fitted.messages)
+            return conversation, None
+        n_tokens = count(conversation) - count(fitted.messages)
         level = min(context.edit_level, EditLevel.TRUNCATE)
         if options.overflow == "shift":
             level = self._forget(fitted.start, fitted.start + len(fitted.dropped))
@@ -436,7 +436,7 @@ class Chat(Closing):
         return fitted.messages, dropped
 
     def _forget(self, start: int, end: int) -> EditLevel:
-        """Take messages out of the KV cache; see ``forget``."""
+        """Cut messages out of the KV cache; see ``forget``."""
         messages = (*self._messages[:start], *self._messages[end:])
         before, after = self._encode(self._messages), self._encode(messages)
         self.session.follow(before)
@@ -481,7 +481,7 @@ def _messages(content: str | Message | Sequence[Message]) -> Sequence[Message]:
 
 
 def _tool_use(steering: Steering) -> tuple[ToolUse, Sequence[Tool] | None]:
-    """Take the options of tools out of a turn's options."""
+    """Remove the options of tools from a turn's options."""
     use = ToolUse(
         steering.pop("tool_choice", "auto"),
         steering.pop("strict_tools", False),
@@ -499,6 +499,6 @@ def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:
 
 
 def _removed_span(before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
-    """The one range of ``before`` that is missing in ``after``, if there is one."""
+    """The range of ``before`` that is missing in ``after``, if exactly one range is missing."""
     start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
     return start, start + len(before) - len(after)

@@ -19,15 +19,15 @@ _MOST_SEQUENCES, _LARGEST_BATCH = 2**12, 2**14
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What a dump of a chat holds.
+    """The content of a chat's dump.
 
     Attributes:
         messages: the conversation.
-        sampling: how it chooses tokens.
-        tools: their schemas.
+        sampling: the sampling options.
+        tools: the schemas of the tools.
         thinking: see ``ChatOptions``.
         overflow: the name of the policy.
-        n_answers: answers given before.
+        n_answers: the number of earlier answers.
         context: n_ctx, n_seq_max and n_batch.
         session: the session's dump.
     """
@@ -74,10 +74,10 @@ def read(data: bytes) -> ChatState:
 
 
 def checked_n_ctx(n_ctx: int, limit: int) -> int:
-    """The size of a context that a dump asks for.
+    """The size of the context in a dump, if it is valid.
 
     Raises:
-        InvalidSnapshot: it is above the limit.
+        InvalidSnapshot: the size is above the limit.
     """
     if n_ctx > limit:
         raise InvalidSnapshot(

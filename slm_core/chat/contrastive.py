@@ -1,4 +1,4 @@
-"""Contrastive decoding: choose tokens that a large model finds likelier than a small one."""
+"""Contrastive decoding: choose tokens that are likelier in a large model than in a small one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from slm_core.protocols import Sampler, Vocab
 class ContrastiveSampler:
     """A sampler whose rows are the difference of two models (Li et al., arXiv 2210.15097); see ``protocols.Sampler``.
 
-    A token's score is its log probability in the answering model, the expert, less that in another one, the amateur.
-    Tokens that the expert finds less than ``plausibility`` times as likely as the likeliest one are left out. The
-    amateur's session is made to follow the expert's, and decodes each token after it.
+    A token's score is its log probability in the expert (the answering model) minus its log probability in the amateur.
+    Tokens whose probability in the expert is below ``plausibility`` times the largest one are removed. The amateur's
+    session follows the expert's history, and decodes each token after it.
 
     Args:
-        amateur: a session of a smaller model; from now on the sampler's own.
+        amateur: a session of a smaller model; only the sampler may use it from now on.
         inner: draws from the scores.
-        vocab: the expert's; the amateur's must have the same tokens.
-        plausibility: above 0, up to 1; the paper takes 0.1.
+        vocab: the expert's vocabulary; the amateur's vocabulary must have the same tokens.
+        plausibility: above 0, up to 1; the paper uses 0.1.
 
     Raises:
         InvalidOption: ``plausibility`` is out of its range, or the vocabularies differ.
@@ -52,15 +52,15 @@ class ContrastiveSampler:
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The scores to sample from, float32 [V]: the difference of log probabilities; -inf for removed tokens."""
-        other = self._amateur.next_logits()
-        if other is None:
+        amateur_row = self._amateur.next_logits()
+        if amateur_row is None:
             raise SessionError("the amateur's session gave no logits")
-        scores = (logits - checked_log_sum_exp(logits)) - (other - checked_log_sum_exp(other))
+        scores = (logits - checked_log_sum_exp(logits)) - (amateur_row - checked_log_sum_exp(amateur_row))
         scores[logits < logits.max() + math.log(self._plausibility)] = -np.inf
         return np.asarray(scores, np.float32)
 
     def accept(self, token: int) -> None:
-        """Note a token; the amateur's session takes it, too."""
+        """Accept a token, in the amateur's session, too."""
         self._inner.accept(token)
         self._amateur.append_tokens([token])
 
@@ -70,7 +70,7 @@ class ContrastiveSampler:
         self._amateur.follow(tokens)
 
     def reset(self) -> None:
-        """Back to the state at creation; the amateur's session stays."""
+        """Reset to the initial state; the amateur's session does not change."""
         self._inner.reset()
 
     def clone(self) -> Self:
@@ -78,9 +78,9 @@ class ContrastiveSampler:
         return type(self)(self._amateur.fork(), self._inner.clone(), self._vocab, plausibility=self._plausibility)
 
     def state(self) -> bytes:
-        """The state of the inner sampler; the amateur follows ``set_history``."""
+        """The state of the inner sampler; ``set_history`` restores the amateur."""
         return self._inner.state()
 
     def set_state(self, state: bytes) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore the result of ``state``."""
         self._inner.set_state(state)

@@ -1,4 +1,4 @@
-"""What a context has decoded of a session's history, and ahead of it."""
+"""The tokens of a session that a context has decoded, in its history and ahead of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
 
 R = TypeVar("R")
 MAX_AHEAD = 64
-"""Tokens that are decoded ahead at most: a row of logits is kept for each."""
+"""The most tokens decoded ahead: a row of logits is kept for each."""
 
 
 class DecodedSequence:
-    """A sequence of a context: tokens of a history, then perhaps some that are expected to follow it.
+    """A sequence of a context: tokens of a history, then optional tokens that are expected to follow it.
 
     Args:
         context: the KV cache.
@@ -31,7 +31,7 @@ class DecodedSequence:
         self.seq_id = seq_id
         self._ahead: deque[int] = deque()
         self._batch: Batch | None = None
-        self._rows: deque[NDArray[np.float32]] = deque()  # the next one, and one after each token ahead
+        self._rows: deque[NDArray[np.float32]] = deque()  # after the history, and after each token ahead
 
     @property
     def n_held(self) -> int:
@@ -53,7 +53,7 @@ class DecodedSequence:
         self._rows = deque() if row is None else deque([row])
 
     def take(self, token: int) -> None:
-        """The history has grown by a token: use the rows of an expected token, else drop them."""
+        """Add a token to the history: keep the rows ahead if it is the expected token, else drop them."""
         if self._ahead and self._ahead[0] != token:
             self.settle()
         if self._ahead:
@@ -63,7 +63,7 @@ class DecodedSequence:
             self._rows.clear()
 
     def settle(self) -> None:
-        """Hold nothing but the history."""
+        """Remove the tokens decoded ahead of the history."""
         if self._ahead:
             self.forget_from(self.n_held)
 
@@ -78,7 +78,7 @@ class DecodedSequence:
             self._rows.pop()
 
     def clear(self) -> None:
-        """Hold nothing at all."""
+        """Remove all tokens."""
         self._ahead.clear()
         self._rows.clear()
         self.context.drop(self.seq_id)
@@ -90,16 +90,16 @@ class DecodedSequence:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """The logits after ``tokens``, float32 [V], and in the same batch those after each token of ``expected``.
+        """The logits after ``tokens``, float32 [V]. The same batch decodes tokens of ``expected``.
 
         Args:
             tokens: the history.
-            cancelled: asked before each batch.
-            expected: a draft of the next tokens; as much of it as fits into one batch and the context is decoded.
+            cancelled: called before each batch.
+            expected: a draft of the next tokens, which is shortened to fit into the batch and the context.
             progress: called before the first batch and after each.
 
         Returns:
-            None where ``cancelled`` came true.
+            The row; None if ``cancelled`` returned True.
         """
         if self._rows:
             return self._rows[0]
@@ -130,7 +130,7 @@ class DecodedSequence:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> Logits | None:
-        """Decode the tokens that the context does not hold; see ``next_row``. Rows are valid until the next call."""
+        """Decode the pending tokens; see ``next_row``. Rows are valid until the next call."""
         return self._run(self.context.decode, tokens, cancelled, expected, progress)
 
     def _run(
@@ -166,5 +166,5 @@ class DecodedSequence:
         return rows
 
     def _room_beside(self, n: int, batch: Batch) -> int:
-        """Tokens that may be decoded ahead in one batch with ``n`` others."""
+        """The most tokens that can be decoded ahead in one batch with ``n`` other tokens."""
         return max(0, min(MAX_AHEAD, batch.capacity - n, self.context.n_free - n))

@@ -17,15 +17,15 @@ _spellings: weakref.WeakKeyDictionary[Vocab, Spellings] = weakref.WeakKeyDiction
 def heal(session: Session, sampler: Sampler | None = None) -> str:
     """Let the model spell the end of a prompt, and perhaps more.
 
-    A prompt that ends inside what would be one token ("http:" before "//") leads where no training text does. The last
-    tokens whose bytes some longer token begins with are taken back, and tokens are chosen that begin with those bytes.
-    A constraint of the answer begins after the text that is returned. Marks within what is taken back go stale. Control
-    tokens and the first token stay. The idea is that of ``guidance`` (Lundberg, "The art of prompt design: prompt
+    A prompt that ends inside a longer token ("http:" before "//") is unlike any training text. If the bytes of the last
+    tokens are a prefix of a longer token, these tokens are removed, and tokens are chosen that begin with these bytes.
+    A constraint of the answer begins after the returned text. Marks within the removed tokens become stale. Control
+    tokens and the first token stay. The idea is from ``guidance`` (Lundberg, "The art of prompt design: prompt
     boundaries and token healing", 2023).
 
     Args:
         session: its last tokens are healed; if this raises, the session is unchanged.
-        sampler: chooses the tokens; None for the likeliest.
+        sampler: chooses the tokens; None for greedy choices.
 
     Returns:
         The generated text beyond the prompt; often "".
@@ -36,30 +36,30 @@ def heal(session: Session, sampler: Sampler | None = None) -> str:
     if session.vocab not in _spellings:
         _spellings[session.vocab] = Spellings(session.vocab)
     spellings = _spellings[session.vocab]
-    n_kept, wanted = spellings.edge(session.tokens)
-    if not wanted:
+    n_kept, prefix = spellings.edge(session.tokens)
+    if not prefix:
         return ""
     chosen: list[int] = []
     with session.scratch_branch() as twin:
         twin.truncate(n_kept)
-        while wanted:
+        while prefix:
             row = twin.next_logits()
-            assert row is not None  # nobody cancels it
+            assert row is not None  # it is never cancelled
             allowed = np.full_like(row, -np.inf)
-            fitting = spellings.fitting(wanted)
+            fitting = spellings.fitting(prefix)
             allowed[fitting] = row[fitting]
             token = int(allowed.argmax()) if sampler is None else sampler.sample(allowed)
             chosen.append(token)
             twin.append_tokens([token])
             data = session.vocab.token_bytes(token)
-            beyond, wanted = data[len(wanted) :], wanted[len(data) :]
+            beyond, prefix = data[len(prefix) :], prefix[len(data) :]
     session.truncate(n_kept)
     session.append_tokens(chosen)
     return beyond.decode()
 
 
 class Spellings:
-    """The tokens of a vocabulary by their bytes; control tokens are not among them."""
+    """The tokens of a vocabulary by their bytes, without control tokens."""
 
     def __init__(self, vocab: Vocab) -> None:
         pieces = ((vocab.token_bytes(i), i) for i in range(vocab.size) if i not in vocab.eog_ids)
@@ -70,7 +70,7 @@ class Spellings:
         self._longest = max(map(len, self._data), default=0)
 
     def edge(self, tokens: Sequence[int]) -> tuple[int, bytes]:
-        """How many tokens stay, and the bytes of the others: the longest end that some longer token begins with."""
+        """The number of tokens to keep, and the bytes of the others, which are a prefix of a longer token."""
         data, edge = b"", (len(tokens), b"")
         for n_kept in range(len(tokens) - 1, 0, -1):
             piece = self._by_id.get(tokens[n_kept], b"")
@@ -82,7 +82,7 @@ class Spellings:
         return edge
 
     def fitting(self, wanted: bytes) -> list[int]:
-        """Tokens that begin with ``wanted`` and end with a character, and tokens after which the rest can follow."""
+        """Tokens that begin with ``wanted`` and end with a whole character, and tokens that spell its beginning."""
         tokens = [self._ids[i] for i in self._beginning_with(wanted) if _is_text(self._data[i][len(wanted) :])]
         for n in range(1, len(wanted)):
             if self._can_say(wanted[n:]):
@@ -102,7 +102,7 @@ class Spellings:
         return range(bisect_left(self._data, data), bisect_right(self._data, data))
 
     def _can_say(self, data: bytes) -> bool:
-        """Whether some tokens say exactly this."""
+        """Whether some sequence of tokens spells exactly these bytes."""
         reached = {0}
         for end in range(1, len(data) + 1):
             if any(start in reached and self._equal_to(data[start:end]) for start in range(end)):

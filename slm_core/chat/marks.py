@@ -1,4 +1,4 @@
-"""Places in a session to come back to."""
+"""Marks: positions in a session for a rollback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_core.errors import InvalidMark
 
 
 class Mark:
-    """A place in a session to come back to. Opaque; made by ``Session.mark``."""
+    """An opaque position in a session for a rollback, made by ``Session.mark``."""
 
     __slots__ = ("__weakref__", "_marks")
 
@@ -22,13 +22,13 @@ class Mark:
 
 
 class Marks:
-    """The marks of one session and their positions in its history; unreferenced marks are forgotten."""
+    """The marks of one session and their positions in its history, by weak references."""
 
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Mark, int] = weakref.WeakKeyDictionary()
 
     def add(self, place: int) -> Mark:
-        """A mark before the token at ``place``."""
+        """A mark before the token at position ``place``."""
         mark = Mark(self)
         self._places[mark] = place
         return mark
@@ -37,7 +37,7 @@ class Marks:
         """The position of a mark.
 
         Raises:
-            InvalidMark: of another session, or stale.
+            InvalidMark: the mark is stale, or of another session.
         """
         if not mark.is_one_of(self):
             raise InvalidMark("the mark is of another session")
@@ -54,15 +54,15 @@ class Marks:
         self._places.update(places)
 
     def truncate(self, length: int) -> None:
-        """The history ends at ``length``: later marks are stale."""
-        for mark, place in self.places().items():
-            if place > length:
+        """Truncate the history to ``length``: later marks become stale."""
+        for mark, position in self.places().items():
+            if position > length:
                 del self._places[mark]
 
     def remove(self, start: int, end: int) -> None:
-        """[start, end) is removed from the history: marks within are stale, later ones move."""
-        for mark, place in self.places().items():
-            if start < place < end:
+        """Remove [start, end) of the history: marks within become stale, later marks move."""
+        for mark, position in self.places().items():
+            if start < position < end:
                 del self._places[mark]
-            elif place >= end:
-                self._places[mark] = place - (end - start)
+            elif position >= end:
+                self._places[mark] = position - (end - start)

@@ -21,10 +21,10 @@ def to_json(message: Message) -> dict[str, object]:
 
 
 def from_json(value: object) -> Message:
-    """A message from what ``to_json`` gave.
+    """A message from the result of ``to_json``.
 
     Raises:
-        InvalidSnapshot: it is anything else.
+        InvalidSnapshot: the value is malformed.
     """
     if not isinstance(value, dict) or set(value) != {"role", *_LISTS, *_TEXTS}:
         raise InvalidSnapshot("the dump holds a malformed message")

@@ -1,4 +1,4 @@
-"""An oracle: questions about a chat whose answers leave no trace in it."""
+"""An oracle: asks questions about a chat without changing it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[_Value]):
-    """What ``Oracle.choose`` found.
+    """The result of ``Oracle.choose``.
 
     Attributes:
         value: the likeliest option.
-        probabilities: of each option, in the order given; they add up to 1.
+        probabilities: the probability of each option, in the order of the options; the sum is 1.
     """
 
     value: _Value
@@ -42,12 +42,12 @@ class Choice(Generic[_Value]):
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What ``Oracle.extract`` found.
+    """The result of ``Oracle.extract``.
 
     Attributes:
         value: the JSON value, or the pydantic object.
-        text: the JSON it was read from.
-        answer: the answer that has it, with its usage and timings.
+        text: the JSON text.
+        answer: the answer with the JSON, its usage and timings.
     """
 
     value: object
@@ -58,8 +58,8 @@ class Extraction:
 class Oracle:
     """Asks a chat's model about the chat so far.
 
-    No call leaves a trace in the chat: messages, tokens, lengths and next logits stay the same, on
-    success, on an error, on a raising callback, on a cancelled answer. Answers are greedy unless sampling is given.
+    No call changes the chat: messages, tokens, lengths and next logits stay the same after success, an error, a raising
+    callback and a cancelled answer. Answers are greedy by default.
 
     Args:
         chat: the chat to ask about.
@@ -87,24 +87,24 @@ class Oracle:
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
-        """The same, with reasoning asked for; it is in ``Answer.reasoning``, and under the constraint, too.
+        """Like ``ask``, with reasoning turned on. ``Answer.reasoning`` has it; the constraint applies to it, too.
 
         Raises:
-            TemplateError: the model's chat format has no way to ask for reasoning.
+            TemplateError: the model's chat format cannot turn reasoning on.
         """
         return self._ask(question, sampling, stopping_criteria, constraint, thinking=True)
 
     def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[_Value]:
-        """Which option the model finds likeliest as its whole answer.
+        """The option that is the likeliest whole answer.
 
-        Each option is scored by the probability of its tokens and of the answer ending after them.
+        The score of an option is the probability of its tokens, followed by the end of the answer.
 
         Args:
             question: asked as the chat's next user message.
-            options: at least two strings (or values whose ``str`` differ), or an Enum of such values.
+            options: at least two strings (or values with different ``str``), or an Enum of them.
 
         Raises:
-            InvalidOption: fewer than two options, an empty one, or two that read the same.
+            InvalidOption: fewer than two options, an empty option, or two options with the same text.
         """
         values, texts = _options(options)
         with self._chat.scratch_branch(question, thinking=self._chat.options.thinking) as session:
@@ -114,30 +114,30 @@ class Oracle:
         return Choice(values[int(scores.argmax())], tuple(probabilities.tolist()))
 
     def extract(self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY) -> Extraction:
-        """A JSON value that fits a schema, from the chat; the answer cannot be anything else.
+        """Extract a JSON value from the chat; a constraint ensures that the answer matches the schema.
 
-        If the prompt opens reasoning, the model reasons first; the JSON follows.
+        If the prompt begins with reasoning, the model reasons first; the JSON follows.
 
         Args:
             schema: a pydantic model class, or a JSON schema as a mapping or text.
-            question: asks for the JSON; None for "Give me JSON with the keys ...".
-            sampling: for the answer; its stop texts do not count.
+            question: requests the JSON; None for "Give me JSON with the keys ...".
+            sampling: options of the answer; its stop texts are ignored.
 
         Raises:
-            OracleError: the answer was not complete when its tokens, or the room in the context, were at an end; or
-                a pydantic model has rules beyond its schema that it breaks.
+            OracleError: the answer was incomplete at ``max_tokens`` or at the end of the context; or a validator of a
+                pydantic model refused it.
             ConstraintError: the schema cannot be enforced.
         """
-        wanted, thinking = Schema(schema), self._chat.options.thinking
+        target, thinking = Schema(schema), self._chat.options.thinking
         reasoning_end = self._chat.formatter.reasoning_end(thinking=thinking)
-        spec: Spec = wanted.spec if reasoning_end is None else AfterThinking(wanted.spec, reasoning_end)
-        question = question if question is not None else wanted.question()
+        spec: Spec = target.spec if reasoning_end is None else AfterThinking(target.spec, reasoning_end)
+        question = question if question is not None else target.question()
         with self._chat.scratch_branch(question, thinking=thinking) as session:
             answer = session.generate(replace(sampling, stop=()), constraint=spec, special=True).run()
         if answer.finish_reason not in (FinishReason.CONSTRAINT, FinishReason.STOP):
             raise OracleError(f"the answer's JSON was not complete after {len(answer.tokens)} tokens: {answer.text!r}")
         text = answer.text if reasoning_end is None else answer.text.partition(reasoning_end)[2].strip()
-        return Extraction(wanted.read(text), text, answer)
+        return Extraction(target.read(text), text, answer)
 
     def _ask(
         self,
@@ -166,7 +166,7 @@ def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list
 
 
 def _score(session: Session, texts: Sequence[str]) -> list[float]:
-    """Log-probability of each text as the whole answer."""
+    """The log-probability of each text as the whole answer."""
     length = session.n_tokens
     first = _row(session)
     scores = []

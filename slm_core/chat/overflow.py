@@ -1,4 +1,4 @@
-"""What a chat does when its messages, and room for an answer, are more than the context holds."""
+"""Overflow policies: dropping messages when a chat and its answer do not fit into the context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.types import Message, Role
 
 NAMES = ("error", "truncate_middle", "shift", "summarize")
 _ANSWER_SHARE = 4  # an answer without a limit has room for a quarter of the context
-_KEPT_SHARE = 2  # where what is kept is computed again, it is half: so that it does not happen at every turn
+_KEPT_SHARE = 2  # policies that compute kept messages again keep half, so that not every turn overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class Summarize:
     """The policy "summarize", with its function.
 
     Attributes:
-        function: from the messages that are dropped to the one that takes their place; it must not use the chat.
+        function: returns the message that replaces the dropped messages; it must not use the chat.
 
     Raises:
-        InvalidOption: that is no function.
+        InvalidOption: ``function`` is not callable.
     """
 
     function: Callable[[Sequence[Message]], Message]
@@ -37,11 +37,10 @@ Overflow: TypeAlias = str | Summarize
 """A policy by name, or ``Summarize``.
 
 - "error": ``ContextFull`` is raised, nothing changes.
-- "truncate_middle": system message and the last turns stay, as many as fill half of the context; they are computed
-  again.
-- "shift": the oldest turns are dropped, as few as give room; they are cut out of the KV cache where the context can do
-  that (what follows keeps what it saw), else what is kept is computed again.
-- ``Summarize``: as "truncate_middle", with a message in place of what is dropped.
+- "truncate_middle": the system message and the last turns stay, up to half of the context; they are computed again.
+- "shift": the oldest turns are dropped until there is room. If the context can cut, they are cut out of the KV cache,
+  and later tokens keep their values; otherwise the kept messages are computed again.
+- ``Summarize``: like "truncate_middle", with a message that replaces the dropped messages.
 
 The system message and the last turn, from the last user's message on, are never dropped.
 """
@@ -55,7 +54,7 @@ class Fitted:
         messages: the kept messages.
         dropped: the dropped messages.
         start: the index of the first dropped message.
-        summary: the message in their place.
+        summary: the message that replaces the dropped messages.
     """
 
     messages: tuple[Message, ...]
@@ -92,17 +91,17 @@ def fit(
     room: int,
     reserve: int,
 ) -> Fitted:
-    """Drop turns until the rest fits.
+    """Drop turns until the messages fit.
 
     Args:
-        messages: all of them, the last turn at the end.
-        overflow: how.
-        count: the tokens that messages take.
-        room: positions that they may take.
-        reserve: positions for the answer, of these.
+        messages: all messages, up to the last turn.
+        overflow: the policy.
+        count: returns the number of tokens of messages.
+        room: the most positions for messages and answer.
+        reserve: positions of ``room`` for the answer.
 
     Raises:
-        ContextFull: even system message and last turn do not fit.
+        ContextFull: the system message and the last turn alone do not fit.
     """
     name = name_of(overflow)
     if name == "error" or count(messages) + reserve <= room:
@@ -110,20 +109,20 @@ def fit(
     first, ends = _turns(messages)
     target = room - reserve if name == "shift" else min(room - reserve, room // _KEPT_SHARE)
     kept = [(*messages[:first], *messages[end:]) for end in ends]
-    fitting = bisect_left(kept, True, key=lambda rest: count(rest) <= target)
+    fitting = bisect_left(kept, True, key=lambda remaining: count(remaining) <= target)
     end = ends[min(fitting, len(ends) - 1)]
-    rest = (*messages[:first], *messages[end:])
+    remaining = (*messages[:first], *messages[end:])
     dropped, summary = tuple(messages[first:end]), None
     if isinstance(overflow, Summarize) and dropped:
         summary = overflow.function(dropped)
-        rest = (*messages[:first], summary, *messages[end:])
-    if (needed := count(rest)) > room - min(reserve, 1):
+        remaining = (*messages[:first], summary, *messages[end:])
+    if (needed := count(remaining)) > room - min(reserve, 1):
         raise ContextFull(needed + min(reserve, 1), room)
-    return Fitted(rest, dropped, first, summary)
+    return Fitted(remaining, dropped, first, summary)
 
 
 def _turns(messages: Sequence[Message]) -> tuple[int, list[int]]:
-    """The start of the first turn, and the ends of all turns up to which messages may be dropped; 0 turns, too."""
+    """The start of the first turn, and the indices up to which messages may be dropped: this start and turn ends."""
     first = 1 if messages and messages[0].role is Role.SYSTEM else 0
     begins = [i for i, message in enumerate(messages) if i > first and message.role is Role.USER]
     return first, [first, *begins]

@@ -1,9 +1,9 @@
-"""Segments to tokens: control text is parsed, content never is."""
+"""Encodes segments to tokens. Special tokens are parsed in control text, and never in content."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from weakref import WeakKeyDictionary
@@ -14,23 +14,37 @@ from slm_core.types import Segment
 _MARKER = re.compile(r"[<\[]\S+[>\]]", re.DOTALL)
 _NEIGHBOURS = (("<", ">"), ("[", "]"), ("a", "a"))
 _Span = tuple[int, int, int]
-"""Where a text has a special token: start and end in characters, and how many tokens come before it."""
+"""A special token in a text: start and end in characters, and the number of tokens before it."""
 
 
 def encode_segments(vocab: Vocab, segments: Iterable[Segment]) -> list[int]:
-    """Tokens of a prompt; no content can become a special token, nor a part of one.
+    """Tokens of a prompt; content never becomes a special token, or a part of one.
 
-    The prompt is tokenized as a whole, as in training. Only where content spells a special token is the text up
-    to the next special token of the control text tokenized without parsing any.
+    The prompt is tokenized as a whole, as in training. If content spells a special token, the text up to the next
+    special token of the control text is tokenized without parsing special tokens.
     """
     return PromptEncoder(vocab).encode(segments)
 
 
-class PromptEncoder:
-    """Encodes one prompt after another: of each, what the one before it has not begun with.
+def encode_messages(vocab: Vocab, segments: Iterable[Segment]) -> tuple[list[int], list[int]]:
+    """Tokens of a prompt, and the number of tokens up to the end of each message.
 
-    Special tokens are found before anything else is tokenized, so that a prompt may be cut in front of one. The cut is
-    made one special token early, lest a longer one begin where the prompts part.
+    A message ends with the first special token after content. Prompts that begin with the same messages begin with the
+    same tokens up to this end. A format without special tokens has no known ends.
+    """
+    pieces = [segment for segment in segments if segment.text]
+    ids, spans = _encode(vocab, pieces)
+    ends = accumulate(len(piece.text) for piece in pieces)
+    content_ends = [end for piece, end in zip(pieces, ends, strict=True) if not piece.control]
+    after = (bisect_left(spans, end, key=lambda span: span[0]) for end in content_ends)
+    return ids, sorted({spans[i][2] + 1 for i in after if i < len(spans)})
+
+
+class PromptEncoder:
+    """Encodes prompts one after another; reuses the tokens of the prefix that a prompt shares with the previous one.
+
+    Special tokens are matched before other text is tokenized, so a prompt can be split before a special token. The
+    split is one special token early, in case a longer special token begins at the first difference.
 
     Args:
         vocab: the vocabulary.
@@ -45,33 +59,33 @@ class PromptEncoder:
     def encode(self, segments: Iterable[Segment]) -> list[int]:
         """Tokens of a prompt; see ``encode_segments``."""
         pieces = [segment for segment in segments if segment.text]
-        n_spans, (place, _, n_ids) = self._shared(pieces)
-        ids, spans = _encode(self._vocab, list(_from(pieces, place)))
-        self._spans = [*self._spans[:n_spans], *((a + place, b + place, n + n_ids) for a, b, n in spans)]
+        n_spans, (split, _, n_ids) = self._shared(pieces)
+        ids, spans = _encode(self._vocab, list(_from(pieces, split)))
+        self._spans = [*self._spans[:n_spans], *((a + split, b + split, n + n_ids) for a, b, n in spans)]
         self._pieces, self._ids = pieces, [*self._ids[:n_ids], *ids]
         return list(self._ids)
 
     def _shared(self, pieces: Sequence[Segment]) -> tuple[int, _Span]:
         """Spans before the last position where both prompts can be split, and the span at this position."""
-        place = 0
+        n_common = 0
         for old, new in zip(self._pieces, pieces, strict=False):
             if (old.text, old.control) != (new.text, new.control):
                 break
-            place += len(old.text)
-        n_spans = bisect_right(self._spans, place, key=lambda span: span[1]) - 2
+            n_common += len(old.text)
+        n_spans = bisect_right(self._spans, n_common, key=lambda span: span[1]) - 2
         return (n_spans, self._spans[n_spans]) if n_spans > 0 else (0, (0, 0, 0))
 
 
-def _from(pieces: Sequence[Segment], place: int) -> Iterator[Segment]:
-    """The pieces without their first ``place`` characters."""
+def _from(pieces: Sequence[Segment], n_chars: int) -> Iterator[Segment]:
+    """The pieces without their first ``n_chars`` characters."""
     for piece in pieces:
-        if place < len(piece.text):
-            yield Segment(piece.text[place:], piece.control) if place else piece
-        place = max(0, place - len(piece.text))
+        if n_chars < len(piece.text):
+            yield Segment(piece.text[n_chars:], piece.control) if n_chars else piece
+        n_chars = max(0, n_chars - len(piece.text))
 
 
 def _encode(vocab: Vocab, pieces: Sequence[Segment]) -> tuple[list[int], list[_Span]]:
-    """Tokens of a prompt, and the positions of intended special tokens."""
+    """Tokens of a prompt, and the spans of its special tokens in control text."""
     text = "".join(piece.text for piece in pieces)
     ids = vocab.encode(text, add_special=False, parse_special=True)
     spans = list(_markers(vocab).spans(vocab, text, ids))
@@ -86,14 +100,14 @@ def _encode(vocab: Vocab, pieces: Sequence[Segment]) -> tuple[list[int], list[_S
 
 
 def special_spans(vocab: Vocab, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Where the joined text of segments has special tokens that are meant: start and end of each, in characters."""
+    """The special tokens in control text: start and end of each in the joined text, in characters."""
     text = "".join(segment.text for segment in segments)
     ids = vocab.encode(text, add_special=False, parse_special=True)
     return [(start, end) for start, end, _ in _within_control(_markers(vocab).spans(vocab, text, ids), segments)]
 
 
 def _encode_apart(vocab: Vocab, text: str, meant: Sequence[_Span], forged: Sequence[_Span]) -> Iterator[list[int]]:
-    """Tokens of a text in which only some of the special tokens are meant: up to the first of these, and from each."""
+    """Tokens of a text in which only the spans ``meant`` are special tokens: up to the first one, and from each one."""
     for start, end in pairwise([0, *(span[0] for span in meant), len(text)]):
         inside = [span for span in forged if start <= span[0] < end]
         if not inside:
@@ -106,10 +120,10 @@ def _encode_apart(vocab: Vocab, text: str, meant: Sequence[_Span], forged: Seque
 
 
 def _encode_plain(vocab: Vocab, parts: Sequence[str]) -> Iterator[int]:
-    """Tokens of parts of one text, cut where they would otherwise make a token that is parsed in any text.
+    """Tokens of parts of one text, which was split inside tokens that are parsed in any text.
 
-    Parts after the first come after a line break, which is taken off again: a vocabulary that puts a space in front of
-    a text must not put one in front of them.
+    Parts after the first are encoded after a line break, whose tokens are removed: a vocabulary that adds a space
+    before a text must not add one before these parts.
     """
     line_break = vocab.encode("\n", add_special=False, parse_special=False)
     for i, part in enumerate(parts):
@@ -123,11 +137,11 @@ def _encode_plain(vocab: Vocab, parts: Sequence[str]) -> Iterator[int]:
 def _within_control(spans: Iterable[_Span], pieces: Sequence[Segment]) -> list[_Span]:
     """The spans that are completely in control text; both are in the order of the text."""
     content: list[tuple[int, int]] = []
-    place = 0
+    offset = 0
     for piece in pieces:
         if not piece.control:
-            content.append((place, place + len(piece.text)))
-        place += len(piece.text)
+            content.append((offset, offset + len(piece.text)))
+        offset += len(piece.text)
     kept, i = [], 0
     for span in spans:
         start, end, _ = span
@@ -145,20 +159,20 @@ class _Markers:
         self._texts: dict[int, str | None] = {}
 
     def spans(self, vocab: Vocab, text: str, ids: Iterable[int]) -> Iterator[_Span]:
-        """Where a text spells the special tokens among its ids.
+        """The spans of the special tokens among ``ids`` in a text.
 
-        Special tokens are matched before anything else, from left to right: the first place that spells the next one
-        is the one that was matched.
+        Special tokens are matched first, from left to right: the first occurrence of the next special token is the
+        match.
         """
-        place = 0
+        offset = 0
         for n_before, token in enumerate(ids):
             marker = self._texts[token] if token in self._texts else self._look(vocab, token)
             if marker is None:
                 continue
-            start = text.find(marker, place)
+            start = text.find(marker, offset)
             if start >= 0:
-                place = start + len(marker)
-                yield start, place, n_before
+                offset = start + len(marker)
+                yield start, offset, n_before
 
     def _look(self, vocab: Vocab, token: int) -> str | None:
         """The text of a special token; None for an ordinary one."""

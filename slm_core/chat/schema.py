@@ -1,4 +1,4 @@
-"""What an oracle extracts: a JSON value under a schema, or a pydantic object."""
+"""Schemas of extracted values: JSON schemas and pydantic models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Schema:
-    """What an extracted value must look like.
+    """The schema of an extracted value.
 
     Args:
         schema: a pydantic model class, or a JSON schema as a mapping or text.
@@ -23,7 +23,7 @@ class Schema:
         spec: the constraint of the answer.
 
     Raises:
-        ConstraintError: it is neither.
+        ConstraintError: ``schema`` is neither.
     """
 
     def __init__(self, schema: object) -> None:
@@ -31,7 +31,7 @@ class Schema:
         self._model: type[BaseModel] | None = pydantic_model(schema)
 
     def question(self) -> str:
-        """Asks for the JSON in plain words."""
+        """A question that requests the JSON."""
         schema = json.loads(self.spec.schema)
         keys = ", ".join(schema.get("properties", ())) if isinstance(schema, dict) else ""
         return f"Give me JSON with the keys {keys}." if keys else "Answer in JSON."
@@ -51,7 +51,7 @@ class Schema:
             return self._model.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the whole"
+            location = ".".join(str(part) for part in first["loc"]) or "the whole"
             raise OracleError(
-                f"the answer's JSON does not fit {self._model.__name__}: {place}: {first['msg']}"
+                f"the answer's JSON does not fit {self._model.__name__}: {location}: {first['msg']}"
             ) from error

@@ -1,4 +1,4 @@
-"""The sequences of a context that are in use by sessions and their branches."""
+"""Ownership of the sequences of a context by sessions and their branches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _owners: weakref.WeakKeyDictionary[Context, dict[int, weakref.ref[object]]] = we
 
 
 def free_sequences(context: Context) -> list[int]:
-    """Sequences that are empty and have no owner."""
+    """Empty sequences without an owner."""
     owners = _owners.setdefault(context, {})
     owned = {seq_id for seq_id, owner in owners.items() if owner() is not None}
     return [s for s in range(context.n_seq_max) if s not in owned and context.length(s) == 0]
 
 
 def claim(context: Context, seq_id: int | None, owner: object) -> int:
-    """Take an empty sequence, the first one where ``seq_id`` is None.
+    """Claim an empty sequence; None for the first free one.
 
     Raises:
-        InvalidSequence: it is taken, or none is left.
+        InvalidSequence: the sequence is taken, or none is free.
     """
     free = free_sequences(context)
     if seq_id is None and not free:
@@ -39,7 +39,7 @@ def check_free(context: Context, n: int, what: str) -> None:
     """Refuse work that needs ``n`` sequences if fewer are free.
 
     Raises:
-        InvalidSequence: it says how many the context would need.
+        InvalidSequence: fewer are free; the message says how many the context would need.
     """
     n_free = len(free_sequences(context))
     if n > n_free:
@@ -50,5 +50,5 @@ def check_free(context: Context, n: int, what: str) -> None:
 
 
 def release(context: Context, seq_id: int) -> None:
-    """Give a sequence back."""
+    """Release a sequence."""
     _owners.get(context, {}).pop(seq_id, None)

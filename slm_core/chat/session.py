@@ -1,4 +1,4 @@
-"""A session: one sequence of a context, and the text around it."""
+"""A session: one sequence of a context, with methods for text and generation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Session(Closing):
     Args:
         context: the KV cache; sessions may share one, each in its own sequence.
         vocab: the model's vocabulary.
-        seq_id: an empty sequence that no other session has; None for the first such.
-        sampling: for answers that bring no sampling of their own.
+        seq_id: an empty sequence that no other session uses; None for the first free one.
+        sampling: the default sampling of answers.
         owns_context: whether closing the session closes the context.
 
     Raises:
@@ -72,7 +72,7 @@ class Session(Closing):
         self._source = SessionSource(context, self.seq_id)
         self._generation: Generation | None = None
 
-    # What it holds.
+    # The history.
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class Session(Closing):
 
     @property
     def text(self) -> str:
-        """The history as text, control tokens spelled out."""
+        """The history as text, including control tokens."""
         return self.vocab.decode(self._source.tokens, special=True)
 
     @property
@@ -91,7 +91,7 @@ class Session(Closing):
 
     @property
     def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
+        """Tokens of the history that are not decoded yet."""
         return self._source.n_pending
 
     # Growing.
@@ -140,26 +140,27 @@ class Session(Closing):
     ) -> Generation:
         """Let the model continue; iterate the result for events, with ``for`` or ``async for``.
 
-        After a pause, called with no other arguments than stopping_criteria, timeout, on_event and progress, it goes
-        on as if there had been none. An argument that is not given stays as it was. After ``restore``, give a drafter
-        that is code or a model again, as ``speculation``.
+        After a pause, ``generate`` with no arguments other than stopping_criteria, timeout, on_event and progress
+        continues as if there had been no pause. Omitted arguments keep their values. After ``restore``, pass
+        ``speculation`` again if its drafter is code or a model.
 
         Args:
             sampling: instead of the session's.
-            stopping_criteria: asked in order after each token.
+            stopping_criteria: called in order after each token.
             constraint: restricts the answer; a constraint object is copied and not advanced.
-            sampler: instead of the chain that ``sampling`` describes, which then gives length and stops only.
+            sampler: instead of the chain of ``sampling``, which then only sets length and stops.
             special: whether control tokens other than EOG become text.
             speculation: drafts for the answer; the answer is the same, or drawn from the same distribution.
             shift: continue when the context is full, by dropping tokens; ``Answer.overflowed`` counts them.
-            timeout: seconds from the first step on, pauses not counted, after which the answer ends as cancelled with
+            timeout: seconds from the first step on, without pauses, after which the answer ends as cancelled with
                 ``Answer.timed_out``; in prefill, within one batch.
             on_event: called with each event, before the iteration yields it.
-            progress: called with the tokens of the prompt that are decoded and those there are to decode.
+            progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
+
 
         Raises:
             SessionError: there is nothing to continue, or a paused generation would continue with other options.
-            InvalidOption: a value of the wrong kind, a timeout that is not above 0, or speculation and shift together.
+            InvalidOption: a value of the wrong type, a timeout that is not above 0, or speculation and shift together.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._source.check_open()
@@ -168,7 +169,7 @@ class Session(Closing):
         if not self._source.tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
-            if special or any(given is not None for given in (sampling, constraint, sampler, shift)):
+            if special or any(option is not None for option in (sampling, constraint, sampler, shift)):
                 raise SessionError("a generation is paused: go on without options, or roll back first")
             if speculation is not None or self._generation.needs_drafter:
                 self._generation.draft_with(speculation)
@@ -199,9 +200,9 @@ class Session(Closing):
         """Decode pending tokens; returns the next logits, float32 [V]; None if ``cancelled`` became true.
 
         Args:
-            cancelled: asked before each batch.
-            expected: tokens that are likely to follow: they are decoded in the last batch, and once they are taken,
-                their logits are there already.
+            cancelled: called before each batch.
+            expected: likely next tokens: they are decoded in the last batch, so that their logits are known when the
+                history takes them.
             progress: called after each batch.
         """
         return self._source.next_logits(cancelled, expected=expected, progress=progress)
@@ -209,7 +210,7 @@ class Session(Closing):
     def prefill(
         self, cancelled: Callable[[], bool] = lambda: False, *, progress: PrefillProgress | None = None
     ) -> NDArray[np.float32] | None:
-        """Decode the whole history; returns what ``next_logits`` does."""
+        """Decode the whole history; returns the next logits like ``next_logits``."""
         row = self.next_logits(cancelled, progress=progress)
         if row is not None and self.n_pending and self._source.decoded.decode(self._source.tokens, cancelled) is None:
             return None  # cancelled before removed tokens were decoded again
@@ -224,7 +225,7 @@ class Session(Closing):
         cancelled: Callable[[], bool] = lambda: False,
         progress: PrefillProgress | None = None,
     ) -> BeamAnswer:
-        """Search for the most likely answers; the session stays as it is, with all of it decoded.
+        """Search for the most likely answers; the history does not change, but is decoded.
 
         To continue with a hypothesis, pass its tokens to ``append_tokens``.
 
@@ -259,26 +260,26 @@ class Session(Closing):
         on_event: Callable[[CompletionEvent], None] | None = None,
         progress: PrefillProgress | None = None,
     ) -> Completions:
-        """Let the model continue in ``n`` ways; the session stays as it is, with all of it decoded.
+        """Generate ``n`` completions; the history does not change, but is decoded.
 
-        The prompt is decoded once; the completions fork off and are decoded together, a batch a step. Completion i
-        draws from stream i of the seed, however many there are; with the same seed, number 0 says what ``generate``
-        would. To go on with one, give its tokens to ``append_tokens``.
+        The prompt is decoded once; the completions are forks that are decoded together, one batch per step. Completion
+        i draws from stream i of the seed, for any ``n``; completion 0 is the answer of ``generate`` with the same seed.
+        To continue with a completion, pass its tokens to ``append_tokens``.
 
         Args:
-            n: completions.
+            n: the number of completions.
             sampling: instead of the session's.
             best_of: generate this many, and keep the n with the largest mean log probability.
-            stopping_criteria: asked in order after each token of each completion.
+            stopping_criteria: called in order after each token of each completion.
             constraint: restricts the answers; each completion has a copy.
             special: whether control tokens other than EOG become text.
-            timeout: seconds after which they are cancelled.
+            timeout: seconds after which the completions are cancelled.
             on_event: called with each event, before the iteration yields it.
-            progress: called with the tokens of the prompt that are decoded and those there are to decode.
+            progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
 
         Raises:
             InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.
-            InvalidSequence: fewer sequences of the context are free than completions are made.
+            InvalidSequence: the context has too few free sequences.
             SessionError: there is nothing to continue.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
@@ -292,22 +293,22 @@ class Session(Closing):
         )
 
     def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
-        """Log probabilities of a text that would come next; the session stays unchanged.
+        """Log probabilities of a text after the history; the session does not change.
 
         Args:
-            content: text, which is never parsed for control tokens, or tokens. Text that begins a history gets what
-                the model puts before a text (BOS), which is then among the tokens.
+            content: text, which is never parsed for control tokens, or tokens. At the start of a history, text gets the
+                model's BOS token, which is part of the result.
             top: the number of likeliest tokens to list at each position; see ``Score.top``.
 
         Raises:
-            InvalidOption: ``top`` is no such number.
+            InvalidOption: ``top`` is out of range.
             ContextFull: no room.
             InvalidToken: a token outside the vocabulary.
         """
         return branching.score(self, content, checked_top(top))
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Make ``tokens`` the history: the longest common prefix is kept, the rest is decoded when it is needed.
+        """Make ``tokens`` the history: the longest common prefix is kept, later tokens are decoded when needed.
 
         Raises:
             ContextFull: no room; nothing changed.
@@ -326,15 +327,15 @@ class Session(Closing):
     # Going back.
 
     def mark(self) -> Mark:
-        """Remember this place. Marks after it go stale when the history before them is taken away."""
+        """A mark at the end of the history. It becomes stale when tokens before it are removed."""
         self._source.check_open()
         return self._source.marks.add(len(self._source.tokens))
 
     def rollback(self, mark: Mark) -> None:
-        """Forget everything after a mark; any number of times.
+        """Remove all tokens after a mark. A mark can be used any number of times.
 
         Raises:
-            InvalidMark: of another session, or stale.
+            InvalidMark: the mark is stale, or of another session.
         """
         self._source.check_open()
         self.truncate(self._source.marks.place(mark))
@@ -343,7 +344,7 @@ class Session(Closing):
         """Keep the first ``length`` tokens.
 
         Raises:
-            SessionError: there are fewer.
+            SessionError: the history has fewer tokens.
         """
         self._check_settled()
         if not 0 <= length <= len(self._source.tokens):
@@ -367,7 +368,7 @@ class Session(Closing):
             The edit: CUT, or TRUNCATE / REPLAY if later tokens are decoded again.
 
         Raises:
-            InvalidMark: of another session, stale, or end before start.
+            InvalidMark: a mark is stale or of another session, or ``end`` is before ``start``.
         """
         self._source.check_open()
         first, last = self._source.marks.place(start), self._source.marks.place(end)
@@ -376,7 +377,7 @@ class Session(Closing):
         return self.remove_span(first, last, exact=exact)
 
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
-        """``remove`` by positions: forget [start, end) of the history."""
+        """Like ``remove``, by positions: remove [start, end) of the history."""
         self._check_settled()
         if not 0 <= start <= end <= len(self._source.tokens):
             raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {len(self._source.tokens)})")
@@ -391,7 +392,7 @@ class Session(Closing):
         """An independent copy in another sequence of the same context; marks stay with the original.
 
         Raises:
-            InvalidSequence: the sequence is taken, or none is left.
+            InvalidSequence: the sequence is taken, or none is free.
             ContextFull: storage is not shared, and there is no room for a copy.
         """
         self._check_settled()
@@ -406,10 +407,10 @@ class Session(Closing):
         return twin
 
     def dump(self) -> bytes:
-        """Everything: tokens and KV cache, sampler, and a paused answer with its pending text.
+        """Dump the session: tokens and KV cache, sampler, and a paused answer with its pending text.
 
         Raises:
-            SessionError: an answer is unfinished whose constraint or sampler is of a class of your own.
+            SessionError: an unfinished answer has a constraint or sampler of a custom class.
         """
         self._check_settled()
         return session_dump.write(
@@ -428,11 +429,11 @@ class Session(Closing):
     ) -> Self:
         """A session that continues a dumped one, also in another context or on another backend.
 
-        The sampler is the session's own chain. Pass stopping criteria to ``generate`` again: dumps hold no code.
+        The sampler is restored. Pass stopping criteria to ``generate`` again, because dumps contain no code.
 
         Raises:
-            InvalidSnapshot, SnapshotMismatch: damaged bytes, or of another model.
-            InvalidSequence: the sequence is taken, or none is left.
+            InvalidSnapshot, SnapshotMismatch: damaged bytes, or a dump of another model.
+            InvalidSequence: the sequence is taken, or none is free.
             ContextFull: no room.
         """
         state = session_dump.read(data, vocab.size)
@@ -449,7 +450,7 @@ class Session(Closing):
     def scratch_branch(self) -> Iterator[Session]:
         """A session for a side branch: this session stays unchanged, even if the branch raises.
 
-        A fork if forks share storage and a sequence is free; else this session itself, rolled back afterwards.
+        It is a fork if forks share storage and a sequence is free; otherwise this session, rolled back afterwards.
         """
         self._check_settled()
         if Capability.SHARED_FORK in self.context.capabilities and free_sequences(self.context):
@@ -469,7 +470,7 @@ class Session(Closing):
             self._source.marks.bring_back(marks)
 
     def close(self) -> None:
-        """Forget the sequence and give it back, or close the context that is the session's own. Twice is fine."""
+        """Drop and release the sequence, or close the context if the session owns it. Twice is fine."""
         if self._source.closed:
             return
         self._source.closed = True
@@ -482,7 +483,7 @@ class Session(Closing):
     # Steps that several calls share.
 
     def _check_settled(self) -> None:
-        """Open, and the context holds nothing but the history."""
+        """Check that the session is open; remove tokens decoded ahead."""
         self._source.check_open()
         self._source.settle()
 
@@ -492,7 +493,7 @@ class Session(Closing):
         self._source.tokens = list(state.tokens)
         self._sampler.set_state(state.sampler)
         n_said = 0 if state.answer is None else len(state.answer.progress.tokens)
-        self._sampler.set_history(self._source.tokens, n_said=n_said)  # the state's own history may hold anything
+        self._sampler.set_history(self._source.tokens, n_said=n_said)  # the state's history is not trusted
         if state.answer is not None:
             self._generation = answers.taken_up(self._source, self.vocab, self._sampler, state.answer)
 
@@ -503,7 +504,7 @@ class Session(Closing):
             self._generation = None
 
     def _return_to(self, tokens: list[int], n_held: int) -> None:
-        """Make ``tokens`` the history again, and hold the first ``n_held``; the others may have no room now."""
+        """Make ``tokens`` the history again, with the first ``n_held`` decoded; the others may have no room now."""
         self._check_settled()
         kept = min(common_prefix(self._source.tokens, tokens), n_held)
         if kept < self._source.decoded.n_held:

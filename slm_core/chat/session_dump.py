@@ -21,7 +21,7 @@ _PROGRESS = frozenset(field.name for field in fields(Progress)) - {"pending"}  #
 
 @dataclass(frozen=True, slots=True)
 class OwnSampler:
-    """A sampler chain that an answer has to itself: options and state."""
+    """The options and state of a sampler chain that only one answer uses."""
 
     sampling: Sampling
     state: bytes
@@ -33,10 +33,10 @@ class UnfinishedAnswer:
 
     Attributes:
         progress: its tokens and counters.
-        sampler: its own, or None for the session's.
+        sampler: its sampler; None for the session's sampler.
         constraint: the state of its constraint, or None.
         special: whether control tokens become text.
-        speculation: how it is drafted for, if it is.
+        speculation: its speculation; None without speculation.
     """
 
     progress: Progress
@@ -48,14 +48,14 @@ class UnfinishedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """What a dump of a session holds.
+    """The content of a session's dump.
 
     Attributes:
         sequence: the context's dump of its sequence.
         tokens: the history, decoded or not.
-        sampling: its options.
+        sampling: the sampling options.
         sampler: the state of its sampler.
-        answer: the one that is unfinished, or None.
+        answer: the unfinished answer, or None.
     """
 
     sequence: bytes
@@ -75,7 +75,7 @@ class _AnswerParts(NamedTuple):
 
 
 def write(state: SessionState) -> bytes:
-    """The container, kind "session"."""
+    """The bytes of the container, kind "session"."""
     tokens = struct.pack(f"<{len(state.tokens)}i", *state.tokens)
     meta = {
         "sampling": state.sampling.to_dict(),
@@ -117,7 +117,7 @@ def read_sampling(meta: object) -> Sampling:
     """Sampling options from a dump.
 
     Raises:
-        InvalidSnapshot: they are malformed or do not fit.
+        InvalidSnapshot: the options are malformed or invalid.
     """
     if not isinstance(meta, dict):
         raise InvalidSnapshot("the dump's sampling options are malformed")
@@ -128,10 +128,10 @@ def read_sampling(meta: object) -> Sampling:
 
 
 def check_history(state: SessionState, held: Sequence[int], n_vocab: int, n_free: int) -> None:
-    """Refuse a history that does not continue what the context holds.
+    """Refuse a history that does not continue the restored sequence.
 
     Raises:
-        InvalidSnapshot: it contradicts the restored sequence, or holds no tokens of this vocabulary.
+        InvalidSnapshot: it contradicts the restored sequence, or has tokens outside the vocabulary.
         ContextFull: the pending tokens do not fit.
     """
     if tuple(held) != state.tokens[: len(held)]:
@@ -146,10 +146,10 @@ def check_history(state: SessionState, held: Sequence[int], n_vocab: int, n_free
 
 
 def restore_constraint(answer: UnfinishedAnswer, vocab: Vocab) -> Constraint | None:
-    """What rules an unfinished answer, at the place that it has reached.
+    """The constraint of an unfinished answer, in its state.
 
     Raises:
-        InvalidSnapshot: malformed, or at another place.
+        InvalidSnapshot: the state is malformed, or contradicts the answer.
     """
     if answer.constraint is None:
         return None

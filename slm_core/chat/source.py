@@ -25,7 +25,7 @@ class SessionSource:
     Attributes:
         tokens: the history.
         decoded: the decoded part of it, and tokens decoded ahead.
-        marks: places in the history.
+        marks: marks in the history.
         closed: whether the session is closed.
     """
 
@@ -44,7 +44,7 @@ class SessionSource:
 
     @property
     def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
+        """Tokens of the history that are not decoded yet."""
         return len(self.tokens) - self.decoded.n_held
 
     @property
@@ -54,7 +54,7 @@ class SessionSource:
 
     @property
     def n_ahead(self) -> int:
-        """Tokens that are decoded after the history."""
+        """The number of tokens decoded after the history."""
         return self.decoded.n_ahead
 
     @property
@@ -64,12 +64,12 @@ class SessionSource:
 
     @property
     def edit_level(self) -> EditLevel:
-        """What the context can undo."""
+        """The edit level of the context."""
         return self._context.edit_level
 
     @property
     def picks_top(self) -> bool:
-        """Whether the context computes the top-k itself: ``next_top`` works."""
+        """Whether the context computes the top-k, so that ``next_top`` works."""
         return Capability.DEVICE_SAMPLING in self._context.capabilities
 
     def next_logits(
@@ -93,7 +93,7 @@ class SessionSource:
         return self.decoded.next_top(self.tokens, k, cancelled, progress)
 
     def take(self, token: int) -> None:
-        """Add a token that was chosen."""
+        """Add a chosen token."""
         self.decoded.take(token)
         self.tokens.append(token)
 

@@ -16,12 +16,12 @@ _COMPLETE = (FinishReason.STOP, FinishReason.CONSTRAINT)
 
 
 class AnswerStream(EventStream):
-    """What a generation says as reasoning, content and tool calls.
+    """A streaming answer as reasoning, content and tool calls.
 
     Args:
-        generation: makes it.
+        generation: generates it.
         parser: parses it.
-        finished: is given its message.
+        finished: called with its message.
         n_calls: earlier tool calls of the chat: calls without ids from the model are numbered from here.
         overflowed: messages dropped to make room for it, if any.
 
@@ -50,21 +50,21 @@ class AnswerStream(EventStream):
         """The whole answer.
 
         Raises:
-            SessionError: it is not over yet.
+            SessionError: the answer is not over yet.
         """
         return self._answer if self._answer is not None else self._generation.answer
 
     @property
     def over(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is over."""
         return self._answer is not None
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread; the text so far becomes the answer."""
+        """Cancel the answer as soon as possible; the text so far becomes the answer. Any thread may call this."""
         self._generation.cancel()
 
     def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on."""
+        """Turn events on or off from now on."""
         self._generation.show_events(shown)
 
     @property
@@ -75,7 +75,7 @@ class AnswerStream(EventStream):
     def resume(
         self, stopping_criteria: Sequence[StoppingCriterion] | None = None, *, timeout: float | None = None
     ) -> Self:
-        """Go on after a pause; with the same stopping criteria and timeout unless others are given."""
+        """Resume after a pause; None keeps the old value."""
         self._generation.resume(stopping_criteria, timeout=timeout)
         return self
 
@@ -126,7 +126,7 @@ def parsed(raw: Answer, parser: StreamParser) -> Answer:
 
 
 def _with_ids(calls: Sequence[ToolCall], n_before: int) -> tuple[ToolCall, ...]:
-    """Calls with ids where the model gave none; nine letters and digits, as the templates of Mistral want them."""
+    """Calls with ids; missing ids become nine letters and digits, as Mistral's templates require."""
     return tuple(
         replace(call, id=f"call{(n_before + i) % 100_000:05}") if call.id is None else call
         for i, call in enumerate(calls)

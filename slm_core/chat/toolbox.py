@@ -20,17 +20,17 @@ from slm_core.types import Tool, ToolCall
 
 
 class Toolbox:
-    """Tools by name. Functions are run; of the others, the model's calls are left to the caller.
+    """Tools by name. Functions are run; calls of other tools are left to the caller.
 
     Args:
         tools: JSON schemas, functions, pydantic models.
 
     Attributes:
-        tools: the same.
-        schemas: a JSON schema of each.
+        tools: the tools.
+        schemas: a JSON schema of each tool.
 
     Raises:
-        InvalidOption: something that is no tool, or two of one name.
+        InvalidOption: an object that is not a tool, or two tools with the same name.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -47,7 +47,7 @@ class Toolbox:
         return tuple(self._by_name)
 
     def enforced(self, name: str | None = None) -> tuple[Mapping[str, object], ...]:
-        """The schemas that a grammar holds calls to, of all tools or of one: functions take no further arguments."""
+        """The schemas that a grammar enforces, of all tools or of one; functions take no additional arguments."""
         named = zip(self._by_name.items(), self.schemas, strict=True)
         return tuple(
             _closed(schema) if _is_function(tool) else schema for (each, tool), schema in named if name in (None, each)
@@ -60,11 +60,11 @@ class Toolbox:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Names of the functions that are to be awaited."""
+        """Names of the functions that have to be awaited."""
         return tuple(name for name, tool in self._by_name.items() if inspect.iscoroutinefunction(tool))
 
     def leaves(self, call: ToolCall) -> bool:
-        """Whether a call is a sound one that is the caller's to answer."""
+        """Whether a call is valid and left to the caller."""
         tool = self._by_name.get(call.name)
         return tool is not None and not _is_function(tool) and _problem(tool, call) is None
 
@@ -77,7 +77,7 @@ class Toolbox:
             return _failed(call, error)
 
     async def arun(self, call: ToolCall) -> ToolResult:
-        """The same on an event loop: a coroutine is awaited, another function runs in a worker thread."""
+        """Like ``run``, on an event loop: a coroutine is awaited, another function runs in a worker thread."""
         try:
             function, arguments = self._prepare(call)
             if inspect.iscoroutinefunction(function):
@@ -89,7 +89,7 @@ class Toolbox:
             return _failed(call, error)
 
     async def arun_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run calls side by side; their results, in the order of the calls."""
+        """Run calls concurrently; returns their results in the order of the calls."""
         return list(await asyncio.gather(*map(self.arun, calls)))
 
     def _prepare(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, object]]:
@@ -107,7 +107,7 @@ def as_text(result: object) -> str:
     """The text of a result for the model: a text unchanged, other values as JSON.
 
     Raises:
-        TypeError, ValueError: it is neither text nor JSON, a dataclass, an Enum or a pydantic object.
+        TypeError, ValueError: the result is neither text nor JSON, a dataclass, an Enum or a pydantic object.
     """
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, allow_nan=False, default=_json)
 
@@ -123,7 +123,7 @@ def _json(value: object) -> object:
 
 
 def _problem(tool: Tool, call: ToolCall) -> str | None:
-    """What is wrong with the arguments of a call for a pydantic model; None for any other tool."""
+    """The error in the arguments of a call for a pydantic model; None if there is none, and for any other tool."""
     model = pydantic_model(tool)
     if model is None:
         return None
@@ -152,7 +152,7 @@ def _closed(schema: Any) -> Mapping[str, object]:
 
 
 def _name(schema: Any) -> str:
-    """The name in a schema, which may be the inner part only."""
+    """The name in a schema, which may be only the inner part."""
     function = schema.get("function", schema)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:

@@ -1,4 +1,4 @@
-"""A turn of a chat: the model answers; if it calls tools, they are run, and it answers again."""
+"""A turn of a chat: the model answers; if it calls tools, the chat runs them, and the model answers again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from slm_core.protocols import Formatter
 from slm_core.types import MalformedCall, Message, Role, ToolCall
 
 ToolErrors: TypeAlias = Literal["tell", "raise"]
-"""What becomes of a call that is malformed or does not fit, and of a tool that raises: the model is told, or
-``ToolError`` is raised."""
+"""How invalid calls and raising tools are handled: as a message to the model, or as a ``ToolError``."""
 Rules: TypeAlias = tuple[Spec | None, Spec | None]
 CHOICES = ("auto", "none", "required")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.CONSTRAINT)
 _NOTHING = Answer("", FinishReason.CANCELLED, (), Usage(0, 0, 0), Timings(0.0, 0.0))
-"""The answer of a turn that was cancelled before it had one."""
+"""The answer of a turn that was cancelled before its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,14 @@ class ToolUse:
     """How the tools of a chat are used in one turn.
 
     Attributes:
-        choice: "auto", the model decides; "none", it cannot call; "required", its first answer is nothing but calls;
-            or the name of the tool that its first answer calls, in one block of calls.
-        strict: rule every call by its tool's schema, also where ``choice`` is "auto".
+        choice: "auto": the model decides; "none": it cannot call tools; "required": its first answer contains only
+            calls; or the name of the tool that its first answer calls, in one block of calls.
+        strict: enforce the schema of its tool in every call, also if ``choice`` is "auto".
         errors: see ``ToolErrors``.
         max_rounds: the number of answers whose calls are run; later calls are left to the caller.
 
     Raises:
-        InvalidOption: a value that does not fit.
+        InvalidOption: an invalid value.
     """
 
     choice: str = "auto"
@@ -58,10 +57,10 @@ class ToolUse:
             raise InvalidOption(f"strict_tools={self.strict!r} (accepted: True, False)")
 
     def rules(self, toolbox: Toolbox, formatter: Formatter, *, thinking: bool | None) -> Rules:
-        """The constraints of a turn's first answer and of the others; None for no constraint.
+        """The constraints of a turn's first answer and of its later answers; None for no constraint.
 
         Raises:
-            InvalidOption: an unknown choice, or one that cannot be enforced in this chat format.
+            InvalidOption: an unknown choice, or a choice that cannot be enforced in this chat format.
             ConstraintError: a schema that cannot be enforced.
         """
         if self.choice == "auto" and not self.strict:
@@ -87,14 +86,14 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a turn does to its chat.
+    """The callbacks by which a turn changes its chat.
 
     Attributes:
-        begin: let the model answer what the chat holds: the first answer of the turn, or a later one; with the
+        begin: starts the first answer of the turn, or a later one; called with whether it is the first, and with the
             seconds of all answers before it.
-        add: messages to the chat.
-        undo: everything.
-        over: nothing more comes.
+        add: adds messages to the chat.
+        undo: undoes the turn.
+        over: called at the end of the turn.
     """
 
     begin: Callable[[bool, float], AnswerStream]
@@ -104,9 +103,9 @@ class Turn:
 
 
 class ChatStream(EventStream):
-    """A turn in the making: iterate for its events, then ask for ``answer``, which is the last one.
+    """A running turn: iterate over its events, then read ``answer``, the last answer.
 
-    Where tools are to be awaited, iterate with ``async for``; it runs the calls of one answer side by side.
+    If tools have to be awaited, iterate with ``async for``, which runs the calls of one answer concurrently.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class ChatStream(EventStream):
 
     @property
     def text(self) -> str:
-        """Content so far of the current answer, or of the last one."""
+        """The content so far of the current or last answer."""
         return "" if self._current is None else self._current.text
 
     @property
@@ -163,13 +162,13 @@ class ChatStream(EventStream):
         return None if self._current is None else self._current.overflowed
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread; the text so far becomes the answer."""
+        """Cancel the turn as soon as possible; the text so far becomes the answer. Any thread may call this."""
         self._cancelled = True
         if self._current is not None:
             self._current.cancel()
 
     def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on."""
+        """Turn events on or off from now on."""
         self._shown = shown or self._on_event is not None
         if self._current is not None:
             self._current.show_events(self._shown)
@@ -182,16 +181,16 @@ class ChatStream(EventStream):
     def resume(
         self, stopping_criteria: Sequence[StoppingCriterion] | None = None, *, timeout: float | None = None
     ) -> Self:
-        """Go on after a pause, as if there had been none. Stopping criteria and timeout stay unless others are given.
+        """Resume after a pause, as if there had been none. None keeps the stopping criteria or the timeout.
 
-        What is given is for the answer that was paused, not for later ones of the turn.
+        New values apply to the paused answer, not to later answers of the turn.
         """
         if self._current is not None:
             self._current.resume(stopping_criteria, timeout=timeout)
         return self
 
     def end(self) -> None:
-        """End it: the text so far becomes the answer.
+        """End the turn: the text so far becomes the answer.
 
         Raises:
             SessionError: a tool is running, which must not change the chat that calls it.
@@ -207,7 +206,7 @@ class ChatStream(EventStream):
         """Iterate to the end; returns the answer.
 
         Raises:
-            SessionError: a tool is to be awaited; nothing changed.
+            SessionError: a tool has to be awaited; nothing changed.
         """
         with self._all_or_nothing():
             self._check_nothing_awaited()
@@ -273,7 +272,7 @@ class ChatStream(EventStream):
         return event
 
     def _begun(self) -> AnswerStream:
-        """The next answer; the one before it becomes a round."""
+        """Start the next answer; the previous answer becomes a round."""
         first = self._current is None and not self._results
         if self._current is not None:
             self._rounds.append(self._current.answer)
@@ -283,7 +282,7 @@ class ChatStream(EventStream):
         return begun
 
     def _end_round(self, answer: Answer) -> None:
-        """An answer is whole: its calls are due, or the turn is over."""
+        """Handle a complete answer: queue its calls, or end the turn."""
         calls = answer.tool_calls if answer.finish_reason is FinishReason.TOOL_CALLS else ()
         malformed = answer.malformed_calls if answer.finish_reason in _WHOLE else ()
         at_limit = len(self._rounds) >= self._use.max_rounds
@@ -301,7 +300,7 @@ class ChatStream(EventStream):
             self._turn.add([Message(Role.USER, _complaint(malformed))])
 
     def _take(self, result: ToolResult) -> ToolResult:
-        """Append a result as a message; the last one is followed by messages about malformed calls."""
+        """Append a result as a message; after the last result, append messages about malformed calls."""
         if result.error is not None and self._use.errors == "raise":
             raise ToolError(f"{result.call.name}: {result.content}", result.call) from result.error
         self._results.append(result)

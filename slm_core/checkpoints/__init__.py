@@ -1,6 +1,6 @@
-"""Directories of Hugging Face models (``config.json``, safetensors), read as if they were GGUF files.
+"""Directories of Hugging Face models (``config.json``, safetensors), presented as GGUF files.
 
-Families are found, not listed: one file in ``families`` for each ``model_type``.
+Each ``model_type`` has one file in ``families``; there is no list of families.
 """
 
 from __future__ import annotations

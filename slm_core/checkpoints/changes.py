@@ -44,7 +44,7 @@ class Interleaved:
         return shape
 
     def values(self, array: Array) -> Array:
-        """Pairs side by side."""
+        """The rows in interleaved order."""
         halves = array.reshape(self.n_heads, 2, -1, *array.shape[1:])
         return halves.swapaxes(1, 2).reshape(array.shape)
 
@@ -60,7 +60,7 @@ class OneAdded:
         return shape
 
     def values(self, array: Array) -> Array:
-        """One more."""
+        """The values plus 1."""
         return array + np.float32(1)
 
 
@@ -71,12 +71,12 @@ class Transposed:
     computes: ClassVar[bool] = False
 
     def shape(self, shape: Shape) -> Shape:
-        """The last two sizes change places."""
+        """The shape with the last two sizes swapped."""
         _check(len(shape) >= 2, "no matrix")
         return (*shape[:-2], shape[-1], shape[-2])
 
     def values(self, array: Array) -> Array:
-        """Rows and columns change places."""
+        """The transposed matrices."""
         return array.swapaxes(-1, -2)
 
 
@@ -163,7 +163,7 @@ class GroupPart:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A matrix of one row that files hold as a vector."""
+    """A matrix of one row, which files store as a vector."""
 
     computes: ClassVar[bool] = False
 
@@ -241,14 +241,14 @@ class Decays:
         return Shaped().shape(shape) if self.as_column else shape
 
     def values(self, array: Array) -> Array:
-        """Below 0."""
+        """The decay rates, below 0."""
         rates = -np.exp(array)
         return Shaped().values(rates) if self.as_column else rates
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """A matrix multiplied by a number, and runs of its rows by further numbers."""
+    """A matrix multiplied by a number, and ranges of its rows by additional numbers."""
 
     factor: float
     rows: tuple[tuple[int, float], ...] = ()
@@ -307,7 +307,7 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class UpProjection:
-    """The keys' or the values' part of latent attention's matrix, by head; keys' transposed, as queries absorb it."""
+    """The per-head key or value part of latent attention's matrix; the key part is transposed for absorption."""
 
     n_heads: int
     n_nope: int

@@ -45,7 +45,7 @@ class Checkpoint(Closing):
         path: the directory.
         metadata: the metadata of the equivalent GGUF file.
         tensors: shapes and types, by GGUF's names.
-        ends: tokens that end an answer, as the configuration has it.
+        ends: tokens that end an answer, from the configuration.
 
     Raises:
         InvalidModelFile: a file is missing or damaged, or a tensor is missing.
@@ -99,7 +99,7 @@ class Checkpoint(Closing):
         It covers the metadata, the vocabulary, and names, shapes, types and samples of all tensors.
 
         Raises:
-            ModelClosed: after ``close()``, unless it was asked for before.
+            ModelClosed: after ``close()``, unless the fingerprint is cached.
         """
         if self._fingerprint is None:
             digest = blake2b(digest_size=32)
@@ -111,7 +111,7 @@ class Checkpoint(Closing):
         return self._fingerprint
 
     def close(self) -> None:
-        """Let go of the files. Twice is fine; reading tensors afterwards raises ``ModelClosed``."""
+        """Release the files. Twice is fine; reading tensors afterwards raises ``ModelClosed``."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -134,7 +134,7 @@ class Checkpoint(Closing):
         return part.change.values(array)
 
     def _number(self, name: str) -> float:
-        """The one number of a tensor that GGUF files have as metadata."""
+        """The single number of a tensor that is metadata in GGUF files."""
         store, stored = self._open_store(), self._stored_names[name]
         if math.prod(store.shapes[stored]) != 1:
             raise InvalidModelFile(f"{self.path}: tensor {shown(stored)} is not one number")
@@ -172,7 +172,7 @@ class Checkpoint(Closing):
 
 
 def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) -> bytes:
-    """The metadata as a GGUF file has it, so that one reader is strict about all."""
+    """The metadata in the format of a GGUF file, so that the same strict reader applies."""
     architecture = recipe.architecture
     named = {key if key.startswith(OWN) else f"{architecture}.{key}": value for key, value in recipe.metadata.items()}
     general = {"general.architecture": architecture, "general.name": folder.resolve().name}
@@ -186,11 +186,11 @@ def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]
         InvalidModelFile: a tensor of the recipe is missing.
         UnsupportedModel: the directory has an unknown tensor.
     """
-    wanted = {name for part in parts.values() for name in part.names()}
-    wanted.update(*recipe.number_names().values())
-    for name in sorted(wanted - stored.keys()):
+    required = {name for part in parts.values() for name in part.names()}
+    required.update(*recipe.number_names().values())
+    for name in sorted(required - stored.keys()):
         raise InvalidModelFile(f"{folder}: tensor {shown(name)} is missing")
-    unused = [name for name in stored if name not in wanted]
+    unused = [name for name in stored if name not in required]
     for name in unused:
         if not re.search(recipe.unused, name):
             raise UnsupportedModel(
@@ -199,7 +199,7 @@ def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]
             )
     if unused:
         _log.info("%s: %d tensors change nothing here, such as %r", folder, len(unused), stored[unused[0]])
-    return {name: stored[name] for name in wanted}
+    return {name: stored[name] for name in required}
 
 
 def _renamed(name: str, renamed: Mapping[str, str]) -> str:

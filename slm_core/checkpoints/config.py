@@ -1,4 +1,4 @@
-"""Reading a ``config.json`` strictly: every key is read, known to change nothing, or refused."""
+"""Reads a ``config.json`` strictly: every key is read, declared neutral, or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import shown
 
 MAX_PARTS = 4096
-"""The largest number of layers or experts, far beyond any model: bounds the cost of hostile numbers."""
+"""The largest number of layers or experts, far above any model: it limits the cost of hostile numbers."""
 
 _MAX_SIZE = 2**31 - 1
 _LARGEST = 1e30  # far above any real value, and arithmetic with it does not overflow
@@ -59,15 +59,15 @@ class Config:
         return self._stated.get(name) is True
 
     def is_list(self, name: str) -> bool:
-        """Whether a key that may be one value or several has a list."""
+        """Whether a key that may have one or several values has a list."""
         return isinstance(self._stated.get(name), list)
 
     def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
         """An integer from 1 to ``largest``.
 
         Raises:
-            UnsupportedModel: it is missing and there is no default.
-            InvalidModelFile: it is something else.
+            UnsupportedModel: the key is missing and has no default.
+            InvalidModelFile: the value is invalid.
         """
         return self._integer(name, default, 1, largest)
 
@@ -205,7 +205,7 @@ class Config:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number of a sensible size; an integer may be too large to become a float."""
+    """Whether it is a finite number of at most ``_LARGEST``; an integer may be too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 

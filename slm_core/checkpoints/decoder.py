@@ -29,7 +29,7 @@ SILU, GELU_TANH = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 
 
 class Sizes(NamedTuple):
-    """The dimensions that families ask for, and all of them in GGUF's keys."""
+    """The dimensions that families use, and all dimensions as GGUF's keys."""
 
     n_layers: int
     n_ctx: int
@@ -56,7 +56,7 @@ def read_sizes(
         norm: GGUF's key of the epsilon.
         eps_key: the configuration's key of the epsilon.
         eps: default of the epsilon.
-        n_ff: F, if the family's configurations have it in another form.
+        n_ff: F, if the family's configurations store it in another form.
         defaults: the family's defaults of sizes.
     """
     n_embd = config.size("hidden_size", defaults.get("hidden_size"))
@@ -85,7 +85,7 @@ def make_sizes(
     head_dim: int,
     further: dict[str, PlainValue],
 ) -> Sizes:
-    """The dimensions, as GGUF's keys; ``further`` keys are added."""
+    """The dimensions as GGUF's keys, and the keys of ``further``."""
     metadata: dict[str, PlainValue] = {
         "block_count": n_layers,
         "context_length": n_ctx,
@@ -139,8 +139,8 @@ def decoder(
         blocks: the tensors of each block, or one mapping for all blocks.
         positions: the position embedding; None if the family has no keys for it.
         tied: see ``outside``.
-        model: tensors outside the blocks that ``outside`` lacks, or that have other names than there.
-        metadata: further keys.
+        model: tensors outside the blocks that ``outside`` lacks, or that have other names.
+        metadata: additional keys.
     """
     model_parts = outside(config, tied=tied) | dict(model or {})
     keys, tables = positions if positions is not None else ({}, {})

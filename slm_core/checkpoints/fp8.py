@@ -28,11 +28,11 @@ _BLOCK = 128
 
 
 def find_scales(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """The name of each FP8 matrix's scales.
+    """The name of the scales of each FP8 matrix.
 
     Raises:
-        InvalidModelFile: scales are missing or do not fit.
-        UnsupportedModel: they are of a type that is not known here.
+        InvalidModelFile: scales are missing, or have the wrong shape.
+        UnsupportedModel: scales have an unknown type.
     """
     scale_names = {}
     for name, tensor in tensors.items():
@@ -70,7 +70,7 @@ def expand(codes: NDArray[np.uint8], stored: NDArray[np.uint8], scale: StoredTen
     scales = numbers.reshape(scale.shape if len(scale.shape) == 2 else (-1, 1))
     rows, columns = (_places(n, n_scales) for n, n_scales in zip(codes.shape, scales.shape, strict=True))
     bits = np.empty(codes.shape, np.uint16)
-    for start in range(0, len(codes), _BLOCK):  # a band at a time: eight bytes for each code are needed meanwhile
+    for start in range(0, len(codes), _BLOCK):  # in bands of rows, because the computation needs eight bytes per code
         band = slice(start, start + _BLOCK)
         products = VALUES[codes[band]] * scales[rows[band]][:, columns]
         bits[band] = quantize(products, GgmlType.BF16).view(np.uint16).reshape(products.shape)
@@ -83,7 +83,7 @@ def _places(n: int, n_scales: int) -> NDArray[np.intp]:
 
 
 def _check_fit(what: str, shape: tuple[int, ...], scales: tuple[int, ...]) -> None:
-    """One scale, one for each row, or one for each block of 128 by 128."""
+    """Check that there is one scale, one per row, or one per block of 128 by 128."""
     accepted = [(), (1,), (1, 1)]
     if len(shape) == 2:
         accepted += [shape[:1], (shape[0], 1), (-(-shape[0] // _BLOCK), -(-shape[1] // _BLOCK))]

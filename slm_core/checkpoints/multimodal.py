@@ -9,15 +9,15 @@ from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.recipe import Recipe
 
 _RENAMED = {r"^(language_model\.model|model\.language_model)\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
-"""How old and new directories name the text model's tensors."""
+"""The prefixes of the text model's tensors in old and new directories."""
 
 
 def text_model(config: Config, read: Callable[[Config], Recipe], *, neutral: str, towers: str) -> Recipe:
-    """The text model of a directory that also holds encoders of images or sound.
+    """The text model of a directory with encoders of images or sound.
 
     Args:
-        config: the configuration of the whole model; one section of it is the text model's.
-        read: reads that section.
+        config: the configuration of the whole model; one section is for the text model.
+        read: reads this section.
         neutral: keys of the other models, separated by spaces.
         towers: prefixes of the other models' tensors, up to a dot, separated by spaces.
     """

@@ -33,7 +33,7 @@ def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     """The shapes of dequantized tensors, by the names of their tensors of codes.
 
     Raises:
-        InvalidModelFile: scales are missing, or do not fit.
+        InvalidModelFile: scales are missing, or have the wrong shape.
     """
     shapes = {}
     for name, blocks in tensors.items():
@@ -53,7 +53,7 @@ def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
 
 
 def interleave(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """GGUF's blocks, uint8 [..., n_blocks * 17], of codes [..., n_blocks, 16] and scales [..., n_blocks]."""
+    """GGUF's blocks, uint8 [..., n_blocks * 17], from codes [..., n_blocks, 16] and scales [..., n_blocks]."""
     packed = np.empty((*scales.shape, _TYPE.block_bytes), np.uint8)
     packed[..., 0] = scales
     even, odd = blocks & 15, blocks >> 4  # weights 0, 2, 4, ... and 1, 3, 5, ...

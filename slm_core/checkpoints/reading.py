@@ -20,14 +20,14 @@ from slm_core.jsonfile import read_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, WORLD = "tokenizer.json", "rwkv_vocab_v20230424.txt"
-"""What holds a vocabulary; the second is RWKV World's."""
+"""The files of a vocabulary; the second one is RWKV World's."""
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
 _ENCODERS = ("bert", "modernbert", "nomic_bert")
-_POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # as sentence-transformers saves them
+_POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # the files of sentence-transformers
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
-"""As GGUF numbers them."""
+"""By GGUF's numbers."""
 _METHODS = ("fp8", "compressed-tensors", "mxfp4")
 _BLOCK = [128, 128]
 
@@ -41,8 +41,8 @@ def read_recipe(folder: Path) -> Recipe:
     """Read a directory's ``config.json`` into a recipe; no weights are read.
 
     Raises:
-        InvalidModelFile: it is no directory of a model, or damaged, or a value cannot be.
-        UnsupportedModel: its files are of another kind, or say something that is not implemented.
+        InvalidModelFile: it is not a directory of a model, or damaged, or a value is impossible.
+        UnsupportedModel: its files are of another kind, or need a feature that is not implemented.
     """
     if not (folder / CONFIG).is_file():
         raise InvalidModelFile(f"{folder}: a directory without a {CONFIG}{_instead(folder)}")
@@ -61,7 +61,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def vocabulary_of(folder: Path) -> Path:
-    """The file that holds the vocabulary of a directory, whether or not it is there."""
+    """The path of a directory's vocabulary, which may be missing."""
     world = folder / WORLD
     return world if world.is_file() and not (folder / TOKENIZER).is_file() else folder / TOKENIZER
 
@@ -90,10 +90,10 @@ def recipe_of(config: Config) -> Recipe:
 
 
 def answer_ends(folder: Path) -> tuple[int, ...]:
-    """The tokens that end an answer, as configurations name them.
+    """The tokens that end an answer, from the configurations.
 
     Raises:
-        InvalidModelFile: one is no token.
+        InvalidModelFile: a value is not a token.
     """
     tokens: list[int] = []
     for path in (folder / CONFIG, folder / GENERATION):
@@ -124,7 +124,7 @@ def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
     """``recipe`` with the dense layers after pooling; EmbeddingGemma has two.
 
     Raises:
-        UnsupportedModel: another model has such layers, or they are of another kind.
+        UnsupportedModel: another model has these layers, or they are of another kind.
     """
     folders = [name for name in _DENSE if (folder / name).exists()]
     if folders and recipe.architecture != "gemma-embedding":

@@ -1,4 +1,4 @@
-"""Recipes that families declare: how a directory's tensors become the tensors of a GGUF file."""
+"""Recipes of families: the conversion of a directory's tensors to the tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Recipe:
 
     Attributes:
         architecture: its name in GGUF files.
-        metadata: keys below the architecture's name, or keys of our own.
+        metadata: keys below the architecture's name, or our additional keys.
         model: the tensors outside the blocks.
         blocks: the tensors of each block [L].
         prefix: prefix of a block's tensor names; "{i}" is the block's index.
@@ -64,7 +64,7 @@ class Recipe:
         numbers: keys with one number per block, and the name of the tensor that holds it in each block.
         unused: expression for tensors of the model that have no effect here.
         renamed: expressions for prefixes of names in some directories, with their replacements.
-        subfolders: folders of the directory that hold further tensors; see ``TensorStore``.
+        subfolders: folders of the directory with additional tensors; see ``TensorStore``.
     """
 
     architecture: str

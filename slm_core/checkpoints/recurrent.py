@@ -11,7 +11,7 @@ from slm_core.checkpoints.decoder import RMS, SILU, outside
 from slm_core.checkpoints.recipe import Part, Parts, Recipe, weights
 from slm_core.gguf import PlainValue
 
-_N_CTX = 2**20  # configurations have no such key, and the models no such limit
+_N_CTX = 2**20  # configurations have no key for it, and the models have no limit
 
 _NEUTRAL = """
 chunk_size d_inner d_model fused_add_norm intermediate_size n_layer num_heads pad_vocab_size_multiple
@@ -22,7 +22,7 @@ time_step_scale use_associative_scan use_mambapy
 
 
 def convolution(theirs: str) -> dict[str, Part]:
-    """The short convolution before a state."""
+    """The short convolution before a recurrent state."""
     return {
         "ssm_conv1d.weight": Part(f"{theirs}.conv1d.weight", Squeezed()),
         "ssm_conv1d.bias": Part(f"{theirs}.conv1d.bias"),

@@ -1,6 +1,6 @@
-"""Position embeddings as configurations state them, old ones and new, in GGUF's keys and tables.
+"""Converts position embeddings of old and new configurations to GGUF's keys and tables.
 
-What is computed follows transformers' ``modeling_rope_utils``.
+The formulas are from transformers' ``modeling_rope_utils``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def scaled(kind: str, **values: PlainValue) -> dict[str, PlainValue]:
 
 
 def _original(config: Config, where: Config, n_ctx: int) -> int:
-    """The context length before the extension; the outer key precedes the one in the RoPE settings."""
+    """The context length before the extension; the outer key overrides the key in the RoPE settings."""
     inside = where.size("original_max_position_embeddings", n_ctx)
     return config.size("original_max_position_embeddings", inside)
 
@@ -120,9 +120,9 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     if "attention_factor" not in where and mscale == 1 and mscale_all_dim:
         return keys | {"rope.scaling.yarn_log_multiplier": mscale_all_dim}
     paper = _magnitude(factor, 1.0)
-    wanted = _magnitude(factor, mscale) / _magnitude(factor, mscale_all_dim) if mscale and mscale_all_dim else paper
-    wanted = where.number("attention_factor", wanted)
-    return keys if wanted == paper else keys | {"rope.scaling.attn_factor": wanted / paper}
+    magnitude = _magnitude(factor, mscale) / _magnitude(factor, mscale_all_dim) if mscale and mscale_all_dim else paper
+    magnitude = where.number("attention_factor", magnitude)
+    return keys if magnitude == paper else keys | {"rope.scaling.attn_factor": magnitude / paper}
 
 
 def _magnitude(factor: float, multiplier: float) -> float:
@@ -130,7 +130,7 @@ def _magnitude(factor: float, multiplier: float) -> float:
 
 
 def _llama3(config: Config, rope: Stated, n_dims: int, n_ctx: int) -> NDArray[np.float32]:
-    """Divisors of the frequencies: the factor for low ones, 1 for high ones, a ramp in between."""
+    """Divisors of the frequencies: the factor for low frequencies, 1 for high frequencies, a ramp in between."""
     where = rope.where
     factor, low, high = (where.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     n_original = _original(config, where, n_ctx)
@@ -145,11 +145,11 @@ def _llama3(config: Config, rope: Stated, n_dims: int, n_ctx: int) -> NDArray[np
 
 
 def _long(config: Config, where: Config, keys: dict[str, PlainValue], n_dims: int, n_ctx: int) -> Positions:
-    """LongRoPE's two tables; the magnitude grows with how far the context was extended."""
+    """LongRoPE's two tables; the magnitude grows with the extension of the context."""
     n_original = _original(config, where, n_ctx)
     extended = max(1.0, where.number("factor", n_ctx / n_original))
     grown = math.sqrt(1 + math.log(extended) / math.log(n_original)) if n_original > 1 else 1.0
-    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's names of the same value
+    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's names of this value
         if not math.isclose(where.number(name, grown), grown, rel_tol=1e-6):
             raise UnsupportedModel(f"{config.source}: {name!r} is {where.number(name)} (accepted: {grown})")
     tables = {}

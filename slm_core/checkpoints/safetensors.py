@@ -25,10 +25,10 @@ ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64"), 8),
 }
-"""The number formats whose items are whole bytes."""
+"""The number formats with whole bytes per item."""
 
 _LENGTH_BYTES = 8
-_MAX_HEADER = 32 << 20  # ten times that of any published file; the format's own limit is 100 MB
+_MAX_HEADER = 32 << 20  # ten times the largest published header; the format's limit is 100 MB
 _MAX_ELEMENTS = 2**63 - 1
 _ENTRY = {"dtype", "shape", "data_offsets"}
 
@@ -38,10 +38,10 @@ class StoredTensor:
     """A tensor of a file.
 
     Attributes:
-        dtype: the number format, as the file spells it ("BF16").
+        dtype: the number format in the file ("BF16").
         shape: rows first; () for a number.
-        start: of its bytes, counted from the start of the file.
-        n_bytes: how many.
+        start: the offset of its bytes in the file.
+        n_bytes: the number of its bytes.
     """
 
     dtype: str
@@ -51,17 +51,17 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """One file; opening reads and checks its header only.
+    """One file; opening it reads and checks only the header.
 
     Args:
         path: the file.
 
     Attributes:
         path: its path.
-        tensors: by name.
+        tensors: the tensors by name.
 
     Raises:
-        InvalidModelFile: it cannot be read, or is damaged.
+        InvalidModelFile: the file cannot be read, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class SafetensorsFile:
         return self._file.view(tensor.start, tensor.n_bytes)
 
     def close(self) -> None:
-        """Let go of the mapping. Twice is fine."""
+        """Release the mapping. Twice is fine."""
         self._file.close()
 
     def _header(self) -> tuple[dict[str, Any], int]:

@@ -1,4 +1,4 @@
-"""The weights of a directory: all its safetensors files as one, FP8 dequantized, MXFP4 in GGUF's layout."""
+"""The weights of a directory: all safetensors files together, FP8 dequantized, MXFP4 in GGUF's layout."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 class TensorStore:
-    """Every tensor of a directory, by the name that its files give it.
+    """All tensors of a directory, by their names in its files.
 
     Args:
-        folder: holds ``model.safetensors``, or several files and their index.
-        subfolders: folders in it with further tensors; their names get the prefix "<subfolder>/".
+        folder: contains ``model.safetensors``, or several files and their index.
+        subfolders: folders in it with additional tensors; their names get the prefix "<subfolder>/".
 
     Attributes:
-        shapes: of all tensors by name, without the scales of other tensors.
-        size_bytes: of all tensors as stored.
+        shapes: the shapes of all tensors by name, without scales of other tensors.
+        size_bytes: the stored size of all tensors, in bytes.
 
     Raises:
         InvalidModelFile: a file is missing or damaged.
@@ -71,10 +71,10 @@ class TensorStore:
         self.size_bytes = sum(tensor.n_bytes for tensor in self._all().values())
 
     def ggml_type(self, name: str) -> GgmlType:
-        """The format that a tensor is read in.
+        """The format of a tensor's values in ``array``.
 
         Raises:
-            UnsupportedModel: the stored type has none.
+            UnsupportedModel: the stored type is not supported.
         """
         if name in self._packed:
             return GgmlType.MXFP4
@@ -97,7 +97,7 @@ class TensorStore:
         return array if array.flags.aligned else array.copy()
 
     def digest(self) -> bytes:
-        """A name for all weights, from names, shapes, types and samples of each, however they are shared out."""
+        """A digest of all weights, from names, shapes, types and samples, independent of their division into files."""
         digest = blake2b(digest_size=32)
         for name, tensor in sorted(self._all().items()):
             digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
@@ -108,7 +108,7 @@ class TensorStore:
         return digest.digest()
 
     def close(self) -> None:
-        """Let go of the files. Twice is fine."""
+        """Release the files. Twice is fine."""
         for file in self._files:
             file.close()
 

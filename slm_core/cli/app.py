@@ -1,4 +1,4 @@
-"""The commands of ``slm``, those of plugins included, and how errors become messages and exit codes."""
+"""The commands of ``slm``, including plugins' commands, and the conversion of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Group(TyperGroup):
         """The names of all commands.
 
         Raises:
-            PluginError: a plugin's command has the name of another.
+            PluginError: a plugin's command has the name of another command.
         """
         self._add_plugin_commands()
         return super().list_commands(ctx)
@@ -66,7 +66,7 @@ class Group(TyperGroup):
             raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:  # users get one line for every error
+        except Exception as error:  # users get one line per error
             if ctx.params.get("debug"):
                 raise
             expected = isinstance(error, (SlmError, OSError))
@@ -85,7 +85,7 @@ class Group(TyperGroup):
 
 
 def _plugin_app(name: str) -> typer.Typer:
-    """The command of a plugin; a broken target gives a command that fails with the reason: all others still work."""
+    """The command of a plugin. For a broken target it is a command that fails with the reason; other commands work."""
     try:
         plugin_app = registry().command(name)
         if not isinstance(plugin_app, typer.Typer):

@@ -1,4 +1,4 @@
-"""``slm bench``: how fast a model runs on an engine here."""
+"""``slm bench``: measures the speed of a model on an engine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _SEED = 0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         model: the file.
         backend: the backend that ran it.
-        device: where.
-        threads: CPU threads asked for; None for the backend's choice.
+        device: the device that ran it.
+        threads: CPU threads; None for the backend's default.
         load_s: seconds to load.
         prompt_tokens: tokens of a prefill.
-        new_tokens: tokens of a decode, one after the other.
-        prefill: tokens per second of each round.
-        decode: tokens per second of each round.
+        new_tokens: tokens that were decoded one by one.
+        prefill: tokens per second of the prefill, in each round.
+        decode: tokens per second of decoding, in each round.
     """
 
     model: str
@@ -59,10 +59,10 @@ def bench(
     engine: o.EngineOptions,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of the prompt.")] = 256,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens decoded one by one.")] = 64,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, after one that is not counted.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, after one warm-up round.")] = 3,
     as_json: o.AsJson = False,
 ) -> None:
-    """Measure prefill and decode, in tokens per second; random tokens, greedy choice, one sequence."""
+    """Measure prefill and decode in tokens per second: random prompt, greedy choice, one sequence."""
     started = time.perf_counter()
     with engine.load(model) as loaded:
         load_s = time.perf_counter() - started

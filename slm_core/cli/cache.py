@@ -1,4 +1,4 @@
-"""``slm cache``: what engines keep on disk, and taking it away."""
+"""``slm cache``: lists and clears the files that engines cache on disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove, swee
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Take all of it away: it is made again when needed.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the files; engines build them when needed.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """List what engines have built from models and keep on disk for the next time."""
+    """List the files that engines have built from models and cached on disk."""
     cached = entries()
     if clear:
         for entry in cached:

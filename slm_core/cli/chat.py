@@ -49,7 +49,7 @@ def chat(
     overflow: o.OverflowPolicy = None,
     stats: o.Stats = False,
 ) -> None:
-    """Talk to a model. /help lists the commands; Ctrl-C ends an answer, and twice at the prompt the program."""
+    """Chat with a model. /help lists the commands. Ctrl-C ends an answer; twice at the prompt, it ends the program."""
     conversation = ConversationOptions(session, system, ctx, overflow, thinking)
     changed = sampling.sampling() if sampling.set_flags() else None
     loaded = engine.load(model, format)
@@ -60,7 +60,7 @@ def chat(
         raise
 
     def load_on(backend: str) -> LoadedModel:
-        return o.EngineOptions(backend=backend).load(model, format)
+        return o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
 
     with Repl(load_on, loaded, talk, file=session, stats=stats) as repl:
         repl.run()
@@ -68,7 +68,7 @@ def chat(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConversationOptions:
-    """What the command line says about the conversation."""
+    """The options of the conversation on the command line."""
 
     file: Path | None
     system: str | None
@@ -77,9 +77,9 @@ class ConversationOptions:
     thinking: bool | None
 
     def begin(self, loaded: LoadedModel, sampling: Sampling | None) -> Chat:
-        """Go on with the conversation of the file, or begin one.
+        """Continue the conversation of the file, or begin one.
 
-        Options of the command line (sampling, reasoning, context, overflow) override those of the file.
+        Options of the command line (sampling, reasoning, context, overflow) override the options of the file.
         """
         if self.file is None or not self.file.exists():
             return loaded.chat(
@@ -102,14 +102,14 @@ class ConversationOptions:
 
 
 class Repl:
-    """A conversation with commands in it. Owns the model and the chat that it is given.
+    """An interactive conversation with commands. It owns the model and the chat.
 
     Args:
-        load_on: loads the same model on the backend of a name.
+        load_on: loads the same model on another backend, by name.
         loaded: the model.
         talk: the conversation.
         file: the file of the conversation, written after each line that changed it, and at the end.
-        stats: tell tokens and seconds of each answer.
+        stats: print tokens and seconds of each answer.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Repl:
         """
         if self._interactive:
             if importlib.util.find_spec("readline") is not None:
-                importlib.import_module("readline")  # gives input() a history and editing keys
+                importlib.import_module("readline")  # adds history and editing keys to input()
             self._say(f"{self._loaded.info.path.name} on {self._loaded.info.backend}. /help lists the commands.")
         if self._file is not None and self._chat.messages:
             self._say(f"(going on with {len(self._chat.messages)} messages of {self._file})")
@@ -218,21 +218,19 @@ class Repl:
     def _command(self, name: str, argument: str) -> None:
         command = self._commands.get(name)
         if command is None:
-            complain(
-                f"unknown command /{name} (accepted: {', '.join('/' + known for known in (*self._commands, 'exit'))})"
-            )
+            complain(f"unknown command /{name} (accepted: {', '.join('/' + key for key in (*self._commands, 'exit'))})")
         else:
             command(argument.strip())
 
     def _undo(self, argument: str) -> None:
         messages = self._chat.messages
-        asked = [i for i, message in enumerate(messages) if message.role is Role.USER]
-        if not asked:
+        questions = [i for i, message in enumerate(messages) if message.role is Role.USER]
+        if not questions:
             complain("there is nothing to take back")
             return
-        for i in reversed(range(asked[-1], len(messages))):
+        for i in reversed(range(questions[-1], len(messages))):
             self._chat.delete(i)
-        self._say(f"(taken back: {_short(messages[asked[-1]])})")
+        self._say(f"(taken back: {_short(messages[questions[-1]])})")
 
     def _forget(self, argument: str) -> None:
         messages = self._chat.messages
@@ -295,7 +293,7 @@ class Repl:
         self._say(f"(going on with {len(talk.messages)} messages)")
 
     def _replace_messages(self, messages: tuple[Message, ...]) -> None:
-        """Go on with other messages, in a context of the same size."""
+        """Continue with other messages, in a context of the same size."""
         old, context = self._chat, self._chat.session.context
         options = old.options
         talk = self._loaded.chat(
@@ -312,7 +310,7 @@ class Repl:
         old.close()
 
     def _say(self, text: str) -> None:
-        """Print the program's own text, in another style than the model's."""
+        """Print text of the program, in another style than the model's text."""
         err().print(Text(text, style="dim"), soft_wrap=True)
 
 
@@ -323,6 +321,6 @@ def _short(message: Message, width: int = 60) -> str:
 
 
 def _write(path: Path, dump: bytes) -> None:
-    """Keep a conversation, for its user's eyes only."""
+    """Write a conversation to a file that only its user can read."""
     with atomic_file(path, mode=0o600) as file:
         file.write(dump)

@@ -1,4 +1,4 @@
-"""``slm run`` with more than one answer: completions side by side, or the hypotheses of a beam search."""
+"""``slm run`` with several answers: sampled completions, or the hypotheses of a beam search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slm_core.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, and how to answer it.
+    """A prompt, and the options of its answers.
 
     Attributes:
         text: the question, or the text to continue.
@@ -28,7 +28,7 @@ class Request:
         sampling: how to choose tokens, and the limits.
         raw: whether the text is continued as it is.
         system: content of a system message.
-        thinking: ask for reasoning, or for none.
+        thinking: turn reasoning on or off.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Request:
 
 
 def sample_completions(loaded: LoadedModel, request: Request, n: int, best_of: int | None) -> tuple[Completion, ...]:
-    """``n`` sampled completions; Ctrl-C ends all of them and keeps their text so far."""
+    """``n`` sampled completions. Ctrl-C ends all of them and keeps their text so far."""
     with _prompted(loaded, request, best_of or n) as session, PrefillBar() as bar:
         sampling = dataclasses.replace(request.sampling, stop=(*request.sampling.stop, *_stops(loaded, request)))
         running = session.completions(n, sampling, best_of=best_of, special=not request.raw, progress=bar)
@@ -49,7 +49,7 @@ def sample_completions(loaded: LoadedModel, request: Request, n: int, best_of: i
 
 
 def beam_search(loaded: LoadedModel, request: Request, width: int, n_best: int) -> BeamAnswer:
-    """The ``n_best`` hypotheses of ``width`` beams; Ctrl-C ends the search and keeps its best hypotheses so far.
+    """The ``n_best`` hypotheses of ``width`` beams. Ctrl-C ends the search and keeps its best hypotheses so far.
 
     Raises:
         InvalidOption: an option changes how tokens are sampled; a beam search does not sample.
@@ -89,7 +89,7 @@ def was_cancelled(answers: Sequence[Completion] | BeamAnswer) -> bool:
 
 
 def as_json(loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer) -> dict[str, object]:
-    """The answers for programs."""
+    """The answers as JSON values."""
     listed: list[dict[str, object]]
     total: dict[str, object] = {}
     if isinstance(answers, BeamAnswer):
@@ -110,14 +110,14 @@ def as_json(loaded: LoadedModel, request: Request, answers: Sequence[Completion]
 
 
 def usage_json(answer: Answer | BeamAnswer) -> dict[str, object]:
-    """Tokens and seconds of an answer, for programs."""
+    """Tokens and seconds of an answer, as JSON values."""
     timings = {**dataclasses.asdict(answer.timings), "tokens_per_second": answer.tokens_per_second}
     return {"usage": dataclasses.asdict(answer.usage), "timings": timings}
 
 
 @contextlib.contextmanager
 def _prompted(loaded: LoadedModel, request: Request, n: int) -> Iterator[Session]:
-    """A session that holds the prompt, with room for ``n`` branches and for the scratch branch of a chat."""
+    """A session with the prompt, and room for ``n`` branches and for the scratch branch of a chat."""
     if request.raw:
         with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1) as session:
             session.append(request.text)

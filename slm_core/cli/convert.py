@@ -1,4 +1,4 @@
-"""``slm convert``: a model in another format."""
+"""``slm convert``: writes a model in another format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def _formats(incomplete: str) -> list[str]:
 
 def convert(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file, or hf://user/repo:TYPE.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="What to make: new, or an empty folder.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The new file or folder; an empty folder is accepted.")
+    ],
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="The format, such as onnx.", autocompletion=_formats)
     ],

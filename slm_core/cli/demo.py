@@ -1,4 +1,4 @@
-"""``slm demo``: the main job on the model that ships with the package, on every installed engine."""
+"""``slm demo``: shows the main features with the built-in model, on every installed engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N_CTX = 1024
 
 
 def demo() -> None:
-    """Show what slm-core does: one conversation on every installed engine, edited, forked and moved between them."""
+    """Show the main features: one conversation on every installed engine, edited, forked and moved between engines."""
     with ExitStack() as resources:
         show = Show(out())
         statuses = backends()
@@ -46,7 +46,7 @@ def demo() -> None:
 
 @dataclass
 class Engine:
-    """An engine that takes part.
+    """An engine of the demo.
 
     Attributes:
         name: the backend.
@@ -54,7 +54,7 @@ class Engine:
         load_s: seconds to load.
         chat: the conversation.
         n_decoded: tokens of streamed answers.
-        decode_s: seconds they took.
+        decode_s: seconds of streamed answers.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Engine:
 
 @dataclass
 class Show:
-    """The steps, each printed with its effect.
+    """The steps of the demo, each printed with its effect.
 
     Attributes:
-        console: where to.
+        console: the console.
         engines: the engines to use.
-        failures: why an installed engine could not take part, by name.
-        agreed: whether all answers were the same tokens on all engines.
+        failures: by name, the reason why an installed engine failed.
+        agreed: whether all engines gave the same tokens in all answers.
     """
 
     console: Console
@@ -102,7 +102,7 @@ class Show:
             raise BackendUnavailable(f"no engine can run the demo model ({reasons or 'none is installed'})")
 
     def introduce(self) -> None:
-        """What runs here."""
+        """Print the model and the engines."""
         info: ModelInfo = self.engines[0].model.info
         facts = (
             f"{info.architecture}, {info.n_params / 1e6:.1f} million parameters, {info.quantization},"
@@ -112,7 +112,7 @@ class Show:
         self.console.print(title + Text(f"   demo model: {facts}", style="not bold dim"))
 
     def converse(self) -> None:
-        """The conversation, streamed on each engine in turn."""
+        """Stream the conversation on each engine in turn."""
         self._title("One conversation on every engine", "greedy: each token must be the same")
         n_tokens, same = 0, True
         for question in CONVERSATION:
@@ -139,7 +139,7 @@ class Show:
         with self._forks() as chats:
             for chat in chats:
                 chat.delete(-1)
-                chat.delete(-1)  # the last question and its answer speak of the dog, too
+                chat.delete(-1)  # the last question and its answer mention the dog, too
             held = _held(chats[0])
             levels = {min(chat.forget(0), chat.forget(0)) for chat in chats}
             how = "what follows moved down, its values kept" if levels == {EditLevel.CUT} else "some engines recompute"
@@ -148,17 +148,17 @@ class Show:
             self._ask("What is my name?", chats)
 
     def fork(self) -> None:
-        """Two copies go their own ways."""
+        """Fork the conversation; both copies continue differently."""
         self._title("Fork", "two copies are told different things")
         with self._forks() as chats:
             free = [chat.session.context.n_free for chat in chats]
-            with self._forks() as others:
+            with self._forks() as forks:
                 used = free[0] - chats[0].session.context.n_free
-                self._changed(f"a copy of {_held(others[0])} tokens takes {used} new places in the KV cache")
-                for city, side in (("Paris", chats), ("Oslo", others)):
+                self._changed(f"a copy of {_held(forks[0])} tokens takes {used} new places in the KV cache")
+                for city, side in (("Paris", chats), ("Oslo", forks)):
                     self._compare([chat.send(f"I live in {city}.") for chat in side])
                 self._ask("Where do I live?", chats, "copy 1")
-                self._ask("Where do I live?", others, "copy 2")
+                self._ask("Where do I live?", forks, "copy 2")
 
     def move(self) -> None:
         """Dump on each engine, restore on the next one, and continue on both."""
@@ -174,7 +174,7 @@ class Show:
                 self._ask(question, [stayed, moved], both=f"{source.name} and {target.name}")
 
     def conclude(self, statuses: Sequence[BackendStatus]) -> None:
-        """The table of engines, and the verdict."""
+        """Print the table of engines, and the result."""
         self.console.print()
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
         for column in ("engine", "version", "device", "tokens/s", "load"):
@@ -193,7 +193,7 @@ class Show:
 
     @contextmanager
     def _forks(self) -> Iterator[list[Chat]]:
-        """A copy of the conversation on each engine."""
+        """Fork the conversation on each engine."""
         with ExitStack() as resources:
             yield [resources.enter_context(engine.chat.fork()) for engine in self.engines]
 
@@ -223,7 +223,7 @@ class Show:
             self._verdict("the answers", same)
 
     def _answer(self, answer: Answer) -> None:
-        """An answer, and how much of its prompt did not have to be decoded."""
+        """Print an answer, and the number of its cached prompt tokens."""
         write(self.console, answer.text)
         cached = f"   {answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens cached"
         self.console.print(Text(cached, style="dim"))
@@ -269,7 +269,7 @@ class Show:
 
 
 def _load(name: str) -> LoadedModel:
-    """The demo model on an engine, on one thread if the engine allows it: so small a model gains nothing from more."""
+    """The demo model on an engine; on one thread if possible, because more threads do not help such a small model."""
     try:
         return load(demo_model_path(), backend=name, n_threads=1)
     except InvalidOption:
@@ -277,5 +277,5 @@ def _load(name: str) -> LoadedModel:
 
 
 def _held(chat: Chat) -> int:
-    """Tokens of the chat that are in the KV cache."""
+    """The number of tokens of the chat in the KV cache."""
     return chat.session.context.length(chat.session.seq_id)

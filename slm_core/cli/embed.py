@@ -1,4 +1,4 @@
-"""``slm embed``: texts as vectors."""
+"""``slm embed``: prints embeddings of texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def embed(
             autocompletion=_pooling_names,
         ),
     ] = None,
-    normalize: Annotated[bool, typer.Option(help="Make vectors as long as 1.")] = True,
+    normalize: Annotated[bool, typer.Option(help="Normalize vectors to length 1.")] = True,
 ) -> None:
     """Print the embeddings of texts as a JSON object."""
     if "-" in texts:

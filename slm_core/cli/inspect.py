@@ -1,4 +1,4 @@
-"""``slm info``, ``slm backends`` and ``slm tokenize``: inspect models and engines without running a model."""
+"""``slm info``, ``slm backends`` and ``slm tokenize``: inspects models and engines without running a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slm_core.types import BackendStatus, DeviceStatus, KvType
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
-    """Tell what a model file is, and which engines can run it; reads its header only."""
+    """Show the properties of a model file, and the engines that can run it; reads only its header."""
     path = demo_model_path() if model is None else local(model)
     facts = _file_facts(path)
     refusals = {name: _refusal(name, path) for name in registry().backends}
@@ -41,10 +41,12 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
 
 
 def backends(
-    devices: Annotated[bool, typer.Option("--devices", help="Tell of each device whether it can be used.")] = False,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="List the devices of each engine, and whether they can be used.")
+    ] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """List the engines: installed or not, versions, devices, and how to get what is missing."""
+    """List the engines: installed or not, versions, devices, and how to install missing packages."""
     statuses = list_backends()
     if as_json:
         print_json([dataclasses.asdict(status) for status in statuses])
@@ -63,13 +65,13 @@ def backends(
 def tokenize(
     text: Annotated[
         list[str],
-        typer.Argument(metavar="[MODEL] TEXT", help='Of the demo model if none is named; "-" reads standard input.'),
+        typer.Argument(metavar="[MODEL] TEXT", help='The default is the demo model; "-" reads standard input.'),
     ],
     special: Annotated[
-        bool, typer.Option("--special", help="Read spelled-out control tokens as those tokens.")
+        bool, typer.Option("--special", help="Parse the spelling of control tokens as control tokens.")
     ] = False,
-    bos: Annotated[bool, typer.Option("--bos", help="Add what the model puts around a text.")] = False,
-    ids_only: Annotated[bool, typer.Option("--ids", help="Print the ids alone, on one line.")] = False,
+    bos: Annotated[bool, typer.Option("--bos", help="Add the model's BOS and EOS tokens.")] = False,
+    ids_only: Annotated[bool, typer.Option("--ids", help="Print only the ids, on one line.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Show the tokens of a text; works with vocabulary-only files, too."""
@@ -90,7 +92,7 @@ def tokenize(
 
 
 def _quoted(piece: bytes) -> str:
-    """The text of a token in quotes; its bytes if it is a part of a character."""
+    """The text of a token in quotes; its bytes if it is an incomplete character."""
     try:
         return json.dumps(piece.decode(), ensure_ascii=False)
     except UnicodeDecodeError:

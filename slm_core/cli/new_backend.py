@@ -1,4 +1,4 @@
-"""``slm new-backend``: a package with a backend that keeps the contract, to fill with another engine."""
+"""``slm new-backend``: writes a package with a working backend, as a template for another engine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from slm_core.errors import InvalidOption
 from slm_core.plugins import registry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_SUFFIX = ".in"  # of a template, which is not the Python that it becomes
+_SUFFIX = ".in"  # suffix of templates, which are not valid Python
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a package and its parts are called.
+    """The names of a package and its parts.
 
     Attributes:
-        name: of the backend, as in ``slm chat --backend NAME``.
-        package: what Python imports.
-        distribution: what pip installs.
-        prefix: of the classes, as in ``PREFIXBackend``.
+        name: the name of the backend, as in ``slm chat --backend NAME``.
+        package: the name of the Python package.
+        distribution: the name of the distribution for pip.
+        prefix: the prefix of class names, as in ``PREFIXBackend``.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Names:
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """Those of a backend.
+        """The names for a backend.
 
         Raises:
-            InvalidOption: no backend can have this name, or one that is installed has it.
+            InvalidOption: the name is invalid, or an installed backend has it.
         """
         if not _NAME.fullmatch(name):
             accepted = "lower case letters, digits and underscores, a letter first, 40 characters at most"
@@ -56,7 +56,7 @@ class Names:
 
 
 def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
-    """The path of each file in the package's folder, and its text."""
+    """The path of each file in the package's folder, with its text."""
     values = {"name": names.name, "package": names.package, "distribution": names.distribution, "prefix": names.prefix}
 
     def walk(folder: Traversable, place: PurePosixPath) -> Iterator[tuple[PurePosixPath, str]]:
@@ -71,7 +71,7 @@ def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
 
 
 def write(names: Names, target: Path) -> None:
-    """Write the package into a folder that does not exist yet: all of it, or nothing.
+    """Write the package into a new folder, all or nothing.
 
     Raises:
         InvalidOption: the folder exists.
@@ -81,20 +81,20 @@ def write(names: Names, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         whole = Path(folder) / "package"
-        for place, text in files(names):
-            path = whole / place
+        for file_path, text in files(names):
+            path = whole / file_path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         whole.rename(target)
 
 
 def new_backend(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What users choose the backend by, such as tiny.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the backend, such as tiny.")],
     directory: Annotated[
         Path, typer.Option("--in", metavar="DIR", help="The folder to make the package's folder in.")
     ] = Path(),
 ) -> None:
-    """Write a package with a backend that passes the conformance suite, to fill with your engine."""
+    """Write a package with a backend that passes the conformance suite, as a template for your engine."""
     try:
         names = Names.of(name)
         target = directory.expanduser() / names.distribution

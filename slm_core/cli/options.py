@@ -1,7 +1,7 @@
-"""Flags that several commands share, each declared once.
+"""Flags that several commands share.
 
 A group of flags is a dataclass whose fields are the flags. A command decorated with ``expand_groups`` takes the
-dataclass as one keyword argument, and typer sees its fields. Flags of sampling show the defaults of ``Sampling``.
+dataclass as one keyword argument, and typer gets its fields. Flags of sampling show the defaults of ``Sampling``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ ModelPath: TypeAlias = Annotated[
     typer.Argument(metavar="MODEL", help=f"{A_MODEL}; the demo model if none is named."),
 ]
 Device: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")]
+Isolated: TypeAlias = Annotated[
+    bool, typer.Option("--isolated", help="Run the engine in a process of its own, whose crash is an error.")
+]
 Threads: TypeAlias = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="CPU threads.")]
 Format: TypeAlias = Annotated[
     str | None,
@@ -66,35 +69,39 @@ ContextSize: TypeAlias = Annotated[
     int | None, typer.Option("--ctx", min=1, help=f"Tokens of context (default: the model's, at most {_DEFAULT_CTX}).")
 ]
 System: TypeAlias = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="A system message.")]
-Thinking: TypeAlias = Annotated[bool | None, typer.Option(help="Ask for reasoning, or for none.", show_default=False)]
+Thinking: TypeAlias = Annotated[bool | None, typer.Option(help="Turn reasoning on or off.", show_default=False)]
 Completions: TypeAlias = Annotated[
-    int, typer.Option("-n", min=1, metavar="N", help="So many answers.", rich_help_panel="Several answers")
+    int, typer.Option("-n", min=1, metavar="N", help="The number of answers.", rich_help_panel="Several answers")
 ]
 BestOf: TypeAlias = Annotated[
     int | None,
-    typer.Option(min=1, metavar="M", help="Make M and show the N likeliest.", rich_help_panel="Several answers"),
+    typer.Option(min=1, metavar="M", help="Generate M and show the N likeliest.", rich_help_panel="Several answers"),
 ]
 BeamWidth: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        "--beams", min=1, metavar="W", help="Search with W beams, and draw nothing.", rich_help_panel="Several answers"
+        "--beams",
+        min=1,
+        metavar="W",
+        help="Beam search with W beams, no sampling.",
+        rich_help_panel="Several answers",
     ),
 ]
 SessionFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--session", metavar="FILE", help="Go on with the conversation in FILE, and keep it there."),
+    typer.Option("--session", metavar="FILE", help="Continue the conversation in FILE, and store it there."),
 ]
 OverflowPolicy: TypeAlias = Annotated[
     str | None,
     typer.Option("--overflow", metavar="NAME", help="When the context is full: error, truncate_middle or shift."),
 ]
-Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Tell tokens and seconds on standard error.")]
+Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Print tokens and seconds on standard error.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The engine that runs a model; the flags of every command that loads one."""
+    """The flags of commands that load a model."""
 
     backend: Annotated[
         str | None,
@@ -102,6 +109,7 @@ class EngineOptions:
     ] = None
     device: Device = "auto"
     threads: Threads = None
+    isolated: Isolated = False
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
@@ -116,6 +124,7 @@ class EngineOptions:
                 backend=self.backend,
                 device=self.device,
                 n_threads=self.threads,
+                isolated=self.isolated,
                 progress=progress,
                 formatter=formatter,
                 **dict(map(_read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
@@ -124,7 +133,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are chosen; an option that is None or [] was not given."""
+    """The flags of sampling; None or [] means that the flag is not set."""
 
     temperature: Annotated[float | None, _sampling("temperature", "0 is greedy.")] = None
     top_k: Annotated[int | None, _sampling("top_k", "Keep the k likeliest tokens; 0 is off.")] = None
@@ -136,7 +145,7 @@ class SamplingOptions:
         typer.Option(
             "--preset",
             metavar="NAME",
-            help=f"A set of sampling options that the others change: {', '.join(PRESETS)}.",
+            help=f"A preset, which other options override: {', '.join(PRESETS)}.",
             rich_help_panel="Sampling",
             autocompletion=_preset_names,
         ),
@@ -161,10 +170,10 @@ class SamplingOptions:
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     def sampling(self) -> Sampling:
-        """The preset ("balanced" if none is named), changed by the other flags.
+        """The options of the preset (default: "balanced"), overridden by the other flags.
 
         Raises:
-            InvalidOption: an option is given twice, or commands do not have it.
+            InvalidOption: an option is set twice, or commands do not support it.
         """
         changes = {name: value for name, value in self.set_flags().items() if name in _DEFAULTS}
         for name, value in (_read_option(text, "--sampling") for text in self.others or ()):
@@ -178,13 +187,13 @@ class SamplingOptions:
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let typer see the fields of each parameter of ``command`` whose type is a dataclass, in the parameter's place.
+    """Replace each parameter of ``command`` whose type is a dataclass by the fields of the dataclass, for typer.
 
     Args:
-        command: a function that is called with keywords only.
+        command: a function that is called only with keywords.
 
     Raises:
-        ValueError: two parameters have one name.
+        ValueError: two parameters have the same name.
     """
     signature = inspect.signature(command, eval_str=True)
     groups = {
@@ -224,7 +233,7 @@ def context_size(model: LoadedModel, n_ctx: int | None) -> int:
 
 
 def _read_option(text: str, flag: str = "--option") -> tuple[str, object]:
-    """``KEY=VALUE``, in which a value that is JSON is read as JSON."""
+    """Parse ``KEY=VALUE``; a value that is valid JSON is parsed as JSON."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise InvalidOption(f"{flag} {text!r} (accepted: KEY=VALUE)")

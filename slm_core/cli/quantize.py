@@ -1,4 +1,4 @@
-"""``slm quantize``: a model file with other number formats."""
+"""``slm quantize``: writes a model file with other number formats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quantize(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="A GGUF file, any shard of one, or hf://user/repo:TYPE.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The new file; it appears when it is whole.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The new file; it appears when it is complete.")],
     type_name: Annotated[
         str,
         typer.Option(
@@ -39,19 +39,19 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="REGEX=T",
-            help="The type of matrices in whose names the expression is found; may be repeated, the first counts.",
+            help="The type of matrices whose names match the expression; may be repeated, the first match counts.",
         ),
     ] = None,
     imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An importance matrix, as llama.cpp's imatrix writes it.")
+        Path | None, typer.Option(metavar="FILE", help="An importance matrix, in the format of llama.cpp's imatrix.")
     ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="The same type for every matrix.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and write nothing.")] = False,
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Make a model file smaller: fewer bits for each weight. Types and recipes are those of llama.cpp."""
+    """Make a model file smaller, with fewer bits per weight. Types and recipes are the same as in llama.cpp."""
     source, target = local(source), target.expanduser()
     with GgufFile.open(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
@@ -90,7 +90,7 @@ def _bits(plan: Plan) -> float:
 
 
 def _summary(plan: Plan) -> Table:
-    """How many tensors become what."""
+    """The number of tensors per type."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("type", "from", "tensors", "weights", "megabytes"):
         table.add_column(column, justify="left" if column in ("type", "from") else "right")
@@ -107,7 +107,7 @@ def _summary(plan: Plan) -> Table:
 
 
 def _fallbacks(plan: Plan) -> Table:
-    """The tensors whose rows are not a multiple of the requested type's blocks."""
+    """The tensors that get another type, because their rows are not a multiple of the requested type's blocks."""
     table = Table(box=None, pad_edge=False, header_style="bold", title="Fallback types", title_justify="left")
     for column in ("tensor", "row", "requested", "blocks of", "got"):
         table.add_column(column, justify="right" if column in ("row", "blocks of") else "left")

@@ -1,4 +1,4 @@
-"""``slm run``: answer one prompt."""
+"""``slm run``: answers one prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     *,
     model: o.ModelPath = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What to say; standard input if left out.")
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; the default is standard input.")
     ] = None,
     system: o.System = None,
     thinking: o.Thinking = None,
@@ -39,7 +39,7 @@ def run(
     stats: o.Stats = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Say something to a model, and stream its answer. Ctrl-C ends the answer."""
+    """Send a prompt to a model, and stream its answer. Ctrl-C ends the answer."""
     if raw and (system is not None or thinking is not None or format is not None):
         raise InvalidOption("--raw takes the text as it is: --system, --thinking and --format do not go with it")
     text = _prompt(prompt)
@@ -78,7 +78,7 @@ def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: 
 def _answer_several(
     loaded: LoadedModel, request: Request, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
 ) -> bool:
-    """Show several answers when all are there; returns whether they were cancelled."""
+    """Show several answers when all are complete; returns whether they were cancelled."""
     if beams is not None and best_of is not None:
         raise InvalidOption("--beams and --best-of do not go together: the best of the beams are shown, as many as -n")
     answers: BeamAnswer | tuple[Completion, ...]

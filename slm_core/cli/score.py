@@ -1,4 +1,4 @@
-"""``slm score``: how likely a model finds a text."""
+"""``slm score``: measures the perplexity of a text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def score(
     *,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="[MODEL] FILE", help='By the demo model if none is named; "-" reads standard input.'),
+        typer.Argument(metavar="[MODEL] FILE", help='The default is the demo model; "-" reads standard input.'),
     ],
     engine: o.EngineOptions,
     ctx: o.ContextSize = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Tell how well a model foresees a text: its perplexity, and bits a byte."""
+    """Measure how well a model predicts a text: perplexity, and bits per byte."""
     if len(names) > 2:
         raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
@@ -34,7 +34,7 @@ def score(
     bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan
     if as_json:
         values = {"perplexity": scored.perplexity, "bits_per_byte": bits}
-        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        print_json({**known, "logprob": scored.total, "tokens": scored.n_scored, "bytes": n_bytes})
+        finite_values = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        print_json({**finite_values, "logprob": scored.total, "tokens": scored.n_scored, "bytes": n_bytes})
         return
     write(out(), f"perplexity {scored.perplexity:.4f}, {bits:.4f} bits a byte, of {scored.n_scored} tokens\n")

@@ -1,4 +1,4 @@
-"""How answers are shown: text as it streams, and a line of statistics."""
+"""Shows answers: streaming text, and a line of statistics."""
 
 from __future__ import annotations
 

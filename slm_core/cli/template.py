@@ -1,4 +1,4 @@
-"""``slm template``: the prompt that a model sees."""
+"""``slm template``: shows the prompt of a model."""
 
 from __future__ import annotations
 
@@ -32,21 +32,19 @@ def template(
     ] = None,
     thinking: o.Thinking = None,
     template_file: Annotated[
-        Path | None, typer.Option("--template", metavar="FILE", help="A jinja template in place of the model's own.")
+        Path | None, typer.Option("--template", metavar="FILE", help="A jinja template instead of the model's.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--formatter", "--format", metavar="NAME", help="A chat format in place of the model's own template."
-        ),
+        typer.Option("--formatter", "--format", metavar="NAME", help="A chat format instead of the model's template."),
     ] = None,
     generation_prompt: Annotated[
-        bool, typer.Option(help="End with what opens the assistant's answer.", show_default=False)
+        bool, typer.Option(help="End with the start of the assistant's answer.", show_default=False)
     ] = True,
-    ids_only: Annotated[bool, typer.Option("--ids", help="Print the token ids alone, on one line.")] = False,
+    ids_only: Annotated[bool, typer.Option("--ids", help="Print only the token ids, on one line.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Show the prompt that messages become: special tokens and what else the template writes stand out."""
+    """Show the prompt of messages; special tokens and other text of the template are highlighted."""
     if template_file is not None and name is not None:
         raise typer.BadParameter("give --template or --formatter, not both", param_hint="--template")
     path = demo_model_path() if model is None else local(model)
@@ -96,7 +94,7 @@ def _kinds(vocab: Vocab | None, segments: Sequence[Segment]) -> Iterator[tuple[s
 
 
 def _read_list(path: str, option: str, key: str) -> list[Mapping[str, Any]]:
-    """A JSON list of objects, alone or under ``key`` of an object."""
+    """A JSON list of objects: the whole file, or the value of ``key`` in an object."""
     text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
     try:
         items = json.loads(text)

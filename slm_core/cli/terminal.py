@@ -20,7 +20,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 LONG_PROMPT = 256
-"""Tokens of a prompt from which on it gets a progress bar."""
+"""The shortest prompt with a progress bar, in tokens."""
 
 _WIDTH_OF_PIPES = 120
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -106,7 +106,7 @@ class PrefillBar:
         self._stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is; the bar goes when all is done."""
+        """Show the progress; the bar disappears at the end."""
         if not self._console.is_terminal or total < LONG_PROMPT:
             return
         if self._bar is None and done < total:
@@ -127,7 +127,7 @@ class PrefillBar:
 
 @contextmanager
 def stopping(running: Cancellable) -> Iterator[None]:
-    """While inside, Ctrl-C cancels ``running``; a second one raises ``KeyboardInterrupt``."""
+    """Inside this block, Ctrl-C cancels ``running``; a second Ctrl-C raises ``KeyboardInterrupt``."""
     pressed = False
 
     def cancel(signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Constraints of answers: grammars, schemas, expressions and choices, compiled by llguidance."""
+"""Constraints of answers: grammars, schemas, regular expressions and choices, compiled by llguidance."""
 
 from slm_core.constraints.deserialize import spec_from_dict
 from slm_core.constraints.limits import Limits

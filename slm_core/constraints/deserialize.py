@@ -19,7 +19,7 @@ def spec_from_dict(values: object) -> Spec:
     """Deserialize the result of ``Spec.to_dict``.
 
     Raises:
-        ConstraintError: the values describe no spec.
+        ConstraintError: the values are not a serialized spec.
     """
     kind = values.get("kind") if isinstance(values, Mapping) else None
     chosen = next((one for one in _KINDS if one.kind == kind), None)

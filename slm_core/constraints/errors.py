@@ -1,4 +1,4 @@
-"""Error messages of llguidance as ConstraintError: one line, with the place if the message has one."""
+"""Converts error messages of llguidance to ``ConstraintError``: one line, with line and column if known."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def constraint_error(message: str) -> ConstraintError:
 
 
 def regex_error(message: str, pattern: str, origins: Sequence[int]) -> ConstraintError:
-    """An error in a regular expression, at its place in ``pattern``.
+    """An error in a regular expression, with its position in ``pattern``.
 
     Args:
-        message: shows the expression on a line, indented by four, and carets under the error.
-        pattern: the expression as it was given.
-        origins: the position in it of each character of the expression that llguidance got.
+        message: the message of llguidance: it shows the expression, indented by four, and carets under the error.
+        pattern: the original expression.
+        origins: for each character of llguidance's expression, its position in ``pattern``.
     """
     caret = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
     reason = _REASON.search(message)
@@ -51,6 +51,6 @@ def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintEr
 
 
 def _brief(message: str) -> str:
-    reason = _REASON.search(message)  # of an expression, shown on the lines before
+    reason = _REASON.search(message)  # of an expression on the lines before it
     first = f"in a pattern: {reason[1]}" if reason else message.strip().split("\n", 1)[0]
     return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."

@@ -1,8 +1,8 @@
-"""Where free text stands: what may follow depends on little, so that masks over it are worked out once.
+"""States of free text: the mask depends on a small state, so that it is computed once per state.
 
-A mask that leaves all but a few tokens free is the dearest there is: every token is looked at. But before its marker is
-complete, free text is told apart by nothing more than how much of the marker its end spells (Knuth, Morris and Pratt
-1977), which bytes of a character are missing, and whether there is any.
+A mask of free text is the slowest to compute, because almost every token is allowed and has to be tested. But before
+the marker is complete, the mask depends only on the length of the marker's prefix at the end of the text (Knuth, Morris
+and Pratt 1977), on the missing bytes of a character, and on whether the text is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FreeText:
         marker: the bytes that end it.
         token: the control token that ends it, or None.
         end: its last bytes, if they begin the marker or an incomplete character.
-        empty: whether there is no text since the beginning or the last control token.
+        empty: whether there is no text after the beginning or the last control token.
     """
 
     marker: bytes
@@ -31,8 +31,8 @@ class FreeText:
         """The state after a token; None if the free text ends or may have ended.
 
         Args:
-            token: which was allowed.
-            data: its bytes; none for a control token.
+            token: the token, which was allowed.
+            data: its bytes; empty for a control token.
         """
         if token == self.token:
             return None
@@ -46,13 +46,13 @@ class FreeText:
 
 
 def _spelled(text: bytes, marker: bytes) -> int:
-    """How many bytes at the end begin the marker."""
+    """The number of bytes at the end that begin the marker."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 
 
 def _unfinished(text: bytes) -> int:
-    """How many bytes at the end are a character that is not complete."""
+    """The number of bytes of an incomplete character at the end."""
     for n in range(1, min(3, len(text)) + 1):
         byte = text[-n]
         if byte >= 0xC0:

@@ -1,4 +1,4 @@
-"""From GBNF to llguidance's Lark, saying exactly the same."""
+"""Converts GBNF to an equivalent grammar in llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slm_core.errors import ConstraintError
 
 
 def gbnf_to_lark(text: str, root: str, depth: int) -> str:
-    """A grammar in llama.cpp's notation as one of llguidance.
+    """Convert a grammar in llama.cpp's notation to a Lark grammar.
 
     Args:
         text: the grammar.
@@ -16,7 +16,7 @@ def gbnf_to_lark(text: str, root: str, depth: int) -> str:
         depth: how deep groups may nest.
 
     Raises:
-        ConstraintError: it is no such grammar; with line and column.
+        ConstraintError: the grammar is invalid; with line and column.
     """
     try:
         return _Writer(parse(text, root, depth), root).write()
@@ -29,7 +29,7 @@ class _Writer:
         self._rules = rules
         self._root = root
         self._terminals = Terminals(rules, root)
-        self._names: dict[str, str] = {}  # of rules, in the order of the output
+        self._names: dict[str, str] = {}  # names of rules, in the order of the output
         self._terminal_names: dict[str, str] = {}  # names of terminals by their definitions
 
     def write(self) -> str:
@@ -63,7 +63,7 @@ class _Writer:
         return expression if simple else f"({expression})"
 
     def _terminal(self, node: Node) -> str:
-        """A terminal's name; one that may be empty is an optional one that may not."""
+        """A terminal's name; a terminal that may be empty becomes an optional terminal that may not."""
         pattern = self._pattern(node)
         if not pattern:
             return '""'

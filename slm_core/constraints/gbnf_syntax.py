@@ -1,4 +1,4 @@
-"""Reading GBNF, llama.cpp's notation for grammars, into a tree."""
+"""A parser for GBNF, llama.cpp's notation for grammars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Chars:
     """One character.
 
     Attributes:
-        ranges: first and last code points, sorted, apart from each other; surrogates are in none.
+        ranges: first and last code points, sorted, not adjacent, without surrogates.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -32,14 +32,14 @@ class Chars:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ref:
-    """What a rule says."""
+    """A reference to a rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seq:
-    """One item after another; empty: nothing."""
+    """A sequence of items; empty for the empty text."""
 
     items: tuple[Node, ...]
 
@@ -53,7 +53,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """An item ``least`` to ``most`` times, without end where ``most`` is None."""
+    """An item ``least`` to ``most`` times; None for no maximum."""
 
     item: Node
     least: int
@@ -64,15 +64,15 @@ Node: TypeAlias = Chars | Ref | Seq | Alt | Repeat
 
 
 def parse(text: str, root: str, depth: int) -> dict[str, Node]:
-    """The rules of a grammar by name.
+    """Parse the rules of a grammar, by name.
 
     Args:
         text: the grammar.
-        root: a rule that must be among them.
+        root: a rule that the grammar must contain.
         depth: how deep groups may nest.
 
     Raises:
-        ConstraintError: with line and column.
+        ConstraintError: the grammar is invalid; with line and column.
     """
     return _Parser(text, depth).grammar(root)
 
@@ -149,7 +149,7 @@ class _Parser:
         return Ref(word[0])
 
     def _repeated(self, item: Node, *, lines: bool) -> Node:
-        """An item with its repetition signs; several signs apply one after another."""
+        """An item with its repetition operators; several operators apply one after another."""
         n_signs = -1
         while True:
             start, n_signs = self._at, n_signs + 1
@@ -263,7 +263,7 @@ class _Parser:
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Sorted ranges, adjacent ones joined, without surrogates."""
+    """Sorted ranges without surrogates; adjacent ranges are merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:

@@ -1,13 +1,13 @@
 """Finds the parts of a GBNF grammar that can become regular expressions without changing its language.
 
-GBNF is read character by character; llguidance reads terminals, each as long as it can. A terminal of several
-characters is fast (its tokens are checked by a finite automaton), but says something else where its end is ambiguous:
-``[a-z]+ "x"`` would never find its x. Every single character as a terminal of its own is always right, and slow.
+GBNF matches character by character; llguidance matches terminals, each as long as possible. A terminal of several
+characters is fast (a finite automaton checks its tokens), but changes the language if its end is ambiguous:
+``[a-z]+ "x"`` would never match its x. Making each character a terminal is always correct, but slow.
 
-So the largest regular parts are tried first, and a part is taken apart again while some terminal A, complete at some
-point, may be followed by a character that would also go on in a terminal B which could have begun where A began.
-FOLLOW sets and position automata (Glushkov 1961) as in any textbook on compilers; whether A and B can begin at the
-same place is not asked, nor how often something repeats: both only take apart more than is needed.
+So the largest regular parts are tried first. A part is divided while some complete terminal A may be followed by a
+character that could also continue a terminal B that began at the same position. FOLLOW sets and position automata
+(Glushkov 1961) are as in textbooks on compilers. Whether A and B can begin at the same position, and how often
+something repeats, is ignored: this can only divide more parts than necessary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Terminals:
 
     Args:
         rules: the rules.
-        root: the one to start from.
+        root: the start rule.
     """
 
     def __init__(self, rules: Mapping[str, Node], root: str) -> None:
@@ -69,7 +69,7 @@ class Terminals:
         return node
 
     def is_nullable(self, node: Node) -> bool:
-        """Whether a node may say nothing."""
+        """Whether a node may be empty."""
         self._step()
         match node:
             case Chars():
@@ -83,13 +83,13 @@ class Terminals:
             case Repeat(item=item, least=least):
                 return least == 0 or self.is_nullable(item)
 
-    # What grammars are made of.
+    # Properties of nodes.
 
     def _is_regular(self, node: Node) -> bool:
         return all(ref in self._regular for ref in _references(node))
 
     def _size(self, node: Node) -> int:
-        """Characters of a node with all references written out; not much more than the limit."""
+        """Characters of a node with all references expanded; counting stops soon after the limit."""
         match node:
             case Chars():
                 return 1
@@ -121,7 +121,7 @@ class Terminals:
                 self._first[name] = first
 
     def _first_of(self, node: Node) -> int:
-        """Characters that a node may begin with."""
+        """The first characters of a node."""
         self._step()
         match node:
             case Chars():
@@ -143,10 +143,10 @@ class Terminals:
             case Repeat(item=item, most=most):
                 return 0 if most == 0 else self._first_of(item)
 
-    # Taking apart.
+    # Dividing terminals.
 
     def _settle(self) -> None:
-        """Take terminals apart until all of them are unambiguous, or are characters."""
+        """Divide terminals until each is unambiguous or a character."""
         while ambiguous := self._ambiguous():
             self._apart |= ambiguous
 
@@ -162,17 +162,17 @@ class Terminals:
         self._step()
         a, b = self._automaton(short), self._automaton(long)
         pairs = [(p, q) for p in _bits(a.first) for q in _bits(b.first) if a.masks[p] & b.masks[q]]
-        seen = set(pairs)
+        visited = set(pairs)
         while pairs:
             p, q = pairs.pop()
             self._step()
-            if len(seen) > _MOST_PAIRS:
+            if len(visited) > _MOST_PAIRS:
                 return True
             if a.last >> p & 1 and any(b.masks[r] & after for r in _bits(b.follow[q])):
                 return True
             for r in _bits(b.follow[q]):
-                new = {(s, r) for s in _bits(a.follow[p]) if a.masks[s] & b.masks[r]} - seen
-                seen |= new
+                new = {(s, r) for s in _bits(a.follow[p]) if a.masks[s] & b.masks[r]} - visited
+                visited |= new
                 pairs.extend(new)
         return False
 
@@ -182,7 +182,7 @@ class Terminals:
         return self._automata[node]
 
     def _follow_sets(self) -> dict[Node, int]:
-        """For each terminal in use, the characters that may come after it."""
+        """The characters that may follow each terminal in use."""
         rules: dict[str, int] = {self._root: 0}
         follow: dict[Node, int] = {}
         while True:
@@ -219,7 +219,7 @@ class Terminals:
 
 
 class _TooMuchWorkError(Exception):
-    """Whoever wrote such a grammar has it read character by character."""
+    """The analysis takes too long: the grammar is matched character by character."""
 
 
 class _Alphabet:
@@ -239,13 +239,13 @@ class _Alphabet:
 
 
 class _Automaton:
-    """The position automaton of a terminal; counted repeats become unbounded ones.
+    """The position automaton of a terminal; counted repetitions become unbounded.
 
     Attributes:
         masks: the characters of each position.
-        follow: the positions after each, as bit mask.
-        first: positions to begin with.
-        last: positions to end with.
+        follow: for each position, the next positions, as a bit mask.
+        first: the first positions.
+        last: the last positions.
     """
 
     def __init__(self, node: Node, rules: Mapping[str, Node], alphabet: _Alphabet) -> None:
@@ -322,7 +322,7 @@ def _characters(node: Node) -> Iterator[Chars]:
 
 
 def _references(node: Node) -> set[str]:
-    """Names of the rules that a node refers to, itself."""
+    """Names of the rules that a node refers to directly."""
     names = {node.name} if isinstance(node, Ref) else set()
     for child in _children(node):
         names |= _references(child)
@@ -330,7 +330,7 @@ def _references(node: Node) -> set[str]:
 
 
 def _regular_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Rules without recursion: all rules that they refer to are regular."""
+    """Rules without recursion: they refer only to regular rules."""
     references = {name: _references(body) for name, body in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, refs in references.items():

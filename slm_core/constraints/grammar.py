@@ -1,4 +1,4 @@
-"""From a spec and a vocabulary to a grammar of llguidance: a list of grammars that refer to one another."""
+"""Builds llguidance's grammar from a spec and a vocabulary: a list of grammars that refer to each other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from slm_core.protocols import Vocab
 from slm_core.types import CallFormat
 
 _WHITE = r"\x20|\x0A[\x20\x09]{0,20}"
-"""As models lay JSON out; without a bound, a weak one fills its answer with white space."""
+"""White space in JSON, bounded: without a bound, a weak model fills its answer with white space."""
 _ESCAPES = 'nrbtf\\"'
-"""Without ``u``: a name that is spelled in escapes would not be told from another."""
+"""Escapes without ``u``: otherwise a name could be spelled in several ways."""
 _NO_CALL = r"TEXT: /[^{\[](?s:.*)/"
-"""Where the whole answer would be the call."""
+"""Error text for a format in which the whole answer would be a call."""
 _SPACE = r"WHITE: /[\x20\x0A\x0D\x09]{1,8}/"
 
 
@@ -42,9 +42,9 @@ class GrammarBuilder:
     """Writes the grammar of one spec.
 
     Args:
-        vocab: has the control tokens.
-        table: of the same vocabulary.
-        limits: on the spec.
+        vocab: the vocabulary.
+        table: the table of the same vocabulary.
+        limits: the limits on the spec.
 
     Attributes:
         free: the state before the free text, if the answer begins with free text.
@@ -59,7 +59,7 @@ class GrammarBuilder:
         self.free: FreeText | None = None
 
     def build(self, spec: Spec) -> str:
-        """The grammar, JSON text.
+        """The grammar as JSON text.
 
         Raises:
             ConstraintError: the spec is invalid, unsupported or beyond the limits.
@@ -69,7 +69,7 @@ class GrammarBuilder:
         return json.dumps({"grammars": self._grammars})
 
     def _grammar(self, spec: Spec) -> str:
-        """Add the grammar of a spec; returns how a rule refers to it."""
+        """Add the grammar of a spec; returns a reference to it for rules."""
         self._depth += 1
         if self._depth > self._limits.depth:
             raise ConstraintError(f"specs nest deeper than {self._limits.depth}")
@@ -116,7 +116,7 @@ class GrammarBuilder:
             raise ConstraintError(f"{n_rules} rules of a grammar (accepted: up to {self._limits.rules})")
 
     def _check_inline(self, text: str) -> None:
-        """Refuse a Lark grammar whose inline schemas may nest too deep; a reference may be spelled in escapes."""
+        """Refuse a Lark grammar whose inline schemas may nest too deep; escapes may hide a reference."""
         n_references = text.count("$ref") + text.count("\\u")
         opened = deepest = 0
         for char in text:
@@ -145,15 +145,15 @@ class GrammarBuilder:
         outer_begin, outer_end = form.section
         begin, end = self._literal(form.begin), self._closing(form.end)
         again = f"(WHITE? {begin} WHITE? ({calls}) {end})*" if form.repeats else ""
-        # Everything from what opens a block, or a section of them, to its end, but for the opening itself.
-        rest = f"WHITE? ({calls}) {end} {again} {self._closing(outer_end)}"
-        rest = f"WHITE? {begin} {rest}" if outer_begin else rest
+        # Everything after the opening of a block, or of a section of blocks, to its end.
+        after_opening = f"WHITE? ({calls}) {end} {again} {self._closing(outer_end)}"
+        after_opening = f"WHITE? {begin} {after_opening}" if outer_begin else after_opening
         if spec.required:
-            return f"start: {self._literal(outer_begin or form.begin)} {rest}\n{_SPACE}"
+            return f"start: {self._literal(outer_begin or form.begin)} {after_opening}\n{_SPACE}"
         opening = self._opening(outer_begin or form.begin)
-        start = f"start: free (opening {rest} | TEXT?)"
+        start = f"start: free (opening {after_opening} | TEXT?)"
         if form.repeats and not outer_begin:
-            start = f"start: (free opening {rest})* free TEXT?"  # text may stand between blocks
+            start = f"start: (free opening {after_opening})* free TEXT?"  # text may stand between blocks
         return f"{start}\n{opening.rules(self._table.control)}{_SPACE}"
 
     def _no_tool_calls(self, form: CallFormat) -> str:
@@ -195,7 +195,7 @@ class GrammarBuilder:
 
 
 def _whole_answer(calls: str) -> str:
-    """The answer is a call, or a text that does not begin like one."""
+    """The answer is a call, or a text that does not begin like a call."""
     return f"start: {calls} | TEXT?\n{_NO_CALL}\n{_SPACE}"
 
 

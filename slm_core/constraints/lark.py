@@ -36,12 +36,12 @@ def between_slashes(pattern: str) -> tuple[str, list[int]]:
 
 
 def without(text: str) -> str:
-    """The terminal of every text, not empty, that does not hold ``text``."""
+    """A terminal for every non-empty text that does not contain ``text``."""
     return f"/(?s:.+)/ & ~/{ANYTHING}{escaped(text)}{ANYTHING}/"
 
 
 def token_set(tokens: Sequence[int]) -> str:
-    """One of the tokens, which are sorted and not empty."""
+    """An expression for one of the tokens, which are sorted and not empty."""
     runs: list[tuple[int, int]] = []
     for token in tokens:
         if runs and runs[-1][1] == token - 1:
@@ -52,7 +52,7 @@ def token_set(tokens: Sequence[int]) -> str:
 
 
 def literal_parts(text: str, vocab: Vocab, table: TokenTable) -> list[str | int]:
-    """A text cut into plain pieces and the control tokens that it spells."""
+    """A text, split into plain text and the control tokens that it spells."""
     control = {*table.control, *table.eog.tolist()}
     parts: list[str | int] = []
     for token in vocab.encode(text, add_special=False, parse_special=True):
@@ -63,33 +63,33 @@ def literal_parts(text: str, vocab: Vocab, table: TokenTable) -> list[str | int]
 
 
 class Opening:
-    """The end of free text: a text or a control token, then the rest of the marker.
+    """The marker that ends free text: a text or a control token, then the rest of the marker.
 
     Args:
-        text: spelled out.
-        vocab: knows the control tokens.
-        table: of the same vocabulary.
+        text: the marker.
+        vocab: the vocabulary.
+        table: the table of the same vocabulary.
 
     Raises:
         ConstraintError: a control token after other text.
     """
 
     def __init__(self, text: str, vocab: Vocab, table: TokenTable) -> None:
-        first, *rest = literal_parts(text, vocab, table)
-        if isinstance(first, str) and rest:
+        first, *later_parts = literal_parts(text, vocab, table)
+        if isinstance(first, str) and later_parts:
             raise ConstraintError(f"{text!r} has a control token after other text: begin with the control token")
         self.text = first if isinstance(first, str) else vocab.token_bytes(first, special=True).decode()
         self.token = first if isinstance(first, int) else None
-        self.rest = " ".join(atom(part) for part in rest)
+        self.rest = " ".join(atom(part) for part in later_parts)
 
     def rules(self, control: Sequence[int]) -> str:
         """Lark rules: ``free`` (with control tokens, ends after one), ``TEXT`` and ``opening``.
 
-        ``free opening`` is free text up to and with the opening, ``free TEXT?`` is free text that holds none. Free text
-        is told from the opening by a lazy terminal that takes all text up to it.
+        ``free opening`` is free text up to and including the opening; ``free TEXT?`` is free text without an opening. A
+        lazy terminal matches all text up to the opening.
         """
-        others = [token for token in control if token != self.token]
-        free = f"free: (TEXT? {token_set(others)})*" if others else 'free: ""'
+        other_control = [token for token in control if token != self.token]
+        free = f"free: (TEXT? {token_set(other_control)})*" if other_control else 'free: ""'
         if self.token is None:
             opening = f"opening[lazy]: /{ANYTHING}{escaped(self.text)}/"
         else:

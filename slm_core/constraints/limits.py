@@ -1,4 +1,4 @@
-"""How much work a constraint may be: grammars and schemas come from anybody."""
+"""Limits on the work of a constraint, because grammars and schemas can be untrusted."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 class Limits:
     """Bounds on compiling a constraint and on each mask; exceeding one raises ``ConstraintError``.
 
-    The last five are those of llguidance's parser, in its own units.
+    The last five are limits of llguidance's parser, in its units.
 
     Attributes:
         text: characters of a grammar, schema or expression.
-        depth: how deep schemas, groups and specs may nest.
-        rules: rules of a grammar. llguidance follows them by recursion, and overflows its stack after some 2,500.
-        levels: levels of a schema along its references: its own and those of every schema that one refers to, added
-            up. The same, after some 2,000.
-        multiples: remainders that ``multipleOf`` has to follow: the sum of divisors without decimal points, and in
-            a schema that combines others their least common multiple (about 100 take a millisecond).
+        depth: nesting depth of schemas, groups and specs.
+        rules: rules of a grammar. llguidance follows rules recursively, and overflows its stack after about 2,500.
+        levels: the sum of the nesting depths of a schema and of every schema that it refers to. llguidance overflows
+            its stack after about 2,000.
+        multiples: states for the remainders of ``multipleOf``: the sum of the divisors without decimal points, or their
+            least common multiple in a schema that combines others (100 take about a millisecond).
         grammar: symbols of the compiled grammar.
-        compile_work: nodes of regular expressions built while compiling (about 50,000 take a millisecond).
-        mask_work: the same for one mask (about 14,000 take a millisecond).
-        mask_items: parser items of one mask (about 20,000 take a millisecond).
-        lexer_states: states kept (one to two kilobytes each).
+        compile_work: nodes of regular expressions built while compiling (50,000 take about a millisecond).
+        mask_work: nodes of regular expressions built for one mask (14,000 take about a millisecond).
+        mask_items: parser items of one mask (20,000 take about a millisecond).
+        lexer_states: states of the lexer in memory (one to two kilobytes each).
     """
 
     text: int = 262_144
@@ -50,7 +50,7 @@ class Limits:
                 raise InvalidOption(f"limit {one.name}={value!r} (accepted: an integer from 1 on)")
 
     def for_parser(self) -> LLParserLimits:
-        """The same for llguidance."""
+        """The limits of llguidance's parser."""
         from llguidance import LLParserLimits
 
         return LLParserLimits(

@@ -28,16 +28,16 @@ _MOST_MASKS = 64
 
 
 def compile(spec: Spec, vocab: Vocab, *, limits: Limits = DEFAULT_LIMITS) -> GrammarConstraint:  # noqa: A001  (as in re.compile)
-    """A constraint for one answer. What it is made from is kept: the same spec is cheap the next time.
+    """Compile a constraint for one answer. Compiled specs are cached: the same spec is cheap the next time.
 
     Args:
         spec: the specification of the constraint.
-        vocab: of the model that is to say it.
-        limits: how much work it may be.
+        vocab: the vocabulary of the model.
+        limits: bounds on the work.
 
     Raises:
-        ConstraintError: the spec is invalid, asks for what cannot be enforced, allows nothing, or is beyond the
-            limits; with line and column where it has a text.
+        ConstraintError: the spec is invalid, cannot be enforced, allows no answer, or exceeds the limits; with line and
+            column if the spec has a text.
     """
     if not isinstance(spec, Spec):
         raise ConstraintError(f"constraint {spec!r} (accepted: a spec, such as JsonSchema(...))")
@@ -53,15 +53,15 @@ def compile(spec: Spec, vocab: Vocab, *, limits: Limits = DEFAULT_LIMITS) -> Gra
 
 
 def restore(vocab: Vocab, state: bytes, *, limits: Limits = DEFAULT_LIMITS) -> GrammarConstraint:
-    """The constraint whose ``state()`` that was, at the same place.
+    """Restore a constraint from its ``state()``.
 
     Args:
         vocab: the same vocabulary, on any backend.
-        state: from ``GrammarConstraint.state``.
-        limits: how much work it may be.
+        state: the result of ``GrammarConstraint.state``.
+        limits: bounds on the work.
 
     Raises:
-        InvalidSnapshot: the bytes are no such state, or not one for this vocabulary.
+        InvalidSnapshot: the bytes are not a state, or not a state for this vocabulary.
     """
     try:
         values = json.loads(state)
@@ -80,10 +80,10 @@ def restore(vocab: Vocab, state: bytes, *, limits: Limits = DEFAULT_LIMITS) -> G
 
 
 class GrammarConstraint:
-    """What a spec allows, over one vocabulary; made by ``compile``. See ``protocols.Constraint``.
+    """A compiled spec over one vocabulary; made by ``compile``. See ``protocols.Constraint``.
 
     Attributes:
-        spec: what was asked for.
+        spec: the spec.
     """
 
     def __init__(self, spec: Spec, vocab: Vocab, table: TokenTable, prototype: Prototype) -> None:
@@ -99,7 +99,7 @@ class GrammarConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the tokens so far may be a whole answer."""
+        """Whether the tokens so far can be a whole answer."""
         return self._matcher.is_accepting()
 
     @property
@@ -114,15 +114,15 @@ class GrammarConstraint:
 
     @property
     def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may follow, bool [V].
+        """The mask of tokens that may follow, bool [V].
 
         Raises:
-            ConstraintError: working it out ran out of its bounds, or the vocabulary has no token that may follow.
+            ConstraintError: computing the mask exceeded the limits, or no token of the vocabulary may follow.
         """
         return self._table.unpacked(self._allowed())
 
     def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy of one row of logits, float32 [V], with every token that may not follow at -inf."""
+        """A copy of one row of logits, float32 [V], with -inf for tokens that may not follow."""
         if logits.shape != (self._table.size,):
             raise SamplingError(f"a row of logits of shape {logits.shape} (accepted: ({self._table.size},))")
         return np.minimum(logits, self._table.ceiling(self._allowed()))
@@ -132,7 +132,7 @@ class GrammarConstraint:
 
         Raises:
             InvalidToken: the token may not follow; nothing changed.
-            ConstraintError: working it out ran out of its bounds; nothing changed.
+            ConstraintError: the computation exceeded the limits; nothing changed.
         """
         if token in self._table.eog:
             if not self.is_complete:
@@ -155,7 +155,7 @@ class GrammarConstraint:
         return twin
 
     def state(self) -> bytes:
-        """The spec and the tokens taken, JSON text; ``restore`` makes the same of it."""
+        """The spec and the consumed tokens as JSON text, for ``restore``."""
         return json.dumps({"spec": self.spec.to_dict(), "tokens": self._tokens}).encode()
 
     def _took(self, token: int, *, announced: bool) -> Advance:
@@ -190,9 +190,9 @@ class GrammarConstraint:
         return self._bits
 
     def _parsed(self) -> Bits:
-        known = None if self._free is None else self._prototype.masks.get(self._free)
-        if known is not None:
-            return known
+        cached = None if self._free is None else self._prototype.masks.get(self._free)
+        if cached is not None:
+            return cached
         allowed = self._table.allowed(self._matcher)
         self._check_sound()
         if not allowed.any() and not (self.is_complete and not self._table.eog.size):
@@ -214,7 +214,7 @@ class GrammarConstraint:
 
 
 def _matcher(grammar: str, table: TokenTable, limits: Limits) -> LLMatcher:
-    """A matcher at the beginning, which allows something."""
+    """A matcher in the initial state; it allows at least one token."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(table.tokenizer, grammar, log_level=0, limits=limits.for_parser())

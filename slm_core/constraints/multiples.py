@@ -1,7 +1,7 @@
-"""How much ``multipleOf`` costs: llguidance follows remainders with an automaton, which has a state for each.
+"""The cost of ``multipleOf``: llguidance tracks remainders with an automaton, which has a state for each remainder.
 
-Where schemas are combined, their automata multiply: together they have as many states as the least common multiple of
-their divisors. Building one cannot be interrupted, so divisors are bounded before.
+If schemas are combined, the number of states is the least common multiple of their divisors. Building an automaton
+cannot be interrupted, so divisors are bounded before.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _INLINE = "%json"
 
 
 def check_multiples(grammars: Sequence[Mapping[str, Any]], most: int) -> None:
-    """Refuse grammars whose remainders are too many to follow.
+    """Refuse grammars with too many remainders.
 
     Args:
-        grammars: of llguidance: of a JSON schema, or in Lark with schemas inside.
-        most: remainders of all divisors together.
+        grammars: grammars of llguidance: a JSON schema, or Lark with inline schemas.
+        most: the most remainders of all divisors together.
 
     Raises:
-        ConstraintError: there are more.
+        ConstraintError: there are too many.
     """
     n_remainders = sum(map(_n_remainders, chain.from_iterable(map(_schemas, grammars))))
     if n_remainders > most:
@@ -35,7 +35,7 @@ def check_multiples(grammars: Sequence[Mapping[str, Any]], most: int) -> None:
 
 
 def _schemas(grammar: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas in a grammar; llguidance reports those that are not JSON."""
+    """The schemas in a grammar; invalid JSON is skipped, because llguidance reports it."""
     yield grammar.get("json_schema")
     decoder = json.JSONDecoder()
     for part in str(grammar.get("lark_grammar", "")).split(_INLINE)[1:]:
@@ -51,7 +51,7 @@ def _n_remainders(schema: Any) -> int:
 
 
 def _divisors(schema: Any) -> tuple[set[int], bool]:
-    """The divisors anywhere in a schema, and whether something in it combines schemas."""
+    """All divisors in a schema, and whether it combines schemas."""
     divisors: set[int] = set()
     combines = False
     waiting = [schema]

@@ -1,4 +1,4 @@
-"""JSON schemas: nothing that would be ignored goes through, and schemas can be put inside one another."""
+"""Lowers JSON schemas for llguidance: refuses keywords that it would ignore, and rewrites references."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ KEYWORDS = tuple(sorted(_MAPS | _LISTS | _SCHEMAS | _VALUES))
 
 
 def pydantic_model(schema: object) -> type[BaseModel] | None:
-    """The class, where ``schema`` is a model of pydantic; None for anything else."""
+    """The class, if ``schema`` is a pydantic model; else None."""
     if not isinstance(schema, type):
         return None
     try:
         from pydantic import BaseModel
     except ModuleNotFoundError:
-        return None  # then the class cannot be one of its models
+        return None  # then ``schema`` cannot be a pydantic model
     return schema if issubclass(schema, BaseModel) else None
 
 
@@ -50,7 +50,7 @@ def schema_text(schema: object) -> str:
     """A schema as JSON text: of a mapping, ``True`` or ``False``, JSON text, or a pydantic model.
 
     Raises:
-        ConstraintError: it is none of these, or no JSON.
+        ConstraintError: it is none of these, or invalid JSON.
     """
     model = pydantic_model(schema)
     if model is not None:
@@ -68,15 +68,15 @@ def schema_text(schema: object) -> str:
 
 
 def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
-    """The schema with enforced keywords only, for the place ``root`` of a larger one.
+    """The schema with only enforced keywords, for the position ``root`` in a larger schema.
 
     Args:
         schema: JSON values.
-        limits: on how deep it may nest.
-        root: JSON pointer that its references to itself (``#...``) are to begin with.
+        limits: the limits on its nesting depth.
+        root: a JSON pointer, which replaces ``#`` in its references to itself.
 
     Raises:
-        ConstraintError: a keyword would be ignored, or it nests deeper; the message says where.
+        ConstraintError: a keyword cannot be enforced, or the schema nests too deep; the message has the position.
     """
     lowering = _Lowering(limits.depth, root)
     lowered = lowering.schema(schema, "$", 0)
@@ -92,42 +92,42 @@ class _Lowering:
         self._root = root
         self.references: set[str] = set()
 
-    def schema(self, schema: Any, place: str, depth: int) -> Any:
+    def schema(self, schema: Any, location: str, depth: int) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise ConstraintError(f"the schema at {place} is {schema!r} (accepted: an object, true or false)")
+            raise ConstraintError(f"the schema at {location} is {schema!r} (accepted: an object, true or false)")
         if depth > self._depth:
-            raise ConstraintError(f"the schema nests deeper than {self._depth} at {place}")
+            raise ConstraintError(f"the schema nests deeper than {self._depth} at {location}")
         lowered = {}
         for keyword, value in schema.items():
             if keyword in _NOTES or _says_nothing(keyword, value):
                 continue
-            lowered[keyword] = self._keyword(keyword, value, f"{place}.{keyword}", depth + 1)
+            lowered[keyword] = self._keyword(keyword, value, f"{location}.{keyword}", depth + 1)
         return _with_narrow_bounds(lowered)
 
-    def _keyword(self, keyword: str, value: Any, place: str, depth: int) -> Any:
+    def _keyword(self, keyword: str, value: Any, location: str, depth: int) -> Any:
         if keyword in _MAPS:
-            entries = _checked(value, dict, place, "an object").items()
-            return {name: self.schema(inner, f"{place}.{name}", depth) for name, inner in entries}
+            entries = _checked(value, dict, location, "an object").items()
+            return {name: self.schema(inner, f"{location}.{name}", depth) for name, inner in entries}
         if keyword in _LISTS:
-            inners = _checked(value, list, place, "an array; for items, see prefixItems")
-            return [self.schema(inner, f"{place}[{i}]", depth) for i, inner in enumerate(inners)]
+            inners = _checked(value, list, location, "an array; for items, see prefixItems")
+            return [self.schema(inner, f"{location}[{i}]", depth) for i, inner in enumerate(inners)]
         if keyword in _SCHEMAS:
-            return self.schema(value, place, depth)
+            return self.schema(value, location, depth)
         if keyword == "$ref":
-            return self._reference(_checked(value, str, place, "a string"), place)
+            return self._reference(_checked(value, str, location, "a string"), location)
         if keyword not in _VALUES:
-            raise ConstraintError(f"{place}: the keyword cannot be enforced (accepted: {', '.join(KEYWORDS)})")
+            raise ConstraintError(f"{location}: the keyword cannot be enforced (accepted: {', '.join(KEYWORDS)})")
         if keyword in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConstraintError(f"{place} is {value!r} (accepted: a number)")
+            raise ConstraintError(f"{location} is {value!r} (accepted: a number)")
         if keyword in ("const", "enum"):
-            _check_writable(value, place)
+            _check_writable(value, location)
         return value
 
-    def _reference(self, target: str, place: str) -> str:
+    def _reference(self, target: str, location: str) -> str:
         if not target.startswith("#/") and target != "#":
-            raise ConstraintError(f"{place} is {target!r} (accepted: a JSON pointer into the schema, #/...)")
+            raise ConstraintError(f"{location} is {target!r} (accepted: a JSON pointer into the schema, #/...)")
         self.references.add(target)
         return self._root + target[1:]
 
@@ -144,14 +144,14 @@ def _pointed_at(schema: Any, pointer: str) -> object:
 
 
 def _says_nothing(keyword: str, value: object) -> bool:
-    """Whether a keyword that cannot be enforced has the value that asks for nothing."""
+    """Whether a keyword that cannot be enforced has a value without effect."""
     return (keyword == "uniqueItems" and value is False) or (keyword.startswith("x-") and keyword != "x-guidance")
 
 
 def _with_narrow_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Exclusive bounds less than 1 from the opposite ones made inclusive, a billionth further in.
+    """Replace exclusive bounds that are less than 1 from the opposite bound by inclusive ones, a billionth further in.
 
-    llguidance 1.9 takes such a bound for an inclusive one where it is an integer.
+    llguidance 1.9 treats such an exclusive bound as inclusive if it is an integer.
     """
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     above, below = schema.get("minimum", low), schema.get("maximum", high)
@@ -164,17 +164,17 @@ def _with_narrow_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _check_writable(value: object, place: str) -> None:
-    """Refuse texts that need an escape by number, which is not allowed: it could hide a name."""
+def _check_writable(value: object, location: str) -> None:
+    """Refuse texts that need a ``u`` escape, which is not allowed because it could hide a name."""
     if isinstance(value, str) and _NEEDS_ESCAPE.search(value):
-        raise ConstraintError(f"{place} holds a control character in {value!r}, which cannot be enforced")
+        raise ConstraintError(f"{location} holds a control character in {value!r}, which cannot be enforced")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_writable(inner, place)
+        _check_writable(inner, location)
 
 
-def _checked(value: Any, kind: type, place: str, accepted: str) -> Any:
+def _checked(value: Any, kind: type, location: str, accepted: str) -> Any:
     if not isinstance(value, kind):
-        raise ConstraintError(f"{place} is {value!r} (accepted: {accepted})")
+        raise ConstraintError(f"{location} is {value!r} (accepted: {accepted})")
     return value
 
 

@@ -11,7 +11,7 @@ from slm_core.errors import ConstraintError
 
 
 class Spec:
-    """Base of all specs. ``compile(spec, vocab)`` makes a constraint of one.
+    """The base of all specs; ``compile(spec, vocab)`` makes a constraint.
 
     Attributes:
         kind: its name in ``to_dict``.
@@ -21,24 +21,24 @@ class Spec:
     kind: ClassVar[str]
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values that ``spec_from_dict`` makes the same spec of."""
+        """JSON values for ``spec_from_dict``."""
         values: dict[str, object] = {one.name: _serialized(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
         return {"kind": self.kind, **values}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(Spec):
-    """A JSON value that fits a schema.
+    """A JSON value that matches a schema.
 
-    Object members come in the schema's order. What cannot be enforced is refused when it is compiled:
-    ``constraints.schema.KEYWORDS`` lists what can.
+    Object members are in the schema's order. Keywords that cannot be enforced are refused when the spec is compiled;
+    ``constraints.schema.KEYWORDS`` lists the enforced keywords.
 
     Attributes:
-        schema: given as a mapping, ``True`` (any value), JSON text or a pydantic model; kept as JSON text.
+        schema: a mapping, ``True`` (any value), JSON text or a pydantic model; stored as JSON text.
         compact: no white space; otherwise a space, or a new line and up to 20 characters of indentation.
 
     Raises:
-        ConstraintError: the schema is no JSON.
+        ConstraintError: the schema is not JSON.
     """
 
     kind = "json_schema"
@@ -67,10 +67,10 @@ class AnyJson(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Regex(Spec):
-    """A text that a regular expression matches as a whole.
+    """A text that matches a regular expression as a whole.
 
     Attributes:
-        pattern: in the syntax of Rust's ``regex`` crate: Unicode, no look-around, no back references.
+        pattern: the expression in the syntax of Rust's ``regex`` crate: Unicode, no look-around, no back references.
     """
 
     kind = "regex"
@@ -118,7 +118,7 @@ class Choice(Spec):
     """One of several texts.
 
     Attributes:
-        options: at least one, different, none empty.
+        options: the texts: at least one, all different and not empty.
     """
 
     kind = "choice"
@@ -136,11 +136,11 @@ class Choice(Spec):
 class Triggered(Spec):
     """Free text until a marker, then the text of another spec, then the end.
 
-    Free text may be anything, control tokens included, and may be all there is.
+    Free text may contain anything, including control tokens, and may be the whole answer.
 
     Attributes:
         spec: the spec of the text after the marker.
-        marker: the text, or control token spelled out, that ends the freedom.
+        marker: the text, or the spelling of a control token, that ends the free text.
         required: whether the marker must come.
     """
 
@@ -161,11 +161,11 @@ class Triggered(Spec):
 class AfterThinking(Spec):
     """Free reasoning text, then white space, then the text of another spec.
 
-    For a prompt after which the model reasons, whether it opens the block itself or the prompt has.
+    For prompts after which the model reasons. The prompt or the answer may open the reasoning.
 
     Attributes:
         spec: the spec of the text after the reasoning.
-        end: the text, or control token spelled out, that ends the reasoning.
+        end: the text, or the spelling of a control token, that ends the reasoning.
     """
 
     kind = "after_thinking"

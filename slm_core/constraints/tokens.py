@@ -1,4 +1,4 @@
-"""A vocabulary as llguidance needs it: the bytes of every token, in a trie."""
+"""A vocabulary for llguidance: the bytes of every token, in a trie."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Bits: TypeAlias = NDArray[np.uint8]
-"""A set of tokens: a bit each, the lowest of a byte first, uint8 [ceil(V / 8)]."""
+"""A set of tokens as a bit mask, lowest bit of a byte first, uint8 [ceil(V / 8)]."""
 _CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
-_CEILINGS = _CEILINGS.astype(np.float32)  # of the eight tokens of each byte, [256, 8]: a lookup takes no branches
+_CEILINGS = _CEILINGS.astype(np.float32)  # for the eight tokens of each byte, [256, 8]: a lookup without branches
 _CONTROL = b"\xff"
-"""What llguidance marks control tokens with: a byte that no UTF-8 holds."""
+"""llguidance's prefix of control tokens: a byte that never occurs in UTF-8."""
 _MARKER = "\x02"
-"""Put before a text to encode it as the middle of one: some vocabularies begin a text with a space."""
+"""A prefix to encode text as the middle of a text: some vocabularies add a space before a text."""
 _MAX_PROTOTYPES = 32
 _tables: weakref.WeakKeyDictionary[Vocab, TokenTable] = weakref.WeakKeyDictionary()
 
 
 def token_table(vocab: Vocab) -> TokenTable:
-    """The table of a vocabulary; built once (a third of a second for 150,000 tokens)."""
+    """The table of a vocabulary; built once, in a third of a second for 150,000 tokens."""
     if vocab not in _tables:
         _tables[vocab] = TokenTable(vocab)
     return _tables[vocab]
 
 
 class TokenTable:
-    """What all constraints over one vocabulary share.
+    """Data that all constraints over one vocabulary share.
 
     Attributes:
-        size: number of tokens V.
-        eog: the tokens that end an answer, int64.
-        control: the tokens that are no text, without those, sorted.
-        tokenizer: llguidance's.
-        prototypes: matchers at the beginning, by grammar, to copy; the most recently used ones.
+        size: the number of tokens, V.
+        eog: the EOG tokens, int64.
+        control: the other control tokens, sorted.
+        tokenizer: llguidance's tokenizer.
+        prototypes: a cache of matchers in the initial state, by grammar, to copy.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -61,18 +61,18 @@ class TokenTable:
         self.prototypes: OrderedDict[str, Prototype] = OrderedDict()
 
     def remember(self, grammar: str, prototype: Prototype) -> None:
-        """Keep a prototype, and forget the one used longest ago."""
+        """Cache a prototype; the least recently used one is removed."""
         self.prototypes[grammar] = prototype
         if len(self.prototypes) > _MAX_PROTOTYPES:
             self.prototypes.popitem(last=False)
 
     def allowed(self, matcher: LLMatcher) -> Bits:
-        """Which tokens may follow; the matcher may be in an error state afterwards."""
+        """The tokens that may follow; the matcher may be in an error state afterwards."""
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(self._tokens)]
         return bits & (self._tokens if matcher.is_accepting() else self._going_on)
 
     def only(self, token: int) -> Bits:
-        """That token, and no other."""
+        """The set with only this token."""
         return _packed(np.array([token]), self.size)
 
     def unpacked(self, bits: Bits) -> NDArray[np.bool_]:
@@ -80,18 +80,18 @@ class TokenTable:
         return np.unpackbits(bits, count=self.size, bitorder="little").view(np.bool_)
 
     def ceiling(self, bits: Bits) -> NDArray[np.float32]:
-        """The largest logit that each token may have: inf or -inf, float32 [V]."""
+        """The upper bound of each logit: inf or -inf, float32 [V]."""
         return _CEILINGS.take(bits, axis=0).reshape(-1)[: self.size]
 
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """What constraints of one grammar begin with.
+    """The initial state of constraints of one grammar.
 
     Attributes:
-        matcher: at the beginning; to be copied.
-        free: the state before the free text, or None if the answer does not begin with free text.
-        masks: which tokens may follow at places in that free text.
+        matcher: a matcher in the initial state, to copy.
+        free: the state before the free text; None if the answer does not begin with free text.
+        masks: a cache of masks by state of this free text.
     """
 
     matcher: LLMatcher
@@ -100,7 +100,7 @@ class Prototype:
 
 
 class _Source:
-    """The attributes and the call by which llguidance reads a vocabulary."""
+    """The interface by which llguidance reads a vocabulary."""
 
     is_tokenizer_wrapper = True
 
@@ -116,7 +116,7 @@ class _Source:
         self._longest = max(map(len, self._by_bytes), default=1)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens that say exactly this text, as the vocabulary would within a text."""
+        """Tokens that spell exactly this text, encoded like the middle of a text."""
         vocab = self._vocab()
         assert vocab is not None, "a constraint keeps its vocabulary"
         before = vocab.encode(_MARKER, add_special=False, parse_special=False)

@@ -1,4 +1,4 @@
-"""Tool calls: grammars that allow only valid calls, from the tools and the model's format of calls."""
+"""Tool calls: specs that allow only valid calls, from the tools and the model's call format."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from slm_core.errors import ConstraintError
 from slm_core.types import CallFormat
 
 HERMES_CALLS = CallFormat("<tool_call>", "</tool_call>", repeats=True)
-"""Hermes, Qwen 2.5 and 3, and many after them."""
+"""Hermes, Qwen 2.5 and 3, and many later models."""
 LLAMA3_CALLS = CallFormat("", arguments_key="parameters")
 """Llama 3.1 to 3.3: the answer is one JSON object."""
 MISTRAL_CALLS = CallFormat("[TOOL_CALLS]", style="array")
 """Mistral up to v7: an array after a control token."""
 MISTRAL_NAMED_CALLS = CallFormat("[TOOL_CALLS]", style="named", between="[ARGS]", repeats=True)
-"""Mistral from v11 on: name and arguments apart."""
+"""Mistral from v11 on: name and arguments are separate."""
 JSON_CALLS = CallFormat("")
 """The answer is one JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls(Spec):
-    """Calls of given tools, each with arguments that fit the tool's schema; or free text without any.
+    """Calls of tools, each with arguments that match the tool's schema; or free text without calls.
 
-    Free text runs until a call begins (``format.begin``). Where that is "", an answer that begins with what begins a
-    call is one.
+    Free text continues until a call begins (``format.begin``). If ``begin`` is "", an answer that begins like a call is
+    a call.
 
     Attributes:
         tools: schemas as ``{"type": "function", "function": {"name": ..., "parameters": ...}}``, or the inner part.
-        format: how the model writes calls; a ``CallFormat``, or its fields.
-        required: the answer is nothing but calls, and at least one.
+        format: the model's call format: a ``CallFormat``, or its fields.
+        required: the answer contains only calls, at least one.
 
     Raises:
-        ConstraintError: a tool has no name or the name of another; a schema is no JSON.
+        ConstraintError: a tool has no name, two tools have the same name, or a schema is not JSON.
     """
 
     kind = "tool_calls"
@@ -65,13 +65,13 @@ class ToolCalls(Spec):
 
 @dataclass(frozen=True, slots=True)
 class NoToolCalls(Spec):
-    """Free text in which no tool call begins.
+    """Free text without tool calls.
 
     Attributes:
-        format: how the model would write calls; a ``CallFormat``, or its fields.
+        format: the model's call format: a ``CallFormat``, or its fields.
 
     Raises:
-        ConstraintError: it is neither.
+        ConstraintError: ``format`` is neither.
     """
 
     kind = "no_tool_calls"
@@ -99,13 +99,13 @@ def object_schema(spec: ToolCalls, limits: Limits) -> dict[str, Any]:
 
 
 def named_parameters(spec: ToolCalls, limits: Limits) -> list[tuple[str, Any]]:
-    """Name and parameters' schema of each tool."""
+    """The name and the parameters' schema of each tool."""
     tools = [json.loads(tool) for tool in spec.tools]
     return [(tool["name"], lower_schema(tool["parameters"], limits)) for tool in tools]
 
 
 def _tool(tool: object) -> dict[str, object]:
-    """The name and the parameters of a tool, checked."""
+    """The validated name and parameters of a tool."""
     if isinstance(tool, str):
         tool = json.loads(schema_text(tool))
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None

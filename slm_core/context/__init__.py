@@ -1,4 +1,4 @@
-"""What the contexts of all backends share: argument checks, the ledger, batches, dumps and their replay."""
+"""The code that the contexts of all backends share: argument checks, the ledger, batches, dumps and their replay."""
 
 from slm_core.context.base import ContextBase, no_top_logits
 from slm_core.context.checks import check_context_options, check_learned_positions

@@ -1,7 +1,7 @@
-"""What every context would otherwise repeat: argument checks, room, the ledger, dumps and their replay.
+"""The base class of contexts: argument checks, room, the ledger, dumps and their replay.
 
-A backend derives from ``ContextBase`` and writes the ``_engine_*`` methods. They are called with arguments that
-have been checked and room that is there. If one raises, it leaves the engine as it was; then nothing has changed.
+A backend derives from ``ContextBase`` and writes the ``_engine_*`` methods. Their arguments are checked, and there is
+room for the result. If a method raises, it has to leave the engine as it was; then the context is unchanged, too.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, S
 
 
 def no_top_logits(k: int) -> TopLogits:
-    """Those of no rows."""
+    """The result of ``decode_top`` for no rows."""
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
 
 
 def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
-    """What each sequence will hold of a batch. It is read before the engine runs: a read that fails changes nothing."""
+    """The inputs of a batch, by sequence. They are read before the engine runs, so a failure here changes nothing."""
     inputs, of = batch_inputs(batch), batch.seq_ids
     if len(seq_ids) == 1:
         return {seq_ids[0]: inputs}
@@ -59,18 +59,17 @@ def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
 
 
 class ContextBase(EngineCalls):
-    """A context whose bookkeeping is done; see ``protocols.Context`` for what each call promises.
+    """The bookkeeping of a context. ``protocols.Context`` documents the calls.
 
     Args:
         options: the sizes.
         backend: name of the backend, for dumps.
-        fingerprint: of the model, for dumps.
+        fingerprint: fingerprint of the model, for dumps.
         n_vocab: vocabulary size V.
-        edit_level: the highest edit that works.
-        capabilities: what works beyond the core.
-        payload_format: layout of the engine's KV payloads; a dump of the same backend and format is used as it is.
-        n_embd: width of hidden states, where ``EMBEDDINGS`` is declared, and of embedding rows, where
-            ``EMBEDDING_INPUT`` is.
+        edit_level: the edit level.
+        capabilities: the optional capabilities.
+        payload_format: name of the layout of KV payloads; a payload of the same backend and format is loaded as it is.
+        n_embd: embedding width E; needed for ``EMBEDDINGS`` (hidden states) and ``EMBEDDING_INPUT`` (embedding rows).
     """
 
     def __init__(
@@ -103,52 +102,52 @@ class ContextBase(EngineCalls):
         self._checks = Checks(self._declared, self._ledger)
         self._lock = threading.Lock()
         self._closed = False
-        self._dumps: weakref.WeakSet[DumpParts] = weakref.WeakSet()  # those that may still be made of what is held
+        self._dumps: weakref.WeakSet[DumpParts] = weakref.WeakSet()  # dumps in parts that are still valid
 
     # Properties.
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What this context can do beyond the core."""
+        """The optional capabilities of this context."""
         return self._declared.capabilities
 
     @property
     def edit_level(self) -> EditLevel:
-        """The highest edit that works."""
+        """The edit level."""
         return self._declared.edit_level
 
     @property
     def n_ctx(self) -> int:
-        """Positions that all sequences together may hold."""
+        """Positions of the KV cache, for all sequences together."""
         return self._declared.options.n_ctx
 
     @property
     def n_batch(self) -> int:
-        """Tokens that one ``decode`` may carry."""
+        """The most tokens of one ``decode``."""
         return self._declared.options.n_batch
 
     @property
     def n_seq_max(self) -> int:
-        """Sequences."""
+        """The number of sequences."""
         return self._declared.options.n_seq_max
 
     @property
     def n_free(self) -> int:
-        """Positions that are free."""
+        """Free positions."""
         return self._ledger.n_free
 
     def length(self, seq_id: int) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens of a sequence."""
         self._check_open()
         return self._ledger.length(self._checks.sequence(seq_id))
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
+        """The tokens of a sequence, in order; ``EMBEDDED`` for each embedding row."""
         self._check_open()
         return tuple(token_ids(self._ledger.inputs(self._checks.sequence(seq_id))))
 
     def n_exclusive(self, seq_id: int) -> int:
-        """Positions that dropping a sequence would free."""
+        """The number of positions that ``drop`` would free."""
         self._check_open()
         return self._ledger.n_exclusive(self._checks.sequence(seq_id))
 
@@ -162,7 +161,7 @@ class ContextBase(EngineCalls):
     # Calls.
 
     def decode(self, batch: Batch) -> Logits:
-        """Run a batch; returns the rows asked for, float32 [n_rows, V]."""
+        """Run a batch; returns the requested rows of logits, float32 [n_rows, V]."""
         with self._call():
             if Capability.ENCODER in self._declared.capabilities:
                 raise UnsupportedOutput("this model is an encoder: it has hidden states (embed), and no logits")
@@ -176,7 +175,7 @@ class ContextBase(EngineCalls):
         return rows
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Run a batch; returns the k largest logits of each of the rows asked for."""
+        """Run a batch; returns the k largest logits of each requested row."""
         with self._call():
             if Capability.DEVICE_SAMPLING not in self._declared.capabilities:
                 raise UnsupportedOutput(
@@ -194,7 +193,7 @@ class ContextBase(EngineCalls):
         return top
 
     def embed(self, batch: Batch) -> States:
-        """Run a batch; returns hidden states of the tokens asked for, float32 [n_rows, E]."""
+        """Run a batch; returns the requested hidden states, float32 [n_rows, E]."""
         with self._call():
             if Capability.EMBEDDINGS not in self._declared.capabilities:
                 raise UnsupportedOutput(f"the backend {self._declared.backend} gives no hidden states of this model")
@@ -227,13 +226,13 @@ class ContextBase(EngineCalls):
         return Pos(dst, length)
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
-        """Tokens that ``fork(src, dst, end)`` would decode again."""
+        """The number of tokens that ``fork(src, dst, end)`` would decode again."""
         with self._call():
             length = self._forked_length(self._checks.sequence(src), end)
             return self._engine_fork_cost(src, length) if length else 0
 
     def truncate(self, pos: Pos) -> Pos:
-        """Forget ``pos.index`` and all after it in that sequence."""
+        """Forget the tokens of a sequence from ``pos.index`` on."""
         with self._call():
             self._checks.level(EditLevel.TRUNCATE)
             index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
@@ -274,12 +273,12 @@ class ContextBase(EngineCalls):
                 self._drop(seq_id)
 
     def dump(self, seq_id: int) -> bytes:
-        """The whole state of a sequence."""
+        """Dump a sequence."""
         with self._call(), failures_of((self._checks.sequence(seq_id),)):
             return b"".join(self._packed(seq_id))
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """The bytes of ``dump`` in parts; other sequences may change between them."""
+        """The bytes of ``dump`` in parts. Other sequences may change between parts."""
         with self._call():
             check_part_bytes(part_bytes)
             with failures_of((self._checks.sequence(seq_id),)):
@@ -290,11 +289,11 @@ class ContextBase(EngineCalls):
         return dump
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Replace a sequence by a dumped one, of this backend or of another."""
+        """Replace a sequence by a dump, of this or another backend."""
         return self.restore_parts(seq_id, (data,))
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """As ``restore``, of a dump that comes in parts."""
+        """Like ``restore``, for a dump in parts."""
         with self._call(), failures_of((self._checks.sequence(seq_id),)):
             incoming = Incoming("sequence", parts)
             with incoming.refusals():
@@ -311,7 +310,7 @@ class ContextBase(EngineCalls):
         return Pos(seq_id, len(snapshot.tokens))
 
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """All sequences in one dump, in parts; what sequences share is in it once."""
+        """Dump all sequences, in parts. Shared tokens are in the dump once."""
         with self._call():
             check_part_bytes(part_bytes)
             seq_ids = [seq_id for seq_id in range(self.n_seq_max) if self._ledger.length(seq_id)]
@@ -322,7 +321,7 @@ class ContextBase(EngineCalls):
         return dump
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Fill the empty context with all sequences of another."""
+        """Fill the empty context from ``dump_context``."""
         with self._call():
             for seq_id in range(self.n_seq_max):
                 if self._ledger.length(seq_id):
@@ -341,7 +340,7 @@ class ContextBase(EngineCalls):
                 raise
 
     def close(self) -> None:
-        """Free the memory now. Twice is fine."""
+        """Free the memory now. A second call does nothing."""
         if not self._lock.acquire(blocking=False):
             raise ContextBusy("another thread is inside a call of this context: let it return before close()")
         try:
@@ -382,11 +381,11 @@ class ContextBase(EngineCalls):
             raise ContextClosed("the context is closed")
 
     def _check_batch(self, batch: Batch) -> list[int]:
-        """The sequences of a sound batch, each once. A backend that cannot run some batches refuses them here."""
+        """Check a batch; returns its sequences, each once. A backend with batches that it cannot run extends this."""
         return self._checks.batch(batch)
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Refuse a dump whose inputs ``_check_batch`` would refuse. A backend that refuses more does so here."""
+        """Check the inputs of a dump as ``_check_batch`` checks a batch. A backend extends both or neither."""
         self._checks.dumped_inputs(snapshot)
 
     # Steps that several calls share.
@@ -396,7 +395,7 @@ class ContextBase(EngineCalls):
             self._ledger.append(seq_id, run)
 
     def _forked_length(self, src: int, end: int | None) -> int:
-        """Tokens of a fork that may be made."""
+        """Check a fork; returns its number of tokens."""
         length = self._checks.index(src, self._ledger.length(src) if end is None else end)
         self._checks.whole_blocks(src, length)
         return length
@@ -426,7 +425,7 @@ class ContextBase(EngineCalls):
         )
 
     def _context_sections(self, seq_ids: Sequence[int]) -> tuple[dict[str, object], list[bytes | Pieces]]:
-        """Of all sequences: what describes them, and their sections; each has what none before it has."""
+        """Metadata and sections of all sequences. A sequence leaves out tokens that it shares with an earlier one."""
         shares: list[object] = []
         sections: list[bytes | Pieces] = []
         for i, seq_id in enumerate(seq_ids):
@@ -439,7 +438,7 @@ class ContextBase(EngineCalls):
         return {"sequences": shares}, sections
 
     def _tail_payload(self, seq_id: int, start: int) -> tuple[int, bytes | Pieces]:
-        """How much of what a sequence shares stays out of a dump, and the payload of the rest."""
+        """How many shared tokens the dump of a sequence leaves out, and the payload of the other tokens."""
         held, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
         if start == len(held):
             return start, b""
@@ -452,7 +451,7 @@ class ContextBase(EngineCalls):
         return 0, self._exported(seq_id)
 
     def _restore_share(self, share: Share, incoming: Incoming) -> None:
-        """Fill an empty sequence with what comes next in a dump of a context, and what it shares."""
+        """Fill an empty sequence: fork the shared tokens, then read the next sections of a dump of a context."""
         seq_id, src, start = self._checks.sequence(share.seq_id), share.src, share.start
         if self._ledger.length(seq_id) or start > (self._ledger.length(src) if start else 0):
             raise InvalidSnapshot("the dump's sequences share what is not there")
@@ -494,7 +493,7 @@ class ContextBase(EngineCalls):
         return self._engine_tail_writer(share.seq_id, share.src, share.start, header.end, header.n_bytes)
 
     def _replay_share(self, share: Share, snapshot: SequenceSnapshot) -> None:
-        """Fork what is shared, and decode the rest again; decode all of it where the rest cannot go by itself."""
+        """Fork the shared tokens and decode the others; decode all if they cannot be forked or decoded separately."""
         seq_id, start, held = share.seq_id, share.start, snapshot.held()
         edits = tail_edits(snapshot.edits, start)
         cannot_fork = self.edit_level < EditLevel.TRUNCATE and start < self._ledger.length(share.src)
@@ -515,17 +514,17 @@ class ContextBase(EngineCalls):
         self._checks.room(replay_plan(inputs, edits)[1], seq_id)
 
     def _packed(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """A dump in parts, which are made in calls to come."""
+        """A dump in parts. Each part is made when it is requested."""
         snapshot = self._snapshot(seq_id)
         return pack_parts("sequence", snapshot.meta(), snapshot.sections(self._exported(seq_id)), part_bytes)
 
     def _exported(self, seq_id: int) -> bytes | Pieces:
-        """The payload of a dump, which is empty where none is declared."""
+        """The payload of a dump; empty without ``KV_PAYLOAD``."""
         has_payload = Capability.KV_PAYLOAD in self._declared.capabilities and self._ledger.length(seq_id) > 0
         return self._engine_export(seq_id) if has_payload else b""
 
     def _snapshot(self, seq_id: int, start: int = 0) -> SequenceSnapshot:
-        """What a dump holds besides the payload, of the inputs from ``start`` on."""
+        """The dump of the inputs from ``start`` on, without the payload."""
         held = self._ledger.inputs(seq_id)[start:]
         return SequenceSnapshot(
             self._declared.backend,
@@ -540,7 +539,7 @@ class ContextBase(EngineCalls):
         )
 
     def _exchange(self, seq_id: int, snapshot: SequenceSnapshot, writer: PayloadWriter) -> None:
-        """Replace a sequence by what a writer has taken in."""
+        """Replace a sequence by the contents of a writer."""
         state = self._ledger.state()
         try:
             writer.put()
@@ -551,7 +550,7 @@ class ContextBase(EngineCalls):
             raise
 
     def _replace(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes) -> None:
-        """Replace a sequence; what it held comes back in the way of a dump, should that fail."""
+        """Replace a sequence. If this fails, its old contents are restored from a dump."""
         if payload:
             self._engine_check_payload(len(snapshot.tokens), payload)
         before, exported = self._snapshot(seq_id), whole(self._exported(seq_id))
@@ -564,7 +563,7 @@ class ContextBase(EngineCalls):
             raise
 
     def _fill(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes) -> None:
-        """Fill an empty sequence: by a payload, else by decoding and cutting again."""
+        """Fill an empty sequence from a payload; without one, decode and cut again."""
         if len(snapshot.tokens) == 0:
             return
         if payload:
@@ -575,7 +574,7 @@ class ContextBase(EngineCalls):
         self._replay_after(seq_id, snapshot.held(), snapshot.edits)
 
     def _replay_after(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
-        """Decode inputs after what a sequence holds, and make the edits, whose positions count from there."""
+        """Decode inputs at the end of a sequence and repeat edits. Positions of the edits count from that end."""
         first = self._ledger.length(seq_id)
         runs, _ = replay_plan(inputs, edits)
         for run, edit in zip(runs, (*edits, None), strict=True):

@@ -1,9 +1,9 @@
-"""The one implementation of ``protocols.Batch``: preallocated arrays that are filled without loops."""
+"""The implementation of ``protocols.Batch``: preallocated arrays, filled without loops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ class TokenBatch:
     """Tokens to decode together.
 
     Args:
-        capacity: tokens that fit.
+        capacity: the most tokens.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -35,9 +35,31 @@ class TokenBatch:
         self._offsets: list[NDArray[np.int32]] = []  # of the same runs
         self._length = 0
 
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        tokens: NDArray[np.int32],
+        seq_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        logits_mask: NDArray[np.bool_],
+        ahead: NDArray[np.int32],
+        embeddings: NDArray[np.float32],
+        offsets: NDArray[np.int32],
+    ) -> Self:
+        """The full batch with these arrays, which are not copied or checked; see ``protocols.Batch``."""
+        batch = cls(max(1, len(tokens)))
+        batch._tokens, batch._seq_ids, batch._positions = tokens, seq_ids, positions
+        batch._logits_mask, batch._ahead, batch._length = logits_mask, ahead, len(tokens)
+        if len(embeddings):
+            batch._rows.append(embeddings)
+        if len(offsets):
+            batch._offsets.append(offsets)
+        return batch
+
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The most tokens."""
         return len(self._tokens)
 
     @property
@@ -52,13 +74,13 @@ class TokenBatch:
 
     @property
     def offsets(self) -> NDArray[np.int32]:
-        """Where each row stands, int32 [n, 3]."""
+        """The M-RoPE offset of each row from its default position, int32 [n, 3]."""
         offsets = np.concatenate(self._offsets) if self._offsets else NO_OFFSETS
         return _readonly(offsets) if offsets.any() else NO_OFFSETS
 
     @property
     def ahead(self) -> NDArray[np.int32]:
-        """How many tokens behind it each token sees, int32 [T]."""
+        """For each token, the number of later tokens in its bidirectional block, int32 [T]."""
         return _readonly(self._ahead[: self._length])
 
     @property
@@ -73,7 +95,7 @@ class TokenBatch:
 
     @property
     def logits_mask(self) -> NDArray[np.bool_]:
-        """The tokens that get a row of logits, bool [T]."""
+        """The output mask: the tokens with a row of logits, bool [T]."""
         return _readonly(self._logits_mask[: self._length])
 
     def __len__(self) -> int:
@@ -144,7 +166,7 @@ class TokenBatch:
         self._ahead[run] = np.arange(n - 1, -1, -1)
 
     def clear(self) -> None:
-        """Forget the tokens; the capacity stays."""
+        """Remove all tokens. The capacity stays."""
         self._rows.clear()
         self._offsets.clear()
         self._length = 0
@@ -161,7 +183,7 @@ class TokenBatch:
 
 
 def _token_array(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:
-    """Token ids as an integer array [T], or ``InvalidToken`` where one is not a non-negative int32."""
+    """Token ids as an integer array [T]; raises ``InvalidToken`` if one is not a non-negative int32."""
     ids = np.asarray(tokens)
     if ids.size == 0 and ids.ndim == 1:
         return np.empty(0, np.int32)

@@ -1,4 +1,4 @@
-"""The checks of a context's arguments. They raise before anything changes, and change nothing themselves."""
+"""Argument checks of a context. They run before anything changes, and change nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel
 
 
 def check_context_options(options: ContextOptions) -> None:
-    """Refuse sizes that no context can have.
+    """Check the sizes of a context.
 
     Raises:
         InvalidOption: a size below 1.
@@ -53,14 +53,14 @@ def check_context_options(options: ContextOptions) -> None:
 
 
 def check_learned_positions(batch: Batch, n_positions: int | None) -> None:
-    """Refuse positions that a model has not learned.
+    """Check a batch of a model with learned positions.
 
     Args:
-        batch: what shall be run.
-        n_positions: positions that the model has learned; None where its positions are computed.
+        batch: the batch.
+        n_positions: the number of learned positions; None if the model computes positions.
 
     Raises:
-        InvalidPosition: there is one; the message has the number.
+        InvalidPosition: a position is at or above ``n_positions``; the message has the number.
     """
     if n_positions is None or not len(batch):
         return
@@ -74,14 +74,14 @@ def check_learned_positions(batch: Batch, n_positions: int | None) -> None:
 
 
 def check_part_bytes(part_bytes: int) -> None:
-    """Refuse parts of a dump that are of no size, or larger than 8 MiB: ``InvalidOption``."""
+    """Raise ``InvalidOption`` if parts of a dump would be empty or larger than 8 MiB."""
     if not isinstance(part_bytes, int) or isinstance(part_bytes, bool) or not 1 <= part_bytes <= PART_BYTES:
         raise InvalidOption(f"part_bytes={part_bytes!r} (accepted: 1 to {PART_BYTES})")
 
 
 @contextmanager
 def failures_of(seq_ids: Sequence[int]) -> Iterator[None]:
-    """A failure of the engine inside is that of the sequence, where there is one alone."""
+    """Add the sequence id to an engine failure in the ``with`` block, if the call has only one sequence."""
     try:
         yield
     except DecodeFailed as error:
@@ -92,7 +92,7 @@ def failures_of(seq_ids: Sequence[int]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a backend declares about a context; see ``ContextBase``, whose arguments these are."""
+    """The declarations of a backend about a context: arguments of ``ContextBase``."""
 
     options: ContextOptions
     backend: str
@@ -113,8 +113,8 @@ class Checks:
     """The checks of one context.
 
     Args:
-        declared: the context's sizes and abilities.
-        ledger: what its sequences hold; only read.
+        declared: sizes and capabilities of the context.
+        ledger: the ledger of the context; only read.
     """
 
     def __init__(self, declared: Declaration, ledger: Ledger) -> None:
@@ -122,7 +122,7 @@ class Checks:
         self._ledger = ledger
 
     def level(self, level: EditLevel) -> None:
-        """Refuse an edit above the declared level: ``UnsupportedEdit``."""
+        """Raise ``UnsupportedEdit`` for an edit above the declared level."""
         declared = self._declared.edit_level
         if declared < level:
             able = "truncate" if declared >= EditLevel.TRUNCATE else "drop"
@@ -132,14 +132,14 @@ class Checks:
             )
 
     def sequence(self, seq_id: int) -> int:
-        """The sequence, if the context has it; else ``InvalidSequence``."""
+        """Check a sequence id and return it; raises ``InvalidSequence``."""
         n_seq_max = self._declared.options.n_seq_max
         if not 0 <= seq_id < n_seq_max:
             raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})", seq_id=seq_id)
         return seq_id
 
     def index(self, seq_id: int, index: int) -> int:
-        """The position, if it is in the sequence or its end; else ``InvalidPosition``."""
+        """Check a position and return it: from 0 to the length of the sequence; else raises ``InvalidPosition``."""
         length = self._ledger.length(seq_id)
         if not 0 <= index <= length:
             raise InvalidPosition(
@@ -148,7 +148,7 @@ class Checks:
         return index
 
     def whole_blocks(self, seq_id: int, length: int) -> None:
-        """Refuse to keep a part of a bidirectional block: ``InvalidPosition``. Its tokens attend to the whole block."""
+        """Raise ``InvalidPosition`` if a length splits a bidirectional block: its tokens attend to the whole block."""
         held = self._ledger.inputs(seq_id)
         if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
             return
@@ -160,14 +160,14 @@ class Checks:
         )
 
     def room(self, needed: int, seq_id: int) -> None:
-        """Refuse what a sequence needs more positions for than are free: ``ContextFull``."""
+        """Raise ``ContextFull`` if a sequence needs more positions than are free."""
         if needed > self._ledger.n_free:
             raise ContextFull(needed, self._ledger.n_free, seq_id=seq_id)
 
     # A batch.
 
     def batch(self, batch: Batch) -> list[int]:
-        """The sequences of a sound batch, each once; raises as ``Context.decode`` promises."""
+        """Check a batch; returns its sequences, each once. Raises the errors of ``Context.decode``."""
         tokens, seq_ids, positions = batch.tokens, batch.seq_ids, batch.positions
         n, n_batch = len(tokens), self._declared.options.n_batch
         if n > n_batch:
@@ -233,11 +233,11 @@ class Checks:
     # A dump.
 
     def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Refuse tokens, rows, offsets and bidirectional blocks of a dump that ``decode`` would refuse.
+        """Check tokens, rows, offsets and bidirectional blocks of a dump, as ``decode`` checks those of a batch.
 
         Raises:
-            InvalidSnapshot: values that no dump of this model has.
-            SnapshotMismatch: a dump of another model, or inputs that this context does not declare.
+            InvalidSnapshot: values that are invalid for this model.
+            SnapshotMismatch: a dump of another model, or inputs that this context does not support.
         """
         declared = self._declared
         if snapshot.fingerprint != declared.fingerprint:
@@ -259,12 +259,12 @@ class Checks:
         self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
     def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot, *, has_payload: bool) -> None:
-        """Refuse a dump that does not fit, or whose edits this context cannot make again.
+        """Check that a dump fits and that its edits can be repeated.
 
         Args:
-            seq_id: the sequence that it is restored to.
+            seq_id: the sequence to replace.
             snapshot: the dump.
-            has_payload: whether its payload is used, so that nothing is decoded again.
+            has_payload: whether the payload is loaded; else the dump is decoded again.
 
         Raises:
             UnsupportedEdit: the edit history has cuts, and the context cannot cut.
@@ -275,14 +275,14 @@ class Checks:
             if snapshot.edits:
                 self.level(EditLevel.CUT)
             _, needed = replay_plan(snapshot.held(), snapshot.edits)
-        # Should the new state fail to load, the old one comes back without shared storage: it needs room, too.
+        # If the load fails, the old contents are restored, without shared storage. They need room, too.
         needed = max(needed, self._ledger.length(seq_id))
         free = self.replaceable(seq_id)
         if needed > free:
             raise ContextFull(needed, free, seq_id=seq_id)
 
     def replaceable(self, seq_id: int) -> int:
-        """Positions that what replaces a sequence may take."""
+        """The most positions for the new contents of a sequence."""
         return self._ledger.n_free + self._ledger.n_exclusive(seq_id)
 
     def _dumped_rows(self, rows: NDArray[np.float32]) -> None:

@@ -1,4 +1,4 @@
-"""What a backend writes: the calls that ``ContextBase`` makes of an engine."""
+"""The methods that a backend writes. ``ContextBase`` calls them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from slm_core.types import Logits, States, TopLogits
 
 
 class EngineCalls(Closing):
-    """The calls of an engine; see ``ContextBase`` for when they are made.
+    """The calls of an engine, made by ``ContextBase``.
 
-    Those that are not abstract have a default that is right for an engine without more to offer.
+    A backend writes the abstract methods. The others have defaults for an engine without the optional feature.
     """
 
     _declared: Declaration
 
     @abc.abstractmethod
     def _engine_decode(self, batch: Batch) -> Logits:
-        """Run a checked, non-empty batch; rows float32 [n_rows, V] in batch order."""
+        """Run a checked batch, not empty; returns rows of logits in batch order, float32 [n_rows, V]."""
 
     def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Run a checked, non-empty batch; 1 <= k <= V; called where ``DEVICE_SAMPLING`` is declared."""
+        """Run a checked batch, not empty, with 1 <= k <= V. Called only with ``DEVICE_SAMPLING``."""
         raise UnsupportedOutput(f"{type(self).__name__} declares sampling on the device, and has none")
 
     def _engine_embed(self, batch: Batch) -> States:
-        """Run a checked, non-empty batch; hidden states float32 [n_rows, E]; called where ``EMBEDDINGS`` is declared.
+        """Run a checked batch, not empty; returns hidden states, float32 [n_rows, E]. Called only with ``EMBEDDINGS``.
 
-        Of an encoder, every sequence in the batch is whole, and nothing is kept.
+        For an encoder, the batch has whole sequences, and the context stores nothing.
         """
         raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
 
     def _n_copied_by_fork(self, src: int, end: int) -> int:
-        """Tokens at the end of ``src[:end]`` whose cells a fork cannot share, where it shares others."""
+        """The number of tokens at the end of ``src[:end]`` that a fork copies, if it shares the others."""
         return 0
 
     def _engine_fork_cost(self, src: int, end: int) -> int:
-        """Tokens that ``_engine_fork`` decodes again, end > 0: what it copies, unless the engine says otherwise."""
+        """The number of tokens that ``_engine_fork`` decodes again, end > 0; by default the number that it copies."""
         return self._n_copied_by_fork(src, end)
 
     @abc.abstractmethod
@@ -63,43 +63,44 @@ class EngineCalls(Closing):
     def _engine_export_tail(self, seq_id: int, start: int) -> Pieces | None:
         """The KV payload of a sequence from position ``start`` on, 0 < start < its length, for ``_engine_tail_writer``.
 
-        None where the engine gives whole sequences alone.
+        None if the engine exports whole sequences only.
         """
         return None
 
     def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
-        """What takes in such a payload for an empty sequence, which shares ``start`` positions with ``src`` then.
+        """A writer of such a payload for an empty sequence, which then shares ``start`` positions with ``src``.
 
         Raises:
-            InvalidSnapshot: a payload of this format does not have so many bytes.
+            InvalidSnapshot: the number of bytes is wrong for this format.
         """
         raise InvalidSnapshot(f"the backend {self._declared.backend} gives no payloads of parts of sequences")
 
     @abc.abstractmethod
     def _engine_export(self, seq_id: int) -> bytes | Pieces:
-        """The KV payload of a sequence, not empty; called only where ``KV_PAYLOAD`` is declared.
+        """The KV payload of a sequence, not empty. Called only with ``KV_PAYLOAD``.
 
-        ``Pieces`` are made while other sequences change, never this one. They depend on the sequence alone.
+        ``Pieces`` may be read while other sequences change, but not while this one does. They depend on this sequence
+        only.
         """
 
     @abc.abstractmethod
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
-        """Refuse a payload of this format that does not fit: ``InvalidSnapshot``.
+        """Raise ``InvalidSnapshot`` if a payload of this format does not fit.
 
-        ``restore`` asks before it drops what the sequence holds: shared storage that was dropped does not come back.
+        ``restore`` calls it before it drops the old contents: shared storage cannot be restored after a drop.
         """
 
     @abc.abstractmethod
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        """Fill an empty sequence with a payload that was checked."""
+        """Fill an empty sequence from a checked payload."""
 
     def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
-        """What takes in a payload for a sequence that still holds what it is to be replaced for.
+        """A writer of a payload for a sequence that still has its old contents.
 
-        None where the engine has no room for both, or takes whole payloads alone: then the base joins the pieces.
+        None if the engine has no room for both, or loads whole payloads only. Then the base class joins the pieces.
 
         Raises:
-            InvalidSnapshot: a payload of this format does not have so many bytes.
+            InvalidSnapshot: the number of bytes is wrong for this format.
         """
         return None
 

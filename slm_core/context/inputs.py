@@ -21,22 +21,22 @@ NO_AHEAD.flags.writeable = False
 NO_OFFSETS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 NO_OFFSETS.flags.writeable = False
 MAX_OFFSET = 2**20
-"""Far beyond the patches along any side of any image; bounds what positions add up to."""
+"""The largest M-RoPE offset. It is larger than any image, and bounds the sums of positions."""
 
 Offset: TypeAlias = tuple[int, int, int]
-"""In time, height and width."""
+"""An M-RoPE offset in time, height and width."""
 _AS_A_TOKEN: Offset = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldInput:
-    """One position of a sequence, where a token id alone does not suffice to decode it again.
+    """One input of a sequence that a token id does not describe completely.
 
     Attributes:
         token: the id; ``EMBEDDED`` for an embedding row.
         row: the embedding row in place of a token, float32 [E]; None for a token.
-        ahead: how many tokens after it were in its bidirectional block when it was decoded.
-        offset: its M-RoPE position, relative to the position that a token would have in its place.
+        ahead: the number of later tokens in its bidirectional block when it was decoded.
+        offset: its M-RoPE position, relative to the default position: that of a token at this index.
     """
 
     token: int
@@ -46,7 +46,7 @@ class HeldInput:
 
 
 Held: TypeAlias = int | HeldInput
-"""What a sequence holds at one position: a token id, or a record where the id alone does not suffice."""
+"""One input of a sequence: a token id, or a record if the id alone does not describe it."""
 
 
 def token_of(held: Held) -> int:
@@ -60,17 +60,17 @@ def token_ids(held: Iterable[Held]) -> list[int]:
 
 
 def row_of(held: Held) -> NDArray[np.float32] | None:
-    """The row [E] in place of a token, None where there is a token."""
+    """The embedding row [E]; None for a token."""
     return held.row if isinstance(held, HeldInput) else None
 
 
 def ahead_of(held: Held) -> int:
-    """How many tokens after it were in its bidirectional block."""
+    """The number of later tokens in its bidirectional block."""
     return held.ahead if isinstance(held, HeldInput) else 0
 
 
 def offset_of(held: Held) -> Offset:
-    """Where it stands in time, height and width, counted from where a token in its place would."""
+    """Its M-RoPE offset from the default position, in time, height and width."""
     return held.offset if isinstance(held, HeldInput) else _AS_A_TOKEN
 
 
@@ -81,14 +81,13 @@ def held_inputs(
     ahead: NDArray[np.int32] = NO_AHEAD,
     offsets: NDArray[np.int32] = NO_OFFSETS,
 ) -> list[Held]:
-    """Inputs as a sequence holds them.
+    """The inputs of a sequence, from arrays.
 
     Args:
         tokens: int32 [T], ``EMBEDDED`` for each embedding row.
         rows: the embedding rows, float32 [n, E].
-        ahead: for each token, how many tokens after it are in its bidirectional block, int32 [T];
-            [0] without blocks.
-        offsets: the offset of each row, int32 [n, 3]; [0, 3] if all rows stand as tokens would.
+        ahead: for each token, the number of later tokens in its bidirectional block, int32 [T]; [0] without blocks.
+        offsets: the offset of each row, int32 [n, 3]; [0, 3] if all rows are at default positions.
     """
     held: list[Held] = tokens.tolist()
     if not len(rows) and not ahead.any():
@@ -103,53 +102,53 @@ def held_inputs(
 
 
 def batch_inputs(batch: Batch) -> list[Held]:
-    """The inputs of a batch as sequences will hold them."""
+    """The inputs of a batch, one per token."""
     return held_inputs(batch.tokens, rows=batch.embeddings, ahead=batch.ahead, offsets=batch.offsets)
 
 
 def rows_of(held: Iterable[Held]) -> NDArray[np.float32]:
-    """The rows among what a sequence holds, float32 [n, E]; [0, 0] where there are none."""
+    """The embedding rows among inputs, float32 [n, E]; [0, 0] if there are none."""
     rows = [row for one in held if (row := row_of(one)) is not None]
     return np.stack(rows) if rows else NO_ROWS
 
 
 def offsets_of(held: Iterable[Held]) -> NDArray[np.int32]:
-    """Where the rows among what a sequence holds stand, int32 [n, 3]; [0, 3] where all do as tokens would."""
+    """The offsets of the embedding rows among inputs, int32 [n, 3]; [0, 3] if all are at default positions."""
     offsets = [offset_of(one) for one in held if row_of(one) is not None]
     return np.array(offsets, np.int32) if any(map(any, offsets)) else NO_OFFSETS
 
 
 def next_mrope_position(held: Iterable[Held], start: int = 0) -> int:
-    """The M-RoPE position of the token after these inputs, the first of which is at ``start``."""
+    """The M-RoPE position of the token after these inputs. The first input is at ``start``."""
     for one in held:
         start += max(0, 1 + max(offset_of(one)))
     return start
 
 
 def from_each(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Offsets from the start of a run of rows [n, 3], as those of each from where a token in its place would stand."""
+    """Convert offsets from the start of a run of rows, [n, 3], to offsets from the default position of each row."""
     furthest = np.maximum.accumulate(offsets.max(axis=1, initial=-1)) + 1
-    places = np.concatenate([[0], furthest[:-1]])
-    relative: NDArray[np.int32] = (offsets - places[:, None]).astype(np.int32)
+    defaults = np.concatenate([[0], furthest[:-1]])
+    relative: NDArray[np.int32] = (offsets - defaults[:, None]).astype(np.int32)
     return relative
 
 
 def all_ahead_of(held: Sequence[Held]) -> NDArray[np.int32]:
-    """How many tokens after each were in its bidirectional block, int32 [T]; [0] without blocks."""
+    """For each input, the number of later tokens in its bidirectional block, int32 [T]; [0] without blocks."""
     ahead = [ahead_of(one) for one in held]
     return np.array(ahead, np.int32) if any(ahead) else NO_AHEAD
 
 
 def add_held(batch: Batch, held: Sequence[Held], start: Pos) -> None:
-    """Add what a sequence holds to a batch that has room, to decode it again; no logits are asked for."""
+    """Add inputs to a batch with room, without logits, to decode them again."""
     index = start.index
     for piece in _pieces(held):
         for is_row, group in groupby(piece, lambda one: row_of(one) is not None):
-            run, place = list(group), Pos(start.seq_id, index)
+            run, position = list(group), Pos(start.seq_id, index)
             if is_row:
-                batch.add_embeddings(rows_of(run), place, offsets=_from_start(run))
+                batch.add_embeddings(rows_of(run), position, offsets=_from_start(run))
             else:
-                batch.extend(token_ids(run), place)
+                batch.extend(token_ids(run), position)
             index += len(run)
         if ahead_of(piece[0]):
             batch.join_block(len(piece))
@@ -173,14 +172,14 @@ def are_blocks(ahead: NDArray[np.int32]) -> bool:
 
 
 def check_rows(rows: object, n_embd: int | None = None) -> None:
-    """Refuse values that are no embedding rows.
+    """Check embedding rows.
 
     Args:
         rows: the values.
-        n_embd: the width that they must have; None for any.
+        n_embd: the required width; None for any.
 
     Raises:
-        InvalidEmbedding: not float32 [n, E], or a number that is infinite or none.
+        InvalidEmbedding: not float32 [n, E], or a number that is infinite or NaN.
     """
     if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype != np.float32:
         what = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
@@ -193,14 +192,14 @@ def check_rows(rows: object, n_embd: int | None = None) -> None:
 
 
 def check_offsets(offsets: object, n_rows: int) -> None:
-    """Refuse values that are no offsets of rows.
+    """Check offsets of embedding rows.
 
     Args:
         offsets: the values.
-        n_rows: how many there are.
+        n_rows: the number of rows.
 
     Raises:
-        InvalidEmbedding: not integers [n, 3], or some that are out of range.
+        InvalidEmbedding: not integers [n, 3], or out of range.
     """
     shape = offsets.shape if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else None
     if not isinstance(offsets, np.ndarray) or shape != (n_rows, 3):
@@ -213,18 +212,18 @@ def check_offsets(offsets: object, n_rows: int) -> None:
 
 
 def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
-    """Where rows stand, counted from the start of their run, [n, 3]; None where they do as tokens would."""
+    """The offsets of rows from the start of their run, [n, 3]; None if they are at default positions."""
     if not any(any(offset_of(one)) for one in held):
         return None
-    offsets, place = np.empty((len(held), 3), np.int32), 0
+    offsets, default = np.empty((len(held), 3), np.int32), 0
     for i, one in enumerate(held):
-        offsets[i] = np.array(offset_of(one)) + place
-        place = next_mrope_position([one], place)
+        offsets[i] = np.array(offset_of(one)) + default
+        default = next_mrope_position([one], default)
     return offsets
 
 
 def _pieces(held: Sequence[Held]) -> Iterator[Sequence[Held]]:
-    """Bidirectional blocks, and the runs between them."""
+    """The bidirectional blocks of a run, and the runs between them."""
     begin = 0
     while begin < len(held):
         end = begin + ahead_of(held[begin]) + 1

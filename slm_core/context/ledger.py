@@ -1,9 +1,9 @@
-"""Who holds which positions: token histories, their edits, and the cells of a KV cache that they share.
+"""The ledger of a context: the inputs of each sequence, its edits, and its cells of the KV cache.
 
-A history holds ``Held`` inputs: token ids, and records of embedding rows and of tokens in bidirectional blocks.
+Inputs are ``Held`` values: token ids, and records for embedding rows and tokens in bidirectional blocks.
 
-A cell is one position's worth of KV storage. Each context has ``n_ctx`` of them; a fork shares its source's cells
-until one side changes them. A backend may use the cell numbers as rows of its own buffers, or ignore them.
+A cell is the KV storage of one position. A context has ``n_ctx`` cells. A fork shares the cells of its source until one
+of the two changes. A backend can use the numbers of cells as rows of its buffers, or ignore them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slm_core.context.snapshot import Edit
 
 
 class SequenceRecord:
-    """One sequence: its inputs, the cell of each, and the cuts that led here."""
+    """One sequence: its inputs, the cell of each, and its cuts."""
 
     __slots__ = ("cells", "edits", "inputs")
 
@@ -30,7 +30,7 @@ class SequenceRecord:
 
 
 class LedgerState(NamedTuple):
-    """All that a ledger knows; the records in it must not be changed any more."""
+    """The state of a ledger. Its records must not be changed."""
 
     sequences: list[SequenceRecord]
     references: NDArray[np.int32]
@@ -41,17 +41,17 @@ class LedgerState(NamedTuple):
 
 
 class Ledger:
-    """Bookkeeping of a context. Callers check arguments and room first; nothing here raises on purpose.
+    """The bookkeeping of a context. Callers check arguments and room; these methods do not raise.
 
     Args:
-        n_ctx: cells.
-        n_seq_max: sequences.
-        share_forks: whether a fork shares cells; otherwise it takes new ones.
+        n_ctx: the number of cells.
+        n_seq_max: the number of sequences.
+        share_forks: whether a fork shares cells; else it takes new cells.
     """
 
     def __init__(self, n_ctx: int, n_seq_max: int, *, share_forks: bool) -> None:
         self._sequences = [SequenceRecord() for _ in range(n_seq_max)]
-        # Cells are numbered as they are first taken, so that a large n_ctx costs nothing until it is used.
+        # Cells are numbered at their first use, so a large n_ctx takes no memory until then.
         self._references = np.zeros(min(n_ctx, 256), np.int32)
         self._n_untouched = n_ctx
         self._n_touched = 0
@@ -60,7 +60,7 @@ class Ledger:
         self._revisions = [0] * n_seq_max
 
     def clear(self) -> None:
-        """All sequences were forgotten; the bookkeeping takes as little memory as at first."""
+        """Record that all sequences were dropped, and free the memory of the ledger."""
         self._sequences = [SequenceRecord() for _ in self._sequences]
         self._n_untouched += self._n_touched
         self._n_touched, self._released = 0, []
@@ -68,15 +68,15 @@ class Ledger:
 
     @property
     def n_free(self) -> int:
-        """Cells that no sequence holds."""
+        """The number of free cells."""
         return self._n_untouched + len(self._released)
 
     def length(self, seq_id: int) -> int:
-        """Tokens of a sequence."""
+        """The number of tokens of a sequence."""
         return len(self._sequences[seq_id].inputs)
 
     def inputs(self, seq_id: int) -> Sequence[Held]:
-        """What a sequence holds; not a copy."""
+        """The inputs of a sequence; not a copy."""
         return self._sequences[seq_id].inputs
 
     def cells(self, seq_id: int) -> NDArray[np.int32]:
@@ -84,15 +84,15 @@ class Ledger:
         return np.array(self._sequences[seq_id].cells, np.int32)
 
     def edits(self, seq_id: int) -> tuple[Edit, ...]:
-        """The cuts that led to what a sequence holds, oldest first."""
+        """The cuts of a sequence, oldest first."""
         return tuple(self._sequences[seq_id].edits)
 
     def revision(self, seq_id: int) -> int:
-        """A number that is another after each change of the sequence."""
+        """A number that changes with each change of the sequence."""
         return self._revisions[seq_id]
 
     def state(self) -> LedgerState:
-        """What is known now, for ``put_back`` after an exchange of a sequence that failed."""
+        """The current state, for ``put_back`` if an ``exchange`` fails."""
         return LedgerState(
             list(self._sequences),
             self._references.copy(),
@@ -103,13 +103,13 @@ class Ledger:
         )
 
     def put_back(self, state: LedgerState) -> None:
-        """``exchange`` was called since ``state`` was, perhaps in vain, and nothing else."""
+        """Go back to ``state``. Since then, only ``exchange`` was called, and it may have failed."""
         self._sequences, self._references = list(state.sequences), state.references
         self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
         self._released, self._revisions = list(state.released), list(state.revisions)
 
     def n_shared(self, seq_id: int, other: int) -> int:
-        """First cells that two sequences have in common."""
+        """The number of cells at the beginning that two sequences share."""
         cells, others = self._sequences[seq_id].cells, self._sequences[other].cells
         n = min(len(cells), len(others))
         if n == 0 or cells[0] != others[0]:
@@ -118,22 +118,22 @@ class Ledger:
         return int(differ[0]) if len(differ) else n
 
     def n_exclusive(self, seq_id: int) -> int:
-        """Cells that dropping the sequence would free."""
+        """The number of cells that ``drop`` would free."""
         return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
 
     def fork_cost(self, src_length: int, n_copied: int = 0) -> int:
-        """New cells that a fork of ``src_length`` tokens takes, of which the last ``n_copied`` cannot be shared."""
+        """The number of new cells of a fork of ``src_length`` tokens that has to copy the last ``n_copied``."""
         return n_copied if self._share_forks else src_length
 
     def cut_cost(self, seq_id: int, start: int, end: int) -> int:
-        """New cells that a cut takes, less those it frees; moved cells that others hold must be copied."""
+        """The number of new cells of a cut, less those that it frees. Moved cells that are shared are copied."""
         cells = self._sequences[seq_id].cells
         copied = np.count_nonzero(self._references[cells[end:]] > 1)
         freed = np.count_nonzero(self._references[cells[start:end]] == 1)
         return int(copied - freed)
 
     def append(self, seq_id: int, inputs: Iterable[Held]) -> None:
-        """Tokens were decoded."""
+        """Record decoded tokens."""
         self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         known = len(record.inputs)
@@ -141,7 +141,7 @@ class Ledger:
         record.cells.extend(self._take(len(record.inputs) - known))
 
     def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
-        """``dst``, which is empty, became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
+        """Record that the empty ``dst`` became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
         self._revisions[dst] += 1
         source = self._sequences[src]
         shared = source.cells[: end - n_copied if self._share_forks else 0]
@@ -151,7 +151,7 @@ class Ledger:
         self._sequences[dst] = SequenceRecord(source.inputs[:end], cells, edits)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        """The tail from ``length`` on was forgotten."""
+        """Record that the tokens from ``length`` on were removed."""
         self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         self._release(record.cells[length:])
@@ -159,7 +159,7 @@ class Ledger:
         record.edits = truncated_edits(record.edits, length)
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
-        """[start, end) was forgotten and later tokens moved down."""
+        """Record that [start, end) was removed and later tokens moved down."""
         self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
         record.edits.append(Edit(start, tuple(record.inputs[start:end]), len(record.inputs)))
@@ -168,25 +168,25 @@ class Ledger:
         self._release(record.cells[start:end])
         self._release(shared)
         fresh = iter(self._take(len(shared)))
-        kept = set(moved).difference(shared)
-        record.cells[start:] = [cell if cell in kept else next(fresh) for cell in moved]
+        unshared = set(moved).difference(shared)
+        record.cells[start:] = [cell if cell in unshared else next(fresh) for cell in moved]
         del record.inputs[start:end]
 
     def drop(self, seq_id: int) -> None:
-        """The sequence was forgotten."""
+        """Record that the sequence was dropped."""
         self._revisions[seq_id] += 1
         empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
         self._sequences[seq_id] = empty
 
     def exchange(self, seq_id: int, inputs: Iterable[Held], edits: Iterable[Edit]) -> None:
-        """The sequence holds something else, of which nothing is shared."""
+        """Record new contents of a sequence, without shared cells."""
         held = list(inputs)
         self.drop(seq_id)
         self._sequences[seq_id] = SequenceRecord(held, self._take(len(held)), edits)
 
     def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
-        """The sequence was restored from a dump with this history."""
+        """Set the cuts of a sequence that was restored from a dump."""
         self._sequences[seq_id].edits = list(edits)
 
     def _take(self, n: int) -> list[int]:
@@ -210,30 +210,30 @@ class Ledger:
             return
         released = np.array(cells)
         np.subtract.at(self._references, released, 1)
-        # No Python function is called here, in which an interrupt could leave some cells without an owner.
+        # No Python function is called here: an interrupt in one could leave cells without an owner.
         self._released += released[self._references[released] == 0].tolist()
 
 
 def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:
-    """The history of a sequence of which only the first ``length`` tokens are kept.
+    """The edits of the first ``length`` tokens of a sequence.
 
-    A cut at or after ``length`` left no mark on what is kept. An earlier one did, and needs the tokens it removed
-    and those after it that are kept, counted as they were before the cut.
+    A cut at or after ``length`` did not affect these tokens. An earlier cut did: its edit needs the removed tokens and
+    the remaining tokens after them, counted before the cut.
     """
-    kept: list[Edit] = []
+    remaining: list[Edit] = []
     for edit in reversed(edits):
         if length <= edit.start:
             continue
         length += len(edit.removed)
-        kept.append(Edit(edit.start, edit.removed, min(edit.length_before, length)))
-    return kept[::-1]
+        remaining.append(Edit(edit.start, edit.removed, min(edit.length_before, length)))
+    return remaining[::-1]
 
 
 def tail_edits(edits: Sequence[Edit], start: int) -> list[Edit] | None:
-    """The edits that were made at or after ``start``, counted from there.
+    """The edits at or after ``start``, with positions relative to ``start``.
 
-    None where positions from ``start`` on were decoded before an edit in front of them: what they hold depends on what
-    was removed, so they cannot be decoded by themselves.
+    None if tokens from ``start`` on were decoded before a cut in front of them: their values depend on the removed
+    tokens, so these tokens cannot be decoded again alone.
     """
     before = truncated_edits(edits, start)
     later = edits[len(before) :]
@@ -244,11 +244,11 @@ def tail_edits(edits: Sequence[Edit], start: int) -> list[Edit] | None:
 
 
 def replay_plan(inputs: Sequence[Held], edits: Sequence[Edit]) -> tuple[list[list[Held]], int]:
-    """What to decode, and between which runs to cut, to rebuild an edited sequence.
+    """The runs to decode, and the cuts between them, that rebuild an edited sequence.
 
     Returns:
         runs: ``len(edits) + 1`` runs of inputs: decode ``runs[i]``, then make ``edits[i]``, ...
-        peak: the longest the sequence gets on the way.
+        peak: the largest length of the sequence during the replay.
     """
     original = list(inputs)
     for edit in reversed(edits):

@@ -1,4 +1,4 @@
-"""The part of ``protocols.Model`` that is the same in every backend: open contexts, and closing."""
+"""The part of ``protocols.Model`` that all backends share: open contexts, and closing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slm_core.types import ContextOptions, ModelInfo
 
 
 class ModelBase(Closing):
-    """A loaded model: makes contexts, and closes them with itself. Any thread may use it.
+    """A loaded model. It makes contexts, and ``close`` closes them. Any thread may use it.
 
-    A backend derives from it, calls ``__init__`` when the weights are loaded, and writes the two ``_engine`` methods.
+    A backend derives from it, calls ``__init__`` after it loaded the weights, and writes the two ``_engine`` methods.
 
     Args:
-        info: what is known about the model.
+        info: the metadata of the model.
         vocab: its vocabulary.
     """
 
@@ -33,17 +33,17 @@ class ModelBase(Closing):
 
     @abc.abstractmethod
     def _engine_context(self, options: ContextOptions) -> Context:
-        """Make an empty context; called while the model is open, by one thread at a time."""
+        """Make an empty context. Called while the model is open, by one thread at a time."""
 
     @abc.abstractmethod
     def _engine_close(self) -> None:
-        """Free the weights; called once, when all contexts are closed."""
+        """Free the weights. Called once, after all contexts are closed."""
 
     # The contract.
 
     @property
     def info(self) -> ModelInfo:
-        """What is known about the model; stays readable after ``close``."""
+        """The metadata of the model, also after ``close``."""
         return self._info
 
     @property
@@ -61,7 +61,7 @@ class ModelBase(Closing):
             return context
 
     def close(self) -> None:
-        """Close all contexts and free the weights now; twice is fine.
+        """Close all contexts and free the weights now. A second call does nothing.
 
         Raises:
             ContextBusy: another thread is inside a call of a context; the model stays open.

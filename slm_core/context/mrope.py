@@ -1,4 +1,4 @@
-"""M-RoPE positions: a token's index, unless embedding rows with offsets in time, height and width come before it."""
+"""M-RoPE positions. The position of a token is its index, unless embedding rows with offsets come before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED
 
 HeldBy = Callable[[int], Sequence[Held]]
-"""What a sequence holds, by its seq_id."""
+"""From a sequence id to the inputs of the sequence."""
 
 
 def mrope_positions_of(held: Sequence[Held]) -> NDArray[np.int64]:
@@ -26,10 +26,10 @@ def mrope_positions_of(held: Sequence[Held]) -> NDArray[np.int64]:
 
 
 class MropePositions:
-    """The M-RoPE positions of sequences. Each is computed once: the position of the next token is remembered.
+    """The M-RoPE positions of sequences. The position of the next token of each sequence is cached.
 
     Args:
-        held: what a sequence holds.
+        held: the inputs of a sequence.
     """
 
     def __init__(self, held: HeldBy) -> None:
@@ -41,32 +41,32 @@ class MropePositions:
         starts = {seq_id: self._after(seq_id, batch) for seq_id in np.unique(batch.seq_ids).tolist()}
         if not len(batch.offsets):
             positions = batch.positions.astype(np.int64)
-            for seq_id, (first, place) in starts.items():
+            for seq_id, (first, mrope_position) in starts.items():
                 is_own = batch.seq_ids == seq_id
-                positions[is_own] += place - first
-                self._next[seq_id] = first + int(is_own.sum()), place + int(is_own.sum())
+                positions[is_own] += mrope_position - first
+                self._next[seq_id] = first + int(is_own.sum()), mrope_position + int(is_own.sum())
             return positions
         offsets = np.zeros((len(batch), 3), np.int64)
         offsets[batch.tokens == EMBEDDED] = batch.offsets
         for i, seq_id in enumerate(batch.seq_ids.tolist()):
-            length, place = starts[seq_id]
-            offsets[i] += place
-            starts[seq_id] = length + 1, max(place, int(offsets[i].max()) + 1)
+            length, mrope_position = starts[seq_id]
+            offsets[i] += mrope_position
+            starts[seq_id] = length + 1, max(mrope_position, int(offsets[i].max()) + 1)
         self._next |= starts
         return offsets
 
     def between(self, seq_id: int, start: int, end: int) -> int:
-        """How many M-RoPE positions the tokens [start, end) of a sequence take."""
+        """The number of M-RoPE positions of the tokens [start, end) of a sequence."""
         held = self._held(seq_id)
         first = next_mrope_position(held[:start])
         return next_mrope_position(held[start:end], first) - first
 
     def forget(self, seq_id: int) -> None:
-        """A sequence was edited."""
+        """Drop the cached position of a sequence after an edit."""
         self._next.pop(seq_id, None)
 
     def _after(self, seq_id: int, batch: Batch) -> tuple[int, int]:
-        """What comes before a sequence's tokens in a batch: how many, and the M-RoPE position of the first."""
+        """The length of a sequence before a batch, and the M-RoPE position of its first token in the batch."""
         first = int(batch.positions[np.argmax(batch.seq_ids == seq_id)])
         known = self._next.get(seq_id)
         if known is not None and known[0] == first:

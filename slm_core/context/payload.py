@@ -1,4 +1,4 @@
-"""KV payloads on their way: out of an engine part by part, and into one piece by piece."""
+"""KV payloads in parts: parts of a dump that an engine makes on request, and pieces that it loads one by one."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from slm_core.context.snapshot import PayloadHeader
 from slm_core.errors import InvalidSnapshot, SequenceChanged
 
 PIECE_BYTES = 1 << 20
-"""Bytes that an engine reads or writes at a time, or one unit; bounds what a dump takes besides the dump itself."""
+"""Bytes that an engine reads or writes at a time, or one unit. This bounds the extra memory of a dump."""
 
 
 class PayloadWriter(abc.ABC):
-    """Takes in a payload piece by piece, on storage that no sequence holds yet.
+    """Loads a payload piece by piece into storage of no sequence.
 
-    Nothing has changed before ``put``: a writer that is not used any more is forgotten.
+    The sequence does not change before ``put``. A writer without ``put`` needs no clean-up.
     """
 
     @abc.abstractmethod
     def write(self, piece: memoryview) -> None:
-        """Take in the bytes that come next; they are valid until the call returns.
+        """Load the next bytes; they are valid until the call returns.
 
         Raises:
-            InvalidSnapshot: too many bytes, or numbers that no model computes.
+            InvalidSnapshot: too many bytes, or numbers that no model computes: NaN, infinite or too large.
         """
 
     @abc.abstractmethod
     def put(self) -> None:
-        """The payload is whole: the sequence holds it from now on, in place of what it held.
+        """End of the payload: it replaces the contents of the sequence.
 
         Raises:
-            InvalidSnapshot: bytes are missing; nothing has changed.
+            InvalidSnapshot: bytes are missing; nothing changed.
         """
 
     @abc.abstractmethod
     def undo(self) -> None:
-        """``put`` was called, perhaps in vain: the sequence holds what it held before."""
+        """Undo ``put``, which may have failed: the sequence has its old contents."""
 
 
 class DumpParts:
-    """The parts of a dump, each made when it is asked for.
+    """The parts of a dump. Each is made when it is requested.
 
     Args:
-        parts: makes them.
-        call: what each is made in; it raises where none can be made any more.
+        parts: the iterator of the parts.
+        call: the context manager around each step; it raises if no more parts can be made.
     """
 
     def __init__(self, parts: Iterator[bytes], call: Callable[[], AbstractContextManager[None]]) -> None:
@@ -62,34 +62,34 @@ class DumpParts:
     def __next__(self) -> bytes:
         try:
             with self._call():
-                return self._made()
+                return self._next_part()
         except SequenceChanged:
             self.forget()
             raise
 
-    def _made(self) -> bytes:
+    def _next_part(self) -> bytes:
         if self._error is not None:
             raise self._error
         try:
             return next(self._parts)
         except StopIteration:
             raise
-        except BaseException as error:  # the parts that are left would not be those of a whole dump
+        except BaseException as error:  # the other parts would not complete the dump
             self._error = error
             raise
 
     def forget(self) -> None:
-        """Let go of what the parts that are left would be made of."""
+        """Drop the iterator, and the state that it refers to."""
         self._parts = iter(())
 
 
 class Section(NamedTuple):
-    """Bytes of a payload that lie side by side, and whose units go to one place.
+    """Consecutive bytes of a payload for one array.
 
     Attributes:
-        n_units: tokens of one array of keys or values; or 1, of a state.
-        unit_bytes: bytes of each.
-        write: takes whole units, from the unit of a number on; raises ``InvalidSnapshot`` for numbers that no model
+        n_units: the number of tokens of an array of keys or values; 1 for a state.
+        unit_bytes: bytes of a unit.
+        write: writes whole units, from a given unit on; raises ``InvalidSnapshot`` for numbers that no model
             computes.
     """
 
@@ -99,23 +99,23 @@ class Section(NamedTuple):
 
 
 class SectionWriter:
-    """Hands the bytes of a payload, as they come, to its sections.
+    """Writes the pieces of a payload to its sections.
 
     Args:
-        sections: all of them, in order.
+        sections: all sections, in order.
     """
 
     def __init__(self, sections: Iterable[Section]) -> None:
         self._sections = deque(section for section in sections if section.n_units * section.unit_bytes)
         self.n_bytes = sum(section.n_units * section.unit_bytes for section in self._sections)
-        self._n_written = 0  # units of the first section
+        self._n_written = 0  # units written of the first section
         self._pending = bytearray()
 
     def write(self, piece: memoryview) -> None:
-        """Take in the bytes that come next.
+        """Write the next bytes.
 
         Raises:
-            InvalidSnapshot: too many bytes, or numbers that no model computes.
+            InvalidSnapshot: too many bytes, or numbers that no model computes: NaN, infinite or too large.
         """
         for first in range(0, len(piece), PIECE_BYTES):
             self._pending += piece[first : first + PIECE_BYTES]
@@ -125,7 +125,7 @@ class SectionWriter:
             raise InvalidSnapshot(f"the KV payload has {len(self._pending)} bytes too many")
 
     def check_whole(self) -> None:
-        """Refuse a payload that has ended early: ``InvalidSnapshot``."""
+        """Raise ``InvalidSnapshot`` if bytes are missing."""
         if self._sections:
             raise InvalidSnapshot("the KV payload ends early")
 
@@ -142,20 +142,20 @@ class SectionWriter:
 
 
 def whole(payload: bytes | Pieces) -> bytes:
-    """A payload whose pieces are joined."""
+    """The payload with its pieces joined."""
     return b"".join(payload.pieces) if isinstance(payload, Pieces) else payload
 
 
 class Receiver:
-    """Where the payload of a dump goes while the dump is read.
+    """Receives the payload while a dump is read.
 
     Args:
-        is_used: whether it is used; otherwise its bytes are passed over.
-        new_writer: makes what takes it in, or gives None where its pieces are to be joined.
+        is_used: whether the payload is loaded; else its bytes are skipped.
+        new_writer: makes the writer of the payload; it returns None to join the pieces instead.
 
     Attributes:
-        fits: whether the payload is of the context's own format.
-        writer: what has taken it in.
+        fits: whether the context can load the format of the payload.
+        writer: the writer, if any.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Receiver:
         self.writer: PayloadWriter | None = None
 
     def begin(self, header: PayloadHeader) -> Callable[[memoryview], None]:
-        """The payload begins; returns what to call with its pieces."""
+        """Start of the payload; returns the function to call with its pieces."""
         self.fits = header.end > 0 and self._fits(header)
         if not (self.fits and self._is_used(header)):
             return lambda piece: None
@@ -178,7 +178,7 @@ class Receiver:
         return self._join if self.writer is None else self.writer.write
 
     def payload(self) -> bytes:
-        """The payload, where no writer has it; once."""
+        """The joined payload, if there is no writer. Call it once."""
         pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

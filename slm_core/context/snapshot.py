@@ -1,4 +1,4 @@
-"""The state of one sequence as a dump holds it; every value is checked when it is read."""
+"""The state of one sequence in a dump. All values are checked on reading."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Edit:
     """One ``cut`` in the history of a sequence.
 
     Attributes:
-        start: first position that was cut.
-        removed: the inputs that were cut.
-        length_before: tokens the sequence held when it was cut, those removed included.
+        start: the first position of the cut.
+        removed: the removed inputs.
+        length_before: the number of tokens before the cut.
     """
 
     start: int
@@ -45,19 +45,19 @@ class Edit:
 
     @property
     def end(self) -> int:
-        """The position after the last that was cut."""
+        """The end of the cut: the position after the last removed token."""
         return self.start + len(self.removed)
 
 
 class PayloadHeader(NamedTuple):
-    """What is known of a dumped sequence where its KV payload begins.
+    """The description of a KV payload in a dump.
 
     Attributes:
-        backend: who made it.
-        payload_format: how it is laid out.
-        fingerprint: the model's.
-        start: the first position that the payload holds; those before it come from another sequence.
-        end: the position after the last, which is the length of the sequence.
+        backend: the name of the backend that made it.
+        payload_format: the name of its layout.
+        fingerprint: the fingerprint of the model.
+        start: the first position in the payload; earlier positions are shared with another sequence.
+        end: the length of the sequence.
         n_bytes: bytes of the payload.
     """
 
@@ -71,18 +71,18 @@ class PayloadHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceSnapshot:
-    """The whole state of one sequence.
+    """The complete state of one sequence.
 
     Attributes:
-        backend: who made it.
-        payload_format: how ``payload`` is laid out: whoever has the same format can use it as it is.
-        fingerprint: the model's.
-        tokens: the tokens held, int32 [S], ``EMBEDDED`` for each embedding row; positions are 0 to S-1.
-        edits: the cuts that led here, oldest first: tokens and edits suffice to rebuild the KV cache.
-        payload: the KV cache in the backend's own layout, or b"".
-        rows: those of ``tokens`` that are ``EMBEDDED``, float32 [n, E]; edits have their own.
-        ahead: for each token, how many tokens after it were in its bidirectional block, int32 [S]; [0] without blocks.
-        offsets: where each of ``rows`` stands, int32 [n, 3], or [0, 3] where all do as tokens would; likewise.
+        backend: the name of the backend that made it.
+        payload_format: the name of the layout of ``payload``. A context with the same format loads it as it is.
+        fingerprint: the fingerprint of the model.
+        tokens: int32 [S], ``EMBEDDED`` for each embedding row; positions are 0 to S-1.
+        edits: the cuts, oldest first. Tokens and edits are enough to rebuild the KV cache.
+        payload: the KV cache in the layout of the backend, or b"".
+        rows: the embedding rows of ``tokens``, float32 [n, E]. Edits contain their own rows.
+        ahead: for each token, the number of later tokens in its bidirectional block, int32 [S]; [0] without blocks.
+        offsets: the M-RoPE offset of each of ``rows``, int32 [n, 3]; [0, 3] if all are at default positions.
     """
 
     backend: str
@@ -96,19 +96,19 @@ class SequenceSnapshot:
     offsets: NDArray[np.int32] = field(default_factory=lambda: NO_OFFSETS)
 
     def held(self) -> list[Held]:
-        """What the sequence holds."""
+        """The inputs of the sequence."""
         return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets)
 
     def every_input(self) -> list[Held]:
-        """What the sequence holds, and all that its cuts removed."""
+        """The inputs of the sequence, and those that its cuts removed."""
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
     def to_bytes(self) -> bytes:
-        """The container, kind "sequence"."""
+        """The dump: a container of kind "sequence"."""
         return pack("sequence", self.meta(), self.sections(self.payload))
 
     def meta(self) -> dict[str, object]:
-        """What describes the sections, as JSON values."""
+        """The metadata of the sections, as JSON values."""
         return {
             "backend": self.backend,
             "payload_format": self.payload_format,
@@ -117,7 +117,7 @@ class SequenceSnapshot:
         }
 
     def sections(self, payload: bytes | Pieces) -> list[bytes | Pieces]:
-        """Tokens, tokens that cuts removed, the payload, rows, blocks, offsets; empty ones at the end are left out."""
+        """Tokens, removed tokens, payload, rows, blocks, offsets. Empty sections at the end are left out."""
         removed = [one for e in self.edits for one in e.removed]
         ids = self.tokens.astype("<i4").tobytes(), np.array(token_ids(removed), "<i4").tobytes()
         more = [
@@ -134,7 +134,7 @@ class SequenceSnapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a container; every value is checked.
+        """Read a dump and check all values.
 
         Raises:
             InvalidSnapshot, SnapshotMismatch: see ``unpack``.
@@ -152,17 +152,17 @@ class SequenceSnapshot:
         receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
         start: int = 0,
     ) -> Self:
-        """Read a sequence from a container that comes in parts; every value is checked, and ``payload`` stays empty.
+        """Read a sequence from a container in parts and check all values. ``payload`` stays empty.
 
         Args:
-            meta: what describes its sections.
+            meta: the metadata of its sections.
             incoming: the container.
             which: its sections, which come next.
-            receive: called where the payload begins, for what takes in its pieces.
-            start: positions that come from another sequence; the sections hold those after them.
+            receive: called at the start of the payload; returns the function for its pieces.
+            start: the number of positions that come from another sequence; the sections contain the later ones.
 
         Raises:
-            InvalidSnapshot: a value that no dump has, or the container ends early.
+            InvalidSnapshot: an invalid value, or the container ends early.
         """
         _check_shape(meta, len(which))
         tokens, removed = (b"".join(incoming.section(i)) for i in which[:2])
@@ -175,7 +175,7 @@ class SequenceSnapshot:
         return cls._of(meta, [tokens, removed, b"", *more], start)
 
     def after(self, before: Sequence[Held]) -> SequenceSnapshot:
-        """The whole sequence, of which this is what comes after other inputs."""
+        """The complete sequence: other inputs, then these."""
         held = [*before, *self.held()]
         return replace(
             self,
@@ -218,10 +218,10 @@ class Share(NamedTuple):
 
     Attributes:
         seq_id: the sequence.
-        src: the sequence whose first positions it shares; itself where it shares none.
-        start: how many it shares.
+        src: the sequence with which it shares its first positions; itself if it shares none.
+        start: the number of shared positions.
         sections: its sections in the container.
-        meta: what describes them.
+        meta: the metadata of the sections.
     """
 
     seq_id: int
@@ -235,7 +235,7 @@ def read_shares(incoming: Incoming) -> list[Share]:
     """The sequences in the dump of a context, in order.
 
     Raises:
-        InvalidSnapshot: no context has such sequences.
+        InvalidSnapshot: these sequences are not possible in a context.
     """
     rows, shares, n_sections = incoming.meta.get("sequences"), list[Share](), 0
     for row in rows if isinstance(rows, list) else [None]:
@@ -251,9 +251,9 @@ def read_shares(incoming: Incoming) -> list[Share]:
     return shares
 
 
-def _integers(kept: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
-    """Numbers of what is held and of what was cut, or b"" where all are 0."""
-    numbers = np.array([*kept, *removed], "<i4")
+def _integers(present: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
+    """The numbers of present inputs, then of removed inputs; b"" if all are 0."""
+    numbers = np.array([*present, *removed], "<i4")
     return numbers.tobytes() if numbers.any() else b""
 
 
@@ -264,7 +264,7 @@ def _tokens(section: bytes) -> NDArray[np.int32]:
 
 
 def _rows(section: bytes, n: int) -> NDArray[np.float32]:
-    """The embedding rows of a dump, [n, E], where ``n`` ids stand for one."""
+    """The ``n`` embedding rows of a dump, [n, E]."""
     width, rest = divmod(len(section), 4 * max(1, n))
     if rest or (n > 0) != (width > 0):
         raise InvalidSnapshot(f"the dump has {len(section)} bytes of embedding rows, and {n} ids that stand for one")
@@ -276,7 +276,7 @@ def _rows(section: bytes, n: int) -> NDArray[np.float32]:
 
 
 def _offsets(section: bytes, n: int) -> NDArray[np.int32]:
-    """Where each of ``n`` rows of a dump stands, [n, 3]; [0, 3] where all do as tokens would."""
+    """The offsets of the ``n`` rows of a dump, [n, 3]; [0, 3] if all are at default positions."""
     if len(section) not in (0, 12 * n):
         raise InvalidSnapshot(f"the dump has {len(section)} bytes of offsets for {n} rows")
     offsets = np.frombuffer(section, "<i4").astype(np.int32).reshape(-1, 3)
@@ -286,7 +286,7 @@ def _offsets(section: bytes, n: int) -> NDArray[np.int32]:
 
 
 def _ahead(section: bytes, n: int) -> NDArray[np.int32]:
-    """For each of ``n`` inputs of a dump, how many after it were in its bidirectional block; [0] without blocks."""
+    """For each of ``n`` inputs of a dump, the number of later tokens in its bidirectional block; [0] without blocks."""
     if len(section) not in (0, 4 * n):
         raise InvalidSnapshot(f"the dump has {len(section)} bytes of bidirectional blocks for {n} inputs")
     ahead = np.frombuffer(section, "<i4").astype(np.int32)
@@ -296,7 +296,7 @@ def _ahead(section: bytes, n: int) -> NDArray[np.int32]:
 
 
 def _read_edits(rows: object, removed: Sequence[Held], n_tokens: int) -> tuple[Edit, ...]:
-    """The edits, checked to be a history that can have led to ``n_tokens`` tokens."""
+    """The edits, checked to be a possible history of ``n_tokens`` tokens."""
     if not isinstance(rows, list):
         raise InvalidSnapshot("the dump's edit history is malformed")
     edits: list[Edit] = []

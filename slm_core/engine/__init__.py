@@ -1,7 +1,7 @@
-"""Many requests over one KV cache: what each step computes, prefixes computed once, and requests that end alone."""
+"""Many requests over one KV cache: continuous batching, a prefix cache, and errors that end one request alone."""
 
 from slm_core.engine.batch import GenerateOptions, generate
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore, EngineOptions, Reuse
 from slm_core.engine.engine import Engine
 from slm_core.engine.metrics import Latency, Rate, RequestMetrics
 from slm_core.engine.prompts import Prompt
@@ -22,5 +22,6 @@ __all__ = [
     "RequestMetrics",
     "RequestStatus",
     "RequestStream",
+    "Reuse",
     "generate",
 ]

@@ -1,4 +1,4 @@
-"""Answers to a list of prompts, computed together in the thread of the caller."""
+"""Batch generation: answers to a list of prompts, computed together in the thread of the caller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypedDict, cast
 
-from slm_core.chat.answers import own_constraint
+from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
@@ -15,34 +15,37 @@ from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, RequestsFailed
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
+from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 
 Advance = Callable[[int], None]
-"""Told how many requests are over."""
+"""Called with the number of requests that are over."""
 UNLIMITED = 1024
-"""Tokens that an answer is given room for where ``max_tokens`` does not say."""
+"""Tokens of an answer that a context has room for, if ``max_tokens`` is None."""
 LARGEST = 32768
-"""The largest context that is chosen without being asked for, unless one prompt takes more."""
+"""The largest default context, in positions, unless one prompt needs more."""
 
 
 class GenerateOptions(TypedDict, total=False):
     """Options of ``LoadedModel.generate``.
 
     Attributes:
-        constraint: what may be said; each answer has a copy.
-        stopping_criteria: asked in order after each token of each answer; PAUSE fails a request.
-        thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+        constraint: restricts the answers; each answer has a copy.
+        speculation: drafts for the answers, while they pay; see ``Engine.submit``.
+        stopping_criteria: called in order after each token of each answer; PAUSE fails a request.
+        thinking: turn reasoning on or off; None uses the template's default. Messages only.
         special: whether control tokens other than EOG become text; with messages they always do.
-        timeout: seconds from the call on after which answers end as cancelled.
+        timeout: seconds from the call on after which answers end as cancelled; None for no limit.
         n_ctx: positions of the context; None for room for ``n_parallel`` prompts with their answers, 32,768 at most.
-        n_batch: tokens of a step.
+        n_batch: the most tokens of a step.
         n_parallel: the most prompts that are computed together.
-        progress: whether to show a progress bar; None where standard error is a terminal, or in a notebook.
+        progress: whether to show a progress bar; None shows it on a terminal (standard error) and in a notebook.
     """
 
     constraint: Constraint | Spec | None
+    speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
     thinking: bool | None
     special: bool
@@ -69,6 +72,7 @@ def generate(
     sampling: Sampling | None = None,
     *,
     constraint: Constraint | Spec | None = None,
+    speculation: Speculation | None = None,
     stopping_criteria: Sequence[StoppingCriterion] = (),
     thinking: bool | None = None,
     special: bool = False,
@@ -81,13 +85,14 @@ def generate(
     """See ``LoadedModel.generate``."""
     if not is_prompt(prompts):
         check_prompts(prompts)
-    asked = [cast("Prompt", prompts)] if is_prompt(prompts) else cast("Sequence[Prompt]", prompts)
-    if not asked:
+    prompt_list = [cast("Prompt", prompts)] if is_prompt(prompts) else cast("Sequence[Prompt]", prompts)
+    if not prompt_list:
         return []
     options = EngineOptions(n_parallel)
+    check_kind("speculation", speculation, Speculation)
     sampling = sampling if sampling is not None else Sampling()
     rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
-    encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in asked]
+    encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in prompt_list]
     if n_ctx is None:
         n_ctx = n_ctx_for(encoded, sampling.max_tokens, n_parallel)
     requests = [
@@ -96,6 +101,7 @@ def generate(
             prompt.tokens,
             prompt.sampling(sampling),
             constraint=None if rule is None else rule.clone(),
+            speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special or prompt.formatter is not None,
             timeout=seconds,
@@ -113,7 +119,7 @@ def generate(
 
 
 def n_ctx_for(prompts: Sequence[EncodedPrompt], max_tokens: int | None, n_parallel: int) -> int:
-    """Positions that the longest ``n_parallel`` prompts and their answers take, or the longest one, if that is more."""
+    """Positions for the longest ``n_parallel`` prompts and their answers, at most ``LARGEST`` unless one needs more."""
     n_answer = UNLIMITED if max_tokens is None else max_tokens
     lengths = sorted((len(prompt.tokens) + n_answer + 1 for prompt in prompts), reverse=True)
     return max(lengths[0], min(sum(lengths[:n_parallel]), LARGEST))
@@ -144,7 +150,7 @@ def _answers(prompts: Sequence[EncodedPrompt], requests: Sequence[Request]) -> l
 
 
 def _bar(total: int, shown: bool | None) -> AbstractContextManager[Advance]:
-    """A progress bar on standard error, or none."""
+    """A progress bar on standard error, or a null context."""
     if shown is None:
         shown = total > 1 and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     if not shown:

@@ -1,11 +1,13 @@
-"""What a step costs, learnt from the steps that were measured."""
+"""Estimates the time of a step from the times of earlier steps."""
 
 from __future__ import annotations
 
 import numpy as np
 
 FIRST_PIECE = 32
-"""Prompt tokens of a step beside decoding requests, before enough steps were measured."""
+"""Prompt tokens of a step with decoding requests, before enough steps were measured."""
+PROMPT_SHARE = 2 / 3
+"""Share of a step that prompts get at least: many decoding requests do not starve them."""
 _DECAY = 0.98
 """Weight of a step relative to the step after it: the last 50 steps count most."""
 _ENOUGH = 4
@@ -14,9 +16,9 @@ _ATTENDED = 1e-3
 
 
 class StepCosts:
-    """Seconds of a step, as a constant, a share for each token, and a share for each position that a token attends to.
+    """The time of a step: a constant, a time for each token, and a time for each position that a token attends to.
 
-    The three numbers are the non-negative least squares fit to the measured steps; old steps fade out.
+    The three numbers are the non-negative least squares fit to the measured steps; the weight of old steps decays.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class StepCosts:
         self._fit: tuple[float, float, float] | None = None
 
     def note(self, n_tokens: int, n_attended: int, seconds: float) -> None:
-        """A step of ``n_tokens``, which attended to ``n_attended`` positions in all, took ``seconds``."""
+        """Record that a step of ``n_tokens``, which attended to ``n_attended`` positions in total, took ``seconds``."""
         row = np.array([1.0, n_tokens, n_attended * _ATTENDED])
         self._products = _DECAY * self._products + np.outer(row, row)
         self._targets = _DECAY * self._targets + seconds * row
@@ -34,7 +36,7 @@ class StepCosts:
         self._fit = None
 
     def seconds(self, n_tokens: int, n_attended: int) -> float | None:
-        """What a step will take; None before enough steps were measured."""
+        """Expected seconds of a step; None before enough steps were measured."""
         if self._n_steps < _ENOUGH:
             return None
         if self._fit is None:
@@ -43,33 +45,38 @@ class StepCosts:
         return constant + per_token * n_tokens + per_position * n_attended * _ATTENDED
 
     def affordable(self, seconds: float, n_tokens: int, n_attended: int, depth: int, most: int) -> int:
-        """How many prompt tokens fit into a step of ``seconds``: 1 to ``most``.
+        """The number of prompt tokens that fit into a step, 1 to ``most``.
+
+        A step may take longer than ``seconds`` if prompts would get less than ``PROMPT_SHARE`` of it.
 
         Args:
-            seconds: what the step may take.
-            n_tokens: tokens that the step has without them.
-            n_attended: positions that those attend to.
+            seconds: the time of the step.
+            n_tokens: the other tokens of the step.
+            n_attended: positions that the other tokens attend to.
             depth: positions before the prompt tokens.
-            most: the largest answer.
+            most: the largest result.
         """
         if self.seconds(0, 0) is None:
             return max(1, min(FIRST_PIECE, most))
+        others = self.seconds(n_tokens, n_attended)
+        assert others is not None
+        longest = max(seconds, others / (1 - PROMPT_SHARE))
         low, high = 1, max(1, most)
         while low < high:
             n = (low + high + 1) // 2
             estimate = self.seconds(n_tokens + n, n_attended + attended(depth, n))
             assert estimate is not None
-            low, high = (n, high) if estimate <= seconds else (low, n - 1)
+            low, high = (n, high) if estimate <= longest else (low, n - 1)
         return low
 
 
 def attended(depth: int, n_tokens: int) -> int:
-    """Positions that ``n_tokens`` attend to in all, the first one after ``depth`` others."""
+    """Positions that ``n_tokens`` attend to in total, after ``depth`` earlier positions."""
     return n_tokens * depth + n_tokens * (n_tokens + 1) // 2
 
 
 def _fitted(products: np.ndarray, targets: np.ndarray) -> tuple[float, float, float]:
-    """Non-negative least squares by its normal equations: the most negative number is left out until none is."""
+    """Non-negative least squares: solve the normal equations, removing the most negative variable each time."""
     used = [0, 1, 2]
     while True:
         part = products[np.ix_(used, used)] + 1e-9 * np.diag(np.diag(products)[used] + 1e-12)

@@ -1,4 +1,4 @@
-"""The engine: requests of many threads and tasks, answered together by a thread of its own."""
+"""The engine: answers requests of many threads and tasks together, in its own thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from slm_core.chat.answers import own_constraint
+from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.engine.core import EngineCore, EngineOptions
@@ -19,11 +19,12 @@ from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request, checked_id
 from slm_core.engine.stats import EngineStats, RequestStatus, rss_bytes
-from slm_core.engine.streams import CompletionsStream, RequestStream
-from slm_core.errors import EngineClosed
+from slm_core.engine.streams import CompletionsQueue, CompletionsStream, EventQueue, RequestStream
+from slm_core.errors import BackendError, EngineClosed
 from slm_core.generation.completions import checked_completions
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Event
+from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from slm_core.engine.tracing import RequestTracer
 
 _POSITIONS_S = 0.1
-"""Seconds between two counts of who holds the positions."""
+"""Seconds between two counts of the positions."""
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of ``Engine.completions``: those of ``Engine.submit`` but ``constraint`` and ``thinking``."""
+    """Options of ``Engine.completions``: the options of ``Engine.submit`` except ``constraint`` and ``thinking``."""
 
+    speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
     special: bool
     timeout: float | None
@@ -51,7 +53,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 class RequestOptions(SharedOptions, total=False):
-    """Options of ``Engine.generate``: those of ``Engine.submit``."""
+    """Options of ``Engine.generate``, the same as of ``Engine.submit``."""
 
     constraint: Constraint | Spec | None
     thinking: bool | None
@@ -68,23 +70,23 @@ def _request_tracer(provider: TracerProvider, model_name: str) -> RequestTracer:
 
 
 class Engine(Closing):
-    """Answers requests of any number of threads and tasks over one context; what ``LoadedModel.engine`` returns.
+    """Answers requests of any number of threads and tasks over one context; ``LoadedModel.engine`` returns it.
 
     Args:
         context: the KV cache; closed with the engine.
         vocab: the model's vocabulary.
-        formatter: gives the model's chat format, or raises why there is none.
+        formatter: returns the model's chat format, or raises ``TemplateError``.
         options: how requests share the context.
-        model_name: the model, in metrics and traces.
-        tracer_provider: of OpenTelemetry: each request becomes a span; None for none.
-        clock: the seconds that are measured.
+        model_name: the name of the model in metrics and traces.
+        tracer_provider: a tracer provider of OpenTelemetry: each request becomes a span; None for no traces.
+        clock: the clock of measurements, in seconds.
 
     Attributes:
-        recorder: what measures its requests.
+        recorder: measures its requests.
 
     Raises:
-        MissingExtra: requests shall be traced, and OpenTelemetry is not installed.
-        InvalidOption: ``tracer_provider`` is none.
+        MissingExtra: there is a ``tracer_provider``, but OpenTelemetry is not installed.
+        InvalidOption: ``tracer_provider`` is not a tracer provider.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Engine(Closing):
         sampling: Sampling | None = None,
         *,
         constraint: Constraint | Spec | None = None,
+        speculation: Speculation | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
         thinking: bool | None = None,
         special: bool = False,
@@ -127,48 +130,51 @@ class Engine(Closing):
         salt: str = "",
         request_id: str | None = None,
     ) -> RequestStream:
-        """Ask for an answer; returns at once. From any thread.
+        """Submit a request and return at once. Any thread may call this.
 
         Args:
             prompt: a text to continue, its tokens, or messages.
             sampling: how tokens are chosen.
-            constraint: what may be said.
-            stopping_criteria: asked in order after each token, in the engine's thread; PAUSE fails the request.
-            thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+            constraint: restricts the answer; None for no constraint.
+            speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
+                distribution. A draft model or a ``SuffixIndex`` serves one history, and is refused.
+            stopping_criteria: called in order after each token, in the engine's thread; PAUSE fails the request.
+            thinking: turn reasoning on or off; None uses the template's default. Messages only.
             special: whether control tokens other than EOG become text; with messages they always do.
-            timeout: seconds from now on, waiting included, after which the answer ends as cancelled.
+            timeout: seconds from now on, including the time in the queue, after which the answer ends as cancelled;
+                None for no limit.
             priority: requests of larger priority come first.
-            key: whom the request is for: of equal priorities, whoever was served least comes first.
-            salt: requests share prefixes of their prompts with requests of the same salt only.
-            request_id: its name in metrics, traces, errors and logs, of 1 to 128 printable characters; None for a fresh
-                one. No two requests that are not over have the same.
+            key: the client of the request: among equal priorities, the least served key comes first.
+            salt: requests share prefixes only with requests of the same salt.
+            request_id: its name in metrics, traces, errors and logs, 1 to 128 printable characters; None for a random
+                name. Requests that are not over have distinct names.
 
         Raises:
-            InvalidOption: a value that does not fit.
+            InvalidOption: an invalid value.
             ConstraintError: the spec of a constraint is invalid or unsupported.
-            TemplateError: the model has no chat format, or it refuses the messages.
+            TemplateError: the model has no chat format, or the chat format refuses the messages.
             ContextFull: the prompt is longer than the context.
             EngineClosed: the engine is closed.
         """
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
-        stream = RequestStream(encoded, self._wake)
+        queue: EventQueue[Event] = EventQueue()
         request = self._request(
             encoded,
             sampling,
             own_constraint(constraint, self._vocab),
+            speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special,
             timeout=timeout,
             priority=priority,
             key=key,
             salt=salt,
-            on_event=stream.put,
-            on_end=stream.end,
+            on_event=queue.put,
+            on_end=queue.end,
             request_id=request_id,
         )
-        stream.follows(request)
         self._send([request])
-        return stream
+        return RequestStream(encoded, request, queue, self._wake)
 
     def completions(
         self,
@@ -181,29 +187,29 @@ class Engine(Closing):
         thinking: bool | None = None,
         **options: Unpack[SharedOptions],
     ) -> CompletionsStream:
-        """Ask for ``n`` answers to one prompt, which is computed once; returns at once. From any thread.
+        """Submit ``n`` requests for one prompt, which is computed once. Returns at once; any thread may call this.
 
-        Completion i draws from stream i of the seed, however many there are; number 0 says what ``submit`` would.
+        Completion i draws from stream i of the seed, for any ``n``; completion 0 is the answer of ``submit``.
 
         Args:
             prompt: a text to continue, its tokens, or messages.
-            n: completions.
+            n: the number of completions.
             sampling: how tokens are chosen.
-            best_of: make so many, and keep those n with the largest mean log probability.
-            constraint: what may be said; each completion has a copy.
-            thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
-            options: the others of ``submit``; completion i has the id ``request_id`` with "-i".
+            best_of: make this many completions, and keep the n with the largest mean log probability.
+            constraint: restricts the completions; each completion has a copy.
+            thinking: turn reasoning on or off; None uses the template's default. Messages only.
+            options: the other options of ``submit``; completion i has the id ``request_id`` with "-i".
 
         Raises:
-            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; and see ``submit``, for the other errors, too.
+            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; ``submit`` lists the other errors.
         """
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
         rule = own_constraint(constraint, self._vocab)
         sampling = sampling if sampling is not None else Sampling()
-        if sampling.seed is None:  # one seed, and a stream of it for each
+        if sampling.seed is None:  # one seed, with a stream for each completion
             sampling = replace(sampling, seed=secrets.randbits(63))
-        stream = CompletionsStream(encoded, n_made, n if best_of is not None else None, self._wake)
+        queue = CompletionsQueue(n_made)
         name = checked_id(options.get("request_id"))
         requests = [
             self._request(
@@ -211,15 +217,14 @@ class Engine(Closing):
                 sampling,
                 None if rule is None else rule.clone(),
                 stream=i,
-                on_event=partial(stream.put, i),
-                on_end=stream.end_one,
+                on_event=partial(queue.put_one, i),
+                on_end=queue.end_one,
                 **_named(options, f"{name}-{i}"),
             )
             for i in range(n_made)
         ]
-        stream.follows(requests)
         self._send(requests)
-        return stream
+        return CompletionsStream(encoded, requests, queue, n if best_of is not None else None, self._wake)
 
     def _request(
         self,
@@ -232,11 +237,15 @@ class Engine(Closing):
         on_end: Callable[[], None],
         **options: Unpack[SharedOptions],
     ) -> Request:
+        speculation = options.get("speculation")
+        check_kind("speculation", speculation, Speculation)
         request = Request(
             self._vocab,
             prompt.tokens,
             prompt.sampling(sampling if sampling is not None else Sampling()),
+            message_ends=prompt.message_ends,
             constraint=constraint,
+            speculation=speculation,
             special=options.get("special", False) or prompt.formatter is not None,
             timeout=checked_timeout(options.get("timeout")),
             stopping_criteria=options.get("stopping_criteria", ()),
@@ -254,7 +263,7 @@ class Engine(Closing):
         return request
 
     def _send(self, requests: Sequence[Request]) -> None:
-        """Hand requests to the thread, all of them or none."""
+        """Send requests to the engine's thread, all or none."""
         for request in requests:
             self._core.check(request)
         with self._changed:
@@ -267,13 +276,13 @@ class Engine(Closing):
     async def generate(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Event]:
-        """Ask for an answer and iterate over its events; see ``submit``. Leaving the iteration cancels the request."""
+        """Submit a request and iterate over its events; see ``submit``. Leaving the iteration cancels the request."""
         with self.submit(prompt, sampling, **options) as stream:
             async for event in stream:
                 yield event
 
     def stats(self) -> EngineStats:
-        """What it does, and has done so far. From any thread."""
+        """The engine's state and counters. Any thread may call this."""
         core, recorded, now = self._core, self.recorder.recorded(), self.recorder.clock()
         latencies = recorded.latencies
         return EngineStats(
@@ -297,16 +306,16 @@ class Engine(Closing):
         )
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until what is kept so far is on disk; returns whether it came to that within ``timeout`` seconds.
+        """Wait until all sequences kept so far are on disk; returns False after ``timeout`` seconds.
 
-        What requests needed the room of in the meantime is not written. Without a ``cache_dir`` there is nothing to
-        wait for.
+        Sequences that are dropped for other requests in the meantime are not written. Without a ``cache_dir`` it
+        returns at once.
         """
         return self._core.flush(timeout)
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """A registry of prometheus-client that holds its metrics, and nothing else.
+        """A registry of prometheus-client with the metrics of this engine only.
 
         Raises:
             MissingExtra: prometheus-client is not installed.
@@ -316,7 +325,7 @@ class Engine(Closing):
         return registry_of(self, self._model_name)
 
     def metrics_text(self) -> bytes:
-        """Its metrics in the text format of Prometheus, UTF-8. From any thread.
+        """The engine's metrics in the text format of Prometheus, UTF-8. Any thread may call this.
 
         Raises:
             MissingExtra: prometheus-client is not installed.
@@ -338,27 +347,33 @@ class Engine(Closing):
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        """What the thread does: steps while there are requests, else nothing."""
+        """The main loop of the engine's thread: step while there are requests, then wait."""
         try:
             busy = False
-            while True:
-                with self._changed:
-                    while not (busy or self._inbox or self._closing):
-                        self._changed.wait()
-                    if self._closing:
-                        break
-                    arrived, self._inbox = self._inbox, deque()
-                for request in arrived:
-                    self._core.add(request)
+            while self._receive(wait=not busy):
                 busy = self._core.step()
                 self._note_positions(busy)
         except BaseException as error:
             self._end(error)
-            raise
-        self._end(EngineClosed("the engine was closed before the request was answered"))
+            if not isinstance(error, BackendError):  # requests raise it; any other is a defect, and is printed, too
+                raise
+        else:
+            self._end(EngineClosed("the engine was closed before the request was answered"))
+
+    def _receive(self, *, wait: bool) -> bool:
+        """Add the requests that have arrived; ``wait`` for one. Returns False if the engine is closing."""
+        with self._changed:
+            while wait and not (self._inbox or self._closing):
+                self._changed.wait()
+            if self._closing:
+                return False
+            arrived, self._inbox = self._inbox, deque()
+        for request in arrived:
+            self._core.add(request)
+        return True
 
     def _note_positions(self, busy: bool) -> None:
-        """Count who holds the positions, now and then: for each sequence it takes longer than the rest of a step."""
+        """Count the positions at intervals: counting in each step would take longer than the rest of the step."""
         now = self.recorder.clock()
         if not busy or now - self._positions_at >= _POSITIONS_S:
             self._positions, self._positions_at = self._core.positions(), now

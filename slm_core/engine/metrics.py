@@ -1,4 +1,4 @@
-"""Measures of requests: their times, histograms since the start, and rates and percentiles of the last minute."""
+"""Measurements of requests: times, histograms since the start, and rates and percentiles of the last minute."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW_S = 60.0
-"""Seconds that a window looks back; its older end moves in steps of ``SLOT_S``."""
+"""Length of a window, in seconds; its start moves in steps of ``SLOT_S``."""
 SLOT_S = 5.0
 EWMA_S = 10.0
-"""Time constant of an exponentially weighted moving average: a value counts 1/e as much after so many seconds."""
+"""Time constant of an exponentially weighted moving average, in seconds: the weight of a value falls to 1/e."""
 ACCURACY = 0.01
 """Relative error of a window's percentiles."""
 _GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
@@ -24,21 +24,21 @@ _LOG_GAMMA = math.log(_GAMMA)
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e7
 _N_SLOTS = round(WINDOW_S / SLOT_S)
 _MOST_PENDING = 1024
-"""Values of a slot that are counted together: one by one, they would cost several times as much."""
+"""The most values of a slot that are counted together, which is several times faster than one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What became of a request, in tokens and seconds; seconds are None where the request did not get that far.
+    """The metrics of a request, in tokens and seconds; seconds are None for phases that the request did not reach.
 
     Attributes:
         request_id: its id.
-        finish_reason: a ``FinishReason``; "error" where it failed, None while it is not over. An answer that asks for
-            tools has "stop": the chat format is read later.
+        finish_reason: a ``FinishReason``; "error" if it failed, None while it is not over. An answer with tool calls
+            has "stop", because the chat format is parsed later.
         prompt_tokens: tokens of the prompt.
-        cached_tokens: of those, tokens that did not have to be computed.
+        cached_tokens: prompt tokens that were cached.
         completion_tokens: tokens of the answer.
-        n_preempted: how often it gave up its sequence to others.
+        n_preempted: how often it was preempted.
         queue_s: from the call to its sequence.
         prefill_s: from its sequence to the first token.
         first_token_s: from the call to the first token: ``queue_s`` and ``prefill_s`` together.
@@ -64,14 +64,14 @@ class RequestMetrics:
 
 
 class RequestTimes:
-    """When things happened to a request, in seconds of the engine's clock.
+    """The times of a request's events, in seconds of the engine's clock.
 
     Attributes:
-        arrived: the call.
-        started: it got its first sequence; None before that.
-        ended: it was over; None before that.
-        tokens: one time per token of the answer.
-        n_counted: of those, how many the engine's statistics have.
+        arrived: the time of the call.
+        started: the time of its first sequence; None before.
+        ended: the time of its end; None before.
+        tokens: the time of each token of the answer.
+        n_counted: the number of tokens that the engine's statistics already contain.
     """
 
     __slots__ = ("arrived", "ended", "n_counted", "started", "tokens")
@@ -115,7 +115,7 @@ class RequestTimes:
 
 
 def nearest_rank(n: int, rank: float) -> int:
-    """The index, in ``n`` sorted values, of the smallest one that at least a share of ``rank`` does not exceed."""
+    """The index of a percentile in ``n`` sorted values: at least a share ``rank`` of the values is not above it."""
     return max(0, math.ceil(rank * n - 1e-9) - 1)
 
 
@@ -123,7 +123,7 @@ class Histogram:
     """Counts of values by bucket since the start.
 
     Args:
-        bounds: upper ends of the buckets, ascending; one more bucket holds what is above all of them.
+        bounds: upper ends of the buckets, ascending; one more bucket holds values above all bounds.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -154,7 +154,7 @@ class HistogramCounts:
 
     Attributes:
         bounds: upper ends of the buckets, ascending.
-        counts: values in each bucket; the last one holds what is above all bounds.
+        counts: values in each bucket; the last bucket holds values above all bounds.
         total: sum of the values.
     """
 
@@ -198,7 +198,7 @@ def _oldest(now: float) -> int:
 
 
 def _buckets(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The buckets of values: bucket ``i`` holds those in (gamma ** (i - 1), gamma ** i].
+    """The buckets of values: bucket ``i`` holds values in (gamma ** (i - 1), gamma ** i].
 
     Source: Masson, Rim, Lee: DDSketch: a fast and fully-mergeable quantile sketch (2019).
     """
@@ -212,7 +212,7 @@ def _value(bucket: int) -> float:
 
 
 class _Ewma:
-    """Sums of which each addend fades with ``EWMA_S``."""
+    """Sums with exponentially decaying addends, with the time constant ``EWMA_S``."""
 
     def __init__(self, now: float) -> None:
         self._since = self._at = now
@@ -226,22 +226,22 @@ class _Ewma:
         self._at = max(self._at, now)
 
     def rate(self, now: float) -> float:
-        """The total per second; as if the time since the start were all the time there is."""
+        """The rate per second, corrected for the short time since the start."""
         full = -math.expm1((self._since - now) / EWMA_S)
         return self._total * math.exp((self._at - now) / EWMA_S) / (EWMA_S * full) if full > 0 else 0.0
 
     @property
     def mean(self) -> float | None:
-        """The mean of the values; None where there are none."""
+        """The mean of the values; None if there are none."""
         return self._total / self._weight if self._weight > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often something happens, per second.
+    """A rate per second.
 
     Attributes:
-        window: in the last minute, or since the start where that is less.
+        window: the rate of the last minute, or since a later start.
         ewma: exponentially weighted moving average with a time constant of 10 seconds.
     """
 
@@ -265,7 +265,7 @@ class RateMeter:
         self._ewma = _Ewma(now)
 
     def add(self, now: float, n: int) -> None:
-        """It happened ``n`` times."""
+        """Count ``n`` events."""
         self._slots.at(now).n += n
         self._ewma.add(now, n)
 
@@ -278,15 +278,15 @@ class RateMeter:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that something took, in the last minute; None where there was nothing.
+    """A latency of the last minute, in seconds; None without measurements.
 
     Attributes:
-        n: how often it was measured.
+        n: the number of measurements.
         mean: the mean.
         p50: the median; like the other percentiles within 1 % of the measured value of that rank.
         p95: the 95th percentile.
         p99: the 99th percentile.
-        ewma: exponentially weighted moving average with a time constant of 10 seconds, older values included.
+        ewma: exponentially weighted moving average with a time constant of 10 seconds, which includes older values.
     """
 
     n: int
@@ -303,7 +303,7 @@ class Latency:
 
 
 class LatencyMeter:
-    """Measures a ``Latency``, and counts its values since the start.
+    """Measures a ``Latency``, and its histogram since the start.
 
     Args:
         now: the time at the start.
@@ -368,7 +368,7 @@ def _percentiles(counts: dict[int, int], n: int, ranks: Sequence[float]) -> list
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, to be read."""
+    """Seconds as text."""
     if value is None:
         return "-"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

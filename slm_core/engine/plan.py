@@ -1,4 +1,4 @@
-"""What the next step computes: a pure function of the requests and the room that there is."""
+"""Plans the next step, as a pure function of the requests and the free room."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from slm_core.engine.costs import attended
 
 @dataclass(frozen=True, slots=True)
 class ActiveRequest:
-    """A request that has a sequence, as a plan sees it.
+    """A request with a sequence, as seen by the planner.
 
     Attributes:
         id: its number.
         n_held: positions of its sequence.
-        n_pending: tokens of its history that are yet to be decoded, at least one.
-        decoding: whether its answer has begun: it gets its next token in every step.
+        n_pending: tokens of its history that are not decoded yet, at least one.
+        decoding: whether its answer has begun: it gets a token in every step.
         n_exclusive: positions that dropping its sequence would free.
-        rank: the larger, the longer it is kept; no two requests have the same.
-        last_turn: the number of the last step that computed a piece of it; -1 for none.
+        rank: the request of the lowest rank is preempted first; ranks are distinct.
+        last_turn: the number of the last step that decoded tokens of it; -1 for none.
+        n_ahead: tokens that may be decoded after its history, if there is room: drafts, or forced tokens.
     """
 
     id: int
@@ -30,18 +31,19 @@ class ActiveRequest:
     n_exclusive: int
     rank: tuple[float, ...]
     last_turn: int
+    n_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request without a sequence, as a plan sees it.
+    """A request without a sequence, as seen by the planner.
 
     Attributes:
         id: its number.
-        priority: larger ones come first.
+        priority: requests with a larger priority come first.
         waited_s: seconds since it arrived.
-        served: tokens that were computed for its key lately; of equal priorities, the least served key comes first.
-        time_left_s: seconds until its timeout; of one key, whoever has least left comes first.
+        served: tokens that were computed for its key; among equal priorities, the least served key comes first.
+        time_left_s: seconds until its timeout; among requests of one key, the shortest time comes first.
     """
 
     id: int
@@ -53,10 +55,17 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one request in a step: the first ``n_tokens`` of those that are pending."""
+    """Tokens of one request in a step.
+
+    Attributes:
+        id: the request's number.
+        n_tokens: the number of its pending tokens to decode, from the first on.
+        n_ahead: the number of tokens to decode after its history; 0 if some pending tokens are not in the step.
+    """
 
     id: int
     n_tokens: int
+    n_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,9 @@ class StepPlan:
     """A step.
 
     Attributes:
-        pieces: what is decoded, each request once.
-        preempted: requests that give up their sequences first, to go on later.
-        full: a request that the whole context has no room for; None for none.
+        pieces: the tokens to decode, at most one piece per request.
+        preempted: requests that give up their sequences before the step, and continue later.
+        full: a request that does not fit into the whole context; None if there is none.
     """
 
     pieces: tuple[Piece, ...]
@@ -76,30 +85,35 @@ class StepPlan:
 
 @dataclass(slots=True)
 class _Room:
-    """Positions and places of a batch that are left while a plan is made."""
+    """Free positions, and free room in the batch, while a plan is made."""
 
     n_free: int
     n_batch: int
     pieces: list[Piece] = field(default_factory=list)
 
-    def take(self, request: ActiveRequest, most: int) -> int:
-        n = min(request.n_pending, most, self.n_free, self.n_batch)
+    @property
+    def left(self) -> int:
+        return max(0, min(self.n_free, self.n_batch))
+
+    def take(self, request: ActiveRequest, most: int, n_ahead: int = 0) -> int:
+        n = min(request.n_pending, most, self.left)
         if n > 0:
-            self.pieces.append(Piece(request.id, n))
-            self.n_free -= n
-            self.n_batch -= n
+            self.pieces.append(Piece(request.id, n, n_ahead))
+            self.n_free -= n + n_ahead
+            self.n_batch -= n + n_ahead
         return max(n, 0)
 
 
 Affordable = Callable[[int, int, int, int], int]
-"""From tokens and attended positions of a step, the depth of a prompt and the most tokens that could be computed of
-it, to the number of prompt tokens that fit into the time of a step."""
+"""The number of prompt tokens that fit into the time of a step. Arguments: tokens and attended positions of the step
+so far, the depth of the prompt, and the most tokens of it that could be decoded."""
 
 
 def plan_step(active: Sequence[ActiveRequest], n_free: int, n_batch: int, affordable: Affordable) -> StepPlan:
-    """Plan a step: a token for every decoding request, then pieces of prompts, by turns.
+    """Plan a step: the pending tokens and tokens ahead of every decoding request, then pieces of prompts, in turn.
 
-    Where positions run out, the request of the lowest rank gives up its sequence, until the others have room.
+    Tokens ahead take at most half of the room that prompts could have, and no request is preempted for them. If
+    positions run out, requests are preempted, lowest rank first, until the remaining requests have room.
     """
     kept, preempted = sorted(active, key=lambda request: request.rank), list[int]()
     while kept:
@@ -117,12 +131,15 @@ def plan_step(active: Sequence[ActiveRequest], n_free: int, n_batch: int, afford
 
 def _pieces(kept: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable: Affordable) -> tuple[Piece, ...]:
     by_turn = sorted(kept, key=lambda request: (request.last_turn, tuple(-part for part in request.rank)))
-    room, n_tokens, n_attended = _Room(n_free, n_batch), 0, 0
-    for request in by_turn:
-        if request.decoding:
-            n = room.take(request, request.n_pending)
-            n_tokens, n_attended = n_tokens + n, n_attended + attended(request.n_held, n)
+    decoding = [request for request in by_turn if request.decoding]
     prompts = [request for request in by_turn if not request.decoding]
+    room, n_tokens, n_attended = _Room(n_free, n_batch), 0, 0
+    spare = max(0, room.left - sum(request.n_pending for request in decoding)) // (2 if prompts else 1)
+    for request in decoding:
+        n_ahead = min(request.n_ahead, spare)
+        n = room.take(request, request.n_pending, n_ahead)
+        spare -= n_ahead
+        n_tokens, n_attended = n_tokens + n + n_ahead, n_attended + attended(request.n_held, n + n_ahead)
     budget = room.n_batch
     if n_tokens and prompts and budget:
         budget = affordable(n_tokens, n_attended, prompts[0].n_held, budget)
@@ -132,9 +149,9 @@ def _pieces(kept: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable
 
 
 def line_up(waiting: Sequence[WaitingRequest], aging_s: float) -> list[int]:
-    """The numbers of waiting requests, first in line first.
+    """The numbers of waiting requests, in the order of admission.
 
-    By priority and age, then by what their keys were served, then by the time that they have left, then as they came.
+    The order is by priority and age, then by served tokens of the key, then by time left, then by arrival.
 
     Args:
         waiting: the requests.

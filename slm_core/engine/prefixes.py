@@ -1,8 +1,8 @@
-"""Sequences of answered requests, kept for prompts that begin alike."""
+"""The prefix cache: token histories of answered requests, kept for later prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,14 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SHARED = 8
-"""Tokens of a common prefix that are worth a fork."""
+"""The shortest common prefix that is worth a fork, in tokens."""
+LEAST_AFTER_GAP = 32
+"""The shortest common range after a gap that is worth a cut, in tokens."""
 
 
 class Match(NamedTuple):
-    """The sequence that holds the longest common prefix, and its length; (None, 0) for none."""
+    """The sequence that holds the longest common prefix.
+
+    Attributes:
+        seq_id: the sequence; None if there is no match.
+        n_shared: tokens of the prompt that it holds.
+        gaps: ranges of its positions that the prompt lacks, in ascending order; they have to be cut.
+    """
 
     seq_id: int | None
     n_shared: int
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 NO_MATCH = Match(None, 0)
@@ -31,13 +40,13 @@ class _Kept:
 
 
 class PrefixCache:
-    """The token histories that sequences hold, least recently used first out.
+    """The token histories of kept sequences; eviction is least recently used first.
 
-    A history is compared whole with each kept one: there are at most ``n_seq_max`` of them, and comparing 32,768 tokens
-    takes about 10 microseconds. Requests of different salts share nothing.
+    A prompt is compared with each kept history: there are at most ``n_seq_max``, and comparing 32,768 tokens takes
+    about 10 microseconds. Requests with different salts share nothing.
 
     Args:
-        whole: whether a history is of use only to prompts that begin with all of it: its sequence cannot be cut back.
+        whole: whether a prompt must begin with the whole history to use it, because its sequence cannot be truncated.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -46,7 +55,7 @@ class PrefixCache:
         self._clock = 0
 
     def __len__(self) -> int:
-        """Sequences that are kept."""
+        """The number of kept sequences."""
         return len(self._kept)
 
     def __contains__(self, seq_id: int) -> bool:
@@ -55,11 +64,11 @@ class PrefixCache:
 
     @property
     def seq_ids(self) -> Sequence[int]:
-        """The sequences that are kept, least recently used first."""
+        """The kept sequences, least recently used first."""
         return sorted(self._kept, key=lambda seq_id: self._kept[seq_id].last_used)
 
     def keep(self, seq_id: int, tokens: NDArray[np.int32], salt: str) -> list[int]:
-        """Keep a sequence; returns those that are of use for nothing that it is not, which are kept no longer."""
+        """Keep a sequence; removes and returns the sequences that it makes redundant."""
         covered = [
             other
             for other, kept in self._kept.items()
@@ -72,43 +81,76 @@ class PrefixCache:
         self._kept[seq_id] = _Kept(tokens, salt, self._tick())
         return covered
 
-    def match(self, tokens: NDArray[np.int32], salt: str) -> Match:
-        """The kept sequence that shares most with ``tokens``, short of the last one, whose logits are wanted."""
-        of_salt = ((seq_id, kept.tokens) for seq_id, kept in self._kept.items() if kept.salt == salt)
-        best = longest(of_salt, tokens, whole=self._whole)
-        if best.seq_id is not None:
-            self._kept[best.seq_id].last_used = self._tick()
-        return best
+    def matches(self, tokens: NDArray[np.int32], salt: str) -> list[Match]:
+        """Kept sequences with a common prefix, longest first. The last token never counts: its logits are needed."""
+        of_salt = [(seq_id, kept.tokens) for seq_id, kept in self._kept.items() if kept.salt == salt]
+        shared = [Match(seq_id, min(n_common(held, tokens), len(tokens) - 1)) for seq_id, held in of_salt]
+        return sorted((m for m in shared if m.n_shared >= LEAST_SHARED), key=lambda m: m.n_shared, reverse=True)
+
+    def match_with_gaps(self, tokens: NDArray[np.int32], salt: str) -> Match:
+        """The kept sequence that shares most with ``tokens`` after ranges of it are cut."""
+        aligned = (self._with_gaps(match, tokens) for match in self.matches(tokens, salt))
+        return max(aligned, key=lambda match: match.n_shared, default=NO_MATCH)
+
+    def used(self, seq_id: int) -> None:
+        """Mark a sequence as used now."""
+        self._kept[seq_id].last_used = self._tick()
 
     def forget(self, seq_id: int) -> None:
-        """Keep a sequence no longer."""
+        """Remove a sequence from the cache."""
         del self._kept[seq_id]
+
+    def _with_gaps(self, match: Match, tokens: NDArray[np.int32]) -> Match:
+        assert match.seq_id is not None
+        gaps, n_shared = gaps_between(self._kept[match.seq_id].tokens, tokens, match.n_shared)
+        return Match(match.seq_id, n_shared, gaps)
 
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
 
 
-def longest(
-    histories: Iterable[tuple[int, NDArray[np.int32]]], tokens: NDArray[np.int32], *, whole: bool = False
-) -> Match:
-    """The longest prefix of ``tokens`` without the last that a history begins with, if it is worth a fork.
-
-    Args:
-        histories: numbers and tokens.
-        tokens: int32 [T].
-        whole: whether the prefix has to be a whole history.
-    """
-    best = Match(None, LEAST_SHARED - 1)
-    for seq_id, history in histories:
-        n = min(n_common(history, tokens), len(tokens) - 1)
-        if n > best.n_shared and (not whole or n == len(history)):
-            best = Match(seq_id, n)
-    return best if best.seq_id is not None else NO_MATCH
-
-
 def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Tokens that both begin with."""
+    """The length of the common prefix."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
+
+
+def gaps_between(
+    held: NDArray[np.int32], tokens: NDArray[np.int32], n_shared: int
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Ranges to cut out of ``held`` so that it shares more of ``tokens`` than the common prefix.
+
+    A gap ends at the position with the longest common range after it; at least ``LEAST_AFTER_GAP`` tokens must match.
+
+    Args:
+        held: a history, int32 [T].
+        tokens: a prompt, int32 [T]; its last token is ignored.
+        n_shared: the length of the common prefix.
+
+    Returns:
+        Ranges of ``held``, ascending, and the number of tokens of the prompt that ``held`` contains without them.
+    """
+    gaps, offset, prompt = list[tuple[int, int]](), n_shared, tokens[:-1]
+    while len(prompt) - n_shared >= LEAST_AFTER_GAP:
+        follows = prompt[n_shared:]
+        ends = _occurrences(follows[:LEAST_AFTER_GAP], held[offset:])
+        if not ends:
+            break
+        end = max((offset + end for end in ends), key=lambda end: n_common(held[end:], follows))
+        n_more = n_common(held[end:], follows)
+        gaps.append((offset, end))
+        offset, n_shared = end + n_more, n_shared + n_more
+    return tuple(gaps), n_shared
+
+
+def _occurrences(needle: NDArray[np.int32], tokens: NDArray[np.int32]) -> list[int]:
+    """The offsets at which ``needle`` occurs in ``tokens``."""
+    n_offsets = len(tokens) - len(needle) + 1
+    if n_offsets <= 0:
+        return []
+    matches = np.ones(n_offsets, np.bool_)
+    for i, token in enumerate(needle):
+        matches &= tokens[i : i + n_offsets] == token
+    return [int(offset) for offset in np.flatnonzero(matches)]

@@ -10,10 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ProgressBar:
-    """How many of some requests are answered, and how long the rest will take.
+    """The number of answered requests, and the remaining time.
 
     Args:
-        total: requests.
+        total: the number of requests.
     """
 
     def __init__(self, total: int) -> None:

@@ -1,6 +1,6 @@
-"""An engine's metrics for Prometheus, under the names that vLLM gave them, with ``slm:`` in place of ``vllm:``.
+"""An engine's metrics for Prometheus, with the names of vLLM's metrics and the prefix ``slm:`` instead of ``vllm:``.
 
-Source: vLLM, docs/usage/metrics.md. Needs the extra ``metrics``: the module is imported when metrics are asked for.
+Source: vLLM, docs/usage/metrics.md. Needs the extra ``metrics``: the module is imported when metrics are requested.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _HISTOGRAMS = {
     "request_generation_tokens": ("completion_tokens", "Tokens of the answers of requests that are over."),
     "iteration_tokens_total": ("step_tokens", "Tokens of a step."),
 }
-"""From the name of a series to that of ``Recorded.histograms``, and what it says."""
+"""From the name of a series to its key in ``Recorded.histograms`` and its help text."""
 
 
 class MeasuredEngine(Protocol):
-    """What is measured."""
+    """The part of an engine that a collector reads."""
 
     @property
     def recorder(self) -> Recorder:
-        """What measures its requests."""
+        """Measures the requests."""
         ...
 
     def stats(self) -> EngineStats:
-        """What it does, and has done so far."""
+        """The engine's state and counters."""
         ...
 
 
@@ -86,11 +86,17 @@ class EngineCollector(Collector):
         yield self._counter("num_swaps", "Of those, times that it was dumped.", stats.n_swapped)
         yield self._counter("prompt_tokens", "Tokens of all prompts.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens of all answers.", stats.completion_tokens)
-        yield self._counter("computed_tokens", "Tokens decoded, those computed again included.", stats.computed_tokens)
+        yield self._counter(
+            "computed_tokens", "Tokens decoded, including tokens that were computed again.", stats.computed_tokens
+        )
+        drafted = "Drafted tokens that were decoded, of requests that are over."
+        yield self._counter("spec_decode_num_draft_tokens", drafted, stats.drafted_tokens)
+        accepted = "Of those, tokens that were said."
+        yield self._counter("spec_decode_num_accepted_tokens", accepted, stats.accepted_tokens)
         yield self._counter("steps", "Batches decoded.", stats.n_steps)
         queries = "Tokens of prompts that were looked up in the prefix cache."
         yield self._counter("prefix_cache_queries", queries, recorded.cache_queries)
-        yield self._counter("prefix_cache_hits", "Of those, tokens that were found.", stats.cached_tokens)
+        yield self._counter("prefix_cache_hits", "Prompt tokens that were cached.", stats.cached_tokens)
         over = CounterMetricFamily(
             "slm:request_success",
             'Requests that are over, by finish reason; "error" where they failed.',
@@ -121,12 +127,12 @@ class EngineCollector(Collector):
 
 
 def registry_of(engine: MeasuredEngine, model_name: str) -> CollectorRegistry:
-    """A registry that holds the metrics of one engine, and nothing else."""
+    """A registry with the metrics of one engine only."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine, model_name))
     return registry
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
-    """The text that Prometheus reads, UTF-8."""
+    """The metrics in the text format of Prometheus, UTF-8."""
     return generate_latest(registry)

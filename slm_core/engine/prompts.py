@@ -1,4 +1,4 @@
-"""What a request may be asked with: text, tokens, or messages in the model's chat format."""
+"""Prompts of requests: text, tokens, or messages in the model's chat format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
-from slm_core.chat.prompt import encode_segments
+from slm_core.chat.prompt import encode_messages
 from slm_core.chat.stream import parsed
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import Answer
@@ -16,53 +16,55 @@ from slm_core.types import Message
 
 Messages: TypeAlias = Sequence[Message | Mapping[str, object]]
 Prompt: TypeAlias = str | Sequence[int] | Messages
-"""A text to continue; its tokens; or a conversation, to be answered."""
+"""A text to continue, its tokens, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as tokens, and how its answer is read.
+    """A prompt as tokens, and how to parse its answer.
 
     Attributes:
         tokens: the tokens.
         formatter: the chat format of a conversation; None for a text to continue.
-        thinking: as given to ``Formatter.render``.
+        thinking: the argument of ``Formatter.render``.
+        message_ends: tokens up to the end of each message, in order; empty for a text.
     """
 
     tokens: Sequence[int]
     formatter: Formatter | None = None
     thinking: bool | None = None
+    message_ends: Sequence[int] = ()
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """The options, with what ends an answer in the chat format."""
+        """The options, with the stops of the chat format added."""
         if self.formatter is None or not self.formatter.stops:
             return sampling
         return replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
 
     def read(self, answer: Answer) -> Answer:
-        """The answer, told apart into content, reasoning and tool calls where it is one of a conversation."""
+        """The answer; for a conversation, separated into content, reasoning and tool calls."""
         if self.formatter is None:
             return answer
         return parsed(answer, self.formatter.stream_parser(thinking=self.thinking))
 
 
 def is_prompt(prompt: object) -> bool:
-    """Whether it is one prompt, and not several: a text, tokens, or messages."""
+    """Whether ``prompt`` is one prompt (a text, tokens, or messages), not several."""
     return isinstance(prompt, str) or (
         isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
     )
 
 
 def check_prompts(prompts: object) -> None:
-    """Refuse what is no list of prompts: ``InvalidOption``."""
+    """Raise ``InvalidOption`` if ``prompts`` is not a list of prompts."""
     if not isinstance(prompts, Sequence):
         raise InvalidOption(
             f"{type(prompts).__name__} is no prompt (accepted: a text, tokens, messages, or a list of them)"
         )
-    wrong = next((i for i, prompt in enumerate(prompts) if not is_prompt(prompt)), None)
-    if wrong is not None:
+    invalid = next((i for i, prompt in enumerate(prompts) if not is_prompt(prompt)), None)
+    if invalid is not None:
         raise InvalidOption(
-            f"prompt {wrong} is {prompts[wrong]!r:.80} (accepted: a text, a list of tokens, or a list of messages)"
+            f"prompt {invalid} is {prompts[invalid]!r:.80} (accepted: a text, a list of tokens, or a list of messages)"
         )
 
 
@@ -71,12 +73,12 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
 
     Args:
         vocab: the model's vocabulary.
-        formatter: gives its chat format; called for messages alone.
-        prompt: what is asked.
-        thinking: ask for reasoning, or for none; None leaves it to the template. Messages only.
+        formatter: returns its chat format; called only for messages.
+        prompt: the prompt.
+        thinking: turn reasoning on or off; None uses the template's default. Messages only.
 
     Raises:
-        InvalidOption: no prompt, or ``thinking`` with a text.
+        InvalidOption: not a prompt, or ``thinking`` with a text.
         TemplateError: there is no chat format, or it refuses the messages.
     """
     if not is_prompt(prompt):
@@ -88,5 +90,5 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
             return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
         return EncodedPrompt(cast("Sequence[int]", prompt))
     chat_format = formatter()
-    segments = chat_format.render(cast("Messages", prompt), thinking=thinking)
-    return EncodedPrompt(encode_segments(vocab, segments), chat_format, thinking)
+    tokens, ends = encode_messages(vocab, chat_format.render(cast("Messages", prompt), thinking=thinking))
+    return EncodedPrompt(tokens, chat_format, thinking, ends)

@@ -1,4 +1,4 @@
-"""Measures the requests of an engine. None of it holds text or tokens of a request."""
+"""Measures the requests of an engine. Measurements never contain text or tokens of a request."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _REQUEST_TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 Observer = Callable[[Request, RequestMetrics], None]
-"""Told of each request that is over, in the engine's thread."""
+"""Called with each request that is over, in the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recorder knows at one moment.
+    """The measurements of a recorder at one moment.
 
     Attributes:
-        rates: of the last minute: "requests" that ended, "prompt_tokens" of requests that started, "completion_tokens".
-        latencies: of the last minute, named as in ``RequestMetrics``; "inference_s" is from a request's sequence to its
-            last token, "token_s" the mean time between two tokens of an answer.
-        histograms: since the start: of the latencies, and of tokens.
-        finished: requests that are over, by finish reason.
+        rates: rates of the last minute: "requests" that ended, "prompt_tokens" of requests that started,
+            "completion_tokens".
+        latencies: latencies of the last minute, named as in ``RequestMetrics``; "inference_s" is the time from a
+            request's sequence to its last token, "token_s" the mean time between two tokens of an answer.
+        histograms: histograms since the start, of the latencies and of numbers of tokens.
+        finished: the number of requests that are over, by finish reason.
         cache_queries: tokens of prompts that were looked up in the prefix cache.
     """
 
@@ -63,11 +64,11 @@ class Recorded:
 class Recorder:
     """Measures the requests of one engine.
 
-    ``admit``, ``living`` and ``recorded`` are for any thread; the rest is for the thread that computes.
+    Any thread may call ``admit``, ``living`` and ``recorded``; only the engine's thread may call the other methods.
 
     Args:
-        clock: seconds; the clock that the requests have.
-        observer: told of each request that is over.
+        clock: the clock of the requests, in seconds.
+        observer: called with each request that is over.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, observer: Observer | None = None) -> None:
@@ -101,10 +102,10 @@ class Recorder:
         return list(self._living.values())
 
     def admit(self, *requests: Request) -> None:
-        """Requests come, all of them or none; one that has come before is a no-op.
+        """Register new requests, all or none; a request that is registered already is skipped.
 
         Raises:
-            InvalidOption: another request of the same id is not over yet.
+            InvalidOption: another request with the same id is not over yet.
         """
         for i, request in enumerate(requests):
             if self._living.setdefault(request.request_id, request) is not request:
@@ -116,7 +117,7 @@ class Recorder:
                 )
 
     def started(self, request: Request, n_cached: int) -> None:
-        """A request got a sequence that holds ``n_cached`` tokens of its prompt; a later sequence of it is a no-op."""
+        """Record the first sequence of a request, with ``n_cached`` tokens of its prompt. Later calls do nothing."""
         times = request.times
         if times.started is not None:
             return
@@ -128,11 +129,11 @@ class Recorder:
             self._latencies["queue_s"].add(now, (now - times.arrived,))
 
     def token(self, request: Request) -> None:
-        """A request got a token."""
+        """Record a token of a request."""
         request.times.tokens.append(self.clock())
 
     def stepped(self, requests: Sequence[Request], n_tokens: int) -> None:
-        """A step of ``n_tokens`` was computed, and these requests got their tokens."""
+        """Record a step of ``n_tokens``, in which ``requests`` got tokens."""
         first: list[RequestTimes] = []
         gaps: list[float] = []
         for request in requests:
@@ -155,7 +156,7 @@ class Recorder:
                 self._latencies["inter_token_s"].add(now, gaps)
 
     def ended(self, request: Request) -> None:
-        """A request is over."""
+        """Record the end of a request."""
         times, now = request.times, self.clock()
         times.ended = now
         request.metrics = metrics = metrics_of(request)
@@ -178,11 +179,11 @@ class Recorder:
             return
         try:
             self._observer(request, metrics)
-        except Exception:  # what watches requests must not end them
+        except Exception:  # an error of an observer must not end the request
             _log.exception("request %s could not be traced", request.request_id)
 
     def recorded(self) -> Recorded:
-        """What is known at this moment."""
+        """The measurements at this moment."""
         with self._lock:
             now = self.clock()
             histograms = {name: meter.histogram for name, meter in self._latencies.items()}
@@ -197,7 +198,7 @@ class Recorder:
 
 
 def metrics_of(request: Request) -> RequestMetrics:
-    """What is known of a request; final once it is over."""
+    """The metrics of a request; final when it is over."""
     times, reason = request.times, None
     if times.ended is not None:
         reason = FAILED if request.error is not None else str(request.loop.answer.finish_reason)

@@ -1,4 +1,4 @@
-"""One request: the history it extends, and where it stands."""
+"""One request: its history, its options and its state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from slm_core.engine.drafting import RequestDrafts
 from slm_core.engine.metrics import RequestMetrics, RequestTimes
 from slm_core.errors import InvalidOption
 from slm_core.generation.control import Control
 from slm_core.generation.events import Answer, Event
+from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.generation.token_loop import Progress, TokenLoop
 from slm_core.protocols import Constraint, Vocab
@@ -34,48 +36,54 @@ class History:
         self.tokens.append(token)
 
     def settle(self) -> None:
-        """Nothing to do: the engine drops what it decoded ahead."""
+        """Nothing to do: the engine truncates rejected tokens."""
 
 
 class Request:
-    """A prompt, how it is to be answered, and the answer so far.
+    """A prompt, the options of its answer, and the answer so far.
 
     Args:
         vocab: the model's vocabulary.
         prompt: its tokens, at least one.
+        message_ends: tokens of the prompt up to the end of each message, in order; empty for a text.
         sampling: how tokens are chosen.
-        constraint: what may be said; the request's own.
-        stopping_criteria: asked in order after each token.
+        constraint: restricts the answer; not shared with other requests. None for no constraint.
+        speculation: how tokens are drafted; None for no drafts.
+        stopping_criteria: called in order after each token.
         special: whether control tokens other than EOG become text.
-        timeout: seconds from now on after which the answer ends as cancelled.
+        timeout: seconds from now on after which the answer ends as cancelled; None for no limit.
         priority: requests of larger priority come first.
-        key: requests of one key share what is left to requests of their priority; "" is a key, too.
-        salt: requests share prefixes of their prompts with requests of the same salt only.
-        stream: which stream of random numbers it draws from.
-        on_event: called with each event, in the thread that computes.
-        on_end: called when the answer is over, or failed.
-        request_id: its name, of 1 to 128 printable characters; None for a fresh one.
-        clock: seconds; that of the engine.
+        key: the client of the request: keys of equal priority get equal shares; "" is a key, too.
+        salt: requests share prefixes only with requests of the same salt.
+        stream: the stream of random numbers.
+        on_event: called with each event, in the engine's thread.
+        on_end: called when the answer is over or failed.
+        request_id: its name, 1 to 128 printable characters; None for a random name.
+        clock: the engine's clock, in seconds.
 
     Attributes:
         id: its number: requests are numbered as they come.
         sampling: how tokens are chosen.
-        loop: makes the answer of rows of logits.
-        history: the prompt and the answer's tokens.
-        waiting_tokens: the history as it was when the request last began to wait, int32 [T].
+        loop: turns rows of logits into the answer.
+        history: the tokens of the prompt and of the answer.
+        drafts: its drafts; None without speculation.
+        ahead: tokens that the next step may decode after the history.
+        message_ends: tokens of the prompt up to the end of each message.
+        waiting_tokens: the history at the time when the request last began to wait, int32 [T].
         seq_id: its sequence; None while it waits.
-        error: what it failed with; None where it did not.
-        n_preempted: how often it gave up its sequence.
-        last_turn: the last step that computed a piece of it.
-        saved: tells whether its history came to be on disk; None where it is not to be written.
+        error: the error that ended it; None if there is none.
+        n_exact: at its last preemption, the tokens of its sequence that do not depend on removed tokens.
+        n_preempted: how often it was preempted.
+        last_turn: the last step that decoded tokens of it.
+        saved: a future, whose result is whether its history is on disk; None if it will not be written.
         step_s: seconds of steps since its last row of logits.
-        times: when things happened to it.
-        n_cached: tokens of its prompt that its first sequence held at once.
-        metrics: what became of it; None while it is not over.
-        origin: where it came from, for whoever traces it.
+        times: the times of its events.
+        n_cached: tokens of its prompt that its first sequence already held.
+        metrics: its final metrics; None while it is not over.
+        origin: the origin of the request, for tracing.
 
     Raises:
-        InvalidOption: no tokens, a priority that is no number, or an id of another form.
+        InvalidOption: no tokens, a priority that is not a number, an invalid id, or a drafter for sessions only.
     """
 
     def __init__(
@@ -84,7 +92,9 @@ class Request:
         prompt: Sequence[int],
         sampling: Sampling,
         *,
+        message_ends: Sequence[int] = (),
         constraint: Constraint | None = None,
+        speculation: Speculation | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
         special: bool = False,
         timeout: float | None = None,
@@ -106,16 +116,24 @@ class Request:
         self.history = History(prompt)
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
+        self.message_ends = message_ends
+        self._stops: set[int] = set()
         self.sampling = sampling
         sampler = SamplerChain.for_vocab(sampling, vocab, stream=stream)
         sampler.set_history(prompt)
+        progress = Progress(len(prompt), 0, sampling.max_tokens, sampling.stop, time_left_s=timeout)
+        self.drafts: RequestDrafts | None = None
+        if speculation is not None:
+            self.drafts = RequestDrafts(self.history, speculation, progress, constraint, vocab.size)
+        self.ahead: Sequence[int] = ()
         self.loop = TokenLoop(
-            self.history,
+            self.drafts or self.history,
             vocab,
             sampler,
-            Progress(len(prompt), 0, sampling.max_tokens, sampling.stop, time_left_s=timeout),
+            progress,
             control=Control(tuple(stopping_criteria), on_event),
             constraint=constraint,
+            speculation=self.drafts,
             special=special,
         )
         self.loop.start_timeout()
@@ -129,6 +147,7 @@ class Request:
         self.origin: object = None
         self.seq_id: int | None = None
         self.error: BaseException | None = None
+        self.n_exact = 0
         self.n_preempted = 0
         self.last_turn = -1
         self.saved: Future[bool] | None = None
@@ -136,13 +155,27 @@ class Request:
 
     @property
     def over(self) -> bool:
-        """Whether its answer is whole, or failed."""
+        """Whether its answer is complete, or failed."""
         return self.loop.finished or self.error is not None
 
     @property
     def begun(self) -> bool:
         """Whether it has its first token."""
         return len(self.history.tokens) > self.n_prompt
+
+    def stop_at(self, length: int) -> None:
+        """Make a step end when the sequence has ``length`` positions, so that other requests can fork it there."""
+        self._stops.add(length)
+
+    def next_stop(self, length: int) -> int | None:
+        """The next length at which a step ends, from ``length`` on; None for none."""
+        return min((stop for stop in self._stops if stop >= length), default=None)
+
+    def stopped(self, length: int) -> bool:
+        """Whether ``length`` is a stop; removes the stop."""
+        is_stop = length in self._stops
+        self._stops.discard(length)
+        return is_stop
 
     @property
     def answer(self) -> Answer:
@@ -158,10 +191,10 @@ class Request:
 
 
 def checked_id(request_id: str | None) -> str:
-    """An id that fits into a line of a log, a header and a label; a fresh one for None.
+    """A valid id: it fits into a log line, a header and a label. None gives a random id.
 
     Raises:
-        InvalidOption: it does not fit.
+        InvalidOption: the id is invalid.
     """
     if request_id is None:
         return secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""What an engine does and has done, at one moment."""
+"""The state and counters of an engine at one moment."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RequestStatus:
         request_id: its id.
         state: "waiting" for a sequence, in "prefill", or in "decode".
         prompt_tokens: tokens of its prompt.
-        cached_tokens: of those, tokens that did not have to be computed.
+        cached_tokens: tokens of its prompt that were cached.
         completion_tokens: tokens of its answer so far.
-        n_preempted: how often it gave up its sequence.
+        n_preempted: how often it was preempted.
         age_s: seconds since the call.
     """
 
@@ -40,7 +40,7 @@ class RequestStatus:
 
         Args:
             request: the request.
-            now: the time on its clock.
+            now: the time on the request's clock.
         """
         state = "waiting" if request.seq_id is None else "decode" if request.begun else "prefill"
         return cls(
@@ -56,13 +56,13 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Who holds the positions of a context; together they are ``n_ctx``.
+    """How the positions of a context are used; the four numbers add up to ``n_ctx``.
 
     Attributes:
-        own: each held by one active request alone.
-        shared: held by several sequences.
-        cached: each held by one kept prefix alone; they are given up where requests need room.
-        free: held by nobody.
+        own: positions that one active request alone uses.
+        shared: positions that several sequences share.
+        cached: positions that one kept prefix alone uses; they are freed when requests need room.
+        free: free positions.
     """
 
     own: int
@@ -73,37 +73,38 @@ class Positions:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineStats:
-    """What an engine does, and has done since it was made. ``print`` shows it as a table.
+    """The state of an engine, and its counters since the start. ``print`` shows them as a table.
 
     Attributes:
-        n_active: requests that are computed now.
+        n_active: requests with a sequence.
         n_waiting: requests that wait for a sequence, or for room.
         n_requests: requests so far.
-        n_finished: of those, answered.
-        n_cancelled: cancelled, or out of time.
-        n_failed: failed.
-        n_preempted: times that a request gave up its sequence to others.
-        n_swapped: of those, times that it was dumped in place of being computed again.
+        n_finished: requests with a complete answer.
+        n_cancelled: requests that were cancelled, or reached their timeout.
+        n_failed: requests that failed.
+        n_preempted: preemptions.
+        n_swapped: preemptions with a dump in memory, so that nothing is computed again.
         n_steps: batches decoded.
         prompt_tokens: tokens of all prompts.
-        cached_tokens: of those, tokens that did not have to be computed.
-        disk_tokens: of those, tokens that were read from disk.
+        cached_tokens: prompt tokens that were cached, in memory or on disk.
+        disk_tokens: prompt tokens that were read from disk.
         completion_tokens: tokens of all answers.
-        computed_tokens: tokens decoded, those computed again included.
+        computed_tokens: tokens decoded, including tokens that were computed again.
+        drafted_tokens: draft tokens that were decoded, of requests that are over.
+        accepted_tokens: draft tokens that were accepted, of requests that are over.
         n_ctx: positions of the context.
-        n_free: of those, free ones.
-        n_cached_sequences: sequences kept for prompts that begin alike.
-        positions: who holds the positions, after one of the last steps: at most 0.1 seconds ago, or before the engine
-            came to rest.
-        rss_bytes: memory of the whole process; None where the system does not say.
-        requests_per_s: requests that ended.
-        prompt_tokens_per_s: tokens of the prompts of requests that got their sequences, cached ones included.
-        completion_tokens_per_s: tokens of answers.
-        queue_s: from the call to the request's sequence.
-        prefill_s: from its sequence to the first token.
-        first_token_s: from the call to the first token.
-        inter_token_s: from one token of an answer to the next.
-        total_s: from the call to the end, of requests that ended.
+        n_free: free positions.
+        n_cached_sequences: sequences of answered requests that are kept for later prompts.
+        positions: how the positions are used, at most 0.1 seconds ago, or when the engine last became idle.
+        rss_bytes: resident memory of the whole process; None if the system does not provide it.
+        requests_per_s: rate of requests that ended.
+        prompt_tokens_per_s: rate of prompt tokens of requests that got their sequences, including cached tokens.
+        completion_tokens_per_s: rate of tokens of answers.
+        queue_s: time from the call to the request's sequence.
+        prefill_s: time from the sequence to the first token.
+        first_token_s: time from the call to the first token.
+        inter_token_s: time between two tokens of an answer.
+        total_s: time from the call to the end.
         requests: the requests that are not over, oldest first.
     """
 
@@ -121,6 +122,8 @@ class EngineStats:
     disk_tokens: int
     completion_tokens: int
     computed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     n_ctx: int
     n_free: int
     n_cached_sequences: int
@@ -151,7 +154,8 @@ class EngineStats:
             f" {self.n_finished} answered, {self.n_cancelled} cancelled, {self.n_failed} failed,"
             f" {self.n_preempted} preemptions ({self.n_swapped} by dump)",
             f"  tokens    {self.prompt_tokens} of prompts ({self.cached_tokens} cached),"
-            f" {self.completion_tokens} of answers; {self.computed_tokens} computed in {self.n_steps} steps",
+            f" {self.completion_tokens} of answers; {self.computed_tokens} computed in {self.n_steps} steps;"
+            f" {self.accepted_tokens} of {self.drafted_tokens} drafted ones accepted",
             f"  positions {self.n_ctx}: {p.own} own, {p.shared} shared, {p.cached} cached, {p.free} free",
             f"  memory    {memory}",
             f"  last {WINDOW_S:.0f} s",
@@ -168,11 +172,11 @@ class EngineStats:
 
 
 _SHOWN = 16
-"""Requests that a repr lists."""
+"""The most requests that a repr lists."""
 
 
 def rss_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
+    """Resident memory of this process; None if the system does not provide it."""
     try:
         n_pages = int(_STATM.read_text().split()[1])
     except FileNotFoundError:

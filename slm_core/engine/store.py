@@ -1,7 +1,7 @@
-"""Prefixes on disk: dumps of sequences for prompts that begin alike, in this run and in later ones.
+"""Prefixes on disk: dumps of sequences for later prompts with the same prefix, in this process and in later ones.
 
-A dump is written to a file of its own and renamed into place, then entered into the index, an SQLite database beside
-it. So whatever the index names is there and whole, at whatever moment the process dies. A dump has its own checksum.
+Each dump is one file, which is written, renamed into place, and then entered into the index, an SQLite database in the
+same directory. So every dump in the index is complete, even after a crash. Each dump contains a checksum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slm_core.protocols import Context
 _INDEX = "index.sqlite"
 _PART = 8 << 20
 _ORPHAN_S = 3600.0
-"""A file that the index does not name and that nobody has written to for so long has lost its writer."""
+"""Seconds without a write after which a file that is not in the index is removed: its writer is dead."""
 _SCHEMA = """
 create table if not exists prefixes (
     file text primary key, model text not null, salt text not null, head blob not null, tokens blob not null,
@@ -46,10 +46,10 @@ class StoredPrefix:
     """A dump on disk.
 
     Attributes:
-        file: its name.
-        n_tokens: what it holds.
-        n_shared: tokens of the prompt that it begins with.
-        n_bytes: of the file.
+        file: the name of the file.
+        n_tokens: tokens of the dump.
+        n_shared: the length of the common prefix with the prompt, in tokens.
+        n_bytes: the size of the file, in bytes.
     """
 
     file: str
@@ -59,16 +59,17 @@ class StoredPrefix:
 
 
 class PrefixStore(Closing):
-    """A directory of dumps within a budget of bytes, least recently used first out. Any thread may use it.
+    """A directory of dumps with a budget in bytes; eviction is least recently used first. Threads may share it.
 
-    Processes may share a directory. What cannot be read or written is reported and goes without: prefixes can be
-    computed again.
+    Processes may share a directory. A dump that cannot be read or written gives a warning, not an error, because
+    prefixes can be computed again.
 
     Args:
-        directory: made if it is not there, for this user's eyes only.
-        model: what dumps have to be of; see ``dump_key``.
-        budget_bytes: of all dumps in the directory together, of other models, too.
-        whole: whether a dump is of use only to prompts that begin with all of it: its sequence cannot be cut back.
+        directory: created if it does not exist, readable only by this user.
+        model: the model, engine and layout of dumps; see ``dump_key``.
+        budget_bytes: the most bytes of all dumps in the directory, including dumps of other models.
+        whole: whether a prompt must begin with all tokens of a dump to use it, because its sequence cannot be
+            truncated.
 
     Raises:
         InvalidOption: the directory cannot be used.
@@ -90,16 +91,16 @@ class PrefixStore(Closing):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all dumps."""
+        """The size of all dumps, in bytes."""
         with self._lock:
             return self._total()
 
     def find(self, tokens: NDArray[np.int32], salt: str) -> StoredPrefix | None:
-        """The dump that shares most with ``tokens`` without the last, whose logits are wanted; None for none."""
+        """The dump with the longest common prefix; None for none. The last token of ``tokens`` never counts."""
         if len(tokens) <= LEAST_SHARED:
             return None
         best = None
-        with self._lock, self._reported("looked for"):
+        with self._lock, self._reported("find"):
             rows = self._index.execute(
                 "select file, tokens, n_bytes from prefixes where model = ? and salt = ? and head = ?",
                 (self._model, _digest(salt), _head(tokens)),
@@ -116,28 +117,28 @@ class PrefixStore(Closing):
         """The parts of a dump.
 
         Raises:
-            OSError: of a part: it cannot be read.
+            OSError: a part cannot be read.
         """
-        with self._lock, self._reported("marked as used"):
+        with self._lock, self._reported("mark as used"):
             self._index.execute("update prefixes set used = ? where file = ?", (time.time(), stored.file))
         with (self._directory / stored.file).open("rb") as file:
             while part := file.read(_PART):
                 yield part
 
     def remove(self, stored: StoredPrefix) -> None:
-        """Take a dump away, for example one that is damaged."""
-        with self._lock, self._reported("removed"):
+        """Remove a dump, for example a damaged one."""
+        with self._lock, self._reported("remove"):
             self._remove(stored.file)
 
     def add(self, tokens: NDArray[np.int32], salt: str, parts: Iterable[bytes]) -> bool:
-        """Write the dump of a sequence that holds ``tokens``; returns whether it is on disk now.
+        """Write the dump of a sequence with the tokens ``tokens``; returns whether it is on disk now.
 
-        Where ``parts`` raises, nothing is written.
+        If ``parts`` raises, nothing is written.
         """
         if len(tokens) < LEAST_SHARED:
             return False
         file = f"{secrets.token_hex(16)}.dump"
-        with self._reported("written"):
+        with self._reported("write"):
             n_bytes = 0
             with atomic_file(self._directory / file, mode=0o600) as out:
                 for part in parts:
@@ -166,7 +167,7 @@ class PrefixStore(Closing):
                 self._remove(self._oldest())
 
     def _covered(self, tokens: NDArray[np.int32], salt: str) -> list[str]:
-        """Files of what a dump of ``tokens`` is of use for, too."""
+        """The files of dumps that a dump of ``tokens`` makes redundant."""
         rows = self._index.execute(
             "select file, tokens from prefixes where model = ? and salt = ? and head = ?",
             (self._model, _digest(salt), _head(tokens)),
@@ -194,7 +195,7 @@ class PrefixStore(Closing):
         (self._directory / file).unlink(missing_ok=True)
 
     def _clean(self) -> None:
-        """Take away what a process that died has left, on either side."""
+        """Remove index entries without a file, and abandoned files without an index entry."""
         named = {file for (file,) in self._index.execute("select file from prefixes")}
         there = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
         for file in named - set(there):
@@ -205,20 +206,20 @@ class PrefixStore(Closing):
                     there[name].unlink()
 
     @contextlib.contextmanager
-    def _reported(self, what: str) -> Iterator[None]:
-        """Report what the disk refuses."""
+    def _reported(self, action: str) -> Iterator[None]:
+        """Log errors of the file system and of SQLite as warnings."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            _log.warning("a prefix in %s is not %s: %s", self._directory, what, error)
+            _log.warning("cannot %s a prefix in %s: %s", action, self._directory, error)
 
 
 def dump_key(context: Context, empty: int) -> str:
-    """What a dump has to be of, to be restored here without computing: the model, the engine, and its layout.
+    """The key of dumps that this context can restore without decoding: model, engine and layout.
 
     Args:
         context: the context.
-        empty: an empty sequence of it.
+        empty: an empty sequence of the context.
     """
     about = SequenceSnapshot.from_bytes(context.dump(empty))
     return f"{about.fingerprint} {about.backend} {about.payload_format}"

@@ -1,4 +1,4 @@
-"""What an engine hands out: the events of a request, or of several completions of one prompt."""
+"""Streams of events that an engine returns: of a request, or of several completions of one prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _E = TypeVar("_E")
 
 
 class EventQueue(Generic[_E]):
-    """Events from the engine's thread to readers on any thread or task. The writer never waits."""
+    """A queue of events from the engine's thread to readers on any thread or task. The writer never waits."""
 
     def __init__(self) -> None:
         self._events: deque[_E] = deque()
@@ -34,30 +34,30 @@ class EventQueue(Generic[_E]):
 
     @property
     def ended(self) -> bool:
-        """Whether no event follows those that are there."""
+        """Whether no more events will be added."""
         return self._ended
 
     def put(self, event: _E) -> None:
-        """An event, for whoever reads."""
+        """Add an event."""
         with self._changed:
             self._events.append(event)
             self._notify()
 
     def end(self) -> None:
-        """No further events follow."""
+        """End the queue: no event follows."""
         with self._changed:
             self._ended = True
             self._notify()
 
     def get(self) -> _E | None:
-        """The next event, waited for; None at the end."""
+        """Wait for the next event; None at the end."""
         with self._changed:
             while not self._events and not self._ended:
                 self._changed.wait()
             return self._events.popleft() if self._events else None
 
     async def get_async(self, cancel: Callable[[], None]) -> _E | None:
-        """The same on an event loop; ``cancel`` is called if the task is cancelled while it waits."""
+        """Like ``get``, on an event loop; ``cancel`` is called if the task is cancelled while it waits."""
         while True:
             with self._changed:
                 if self._events:
@@ -77,8 +77,38 @@ class EventQueue(Generic[_E]):
         self._changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: no task waits
                 loop.call_soon_threadsafe(_set_done, future)
+
+
+class CompletionsQueue(EventQueue[CompletionEvent]):
+    """A queue of the events of several completions, which also records their log probabilities.
+
+    Args:
+        n: the number of completions.
+    """
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self._logprobs: list[list[float]] = [[] for _ in range(n)]
+        self._n_running = n
+
+    def put_one(self, index: int, event: Event) -> None:
+        """Add an event of a completion."""
+        if not isnan(event.logprob):
+            self._logprobs[index].append(event.logprob)
+        self.put(CompletionEvent(index, event))
+
+    def end_one(self) -> None:
+        """Record that a completion is over."""
+        self._n_running -= 1
+        if not self._n_running:
+            self.end()
+
+    def mean_logprob(self, index: int) -> float:
+        """The mean log probability of the tokens of a completion."""
+        logprobs = self._logprobs[index]
+        return fsum(logprobs) / max(1, len(logprobs))
 
 
 def _set_done(future: asyncio.Future[None]) -> None:
@@ -87,65 +117,70 @@ def _set_done(future: asyncio.Future[None]) -> None:
 
 
 class RequestStream(EventStream, Closing):
-    """An answer that an engine makes: iterate for its events, with ``for`` or ``async for``; then ask for ``answer``.
+    """The stream of a request: iterate over its events with ``for`` or ``async for``, then read ``answer``.
 
     The engine never waits for the reader. Leaving a ``with`` block cancels the request; so does cancelling a task that
     waits for an event.
 
     Args:
-        prompt: what is answered.
-        wake: tells the engine that something changed.
+        prompt: the prompt of the request.
+        request: the request. It refers to the queue, not to the stream: without a cycle of references, its memory is
+            free as soon as nobody refers to the stream.
+        queue: the queue of its events.
+        wake: wakes the engine's thread.
     """
 
-    def __init__(self, prompt: EncodedPrompt, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, prompt: EncodedPrompt, request: Request, queue: EventQueue[Event], wake: Callable[[], None]
+    ) -> None:
         self._prompt = prompt
+        self._request = request
+        self._queue = queue
         self._wake = wake
-        self._queue: EventQueue[Event] = EventQueue()
-        self._request: Request | None = None
         self._answer: Answer | None = None
 
     @property
     def request_id(self) -> str:
         """The request's id."""
-        return self._followed.request_id
+        return self._request.request_id
 
     @property
     def metrics(self) -> RequestMetrics:
-        """How long the request waited and took, and what it cost; so far, where it is not over."""
-        return self._followed.metrics or metrics_of(self._followed)
+        """Times and tokens of the request; so far, if it is not over."""
+        return self._request.metrics or metrics_of(self._request)
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is over, or the request failed."""
+        """Whether the answer is complete, or the request failed."""
         return self._queue.ended
 
     @property
     def answer(self) -> Answer:
-        """The whole answer; of messages, told apart by the chat format.
+        """The whole answer. For messages, the chat format separates content, reasoning and tool calls.
 
         Raises:
-            SessionError: it is not over yet.
-            SlmError: what the request failed with.
+            SessionError: the answer is not over yet.
+            SlmError: the request failed.
         """
         if self._answer is None:
-            self._answer = self._prompt.read(self._followed.answer)
+            self._answer = self._prompt.read(self._request.answer)
         return self._answer
 
     def saved(self, timeout: float | None = None) -> bool:
-        """Wait until the history, answer included, is on disk (``cache_dir``); returns whether it is.
+        """Wait until the history, including the answer, is on disk (``cache_dir``); returns whether it is.
 
-        False: there is no such directory, the answer is not over or was cancelled, the disk refused, or requests needed
-        its room first.
+        False: there is no ``cache_dir``, the answer is not over or was cancelled, writing failed, or the sequence was
+        dropped for other requests first.
 
         Raises:
-            TimeoutError: it is still to be written after ``timeout`` seconds.
+            TimeoutError: it is not written after ``timeout`` seconds.
         """
-        saved = self._followed.saved
+        saved = self._request.saved
         return saved is not None and saved.result(timeout)
 
     def cancel(self) -> None:
-        """End the request as soon as possible, from any thread or task: after the running step nothing is computed."""
-        self._followed.loop.cancel()
+        """Cancel the request after the running step. Any thread or task may call this."""
+        self._request.loop.cancel()
         self._wake()
 
     def close(self) -> None:
@@ -154,8 +189,8 @@ class RequestStream(EventStream, Closing):
             self.cancel()
 
     def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on."""
-        self._followed.loop.show_events(shown)
+        """Turn events on or off from now on."""
+        self._request.loop.show_events(shown)
 
     def __next__(self) -> Event:
         return self._checked(self._queue.get(), StopIteration)
@@ -166,78 +201,65 @@ class RequestStream(EventStream, Closing):
     def _checked(self, event: Event | None, end: type[Exception]) -> Event:
         if event is not None:
             return event
-        if self._followed.error is not None:
-            raise self._followed.error
+        if self._request.error is not None:
+            raise self._request.error
         raise end
-
-    @property
-    def _followed(self) -> Request:
-        assert self._request is not None, "the engine gives it at once"
-        return self._request
-
-    # What the engine calls.
-
-    def follows(self, request: Request) -> None:
-        """The request whose events these are."""
-        self._request = request
-
-    def put(self, event: Event) -> None:
-        """An event of the request."""
-        self._queue.put(event)
-
-    def end(self) -> None:
-        """The request is over."""
-        self._queue.end()
 
 
 class CompletionsStream(Iterator[CompletionEvent], Closing):
-    """Several completions of one prompt: iterate for their events as they come, then ask for ``answers``.
+    """The stream of several completions of one prompt: iterate over their events, then read ``answers``.
 
-    Leaving a ``with`` block cancels them; so does cancelling a task that waits for an event.
+    Leaving a ``with`` block cancels all completions; so does cancelling a task that waits for an event.
 
     Args:
-        prompt: what is answered.
-        n_made: completions that are made.
-        n_best: completions to keep, those with the largest mean log probability; None keeps all, in order.
-        wake: tells the engine that something changed.
+        prompt: the prompt of the completions.
+        requests: one request for each completion to make; they refer to the queue, not to the stream.
+        queue: the queue of their events.
+        n_best: the number of completions to keep, by the largest mean log probability; None keeps all, in order.
+        wake: wakes the engine's thread.
     """
 
-    def __init__(self, prompt: EncodedPrompt, n_made: int, n_best: int | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        prompt: EncodedPrompt,
+        requests: Sequence[Request],
+        queue: CompletionsQueue,
+        n_best: int | None,
+        wake: Callable[[], None],
+    ) -> None:
         self._prompt = prompt
+        self._requests = requests
+        self._queue = queue
         self._n_best = n_best
         self._wake = wake
-        self._queue: EventQueue[CompletionEvent] = EventQueue()
-        self._requests: Sequence[Request] = ()
-        self._logprobs: list[list[float]] = [[] for _ in range(n_made)]
-        self._n_running = n_made
 
     @property
     def metrics(self) -> tuple[RequestMetrics, ...]:
-        """How long each completion waited and took, and what it cost; so far, where it is not over."""
+        """Times and tokens of each completion; so far, if it is not over."""
         return tuple(request.metrics or metrics_of(request) for request in self._requests)
 
     @property
     def finished(self) -> bool:
-        """Whether all are over, or failed."""
+        """Whether all completions are complete or failed."""
         return self._queue.ended
 
     @property
     def answers(self) -> tuple[Completion, ...]:
-        """The completions, in order; where only the best are wanted, those, best first.
+        """All completions, in order; with ``best_of``, only the best, best first.
 
         Raises:
-            SessionError: they are not over yet.
-            SlmError: what one of them failed with.
+            SessionError: a completion is not over yet.
+            SlmError: a completion failed.
         """
         if not self.finished:
             raise SessionError("there are no answers yet: iterate the completions to their end")
-        made = [
-            Completion(i, self._prompt.read(request.answer), fsum(logprobs) / max(1, len(logprobs)))
-            for i, (request, logprobs) in enumerate(zip(self._requests, self._logprobs, strict=True))
+        completions = [
+            Completion(i, self._prompt.read(request.answer), self._queue.mean_logprob(i))
+            for i, request in enumerate(self._requests)
         ]
         if self._n_best is None:
-            return tuple(made)
-        return tuple(sorted(made, key=lambda completion: -completion.mean_logprob)[: self._n_best])
+            return tuple(completions)
+        return tuple(sorted(completions, key=lambda completion: -completion.mean_logprob)[: self._n_best])
 
     def run(self) -> tuple[Completion, ...]:
         """Iterate to the end; returns ``answers``."""
@@ -246,19 +268,19 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
         return self.answers
 
     async def arun(self) -> tuple[Completion, ...]:
-        """The same for a program on an event loop."""
+        """Like ``run``, on an event loop."""
         async for _ in self:
             pass
         return self.answers
 
     def cancel(self, index: int | None = None) -> None:
-        """End one, or all, as soon as possible, from any thread or task."""
+        """Cancel one completion, or all, after the running step. Any thread or task may call this."""
         for request in self._requests if index is None else (self._requests[index],):
             request.loop.cancel()
         self._wake()
 
     def close(self) -> None:
-        """Cancel those that are not over."""
+        """Cancel the completions that are not over."""
         if not self.finished:
             self.cancel()
 
@@ -278,21 +300,3 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
             if request.error is not None:
                 raise request.error
         raise end
-
-    # What the engine calls.
-
-    def follows(self, requests: Sequence[Request]) -> None:
-        """The requests whose events these are."""
-        self._requests = requests
-
-    def put(self, index: int, event: Event) -> None:
-        """An event of one of them."""
-        if not isnan(event.logprob):
-            self._logprobs[index].append(event.logprob)
-        self._queue.put(CompletionEvent(index, event))
-
-    def end_one(self) -> None:
-        """One of them is over."""
-        self._n_running -= 1
-        if not self._n_running:
-            self._queue.end()

@@ -1,4 +1,4 @@
-"""Dumps of requests that gave up their sequences, where bringing them back is sooner than computing them again."""
+"""Swap: dumps of preempted requests in memory, if restoring them is faster than computing their tokens again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_core.protocols import Context
 from slm_core.types import Capability
 
 _WEIGHT = 0.5
-"""Of the newest measurement in a running mean."""
+"""The weight of the newest measurement in a running mean."""
 
 _log = logging.getLogger(__name__)
 
@@ -19,12 +19,12 @@ class Swap:
     """Holds dumps in memory, within a budget.
 
     Args:
-        context: whose sequences are dumped.
-        budget_bytes: of all dumps together.
-        clock: seconds.
+        context: the context of the sequences.
+        budget_bytes: the most bytes of all dumps.
+        clock: a clock, in seconds.
 
     Attributes:
-        held_bytes: of the dumps that are held now.
+        held_bytes: the size of all dumps, in bytes.
     """
 
     def __init__(self, context: Context, budget_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -41,7 +41,7 @@ class Swap:
         return request_id in self._dumps
 
     def seconds(self, n_positions: int) -> float | None:
-        """What a dump and its restore will take, None before the first one; infinity where there is no room for it."""
+        """Expected seconds of a dump and its restore: None before the first dump, infinity if there is no room."""
         if self.held_bytes + n_positions * self._bytes_per_position > self._budget or not self._budget:
             return float("inf")
         if "dump" not in self._seconds:
@@ -61,23 +61,23 @@ class Swap:
         return True
 
     def bring_back(self, request_id: int, seq_id: int) -> bool:
-        """Restore a request's dump into an empty sequence; where the context refuses, it is reported, and False.
+        """Restore a request's dump into an empty sequence and forget the dump.
 
-        The dump is held no longer.
+        Returns False, with a warning, if the context refuses the dump.
         """
         dump = self._dumps[request_id]
         self.forget(request_id)
         started = self._clock()
         try:
             self._context.restore(seq_id, dump)
-        except Exception as error:  # it can be computed again, whatever the engine made of it
+        except Exception as error:  # the tokens can be computed again without the dump
             _log.warning("a request that gave up its sequence is computed again: its dump was refused: %s", error)
             return False
         self._note("restore", (self._clock() - started) / self._context.length(seq_id))
         return True
 
     def forget(self, request_id: int) -> None:
-        """Hold a request's dump no longer; a no-op where there is none."""
+        """Forget the dump of a request, if there is one."""
         self.held_bytes -= len(self._dumps.pop(request_id, b""))
 
     def _note(self, what: str, seconds: float) -> None:

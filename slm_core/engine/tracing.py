@@ -1,7 +1,7 @@
-"""A span for each request, with OpenTelemetry. Attributes follow its conventions for generative AI; none holds text.
+"""A span for each request, with OpenTelemetry. Attributes follow its conventions for generative AI and contain no text.
 
 Source: OpenTelemetry, semantic conventions for generative client AI spans. Needs the extra ``otel``: the module is
-imported when an engine is given a tracer provider.
+imported when an engine has a tracer provider.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request came from.
+    """The origin of a request.
 
     Attributes:
-        parent: what was traced where it was asked for.
+        parent: the trace context of the caller.
         operation: "chat", or "text_completion".
     """
 
@@ -42,17 +42,17 @@ class Origin:
 
 
 class RequestTracer:
-    """Makes a span of each request that is over, with one child for each phase: "queue", "prefill" and "decode".
+    """Makes a span for each request that is over, with one child for each phase: "queue", "prefill" and "decode".
 
-    Spans are made when a request is over, in the engine's thread: the provider's processor should hand them to a thread
-    of its own, as ``BatchSpanProcessor`` does.
+    Spans are made when a request is over, in the engine's thread. The provider's processor should export them in
+    another thread, like ``BatchSpanProcessor``.
 
     Args:
-        provider: gives the tracer.
-        model_name: the model, in names and attributes of spans.
+        provider: creates the tracer.
+        model_name: the name of the model in names and attributes of spans.
 
     Raises:
-        InvalidOption: it is no provider.
+        InvalidOption: ``provider`` is not a tracer provider.
     """
 
     def __init__(self, provider: trace.TracerProvider, model_name: str) -> None:
@@ -62,7 +62,7 @@ class RequestTracer:
         self._model_name = model_name
 
     def origin(self, *, chat: bool) -> Origin:
-        """Where a request comes from that is asked for now, in this thread and task."""
+        """The origin of a request that this thread and task submits now."""
         return Origin(context.get_current(), "chat" if chat else "text_completion")
 
     def trace(self, request: Request, metrics: RequestMetrics) -> None:
@@ -94,7 +94,7 @@ class RequestTracer:
             if start is not None:
                 child = self._tracer.start_span(name, inside, start_time=at(start))
                 child.end(at(last if end is None else end))
-        if request.error is not None:  # its type alone: a message may hold text
+        if request.error is not None:  # only the type: a message may contain text
             span.set_status(trace.StatusCode.ERROR, type(request.error).__name__)
         span.end(at(last))
 

@@ -1,4 +1,4 @@
-"""Kept sequences on their way to disk: read in the engine's thread, between steps; written by a thread of its own."""
+"""Background writing of kept sequences: the engine's thread dumps them between steps, another thread writes them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slm_core.closing import Closing
 from slm_core.engine.store import PrefixStore
 
 _AHEAD = 4
-"""Parts of dumps that may wait for the disk."""
+"""The most parts of dumps that wait for the disk."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A sequence that is to be written; ``dump`` is None until its first part is read."""
+    """A sequence to write; ``dump`` is None until its first part is requested."""
 
     seq_id: int
     tokens: NDArray[np.int32]
@@ -36,21 +36,21 @@ class _Job:
 
 
 class _GivenUp(Exception):
-    """A sequence was needed for something else before all of it was read."""
+    """A sequence was reused or dropped before its dump was complete."""
 
 
 class WriteBehind(Closing):
-    """Writes kept sequences, in order, a part of a dump at each ``advance``.
+    """Writes kept sequences, in order, one part of a dump at each ``advance``.
 
     Args:
-        store: where they go.
-        dump: gives the parts of a sequence's dump.
+        store: stores the dumps.
+        dump: returns the parts of a sequence's dump.
     """
 
     def __init__(self, store: PrefixStore, dump: Callable[[int], Iterator[bytes]]) -> None:
         self._store = store
         self._dump = dump
-        self._jobs: deque[_Job] = deque()  # not yet read whole
+        self._jobs: deque[_Job] = deque()  # dumps that are not complete
         self._lock = threading.Lock()
         self._unfinished: set[Future[bool]] = set()
         self._queue: queue.Queue[tuple[_Job, bytes | None] | None] = queue.Queue(_AHEAD)  # None ends a job, or all
@@ -59,11 +59,11 @@ class WriteBehind(Closing):
 
     @property
     def is_reading(self) -> bool:
-        """Whether sequences are yet to be read."""
+        """Whether any dump is not complete."""
         return bool(self._jobs)
 
     def add(self, seq_id: int, tokens: NDArray[np.int32], salt: str) -> Future[bool]:
-        """A sequence that is kept from now on; the future tells whether it came to be on disk."""
+        """Write a kept sequence; the result of the future is whether it is on disk."""
         job = _Job(seq_id, tokens, salt)
         with self._lock:
             self._unfinished.add(job.saved)
@@ -71,16 +71,16 @@ class WriteBehind(Closing):
         return job.saved
 
     def forget(self, seq_id: int) -> None:
-        """A sequence is needed for something else: unless all of it is read, it is not written."""
+        """Stop writing a sequence that is reused or dropped, unless its dump is complete."""
         for job in [job for job in self._jobs if job.seq_id == seq_id]:
             self._jobs.remove(job)
             self._give_up(job)
 
     def advance(self, *, wait: bool) -> None:
-        """Read a part of the oldest sequence; where the disk is behind, ``wait`` for it or do nothing.
+        """Dump one part of the oldest sequence. If the queue to the writer is full, ``wait`` for it or do nothing.
 
         Raises:
-            SlmError: the context refuses the dump, which is given up.
+            SlmError: the context refuses the dump, which is abandoned.
         """
         job = self._jobs[0]
         if self._queue.full() and not wait:
@@ -98,16 +98,16 @@ class WriteBehind(Closing):
         self._queue.put((job, part))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was added so far is written, or given up; returns whether it came to that in time.
+        """Wait until all sequences added so far are written or abandoned; returns False on a timeout.
 
-        Another thread has to ``advance`` meanwhile.
+        Another thread has to call ``advance`` meanwhile.
         """
         with self._lock:
             unfinished = tuple(self._unfinished)
         return not wait(unfinished, timeout).not_done
 
     def close(self) -> None:
-        """Give up what is not read, and wait for the disk. Twice is fine."""
+        """Abandon incomplete dumps, and wait for the writer. Twice is fine."""
         while self._jobs:
             self._give_up(self._jobs.popleft())
         if self._thread.is_alive():
@@ -134,15 +134,15 @@ class WriteBehind(Closing):
                 saved = self._store.add(job.tokens, job.salt, parts)
             except _GivenUp:
                 pass
-            except Exception:  # the thread has to live: whoever flushes waits for it
+            except Exception:  # the thread has to live: ``flush`` waits for it
                 _log.exception("a prefix is not written")
             with contextlib.suppress(_GivenUp):
-                for _ in parts:  # what the store did not want
+                for _ in parts:  # parts that the store did not read
                     pass
             self._done(job, saved=saved)
 
     def _parts(self, part: bytes | None) -> Iterator[bytes]:
-        """The parts of a job, the first of which has come, from the queue; None ends them, given up or not."""
+        """The parts of a job: ``part``, then parts from the queue. None is the end, of an abandoned job, too."""
         while part is not None:
             yield part
             item = self._queue.get()

@@ -1,4 +1,4 @@
-"""Steps that block, for programs on an event loop: each runs in a worker thread, and none before it is asked for."""
+"""Blocking steps for programs on an event loop: each step runs in a worker thread, when it is requested."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Result = TypeVar("_Result")
 
 
 class EventStream(Iterator[Event]):
-    """An answer in the making, for ``for`` and ``async for``; then ask for ``answer``.
+    """A running generation: iterate with ``for`` or ``async for``, then read ``answer``.
 
-    ``async for`` takes a step in a worker thread when the next event is wanted, so a slow reader holds the model
-    back. A task that is cancelled cancels the answer, and goes on with being cancelled once the batch that runs is
-    over: nothing works on behind it.
+    ``async for`` runs a step in a worker thread when the next event is requested, so a slow reader slows the model
+    down. A cancelled task cancels the answer, and waits until the running batch is over: no thread continues in the
+    background.
     """
 
     @property
@@ -27,16 +27,16 @@ class EventStream(Iterator[Event]):
         """The whole answer.
 
         Raises:
-            SessionError: it is not over yet.
+            SessionError: the answer is not over yet.
         """
 
     @abstractmethod
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread or task; in prefill, within one batch."""
+        """Cancel the answer as soon as possible, in prefill within one batch. Any thread or task may call this."""
 
     @abstractmethod
     def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on; where none does, nothing is computed for them alone."""
+        """Turn events on or off from now on; without events, nothing is computed only for them."""
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class EventStream(Iterator[Event]):
         return self.answer
 
     async def arun(self) -> Answer:
-        """The same for a program on an event loop."""
+        """Like ``run``, on an event loop."""
         with self._unseen():
             async for _ in self:
                 pass
@@ -71,7 +71,7 @@ class EventStream(Iterator[Event]):
 
 
 async def in_thread(step: Callable[[], _Result], cancel: Callable[[], None]) -> _Result:
-    """Run ``step`` in a worker thread. Where the task is cancelled, ``cancel`` the step and wait until it is over."""
+    """Run ``step`` in a worker thread. If the task is cancelled, ``cancel`` the step and wait for its end."""
     running = asyncio.ensure_future(asyncio.to_thread(step))
     try:
         return await asyncio.shield(running)
@@ -81,7 +81,7 @@ async def in_thread(step: Callable[[], _Result], cancel: Callable[[], None]) -> 
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError:
-                continue  # cancelled once more: the step ends no sooner for it
+                continue  # cancelled again: the step is cancelled already
         if not running.cancelled():
-            running.exception()  # seen: the task is cancelled, whatever became of the step
+            running.exception()  # retrieve the exception: the task is cancelled anyway
         raise

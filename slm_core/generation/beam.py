@@ -1,4 +1,4 @@
-"""Beam search: the most likely answers, by forks of one sequence that are decoded together."""
+"""Beam search: the most likely answers. Hypotheses are forks of one sequence and are decoded together."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A hypothesis that goes on.
+    """An unfinished hypothesis.
 
     Attributes:
-        seq_id: the sequence that holds its tokens but the last; of its parent, until it is placed.
+        seq_id: the sequence with all its tokens but the last; the sequence of its parent, until it is placed.
         tokens: its tokens.
         logprobs: the model's log probability of each.
         score: their sum, with biases and diversity penalties.
         data: its bytes.
-        constraint: what may follow, if not everything.
+        constraint: restricts the next tokens; None for no constraint.
         said: indices of the forced words that it contains.
     """
 
@@ -45,15 +45,15 @@ class Beam:
 
 
 class Rules:
-    """What makes one token follow a beam, and end it.
+    """The rules by which a token extends or ends a beam.
 
     Args:
         vocab: the model's vocabulary.
-        beams: what is asked for.
+        beams: the options of the search.
         special: whether control tokens other than EOG become text.
 
     Raises:
-        InvalidOption: a biased token is not in the vocabulary, or a forced word does not fit.
+        InvalidOption: a biased token is not in the vocabulary, or a forced word is too long.
     """
 
     def __init__(self, vocab: Vocab, beams: Beams, *, special: bool = False) -> None:
@@ -68,17 +68,17 @@ class Rules:
 
     @property
     def n_candidates(self) -> int:
-        """Per beam, so many that as many as there are beams go on, even if each beam could end in every way."""
+        """Candidates per beam: one per EOG token plus one, so that ``width`` beams can always continue."""
         return max(2, 1 + len(self._eog))
 
     def scores(self, beam: Beam, row: NDArray[np.float32], norm: float, chosen: Counter[int]) -> Scores:
-        """The score of each continuation of a beam, float64 [V]; -inf where a token may not follow.
+        """The score of each continuation of a beam, float64 [V]; -inf for a token that may not follow.
 
         Args:
             beam: the beam.
-            row: the logits that follow it, float32 [V].
-            norm: what makes them log probabilities; see ``log_sum_exp``.
-            chosen: how often earlier groups took a token in this step.
+            row: the logits after it, float32 [V].
+            norm: the logarithm of the sum of their exponentials; see ``log_sum_exp``.
+            chosen: how often earlier groups chose each token in this step.
         """
         scores = row.astype(np.float64)
         scores += beam.score - norm
@@ -93,7 +93,7 @@ class Rules:
         return scores
 
     def extend(self, beam: Beam, token: int, logprob: float, score: float) -> tuple[Beam, FinishReason | None] | None:
-        """A beam with one token more, and why it ends if it does; None where it may not go on like that."""
+        """A beam with one more token, and its finish reason if it ends; None if the token is not allowed."""
         tokens = (*beam.tokens, token)
         said = self.words.said(tokens, beam.said)
         constraint, ends = self._advance(beam, token)
@@ -108,9 +108,9 @@ class Rules:
         return child, FinishReason.LENGTH if ends is None and n_left == 0 else ends
 
     def finished(self, beam: Beam, reason: FinishReason) -> Hypothesis:
-        """A beam that ended."""
-        found = [at for at in (beam.data.find(stop) for stop in self._stops) if at >= 0]
-        data = beam.data[: min(found)] if found else beam.data
+        """The hypothesis of a beam that ended."""
+        offsets = [offset for offset in (beam.data.find(stop) for stop in self._stops) if offset >= 0]
+        data = beam.data[: min(offsets)] if offsets else beam.data
         score = beam.score / len(beam.tokens) ** self.beams.length_penalty
         return Hypothesis(data.decode("utf-8", "replace"), beam.tokens, beam.logprobs, score, reason)
 
@@ -126,8 +126,8 @@ class Group:
     """Beams that compete with each other; a plain search has one group.
 
     Args:
-        rules: what may follow.
-        width: beams of the group.
+        rules: the rules of the search.
+        width: the number of beams of the group.
         first: the empty hypothesis.
     """
 
@@ -139,11 +139,11 @@ class Group:
         self.done = False
 
     def step(self, rows: NDArray[np.float32], chosen: Counter[int]) -> list[int]:
-        """Give each beam its next token; returns those of the beams that go on, or where none does, that ended.
+        """Extend each beam by a token; returns the last tokens of the live beams, or of ended beams if none is live.
 
         Args:
-            rows: the logits that follow the beams, float32 [n_live, V].
-            chosen: how often earlier groups took a token in this step.
+            rows: the logits after the beams, float32 [n_live, V].
+            chosen: how often earlier groups chose each token in this step.
         """
         ranked: list[Beam] = []
         ended: list[int] = []
@@ -165,7 +165,7 @@ class Group:
         return [beam.tokens[-1] for beam in self.live] or ended
 
     def give_up(self, reason: FinishReason) -> None:
-        """End the beams that go on, those whose words are said."""
+        """End the live beams that contain all forced words."""
         for beam in self.live:
             if beam.tokens and self._rules.words.complete(beam.said):
                 self._keep(self._rules.finished(beam, reason))
@@ -174,21 +174,21 @@ class Group:
     def _candidates(
         self, rows: NDArray[np.float32], norms: Sequence[float], chosen: Counter[int]
     ) -> Iterator[tuple[int, int, float]]:
-        """Beam, token and score of the continuations worth a look, best first."""
+        """Beam, token and score of the best continuations, best first."""
         n_vocab = rows.shape[1]
         scores = np.empty(rows.shape)  # [n_live, V]
         for i, beam in enumerate(self.live):
             scores[i] = self._rules.scores(beam, rows[i], norms[i], chosen)
-        places = set(largest(scores.ravel(), self._rules.n_candidates * self._width))
+        flat_indices = set(largest(scores.ravel(), self._rules.n_candidates * self._width))
         if self._rules.beams.force_words:
             for i, beam in enumerate(self.live):
                 follow = self._rules.words.next_tokens(beam.tokens, beam.said)
-                places.update(i * n_vocab + token for token in (*follow, int(scores[i].argmax())))
-        found = [(*divmod(place, n_vocab), float(scores.flat[place])) for place in places]
-        yield from sorted((f for f in found if f[2] > -np.inf), key=lambda f: (-f[2], f[0], f[1]))
+                flat_indices.update(i * n_vocab + token for token in (*follow, int(scores[i].argmax())))
+        candidates = [(*divmod(flat_index, n_vocab), float(scores.flat[flat_index])) for flat_index in flat_indices]
+        yield from sorted((c for c in candidates if c[2] > -np.inf), key=lambda c: (-c[2], c[0], c[1]))
 
     def _chosen(self, ranked: list[Beam]) -> list[Beam]:
-        """The beams that go on: the best; with forced words, by turns the best of each progress."""
+        """The beams to continue: the best; with forced words, in turn the best of each progress."""
         if not self._rules.beams.force_words:
             return ranked[: self._width]
         banks: dict[int, list[Beam]] = {}
@@ -215,12 +215,12 @@ class Group:
 
 
 class BeamSearch:
-    """A search over the forks of one sequence, which stays as it is.
+    """A search over forks of one sequence; the sequence itself does not change.
 
     Args:
-        rules: what may follow.
-        branches: ``beams.width`` sequences to work in, off from the prompt.
-        constraint: what may be said.
+        rules: the rules of the search.
+        branches: ``beams.width`` sequences for the forks of the prompt.
+        constraint: restricts the answer; None for no constraint.
     """
 
     def __init__(self, rules: Rules, branches: Branches, constraint: Constraint | None) -> None:
@@ -231,14 +231,14 @@ class BeamSearch:
         self._n_best = beams.n_best
 
     def run(self, row: NDArray[np.float32], cancelled: Callable[[], bool]) -> list[Hypothesis]:
-        """Search from the prompt's row of logits, float32 [V]; the best are returned, best first.
+        """Search from the prompt's row of logits; returns the best hypotheses, best first.
 
         Args:
-            row: the prompt's row.
-            cancelled: asked before each batch; where it comes true, what goes on ends there.
+            row: the prompt's row, float32 [V].
+            cancelled: called before each batch; if it returns True, the live beams end there.
 
         Raises:
-            SamplingError: constraint, biases and forced words together leave no answer.
+            SamplingError: constraint, biases and forced words exclude every answer.
             ContextFull: no room for a single step.
         """
         rows: NDArray[np.float32] | None = np.stack([row] * len(self._groups))
@@ -252,10 +252,10 @@ class BeamSearch:
         for group in self._groups:
             if not group.done:
                 group.give_up(reason)
-        found = [hypothesis for group in self._groups for hypothesis in group.finished]
-        if not found and reason is not FinishReason.CANCELLED:
+        hypotheses = [hypothesis for group in self._groups for hypothesis in group.finished]
+        if not hypotheses and reason is not FinishReason.CANCELLED:
             raise SamplingError("no answer is left: constraint, banned tokens and forced words exclude each other")
-        return sorted(found, key=lambda h: -h.score)[: self._n_best]
+        return sorted(hypotheses, key=lambda h: -h.score)[: self._n_best]
 
     @property
     def _open_beams(self) -> list[Beam]:
@@ -271,7 +271,7 @@ class BeamSearch:
                 n_seen += n_live
 
     def _decode(self, beams: Sequence[Beam]) -> NDArray[np.float32] | None:
-        """The rows that follow the beams, float32 [n_beams, V]; None where the context is full in mid-search."""
+        """The logits after the beams, float32 [n_beams, V]; None if the context is full in the middle of a search."""
         try:
             placed = self._place(beams)
             rows = self._branches.decode([(beam.seq_id, beam.tokens[-1:]) for beam in placed])
@@ -279,14 +279,14 @@ class BeamSearch:
             if len(beams[0].tokens) == 1:
                 raise
             return None
-        found = iter(placed)
+        next_beam = iter(placed)
         for group in self._groups:
             if not group.done:
-                group.live = [next(found) for _ in group.live]
+                group.live = [next(next_beam) for _ in group.live]
         return rows
 
     def _place(self, beams: Sequence[Beam]) -> list[Beam]:
-        """Give each beam a sequence: that of its parent to the first child, forks of it to the others."""
+        """Assign a sequence to each beam: the first child gets its parent's sequence, other children get forks."""
         for seq_id in self._branches.taken - {beam.seq_id for beam in beams}:
             self._branches.drop(seq_id)
         owned = set(self._branches.taken)
@@ -301,8 +301,8 @@ class BeamSearch:
 
 
 def largest(values: Scores, n: int) -> list[int]:
-    """Places of the n largest values, largest first, equal ones in order."""
-    least = np.partition(values, -n)[-n] if n < len(values) else -np.inf
-    places = np.flatnonzero(values >= least)
-    ranked: list[int] = places[np.argsort(-values[places], kind="stable")][:n].tolist()
+    """Indices of the n largest values, largest first, equal values in order."""
+    threshold = np.partition(values, -n)[-n] if n < len(values) else -np.inf
+    indices = np.flatnonzero(values >= threshold)
+    ranked: list[int] = indices[np.argsort(-values[indices], kind="stable")][:n].tolist()
     return ranked

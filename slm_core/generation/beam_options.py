@@ -1,4 +1,4 @@
-"""What a beam search is asked for, and what it finds."""
+"""The options of a beam search, and its result."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """How to search for likely answers; nothing is drawn at random.
+    """Options of a beam search; the search draws no random numbers.
 
     Attributes:
         width: hypotheses that are kept at each step.
         n_best: hypotheses that are returned, at most ``width``.
-        length_penalty: a hypothesis of n tokens ranks by its log probability divided by n to this power: above 0
-            favours long ones, 0 is the sum, below 0 favours short ones.
-        early_stopping: when to end once ``width`` hypotheses are finished. True: at once. False: when the best that
-            goes on, as long as it is now, ranks no higher than the worst finished one. "never": when it could not,
-            however long it became; with ``length_penalty=0`` this is the textbook search.
-        n_groups: groups of ``width / n_groups`` beams that search one after the other in each step and avoid what
-            the groups before them chose (diverse beam search: Vijayakumar et al., arXiv 1610.02424).
-        diversity_penalty: taken from a token's log probability for each beam of earlier groups that chose it.
-        max_tokens: the longest hypothesis.
+        length_penalty: a hypothesis of n tokens ranks by its log probability divided by n to this power: a value above
+            0 favours long hypotheses, 0 is the sum, a value below 0 favours short hypotheses.
+        early_stopping: when the search ends after ``width`` hypotheses are finished. True: at once. False: when the
+            best live beam, at its present length, ranks no higher than the worst finished hypothesis. "never": when no
+            live beam could rank higher at any length; with ``length_penalty=0`` this is the textbook search.
+        n_groups: groups of ``width / n_groups`` beams. In each step the groups search one after the other, and avoid
+            the tokens of earlier groups (diverse beam search: Vijayakumar et al., arXiv 1610.02424).
+        diversity_penalty: subtracted from a token's log probability for each beam of earlier groups that chose it.
+        max_tokens: the longest hypothesis, in tokens.
         min_tokens: tokens before a hypothesis may end with an end-of-generation token.
         stop: texts that end a hypothesis; its text ends before them.
-        logit_bias: token ids and what is added to their log probabilities; -inf bans a token.
+        logit_bias: from token ids to values added to their log probabilities; -inf bans a token.
         force_words: texts that every hypothesis contains.
 
     Raises:
-        InvalidOption: a value out of its range, or two that exclude each other.
+        InvalidOption: a value is out of range, or two values exclude each other.
     """
 
     width: int = 4
@@ -89,13 +89,13 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer that a beam search found.
+    """One answer of a beam search.
 
     Attributes:
         text: the answer.
-        tokens: its tokens, with the one that ended it.
-        logprobs: the model's log probability of each, without biases and penalties.
-        score: what it ranks by: log probabilities, biases and diversity penalties, divided by the length penalty.
+        tokens: its tokens, including the token that ended it.
+        logprobs: the model's log probability of each token, without biases and penalties.
+        score: its rank: log probabilities, biases and diversity penalties, divided by the length penalty.
         finish_reason: why it ended.
     """
 
@@ -108,13 +108,13 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class BeamAnswer:
-    """What a beam search found.
+    """The result of a beam search.
 
     Attributes:
-        hypotheses: the ``n_best`` that rank highest, best first; fewer only where a constraint allows no more, or
-            where it was cancelled.
-        usage: tokens; the completion's are those of all hypotheses returned.
-        timings: seconds; there is no first token, as nothing is told before the end.
+        hypotheses: the ``n_best`` hypotheses of the highest rank, best first; fewer only if a constraint allows no
+            more, or the search was cancelled.
+        usage: tokens; completion tokens are the tokens of all returned hypotheses.
+        timings: seconds; without a first token, because the search yields no events.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -123,17 +123,17 @@ class BeamAnswer:
 
     @property
     def best(self) -> Hypothesis:
-        """The one that ranks highest."""
+        """The hypothesis of the highest rank."""
         return self.hypotheses[0]
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text of the best hypothesis."""
         return self.best.text
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the hypotheses that are returned, per second of the search; 0.0 where there are none."""
+        """Tokens of the returned hypotheses per second of the search; 0.0 if there are none."""
         return self.usage.completion_tokens / self.timings.decode_s if self.usage.completion_tokens else 0.0
 
 

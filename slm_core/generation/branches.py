@@ -1,4 +1,4 @@
-"""Copies of one sequence that grow apart and are decoded together: what beams and completions are made of."""
+"""Forks of one sequence that are decoded together, for beam search and completions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slm_core.types import Pos
 
 
 class Branches:
-    """Some sequences of a context, used by ``fork``, ``drop`` and ``decode`` only; so any edit level will do.
+    """Branches in a context. They use only ``fork``, ``drop`` and ``decode``, so any edit level is enough.
 
     Args:
         context: the KV cache.
-        base: what they branch off from: a sequence, and how much of it.
-        seq_ids: empty sequences that nobody else uses.
+        base: the sequence to fork, and the length of the fork.
+        seq_ids: empty sequences that no other code uses.
     """
 
     def __init__(self, context: Context, base: Pos, seq_ids: Sequence[int]) -> None:
@@ -30,18 +30,18 @@ class Branches:
 
     @property
     def taken(self) -> frozenset[int]:
-        """The sequences that hold a branch."""
+        """The sequences of branches."""
         return frozenset(self._taken)
 
     def length(self, seq_id: int) -> int:
-        """Tokens that a branch holds."""
+        """The number of tokens of a branch."""
         return self._context.length(seq_id)
 
     def fork(self, src: int) -> int:
-        """A copy of a branch, or of the base; returns where it is.
+        """Fork a branch, or the base; returns the sequence of the fork.
 
         Raises:
-            ContextFull: storage is not shared and there is no room for the copy; nothing changed.
+            ContextFull: storage is not shared, and there is no room for the copy; nothing changed.
         """
         seq_id = self._free[-1]
         self._context.fork(src, seq_id, self.base.index if src == self.base.seq_id else None)
@@ -49,22 +49,22 @@ class Branches:
         return seq_id
 
     def drop(self, seq_id: int) -> None:
-        """Forget a branch."""
+        """Drop a branch."""
         self._context.drop(seq_id)
         self._taken.remove(seq_id)
         self._free.append(seq_id)
 
     def decode(self, runs: Sequence[tuple[int, Sequence[int]]]) -> NDArray[np.float32]:
-        """Decode further tokens of several branches, as one batch as far as ``n_batch`` allows.
+        """Decode more tokens of several branches, in as few batches as ``n_batch`` allows.
 
         Args:
-            runs: sequences, each once, and the tokens that follow in them, at least one each.
+            runs: distinct sequences, and the next tokens of each, at least one.
 
         Returns:
-            The row after the last token of each run, float32 [n_runs, V]; the caller's own.
+            The row after the last token of each run, float32 [n_runs, V]; a copy.
 
         Raises:
-            ContextFull: no room for all; nothing changed.
+            ContextFull: there is no room for all tokens; nothing changed.
         """
         needed = sum(len(tokens) for _, tokens in runs)
         if needed > self._context.n_free:
@@ -81,7 +81,7 @@ class Branches:
         return np.concatenate(rows)
 
     def close(self) -> None:
-        """Forget all of them. Twice is fine."""
+        """Drop all branches. Twice is fine."""
         with contextlib.suppress(ContextClosed):
             for seq_id in sorted(self._taken):
                 self.drop(seq_id)

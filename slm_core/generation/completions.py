@@ -1,4 +1,4 @@
-"""Several completions of one prompt: it is decoded once, and they are decoded together."""
+"""Several completions of one prompt: the prompt is decoded once, and the completions are decoded together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CompletionEvent:
     """One step of one completion.
 
     Attributes:
-        index: which one, from 0.
+        index: the number of the completion, from 0.
         event: the step.
     """
 
@@ -39,9 +39,9 @@ class Completion:
     """One of several answers to a prompt.
 
     Attributes:
-        index: which one, from 0: the number of its stream of random numbers, too.
+        index: its number, from 0, which is also the number of its stream of random numbers.
         answer: the answer.
-        mean_logprob: the mean of its tokens' log probabilities before sampling; 0.0 where it has no tokens.
+        mean_logprob: the mean of its tokens' log probabilities before sampling; 0.0 if it has no tokens.
     """
 
     index: int
@@ -55,17 +55,17 @@ class Prefill(Protocol):
     def __call__(
         self, cancelled: Callable[[], bool], *, progress: PrefillProgress | None
     ) -> NDArray[np.float32] | None:
-        """The logits that follow it, float32 [V]; None where ``cancelled`` came true."""
+        """The logits after the prompt, float32 [V]; None if ``cancelled`` returned True."""
         ...
 
 
 class CompletionGroup:
-    """Histories that have a prompt in common; whoever asks for a row first has all of them decoded.
+    """Histories with a common prompt; the first request for a row decodes all of them.
 
     Args:
         branches: a sequence for each history.
-        prefill: decodes the prompt, when the first row is asked for.
-        n: histories.
+        prefill: decodes the prompt when the first row is requested.
+        n: the number of histories.
     """
 
     def __init__(self, branches: Branches, prefill: Prefill, n: int) -> None:
@@ -77,7 +77,7 @@ class CompletionGroup:
         self._begun = False
 
     def n_pending(self, i: int) -> int:
-        """Tokens of a history that are yet to be decoded."""
+        """Tokens of a history that are not decoded yet."""
         return len(self._pending[i])
 
     def take(self, i: int, token: int) -> None:
@@ -88,7 +88,7 @@ class CompletionGroup:
     def row(
         self, i: int, cancelled: Callable[[], bool], progress: PrefillProgress | None
     ) -> NDArray[np.float32] | None:
-        """The logits that follow a history, float32 [V]; None where ``cancelled`` came true."""
+        """The logits after a history, float32 [V]; None if ``cancelled`` returned True."""
         if not self._begun:
             row = self._prefill(cancelled, progress=progress)
             if row is None:
@@ -99,7 +99,7 @@ class CompletionGroup:
         return self._rows[i]
 
     def leave(self, i: int) -> None:
-        """Forget a history."""
+        """Remove a history from the group."""
         self._rows.pop(i, None)
         if i in self._seq_ids:
             self._branches.drop(self._seq_ids.pop(i))
@@ -119,11 +119,11 @@ class CompletionGroup:
 
 
 class Branch:
-    """One history of a group, as a generation needs it; see ``loop.TokenSource``.
+    """One history of a group as a ``loop.TokenSource``.
 
     Args:
-        group: all of them.
-        index: which one.
+        group: the group.
+        index: the number of the history.
         n_prompt: tokens of the prompt.
     """
 
@@ -139,7 +139,7 @@ class Branch:
 
     @property
     def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
+        """Tokens of the history that are not decoded yet."""
         return self._group.n_pending(self._index)
 
     def next_logits(
@@ -149,7 +149,7 @@ class Branch:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """The logits that follow, float32 [V]; what is expected waits its turn: the batch is the others', too."""
+        """The logits after the history, float32 [V]; ``expected`` is ignored, because the batch is shared."""
         return self._group.row(self._index, cancelled, progress)
 
     def take(self, token: int) -> None:
@@ -158,23 +158,23 @@ class Branch:
         self._group.take(self._index, token)
 
     def settle(self) -> None:
-        """Nothing is decoded ahead."""
+        """Nothing to do: no tokens are decoded ahead."""
 
 
 class Completions(Closing, Iterator[CompletionEvent]):
-    """Answers in the making: iterate for their events, by turns; then ask for ``answers``.
+    """Several running completions: iterate over their events, which alternate; then read ``answers``.
 
-    Both ``for`` and ``async for`` do; see ``aio.EventStream``. The batch that gives all of them their next rows counts
-    as time of the first one.
+    Iterate with ``for`` or ``async for``; see ``aio.EventStream``. The time of a batch for all completions counts as
+    time of the first completion.
 
-    Where a step raises, or the iteration ends, the sequences are given back; where it is left early, ``close`` does it,
-    or leaving a ``with`` block.
+    The sequences are released at the end of the iteration, and after an error. After an early exit, ``close`` or the
+    end of a ``with`` block releases them.
 
     Args:
         generations: one for each completion, over branches of ``group``.
-        group: what they have in common.
-        n_best: completions to keep, those with the largest mean log probability; None keeps all, in order.
-        close: gives the sequences back.
+        group: the histories.
+        n_best: the number of completions to keep, by the largest mean log probability; None keeps all, in order.
+        close: releases the sequences.
         on_event: called with each event, before the iteration yields it.
     """
 
@@ -202,26 +202,26 @@ class Completions(Closing, Iterator[CompletionEvent]):
 
     @property
     def paused(self) -> bool:
-        """Whether a stopping criterion paused one, and no other goes on."""
+        """Whether a stopping criterion paused a completion, and no completion is running."""
         unfinished = [generation for generation in self._generations if not generation.finished]
         return bool(unfinished) and all(generation.paused for generation in unfinished)
 
     @property
     def answers(self) -> tuple[Completion, ...]:
-        """The completions, in order; where only the best are wanted, those, best first.
+        """All completions, in order; with ``n_best``, only the best, best first.
 
         Raises:
-            SessionError: they are not over yet.
+            SessionError: a completion is not over yet.
         """
         if not self.over:
             raise SessionError("there are no answers yet: iterate the completions to their end")
-        found = tuple(
+        completions = tuple(
             Completion(i, generation.answer, fsum(logprobs) / max(1, len(logprobs)))
             for i, (generation, logprobs) in enumerate(zip(self._generations, self._logprobs, strict=True))
         )
         if self._n_best is None:
-            return found
-        return tuple(sorted(found, key=lambda completion: -completion.mean_logprob)[: self._n_best])
+            return completions
+        return tuple(sorted(completions, key=lambda completion: -completion.mean_logprob)[: self._n_best])
 
     def run(self) -> tuple[Completion, ...]:
         """Iterate to the end; returns ``answers``."""
@@ -230,42 +230,42 @@ class Completions(Closing, Iterator[CompletionEvent]):
         return self.answers
 
     async def arun(self) -> tuple[Completion, ...]:
-        """The same for a program on an event loop; see ``aio.EventStream``."""
+        """Like ``run``, on an event loop; see ``aio.EventStream``."""
         async for _ in self:
             pass
         return self.answers
 
     def cancel(self, index: int | None = None) -> None:
-        """End one, or all, as soon as possible; from any thread."""
+        """Cancel one completion, or all, as soon as possible. Any thread may call this."""
         for generation in self._generations if index is None else (self._generations[index],):
             generation.cancel()
 
     def resume(self, stopping_criteria: Sequence[StoppingCriterion] | None = None) -> Self:
-        """Go on with those that a stopping criterion paused. The stopping criteria stay unless others are given."""
+        """Resume paused completions; None keeps the stopping criteria."""
         for generation in self._generations:
             if generation.paused:
                 generation.resume(stopping_criteria)
         return self
 
     def close(self) -> None:
-        """Give the sequences back. Twice is fine; what is not over then is cancelled."""
+        """Release the sequences; unfinished completions are cancelled. Twice is fine."""
         self._closed = True
         self.cancel()
         self._close()
 
     def __next__(self) -> CompletionEvent:
         try:
-            found = self._next()
-            if found is not None and self._on_event is not None:
-                self._on_event(found)
+            event = self._next()
+            if event is not None and self._on_event is not None:
+                self._on_event(event)
         except BaseException:
             self.close()
             raise
-        if found is None:
+        if event is None:
             if self.over:
                 self.close()
             raise StopIteration
-        return found
+        return event
 
     def __aiter__(self) -> Self:
         return self
@@ -277,7 +277,7 @@ class Completions(Closing, Iterator[CompletionEvent]):
         return event
 
     def _next(self) -> CompletionEvent | None:
-        """The next event, in rounds in which each completion has a turn; None where all are over or paused."""
+        """The next event, round robin over the completions; None if all are over or paused."""
         while not self._closed:
             if not self._turns:
                 self._turns.extend(i for i, g in enumerate(self._generations) if not g.finished and not g.paused)
@@ -295,7 +295,7 @@ class Completions(Closing, Iterator[CompletionEvent]):
 
 
 def checked_completions(n: int, best_of: int | None) -> int:
-    """How many completions are made, of which ``n`` are kept.
+    """The number of completions to make, of which ``n`` are kept.
 
     Raises:
         InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.

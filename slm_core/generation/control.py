@@ -1,4 +1,4 @@
-"""What watches over an answer while it is made: code of the caller, and time."""
+"""Controls of a running answer: the caller's callbacks, and the timeout."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slm_core.types import PrefillProgress
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The caller's code; it is in no dump.
+    """The caller's callbacks; dumps do not contain them.
 
     Attributes:
-        stopping_criteria: asked in order after each token.
-        on_event: called with each event, before the iteration yields it; what it raises comes out there.
-        progress: called with the tokens of the prompt that are decoded and those there are to decode.
+        stopping_criteria: called in order after each token.
+        on_event: called with each event, before the iteration yields it; its exceptions leave the iteration.
+        progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
     """
 
     stopping_criteria: Sequence[StoppingCriterion] = ()
@@ -29,15 +29,15 @@ class Control:
 
     @property
     def sees_events(self) -> bool:
-        """Whether any of it is given events."""
+        """Whether a callback takes events."""
         return bool(self.stopping_criteria) or self.on_event is not None
 
 
 class Countdown:
-    """Seconds that run while it is started.
+    """A timer that counts down while it is started.
 
     Args:
-        seconds: how many there are; None for no end.
+        seconds: its length; None for no end.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -46,31 +46,31 @@ class Countdown:
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, 0.0 at least; None where there is no end."""
+        """Seconds left, at least 0.0; None for no end."""
         if self._ends_at is None:
             return self._seconds
         return max(0.0, self._ends_at - time.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """Whether none are left."""
+        """Whether no time is left."""
         return self._ends_at is not None and time.monotonic() >= self._ends_at
 
     def start(self) -> None:
-        """Let them run."""
+        """Start the timer."""
         if self._ends_at is None and self._seconds is not None:
             self._ends_at = time.monotonic() + self._seconds
 
     def stop(self) -> None:
-        """Keep what is left."""
+        """Pause the timer."""
         self._seconds, self._ends_at = self.left, None
 
 
 def checked_timeout(seconds: float | None) -> float | None:
-    """A timeout that is a number above 0, or None.
+    """The timeout, if it is a number above 0 or None.
 
     Raises:
-        InvalidOption: it is neither.
+        InvalidOption: the timeout is invalid.
     """
     if seconds is None:
         return None

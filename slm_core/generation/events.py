@@ -1,4 +1,4 @@
-"""What a generation yields, and what it ends with."""
+"""The events of a generation, and its answer."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class FinishReason(StrEnum):
     """Why an answer ended."""
 
     STOP = "stop"
-    """The model ended it, a stop text appeared, or a stopping criterion called it complete."""
+    """The model ended the answer, a stop text appeared, or a stopping criterion returned FINISH."""
     LENGTH = "length"
     """``max_tokens`` was reached, or the context has no room for another token."""
     TOOL_CALLS = "tool_calls"
-    """The model asks for tools."""
+    """The answer contains tool calls."""
     CONSTRAINT = "constraint"
-    """The constraint is complete: nothing may follow."""
+    """The constraint is complete: no token may follow."""
     CANCELLED = "cancelled"
-    """It was cancelled, its time was over (``Answer.timed_out``), or a stopping criterion ended it as incomplete."""
+    """The answer was cancelled, reached its timeout (``Answer.timed_out``), or a stopping criterion returned STOP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural logarithms of probabilities at one step, as ``Sampling.logprobs`` asks for them.
+    """Log-probabilities (natural logarithms) at one step; ``Sampling.logprobs`` turns them on.
 
     Attributes:
-        model: the likeliest tokens before sampling steps, likeliest first: (token, logprob).
-        sampled: the same of what the token was drawn from, after all steps; () where it was not drawn.
-        chosen: that of the token after all steps; nan where it was not drawn, -inf where the steps exclude it.
+        model: the likeliest tokens of the model, before sampling steps, likeliest first: (token, logprob).
+        sampled: the likeliest tokens of the distribution after all sampling steps; () if the token was not drawn.
+        chosen: the token's log-probability after all steps; nan if it was not drawn, -inf if the steps exclude it.
     """
 
     model: tuple[tuple[int, float], ...]
@@ -42,12 +42,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What became of a tool call.
+    """The result of a tool call.
 
     Attributes:
         call: the call.
-        content: what the model is told: the result, or what was wrong.
-        error: what was raised; None where the tool returned.
+        content: the text for the model: the result, or a description of the error.
+        error: the exception; None if the tool returned.
     """
 
     call: ToolCall
@@ -60,13 +60,13 @@ class Event:
     """One step of a generation.
 
     Attributes:
-        token: the token, or None where held-back text comes out at a cancelled end.
+        token: the token; None if a cancelled answer ends with held-back text.
         text: new text; "" while a UTF-8 character or a possible stop text is incomplete.
-        logprob: natural logarithm of the token's probability before sampling steps; nan where there is no token.
-        reasoning: new text of the model's reasoning, where a chat format tells it apart.
-        logprobs: the likeliest tokens, where ``Sampling.logprobs`` asks for them.
-        calls: beginnings, arguments and ends of tool calls, where a chat format tells them apart.
-        result: what a tool returned, where a chat ran it; such an event has no token and no text.
+        logprob: natural logarithm of the token's probability before sampling steps; nan without a token.
+        reasoning: new text of the model's reasoning, if a chat format separates it.
+        logprobs: the likeliest tokens, if ``Sampling.logprobs`` is set.
+        calls: starts, arguments and ends of tool calls, if a chat format separates them.
+        result: the result of a tool that a chat ran; this event has no token and no text.
     """
 
     token: int | None
@@ -84,24 +84,26 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens before the answer.
-        cached_tokens: of those, tokens that did not have to be decoded again.
+        cached_tokens: prompt tokens that were cached.
         completion_tokens: tokens of the answer.
+        shifted_tokens: cached tokens whose keys and values depend on tokens that an engine with ``reuse="cut"`` cut.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    shifted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds that an answer took.
+    """Times of an answer, in seconds.
 
     Attributes:
-        prefill_s: of the first step: decoding the prompt, and choosing the first token.
-        decode_s: of the other steps; what the reader of the events did between them is not counted.
-        queue_s: before the first step began.
-        first_token_s: from asking for the answer to its first token, ``queue_s`` included; None where it has none.
+        prefill_s: time of the first step: decoding the prompt, and choosing the first token.
+        decode_s: time of the other steps, without the time of the events' reader.
+        queue_s: time before the first step.
+        first_token_s: time from the call to the first token, including ``queue_s``; None without a token.
     """
 
     prefill_s: float
@@ -112,17 +114,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What drafting did for an answer.
+    """Statistics of speculative decoding for an answer.
 
     Attributes:
-        rounds: batches that held a draft.
-        drafted: tokens of drafts that were decoded.
-        accepted: those of them that were said.
+        rounds: batches with a draft.
+        drafted: draft tokens that were decoded.
+        accepted: draft tokens that were accepted.
         draft_s: seconds of drafting.
-        verify_s: seconds of decoding batches that held a draft.
-        switched_off: how often drafting stopped to pay.
-        switched_on: how often it paid again.
-        reason: why it is off now, or "".
+        verify_s: seconds of decoding batches with a draft.
+        switched_off: how often drafting was turned off, because it did not pay.
+        switched_on: how often drafting was turned on again.
+        reason: why drafting is off now, or "".
     """
 
     rounds: int = 0
@@ -136,20 +138,20 @@ class SpeculationStats:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted tokens that were said; 0.0 where none were drafted."""
+        """The share of drafted tokens that were accepted; 0.0 without drafts."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Overflowed:
-    """What was dropped because the context had no room for it.
+    """Tokens that were dropped because the context was full.
 
     Attributes:
         policy: the name of the policy.
-        messages: the messages of a chat that are gone.
-        summary: the message that took their place, if one did.
-        n_tokens: tokens that the history became shorter by.
-        level: CUT where they were cut out of the KV cache; TRUNCATE or REPLAY where what is kept is computed again.
+        messages: the messages of a chat that were dropped.
+        summary: the message that replaced them; None for no summary.
+        n_tokens: tokens by which the history became shorter.
+        level: CUT if they were cut out of the KV cache; TRUNCATE or REPLAY if the later tokens are decoded again.
     """
 
     policy: str
@@ -161,22 +163,22 @@ class Overflowed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a generation ended with.
+    """The result of a generation.
 
     Attributes:
         text: the answer.
         finish_reason: why it ended.
-        tokens: its tokens, with the one that ended it.
-        usage: tokens counted.
-        timings: seconds measured.
-        timed_out: whether it was cancelled because its time was over.
-        speculation: what drafting did for it, where there was any.
-        reasoning: what the model thought first, where a chat format tells it apart.
-        tool_calls: the calls it asks for; of those that a chat runs itself, only what it left to the caller.
-        malformed_calls: what it has in place of further calls.
-        overflowed: what was dropped to make room for it, where that had to be.
-        rounds: the answers before it, whose calls a chat ran; each has its own tokens, usage and timings.
-        results: what those calls came to.
+        tokens: its tokens, including the token that ended it.
+        usage: numbers of tokens.
+        timings: times.
+        timed_out: whether it reached its timeout.
+        speculation: statistics of speculative decoding; None without speculation.
+        reasoning: the model's reasoning, if a chat format separates it.
+        tool_calls: its tool calls; if a chat runs tools, only the calls that are left to the caller.
+        malformed_calls: texts of calls that cannot be parsed.
+        overflowed: the tokens that were dropped to make room, each time.
+        rounds: the earlier answers whose tool calls a chat ran; each has its tokens, usage and timings.
+        results: the results of these tool calls.
     """
 
     text: str
@@ -195,12 +197,12 @@ class Answer:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Tokens of the prompt decoded per second; 0.0 where all were cached, or no token was reached."""
+        """Prompt tokens decoded per second; 0.0 if all were cached, or there is no answer token."""
         n, timings = self.usage.prompt_tokens - self.usage.cached_tokens, self.timings
         return n / timings.prefill_s if timings.first_token_s is not None and timings.prefill_s > 0 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoded tokens per second; 0.0 where fewer than two were."""
+        """Answer tokens decoded per second; 0.0 for fewer than two."""
         n = self.usage.completion_tokens - 1
         return n / self.timings.decode_s if n > 0 and self.timings.decode_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Words that every hypothesis of a beam search must contain, and how far one is with them."""
+"""Words that every hypothesis of a beam search must contain, and the progress of a hypothesis."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from slm_core.protocols import Vocab
 
 
 class ForcedWords:
-    """The words as tokens: each may be spelled with or without a space before it.
+    """The words as tokens. Each word may be spelled with or without a space before it.
 
-    A hypothesis has said a word where its tokens contain one of the spellings. Its progress counts tokens, so that
-    a beam search can keep hypotheses of every progress (dynamic beam allocation: Post and Vilar, arXiv 1804.06609).
+    A hypothesis contains a word if its tokens contain one of the spellings. Its progress counts tokens, so that a beam
+    search can keep hypotheses of every progress (dynamic beam allocation: Post and Vilar, arXiv 1804.06609).
 
     Args:
         words: texts, not empty.
-        vocab: spells them.
-        max_tokens: of a hypothesis.
+        vocab: encodes the words.
+        max_tokens: the longest hypothesis.
 
     Raises:
-        InvalidOption: a word has no tokens, or all of them do not fit into ``max_tokens``.
+        InvalidOption: a word has no tokens, or all words together do not fit into ``max_tokens``.
     """
 
     def __init__(self, words: Sequence[str], vocab: Vocab, max_tokens: int) -> None:
@@ -32,7 +32,7 @@ class ForcedWords:
             )
 
     def said(self, tokens: Sequence[int], before: frozenset[int]) -> frozenset[int]:
-        """Indices of the words that ``tokens`` contain; ``before`` are those without the last token."""
+        """Indices of the words that ``tokens`` contain; ``before`` is the result without the last token."""
         return before.union(
             i
             for i, spellings in enumerate(self._words)
@@ -40,21 +40,21 @@ class ForcedWords:
         )
 
     def needed(self, tokens: Sequence[int], said: frozenset[int]) -> int:
-        """Tokens that suffice to say what is missing, the word that is half said included."""
-        missing = [spellings for i, spellings in enumerate(self._words) if i not in said]
+        """The number of tokens to complete all missing words, including a partial word at the end."""
+        missing_words = [spellings for i, spellings in enumerate(self._words) if i not in said]
         begun = (
             min(map(len, spellings)) - min(len(spelling) - _ends(tokens, spelling) for spelling in spellings)
-            for spellings in missing
+            for spellings in missing_words
         )
-        return sum(min(map(len, spellings)) for spellings in missing) - max(begun, default=0)
+        return sum(min(map(len, spellings)) for spellings in missing_words) - max(begun, default=0)
 
     def next_tokens(self, tokens: Sequence[int], said: frozenset[int]) -> set[int]:
-        """Tokens that begin a missing word, or go on with it."""
-        missing = (spelling for i, word in enumerate(self._words) if i not in said for spelling in word)
-        return {spelling[_ends(tokens, spelling)] for spelling in missing}
+        """Tokens that begin or continue a missing word."""
+        missing_spellings = (spelling for i, word in enumerate(self._words) if i not in said for spelling in word)
+        return {spelling[_ends(tokens, spelling)] for spelling in missing_spellings}
 
     def complete(self, said: Iterable[int]) -> bool:
-        """Whether nothing is missing."""
+        """Whether no word is missing."""
         return len(set(said)) == len(self._words)
 
 
@@ -66,7 +66,7 @@ def _spellings(word: str, vocab: Vocab) -> list[tuple[int, ...]]:
 
 
 def _ends(tokens: Sequence[int], spelling: tuple[int, ...]) -> int:
-    """Tokens of a spelling, from its first on, that ``tokens`` end with."""
+    """The length of the longest prefix of ``spelling`` at the end of ``tokens``."""
     for n in range(min(len(tokens), len(spelling)), 0, -1):
         if tuple(tokens[len(tokens) - n :]) == spelling[:n]:
             return n

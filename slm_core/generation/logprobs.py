@@ -1,4 +1,4 @@
-"""Log-probabilities for people: of the model, and of what the sampler drew from."""
+"""Log-probabilities for users: of the model, and of the distribution that the sampler drew from."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 
 
 def wanted_logprobs(sampler: Sampler) -> SamplerChain | None:
-    """The sampler, where it is a chain whose options ask for log-probabilities."""
+    """The sampler, if it is a chain whose options request log-probabilities; else None."""
     chain = sampler if isinstance(sampler, SamplerChain) else None
     return chain if chain is not None and chain.sampling.logprobs is not None else None
 
 
 def logprobs_of(chain: SamplerChain, logits: NDArray[np.float32], token: int) -> Logprobs:
-    """What ``Sampling.logprobs`` asks for, of a token that was chosen and has yet to be accepted.
+    """The log-probabilities of a step; call it before the sampler accepts the token.
 
     Args:
-        chain: what chose it; where it was forced, there is nothing it was drawn from.
-        logits: the model's row, float32 [V], that it was chosen from.
-        token: the token.
+        chain: the sampler that chose the token.
+        logits: the model's row, float32 [V].
+        token: the chosen or forced token.
     """
     n = chain.sampling.logprobs or 0
     model = likeliest(np.arange(len(logits)), logits - log_sum_exp(logits), n)
@@ -39,15 +39,15 @@ def logprobs_of(chain: SamplerChain, logits: NDArray[np.float32], token: int) ->
     ids, probs = chain.drawn_from
     with np.errstate(divide="ignore"):
         logprobs = np.log(probs)
-    place = int(np.searchsorted(ids, token))
-    held = place < len(ids) and ids[place] == token
-    return Logprobs(model, likeliest(ids, logprobs, n), float(logprobs[place]) if held else -math.inf)
+    index = int(np.searchsorted(ids, token))
+    is_candidate = index < len(ids) and ids[index] == token
+    return Logprobs(model, likeliest(ids, logprobs, n), float(logprobs[index]) if is_candidate else -math.inf)
 
 
 def likeliest(ids: NDArray[np.int64], logprobs: Values, n: int) -> Likeliest:
-    """The ``n`` likeliest, likeliest first; of equal ones, the lower id."""
+    """The ``n`` likeliest tokens, likeliest first; ties: lower id first."""
     if n == 0:
         return ()
-    places = largest(logprobs, n)
-    places = places[np.argsort(-logprobs[places], kind="stable")]
-    return tuple(zip(ids[places].tolist(), logprobs[places].tolist(), strict=True))
+    indices = largest(logprobs, n)
+    indices = indices[np.argsort(-logprobs[indices], kind="stable")]
+    return tuple(zip(ids[indices].tolist(), logprobs[indices].tolist(), strict=True))

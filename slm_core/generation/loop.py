@@ -1,4 +1,4 @@
-"""The generation loop: decode, then a step of the token loop; over anything that has a next row of logits."""
+"""The generation loop: decode, then a step of the token loop, for any source of logits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from slm_core.types import PrefillProgress
 
 if TYPE_CHECKING:
     from slm_core.generation.shifting import ShiftingSource
+    from slm_core.generation.speculation.rounds import DraftRounds
     from slm_core.generation.speculation.settings import Speculation
-    from slm_core.generation.speculation.source import SpeculativeSource
 
 
 class TokenSource(TokenHistory, Protocol):
-    """What a generation extends: a history of tokens with a next row of logits."""
+    """A history of tokens that a generation extends, and its next row of logits."""
 
     @property
     def n_tokens(self) -> int:
@@ -35,7 +35,7 @@ class TokenSource(TokenHistory, Protocol):
 
     @property
     def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
+        """Tokens of the history that are not decoded yet."""
         ...
 
     def next_logits(
@@ -45,21 +45,21 @@ class TokenSource(TokenHistory, Protocol):
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """Decode what is pending, then the logits that follow it, float32 [V]; None where ``cancelled`` came true.
+        """Decode pending tokens; returns the logits after them, float32 [V], or None if ``cancelled`` returned True.
 
         Args:
-            cancelled: asked before each batch.
-            expected: tokens that are likely to follow, to be decoded along.
+            cancelled: called before each batch.
+            expected: likely next tokens, which may be decoded in the same batch.
             progress: called after each batch.
         """
         ...
 
 
 class Generation(TokenLoop, EventStream):
-    """An answer in the making: iterate for its events, then ask for ``answer``.
+    """A running generation: iterate over its events, then read ``answer``.
 
     Args:
-        source: the history it extends, and its next rows of logits.
+        source: the history that it extends, and its rows of logits.
 
     For the other arguments see ``token_loop.TokenLoop``.
     """
@@ -73,7 +73,7 @@ class Generation(TokenLoop, EventStream):
         *,
         control: Control | None = None,
         constraint: Constraint | None = None,
-        speculation: SpeculativeSource | None = None,
+        speculation: DraftRounds | None = None,
         shifting: ShiftingSource | None = None,
         top: TopChoice | None = None,
         special: bool = False,
@@ -96,14 +96,14 @@ class Generation(TokenLoop, EventStream):
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether it comes out of a dump without the code or model that drafts for it."""
+        """Whether it was restored from a dump without its drafter."""
         return self.speculation is not None and self.speculation.needs_drafter
 
     def draft_with(self, speculation: Speculation | None) -> None:
-        """Give the drafter again.
+        """Set the drafter of a restored generation.
 
         Raises:
-            SessionError: none was given, or none is missing.
+            SessionError: ``speculation`` is None, or no drafter is missing.
         """
         if self.speculation is None:
             raise SessionError("a generation is paused that nothing drafts for: go on without options")
@@ -117,7 +117,7 @@ class Generation(TokenLoop, EventStream):
         on_event: Callable[[Event], None] | None = None,
         progress: PrefillProgress | None = None,
     ) -> Self:
-        """Go on after a pause; what is not given stays as it was. See ``Session.generate``."""
+        """Resume after a pause; None keeps the old value. See ``Session.generate``."""
         seconds = checked_timeout(timeout)
         before = self._control
         self._control = Control(
@@ -159,7 +159,7 @@ class Generation(TokenLoop, EventStream):
         return self._end(FinishReason.CANCELLED) if row is None else self._step(row)
 
     def _next_row(self) -> Row | None:
-        """The next row; None where it was interrupted."""
+        """The next row; None if the generation was interrupted."""
         progress = None if self._progress.tokens else self._control.progress
         if self._top is not None:
             return self._top.next_row(lambda: self.interrupted, progress)

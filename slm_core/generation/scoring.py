@@ -1,4 +1,4 @@
-"""How likely a model finds a text."""
+"""Scoring: the log-probabilities of a text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slm_core.protocols import Context
 from slm_core.types import Pos
 
 _MAX_LOGITS = 2**23
-"""Logits that one batch may give: 32 MB."""
+"""The most logits of one batch: 32 MB."""
 _MOST_TOP = 1000
 _FIRST_BATCH = 32
-"""Tokens of a batch where the width of a row is not known yet."""
+"""Tokens of the first batch, before the width of a row is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely a model finds tokens, each after those before it.
+    """The log-probabilities of tokens, each after all earlier tokens.
 
     Attributes:
         tokens: the tokens.
-        logprobs: natural logarithm of the probability of each; nan for a first one that nothing comes before.
-        top: the likeliest tokens in the place of each, likeliest first: (token, logprob); () for a first one that
-            nothing comes before. () where none were asked for.
+        logprobs: natural logarithm of the probability of each token; nan for the first token of a sequence.
+        top: the likeliest tokens at each position, likeliest first: (token, logprob); () at the first position of a
+            sequence. () as a whole with ``top=0``.
     """
 
     tokens: tuple[int, ...]
@@ -39,17 +39,17 @@ class Score:
 
     @property
     def n_scored(self) -> int:
-        """Tokens that have a log-probability."""
+        """The number of tokens with a log-probability."""
         return sum(not math.isnan(logprob) for logprob in self.logprobs)
 
     @property
     def total(self) -> float:
-        """Log-probability of all of them; 0.0 of none."""
+        """The sum of the log-probabilities; 0.0 without any."""
         return math.fsum(logprob for logprob in self.logprobs if not math.isnan(logprob))
 
     @property
     def perplexity(self) -> float:
-        """``exp(-total / n_scored)``; nan of none."""
+        """``exp(-total / n_scored)``; nan without scored tokens."""
         return math.exp(min(-self.total / self.n_scored, 700.0)) if self.n_scored else math.nan
 
 
@@ -60,16 +60,16 @@ def score_tokens(
 
     Args:
         context: the KV cache.
-        seq_id: the sequence, all of it decoded.
-        tokens: what is to be scored; the last one is decoded, too.
-        before: the logits that follow the sequence, float32 [V]; None where it is empty.
-        top: how many of the likeliest tokens are wanted in the place of each.
+        seq_id: the sequence.
+        tokens: the tokens to score; the last token is decoded, too.
+        before: the logits after the sequence, float32 [V]; None if it is empty.
+        top: the number of likeliest tokens to return at each position.
 
     Raises:
-        ContextFull, InvalidToken: as ``Context.decode`` does; the batches before stay.
+        ContextFull, InvalidToken: as in ``Context.decode``; earlier batches stay decoded.
     """
     batch = context.new_batch()
-    found = _Found(top)
+    collector = _ScoreCollector(top)
     row = None if before is None else before[None, :].copy()
     start = 0
     while start < len(tokens):
@@ -79,18 +79,18 @@ def score_tokens(
         batch.extend(chunk, Pos(seq_id, context.length(seq_id)), logits="all")
         rows = context.decode(batch)
         if row is None:
-            found.skip()
+            collector.skip()
         else:
-            found.add(row, chunk[:1])
-        found.add(rows[:-1], chunk[1:])
+            collector.add(row, chunk[:1])
+        collector.add(rows[:-1], chunk[1:])
         row, start = rows[-1:].copy(), start + len(chunk)
-    return found.score(tokens)
+    return collector.score(tokens)
 
 
 def score_windows(context: Context, tokens: Sequence[int], *, top: int = 0) -> Score:
-    """``score_tokens`` of any number of tokens, in an empty context, by windows that overlap by half.
+    """Score any number of tokens in an empty context, in windows that overlap by half.
 
-    Each token has at least ``n_ctx // 2`` tokens before it, where there are as many.
+    Each token has at least ``n_ctx // 2`` tokens before it, or all earlier tokens.
     """
     n_ctx, half = context.n_ctx, context.n_ctx // 2
     scores = [score_tokens(context, 0, tokens[:n_ctx], None, top=top)]
@@ -99,22 +99,22 @@ def score_windows(context: Context, tokens: Sequence[int], *, top: int = 0) -> S
         window = score_tokens(context, 0, tokens[start - half : start - half + n_ctx], None, top=top)
         scores.append(Score(window.tokens[half:], window.logprobs[half:], window.top[half:]))
     logprobs = tuple(logprob for score in scores for logprob in score.logprobs)
-    return Score(tuple(tokens), logprobs, tuple(places for score in scores for places in score.top))
+    return Score(tuple(tokens), logprobs, tuple(alternatives for score in scores for alternatives in score.top))
 
 
 def checked_top(top: int) -> int:
-    """How many of the likeliest tokens are wanted, 0 to 1000.
+    """The number of likeliest tokens, if it is from 0 to 1000.
 
     Raises:
-        InvalidOption: it is no such number.
+        InvalidOption: ``top`` is invalid.
     """
     if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= _MOST_TOP:
         raise InvalidOption(f"top={top!r} (accepted: an integer from 0 to {_MOST_TOP})")
     return top
 
 
-class _Found:
-    """What is known of each token so far."""
+class _ScoreCollector:
+    """Collects the log-probabilities of a score."""
 
     def __init__(self, top: int) -> None:
         self._n = top
@@ -122,12 +122,12 @@ class _Found:
         self._top: list[Likeliest] = []
 
     def skip(self) -> None:
-        """A first token that nothing comes before."""
+        """Add a first token, which has no log-probability."""
         self._logprobs.append(math.nan)
         self._top += [()] if self._n else []
 
     def add(self, rows: NDArray[np.float32], tokens: Sequence[int]) -> None:
-        """Tokens, each with the row of logits it was said after, float32 [n, V]."""
+        """Add tokens, each with the row of logits before it, float32 [n, V]."""
         for row, token in zip(rows, tokens, strict=True):
             total = log_sum_exp(row, dtype=np.float64)
             self._logprobs.append(float(row[token]) - total)
@@ -135,5 +135,5 @@ class _Found:
                 self._top.append(likeliest(np.arange(len(row)), row.astype(np.float64) - total, self._n))
 
     def score(self, tokens: Sequence[int]) -> Score:
-        """All of it."""
+        """The score of all tokens."""
         return Score(tuple(tokens), tuple(self._logprobs), tuple(self._top))

@@ -1,4 +1,4 @@
-"""Answers without end: when the context is full, the middle of the history makes room."""
+"""Endless answers: when the context is full, tokens in the middle of the history are dropped."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from slm_core.types import EditLevel, PrefillProgress
 
 @dataclass(frozen=True, slots=True)
 class TokenShift:
-    """Drop tokens from the history when the context is full, and go on.
+    """Drop tokens from the history when the context is full, and continue.
 
-    The first ``keep`` tokens stay: models rest much of their attention on them (attention sinks: Xiao et al., arXiv
-    2309.17453). Where the context can cut, what follows keeps what it saw; else it is computed again.
+    The first ``keep`` tokens stay, because models attend to them strongly (attention sinks: Xiao et al., arXiv
+    2309.17453). If the context can cut, later tokens keep their values; otherwise they are decoded again.
 
     Attributes:
-        keep: tokens at the beginning that stay.
-        share: of the tokens after them, the share that is dropped at a time, the oldest ones.
+        keep: the number of tokens at the beginning that stay.
+        share: the share of the later tokens that is dropped at a time, oldest first.
 
     Raises:
-        InvalidOption: a value out of its range.
+        InvalidOption: a value is out of range.
     """
 
     keep: int = 4
@@ -42,15 +42,15 @@ class TokenShift:
 
 
 class ShiftableHistory(TokenSource, Protocol):
-    """A token source whose history can lose a span in mid-answer."""
+    """A token source that can drop a range of its history in the middle of an answer."""
 
     def shift_out(self, start: int, end: int) -> EditLevel:
-        """Forget [start, end) of the history; the answer that is being made goes on."""
+        """Remove [start, end) of the history; the running answer continues."""
         ...
 
 
 class ShiftingSource:
-    """A history that drops tokens where it would not fit; see ``loop.TokenSource``."""
+    """A ``loop.TokenSource`` that drops tokens of its history when the context is full."""
 
     def __init__(self, history: ShiftableHistory, shift: TokenShift) -> None:
         self._history = history
@@ -64,7 +64,7 @@ class ShiftingSource:
 
     @property
     def n_pending(self) -> int:
-        """Those of them that have yet to be decoded."""
+        """Tokens of the history that are not decoded yet."""
         return self._history.n_pending
 
     def next_logits(
@@ -74,13 +74,13 @@ class ShiftingSource:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """The logits that follow, float32 [V], whatever has to be dropped for them."""
+        """The logits after the history, float32 [V]; drops tokens if the context is full."""
         while True:
             try:
                 return self._history.next_logits(cancelled, expected=expected, progress=progress)
             except ContextFull:
                 keep, n_tokens = self._shift.keep, self._history.n_tokens
-                if n_tokens - keep < 2:  # nothing between what stays and the last token
+                if n_tokens - keep < 2:  # no token between the kept tokens and the last token
                     raise
                 end = keep + min(n_tokens - keep - 1, math.ceil((n_tokens - keep) * self._shift.share))
                 self._note(end - keep, self._history.shift_out(keep, end))
@@ -90,7 +90,7 @@ class ShiftingSource:
         self._history.take(token)
 
     def settle(self) -> None:
-        """Forget what was decoded ahead of the history."""
+        """Forget tokens that were decoded ahead of the history."""
         self._history.settle()
 
     def _note(self, n_tokens: int, level: EditLevel) -> None:

@@ -1,4 +1,4 @@
-"""Stopping criteria: callbacks that are asked after each token whether to go on."""
+"""Stopping criteria: callbacks that decide after each token whether to continue."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from slm_core.generation.events import Event
 
 
 class StoppingAction(Enum):
-    """What a stopping criterion decides."""
+    """The decision of a stopping criterion."""
 
     CONTINUE = auto()
-    """Go on, and do not ask the stopping criteria after this one."""
+    """Continue, and do not call the later stopping criteria."""
     NEXT = auto()
-    """No opinion: ask the next stopping criterion."""
+    """No decision: call the next stopping criterion."""
     FINISH = auto()
-    """The answer is complete."""
+    """End the answer as complete."""
     STOP = auto()
-    """End it as incomplete."""
+    """End the answer as incomplete."""
     PAUSE = auto()
-    """End it for now: ``generate()`` goes on as if it had never paused."""
+    """Pause the answer: ``generate()`` resumes it as if it had never paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The answer so far, as a stopping criterion sees it.
+    """The answer so far, for a stopping criterion.
 
     Attributes:
         tokens: its tokens.
-        text: the text that came out; not what is held back.
+        text: its text so far, without held-back text.
     """
 
     tokens: Sequence[int]
@@ -43,10 +43,10 @@ StoppingCriterion: TypeAlias = Callable[[Event, Draft], StoppingAction]
 
 
 def ask(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
-    """The first opinion; NEXT where no stopping criterion has one.
+    """The first decision of the stopping criteria; NEXT if none decides.
 
     Raises:
-        InvalidOption: a stopping criterion gave something else.
+        InvalidOption: a stopping criterion returned another type.
     """
     for criterion in stopping_criteria:
         action = criterion(event, draft)

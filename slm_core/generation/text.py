@@ -1,4 +1,4 @@
-"""From token bytes to text that may be shown: no half characters, no stop texts."""
+"""Text of token bytes, without incomplete characters and stop texts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first stop text in a stream, and holds back what may become one.
+    """Finds the first stop text in a stream, and holds back text that may become a stop text.
 
     Args:
-        stops: the texts; none may be empty.
-        held: text that was held back, where a stream is continued.
+        stops: the stop texts, not empty.
+        held: held-back text of a resumed stream.
     """
 
     def __init__(self, stops: Sequence[str], held: str = "") -> None:
@@ -19,20 +19,20 @@ class StopMatcher:
         self.held = held
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Take text; returns what is certain not to be of a stop text, and whether one was found."""
+        """Add text; returns the text that cannot belong to a stop text, and whether a stop text was found."""
         if not self._stops:
             return text, False
         text = self.held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if found:
+        offsets = [offset for offset in (text.find(stop) for stop in self._stops) if offset >= 0]
+        if offsets:
             self.held = ""
-            return text[: min(found)], True
+            return text[: min(offsets)], True
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - n_held :]
         return text[: len(text) - n_held], False
 
     def flush(self) -> str:
-        """What was held back: no more text follows, so it was not of a stop text."""
+        """Return the held-back text at the end of the stream."""
         held, self.held = self.held, ""
         return held
 
@@ -42,8 +42,8 @@ class TextStream:
 
     Args:
         stops: texts that end the stream.
-        pending: bytes of an incomplete character, where a stream is continued.
-        held: text that was held back, likewise.
+        pending: bytes of an incomplete character of a resumed stream.
+        held: held-back text of a resumed stream.
     """
 
     def __init__(self, stops: Sequence[str] = (), pending: bytes = b"", held: str = "") -> None:
@@ -62,17 +62,17 @@ class TextStream:
         return self._matcher.held
 
     def feed(self, data: bytes) -> tuple[str, bool]:
-        """Take the bytes of a token; returns new text, and whether a stop text was found."""
+        """Add the bytes of a token; returns new text, and whether a stop text was found."""
         return self._matcher.feed(self._decoder.decode(data))
 
     def flush(self) -> tuple[str, bool]:
-        """No more bytes follow; returns the rest, and whether it completed a stop text."""
+        """End the stream; returns the remaining text, and whether it completed a stop text."""
         text, stopped = self._matcher.feed(self._decoder.decode(b"", final=True))
         return (text, True) if stopped else (text + self._matcher.flush(), False)
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that ``stop`` begins with, short of all of it."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n

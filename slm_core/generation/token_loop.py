@@ -1,6 +1,6 @@
-"""The token loop: choose a token from a row of logits, make text of it, ask the stopping criteria.
+"""The token loop: choose a token from a row of logits, convert it to text, call the stopping criteria.
 
-Whoever computes rows hands them in, one a step: ``loop.Generation`` for one history, ``slm_core.engine`` for many.
+The caller computes the rows: ``loop.Generation`` for one history, ``slm_core.engine`` for many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slm_core.protocols import Constraint, FastForward, Sampler, Stop, Vocab
 
 if TYPE_CHECKING:
     from slm_core.generation.shifting import ShiftingSource
-    from slm_core.generation.speculation.source import SpeculativeSource
+    from slm_core.generation.speculation.rounds import DraftRounds
 
 _ENDS_OF_ACTIONS = {StoppingAction.FINISH: FinishReason.STOP, StoppingAction.STOP: FinishReason.CANCELLED}
 
@@ -41,29 +41,30 @@ class TokenHistory(Protocol):
         ...
 
     def settle(self) -> None:
-        """Forget what was decoded ahead of the history."""
+        """Forget tokens that were decoded ahead of the history."""
         ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """The part of a generation that outlives a pause, and a dump.
+    """The state of a generation that pauses and dumps keep.
 
     Attributes:
         n_prompt: tokens before the answer.
-        n_cached: of those, tokens that were decoded already.
-        max_tokens: the longest answer, or None.
-        stops: texts that end it.
-        tokens: its tokens so far.
-        text: its text so far.
+        n_cached: prompt tokens that were cached.
+        max_tokens: the longest answer; None for no limit.
+        stops: texts that end the answer.
+        tokens: the tokens of the answer so far.
+        text: the text of the answer so far.
         pending: bytes of an incomplete character.
-        held: text that may become a stop text.
-        forced: tokens that the constraint says must come next.
-        queue_s: seconds until the first step began; None before that.
+        held: held-back text that may become a stop text.
+        forced: next tokens that the constraint forces.
+        queue_s: seconds before the first step; None before it.
         prefill_s: seconds of the first step.
-        decode_s: seconds of the others.
-        first_token_s: seconds from the beginning to the first token; None before that.
-        time_left_s: seconds after which it is cancelled, pauses not counted; None where it has no timeout.
+        decode_s: seconds of the other steps.
+        first_token_s: seconds from the start to the first token; None before it.
+        time_left_s: seconds until the timeout, not counting pauses; None for no timeout.
+        n_shifted: cached tokens whose keys and values depend on tokens that were cut later.
     """
 
     n_prompt: int
@@ -80,30 +81,31 @@ class Progress:
     decode_s: float = 0.0
     first_token_s: float | None = None
     time_left_s: float | None = None
+    n_shifted: int = 0
 
     @property
     def n_left(self) -> int | None:
-        """Tokens that may still come; None for any number."""
+        """Tokens left until ``max_tokens``; None for no limit."""
         return None if self.max_tokens is None else self.max_tokens - len(self.tokens)
 
 
 class TokenLoop:
-    """An answer in the making, one row of logits a step: ``step`` with each row, or ``end`` where none follows.
+    """A running answer, one row of logits per step: call ``step`` with each row, or ``end`` without a row.
 
     Args:
-        history: the tokens it extends.
-        vocab: for the bytes of tokens.
-        sampler: chooses tokens; it is told each token that is taken.
-        progress: where it stands; a fresh one, or that of a paused generation.
+        history: the tokens that the answer extends.
+        vocab: decodes tokens to bytes.
+        sampler: chooses tokens, and accepts each token of the answer.
+        progress: the state: new, or of a paused generation.
         control: the caller's callbacks.
-        constraint: what may be said.
-        speculation: the source, where it is drafted for.
-        shifting: the source, where it drops tokens of the history.
-        top: how to choose where only the largest logits are there; None where nothing picks them.
+        constraint: restricts the answer; None for no constraint.
+        speculation: its drafts; None without speculation.
+        shifting: the source, if it may drop tokens of the history.
+        top: chooses a token from the largest logits; None if steps always get full rows.
         special: whether control tokens other than EOG become text.
 
     Attributes:
-        paused: whether a stopping criterion stopped it for now.
+        paused: whether a stopping criterion paused the answer.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class TokenLoop:
         *,
         control: Control | None = None,
         constraint: Constraint | None = None,
-        speculation: SpeculativeSource | None = None,
+        speculation: DraftRounds | None = None,
         shifting: ShiftingSource | None = None,
         top: TopChoice | None = None,
         special: bool = False,
@@ -148,23 +150,23 @@ class TokenLoop:
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was cancelled, or its time is over: ``end`` it as cancelled."""
+        """Whether it was cancelled, or reached its timeout; then call ``end`` with CANCELLED."""
         return self._cancelled.is_set() or self._countdown.is_over
 
     @property
     def time_left_s(self) -> float:
-        """Seconds until its timeout; infinity where it has none."""
+        """Seconds until the timeout; infinity without a timeout."""
         left = self._countdown.left
         return math.inf if left is None else left
 
     @property
     def constraint(self) -> Constraint | None:
-        """What rules it, where it stands."""
+        """The constraint in its present state."""
         return self._constraint
 
     @property
     def progress(self) -> Progress:
-        """Where it stands."""
+        """The present state."""
         self._progress.pending, self._progress.held = self._stream.pending, self._stream.held
         self._progress.forced = list(self._forced)
         self._progress.time_left_s = self._countdown.left
@@ -172,7 +174,7 @@ class TokenLoop:
 
     @property
     def expected(self) -> Sequence[int]:
-        """The tokens that must follow, as far as the answer may still go and one more token is chosen after them."""
+        """The forced next tokens, limited so that at least one more token can follow within ``max_tokens``."""
         if not self._forced:
             return ()
         n_left = self._progress.n_left
@@ -183,7 +185,7 @@ class TokenLoop:
         """The whole answer.
 
         Raises:
-            SessionError: it is not over yet.
+            SessionError: the answer is not over yet.
         """
         if self._reason is None:
             state = "paused: call generate() to go on" if self.paused else "not over: iterate it to its end"
@@ -193,7 +195,7 @@ class TokenLoop:
             p.text,
             self._reason,
             tuple(p.tokens),
-            Usage(p.n_prompt, p.n_cached, len(p.tokens)),
+            Usage(p.n_prompt, p.n_cached, len(p.tokens), p.n_shifted),
             Timings(p.prefill_s, p.decode_s, p.queue_s or 0.0, p.first_token_s),
             timed_out=self._timed_out,
             speculation=None if self.speculation is None else self.speculation.stats,
@@ -201,28 +203,28 @@ class TokenLoop:
         )
 
     def cancel(self) -> None:
-        """End it as soon as possible, from any thread or task; in prefill, within one batch."""
+        """Cancel the answer as soon as possible, in prefill within one batch. Any thread or task may call this."""
         self._cancelled.set()
 
     def show_events(self, shown: bool) -> None:
-        """Whether events go to anybody, from now on."""
+        """Turn events on or off from now on."""
         self._shown = shown
 
     def start_timeout(self) -> None:
-        """Let the seconds of its timeout run; again, and without a timeout, a no-op."""
+        """Start the timeout, if there is one and it is not running."""
         self._countdown.start()
 
     def start_prefill(self) -> None:
-        """Note that its first step begins: the seconds until now were spent in a queue."""
+        """Record the start of the first step: the time until now was spent in a queue."""
         if self._progress.queue_s is None:
             self._progress.queue_s = time.perf_counter() - self._made_at
 
     def step(self, row: Row, seconds: float) -> Event:
-        """Take the row of logits that follows the history, and choose a token.
+        """Choose a token from the row of logits after the history.
 
         Args:
-            row: float32 [V], or the largest of its logits.
-            seconds: what computing the row took, for ``Answer.timings``.
+            row: float32 [V], or its largest logits.
+            seconds: the time to compute the row, for ``Answer.timings``.
         """
         n_before = len(self._progress.tokens)
         started = time.perf_counter()
@@ -234,7 +236,7 @@ class TokenLoop:
         return event
 
     def end(self, reason: FinishReason) -> Event | None:
-        """End the answer without a further token; returns an event where text was held back."""
+        """End the answer without another token; returns an event if text was held back."""
         event = self._end(reason)
         self._report(event)
         return event
@@ -267,21 +269,21 @@ class TokenLoop:
         return self._close_step(Event(token, text, logprob, logprobs=logprobs), ends, stopped=stopped)
 
     def _close_step(self, event: Event, ends: FinishReason | None, *, stopped: bool) -> Event:
-        """Ask the stopping criteria about a token, end where it is time, and complete its event."""
+        """Call the stopping criteria, end the answer if necessary, and complete the event of the token."""
         progress, action = self._progress, StoppingAction.NEXT
         if self._control.stopping_criteria:
             try:
                 action = ask(self._control.stopping_criteria, event, Draft(progress.tokens, progress.text))
             except BaseException:
-                if ends is not None:  # the token has ended the answer, whatever a stopping criterion makes of it
+                if ends is not None:  # the token ended the answer, despite the error
                     self._finish(ends, flush=not stopped)
                 raise
             ends = ends or _ENDS_OF_ACTIONS.get(action)
         if ends is None and progress.max_tokens is not None and len(progress.tokens) >= progress.max_tokens:
             ends = FinishReason.LENGTH
         if ends is not None:
-            rest = self._finish(ends, flush=not stopped)
-            return replace(event, text=event.text + rest) if rest else event
+            held_text = self._finish(ends, flush=not stopped)
+            return replace(event, text=event.text + held_text) if held_text else event
         if action is StoppingAction.PAUSE:
             self._countdown.stop()
             self.paused = True
@@ -297,7 +299,7 @@ class TokenLoop:
         return self.sampler.sample(logits)
 
     def _advance(self, token: int) -> FinishReason | None:
-        """Move the constraint on; returns why the answer ends with this token, if it does."""
+        """Advance the constraint; returns the finish reason if the answer ends with this token."""
         ends = FinishReason.STOP if token in self._vocab.eog_ids else None
         if self._constraint is None:
             return ends
@@ -309,7 +311,7 @@ class TokenLoop:
         return FinishReason.CONSTRAINT if isinstance(moved, Stop) else None
 
     def _finish(self, reason: FinishReason, *, flush: bool) -> str:
-        """End the answer; returns text that was held back."""
+        """End the answer; returns held-back text."""
         text, stopped = self._stream.flush() if flush else ("", False)
         self._history.settle()
         self._progress.text += text
@@ -321,7 +323,7 @@ class TokenLoop:
             self._control.on_event(event)
 
     def _note_seconds(self, seconds: float, n_before: int) -> None:
-        """Add the seconds of a step before which the answer had ``n_before`` tokens."""
+        """Add the seconds of a step; the answer had ``n_before`` tokens before it."""
         progress = self._progress
         if n_before:
             progress.decode_s += seconds

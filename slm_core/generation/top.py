@@ -1,4 +1,4 @@
-"""Choosing from the largest logits alone, where a context picks them without handing out rows."""
+"""Choosing a token from the top-k logits, for contexts that compute the top-k on the device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slm_core.types import PrefillProgress
 
 
 class TopRow(NamedTuple):
-    """The k largest logits that follow a history.
+    """The k largest logits after a history.
 
     Attributes:
-        tokens: int32 [k], those of the largest logits first; of equal ones, the lower id.
-        logits: float32 [k], theirs.
+        tokens: int32 [k], by descending logits; ties: lower id first.
+        logits: float32 [k], the logits of the tokens.
         log_total: logarithm of the sum of the exponentials of all logits.
     """
 
@@ -29,18 +29,18 @@ class TopRow(NamedTuple):
 
 
 Row: TypeAlias = NDArray[np.float32] | TopRow
-"""What follows a history: all V logits, or the largest."""
+"""The logits after a history: all V logits, or the k largest."""
 
 
 class TopSource(Protocol):
-    """A history whose next logits can be picked where they are computed."""
+    """A history whose context can compute top-k logits on the device."""
 
     def next_top(self, k: int, cancelled: Callable[[], bool], *, progress: PrefillProgress | None = None) -> Row | None:
-        """Decode what is pending, then the k largest logits that follow; all of them where they are known already.
+        """Decode pending tokens; returns the k largest logits after them, or the full row if it is known already.
 
         Args:
-            k: how many.
-            cancelled: asked before each batch; None is returned where it came true.
+            k: the number of logits.
+            cancelled: called before each batch; if it returns True, the result is None.
             progress: called after each batch.
         """
         ...
@@ -48,13 +48,13 @@ class TopSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopChoice:
-    """How a generation chooses from the largest logits.
+    """Chooses tokens of a generation from the largest logits.
 
     Attributes:
-        source: the history that it extends.
+        source: the history of the generation.
         chain: its sampler.
-        k: how many logits that looks at.
-        n_vocab: how many there are.
+        k: the number of logits that the sampler needs.
+        n_vocab: the size of the vocabulary.
     """
 
     source: TopSource
@@ -63,7 +63,7 @@ class TopChoice:
     n_vocab: int
 
     def next_row(self, cancelled: Callable[[], bool], progress: PrefillProgress | None) -> Row | None:
-        """What follows the history; see ``TopSource``."""
+        """The logits after the history; see ``TopSource``."""
         return self.source.next_top(self.k, cancelled, progress=progress)
 
     def choose(self, row: TopRow) -> tuple[int, float]:
@@ -73,7 +73,7 @@ class TopChoice:
 
 
 def top_choice(source: TopSource, sampler: Sampler, n_vocab: int) -> TopChoice | None:
-    """How to choose from the largest logits; None where the sampler may look at others, or shall tell of them."""
+    """A ``TopChoice``; None if the sampler needs the full row, or has to return log-probabilities of it."""
     if type(sampler) is not SamplerChain or sampler.n_top is None or sampler.sampling.logprobs is not None:
         return None
     return TopChoice(source, sampler, min(sampler.n_top, n_vocab), n_vocab)

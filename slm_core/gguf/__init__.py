@@ -1,4 +1,4 @@
-"""GGUF, the model file format of ggml: read without copying, and written tensor by tensor."""
+"""GGUF, the model file format of ggml: reads it without copying, and writes it tensor by tensor."""
 
 from slm_core.gguf.file import GgufFile
 from slm_core.gguf.ggml_types import GgmlType

@@ -1,4 +1,4 @@
-"""A model file in memory, and a bounds-checked way through it."""
+"""A mapped model file, and a bounds-checked cursor."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 MAX_ITEMS = 2**23
-"""Strings and nested arrays in one file: ten times the largest known vocabulary, walked in seconds at the worst."""
+"""The most strings and nested arrays in one file: ten times the largest known vocabulary, read within seconds."""
 
 
 def shown(text: str) -> str:
-    """Quote a name for an error message: one line, printable, at most 80 characters of it."""
+    """Quote a name for an error message: one printable line of at most 80 characters."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
 
 
 class MappedFile:
     """One regular file, mapped read-only.
 
-    The mapping is returned to the system as soon as it is closed and the last view of it is gone. A file that another
-    program truncates while it is mapped makes the system stop the process: replace model files, never rewrite them.
+    The mapping is released when the file is closed and its last view is deleted. If another program truncates a mapped
+    file, the system stops the process: replace model files, never rewrite them.
 
     Args:
         path: the file.
-        wanted: the expected value, for messages.
+        wanted: the expected kind of file, for messages.
 
     Attributes:
-        path: the path as it was given.
-        size: bytes.
+        path: the path of the file.
+        size: the size of the file, in bytes.
     """
 
     def __init__(self, path: Path, wanted: str = "a GGUF file") -> None:
         self.path = path
         try:
             mode = path.stat().st_mode
-            if not stat.S_ISREG(mode):  # checked before it is opened: opening a pipe would wait for a writer
+            if not stat.S_ISREG(mode):  # before opening it, because opening a pipe would wait for a writer
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
                 raise InvalidModelFile(f"{path}: {kind}, but {wanted} is wanted")
             with path.open("rb") as file:
-                # Mapped by its size now, so that a file that grows or shrinks meanwhile cannot differ from self.size.
+                # Map the present size, so that the mapping equals self.size even if the file grows or shrinks.
                 self.size = file.seek(0, 2)
                 if self.size == 0:
                     raise InvalidModelFile(f"{path}: the file is empty")
@@ -81,7 +81,7 @@ class MappedFile:
 
     @contextmanager
     def scattered_reads(self) -> Iterator[None]:
-        """Keep the system from reading ahead meanwhile: around each page touched it may fetch megabytes."""
+        """Turn off read-ahead inside the block: the system could read megabytes around each page."""
         data = self.data
         data.madvise(mmap.MADV_RANDOM)
         try:
@@ -90,16 +90,16 @@ class MappedFile:
             data.madvise(mmap.MADV_NORMAL)
 
     def close(self) -> None:
-        """Let go of the mapping; views that are still held keep it alive until they are gone."""
+        """Release the mapping; existing views keep it alive."""
         self._map = None
 
 
 class HeldBytes:
-    """Bytes in memory in the place of a file.
+    """Bytes in memory instead of a file.
 
     Attributes:
         path: the path in messages.
-        size: bytes.
+        size: the number of bytes.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -126,16 +126,16 @@ class HeldBytes:
 
     @contextmanager
     def scattered_reads(self) -> Iterator[None]:
-        """Nothing is read ahead: all of it is here."""
+        """Nothing to do: all bytes are in memory."""
         yield
 
     def close(self) -> None:
-        """Let go of the bytes; views that are still held keep them."""
+        """Release the bytes; existing views keep them alive."""
         self._data = None
 
 
 FileData: TypeAlias = MappedFile | HeldBytes
-"""What a model file is read from."""
+"""The data of a model file."""
 
 
 class Cursor:
@@ -162,7 +162,7 @@ class Cursor:
         return self.size - self.offset
 
     def damaged(self, message: str) -> InvalidModelFile:
-        """An error about this file, to be raised by the caller."""
+        """An error about this file, for the caller to raise."""
         return InvalidModelFile(f"{self.path}: {message}")
 
     def skip(self, n_bytes: int, what: str) -> int:
@@ -190,7 +190,7 @@ class Cursor:
         return value
 
     def count(self, what: str, min_bytes: int) -> int:
-        """Read how many items follow, and check that the file has room for items of at least ``min_bytes`` each."""
+        """Read the number of items, and check that the file has room for items of at least ``min_bytes`` each."""
         start = self.offset
         n = self.u64(what)
         if n * min_bytes > self.left:
@@ -200,10 +200,10 @@ class Cursor:
         return n
 
     def spend(self, n: int, what: str) -> None:
-        """Count ``n`` strings or arrays, to be walked one by one, against what one file may have.
+        """Add ``n`` strings or arrays to the count of items in this file.
 
         Raises:
-            UnsupportedModel: that makes more than ``MAX_ITEMS``.
+            UnsupportedModel: the count exceeds ``MAX_ITEMS``.
         """
         self._items_left -= n
         if self._items_left < 0:
@@ -222,13 +222,13 @@ class Cursor:
             raise self.damaged(f"byte {start}: a {what} is not valid UTF-8") from None
 
     def text(self, what: str) -> str:
-        """Read a string whose bytes that are not UTF-8 become lone surrogates (PEP 383)."""
+        """Read a string; bytes that are not UTF-8 become lone surrogates (PEP 383)."""
         n_bytes = self.u64(f"length of {what}")
         at = self.skip(n_bytes, what)
         return self.data[at : at + n_bytes].decode("utf-8", "surrogateescape")
 
     def skip_texts(self, n: int, what: str) -> None:
-        """Move past ``n`` strings. This loop runs over a whole vocabulary, so it calls no functions."""
+        """Move past ``n`` strings. The loop calls no functions, because it runs over a whole vocabulary."""
         data, offset, unpack = self.data, self.offset, _U64.unpack_from
         try:
             for _ in range(n):
@@ -240,7 +240,7 @@ class Cursor:
         self.offset = offset
 
     def texts(self, n: int) -> list[str]:
-        """Read ``n`` strings that ``skip_texts`` has been over."""
+        """Read ``n`` strings that ``skip_texts`` has checked."""
         data, offset, unpack = self.data, self.offset, _U64.unpack_from
         texts = []
         for _ in range(n):

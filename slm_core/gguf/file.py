@@ -1,7 +1,6 @@
 """GGUF model files, opened without copying them.
 
-The format is described in ggml's docs/gguf.md; what this reader accepts and refuses follows that text and, where it is
-silent, llama.cpp.
+The format is described in ggml's docs/gguf.md; this reader follows the description, and llama.cpp for open questions.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ class _Shard(NamedTuple):
 
 
 class GgufFile(Closing):
-    """A GGUF file, or the shards of one, mapped read-only.
+    """A GGUF file, or its shards, mapped read-only.
 
-    Opening reads and checks the header alone: every name, type, length and place, so that reading a value or a tensor
-    afterwards cannot fail. It may be used from several threads.
+    Opening reads and checks only the header: every name, type, length and offset, so that later reads cannot fail.
+    Threads can share the file.
 
     Attributes:
-        path: the file; of a sharded model, the first shard.
+        path: the file; for a sharded model, the first shard.
         shard_paths: all files, in order; one for a model that is not sharded.
-        version: of the format, 2 or 3.
-        metadata: the key-value pairs (of the first shard), read when asked for; see ``Metadata`` for how values look.
-        tensors: the place of each tensor, by name, in file order; of all shards.
-        alignment: of tensor data, in bytes.
-        size_bytes: of all files.
+        version: the version of the format, 2 or 3.
+        metadata: the key-value pairs (of the first shard), read lazily; see ``Metadata``.
+        tensors: the location of each tensor of all shards, by name, in file order.
+        alignment: the alignment of tensor data, in bytes.
+        size_bytes: the size of all files, in bytes.
     """
 
     def __init__(self, shards: list[_Shard]) -> None:
@@ -79,12 +78,12 @@ class GgufFile(Closing):
         """Open a file, or all shards of a model through any of them.
 
         Args:
-            path: a ``.gguf`` file; vocabulary-only files have no tensors. Shards are named by llama.cpp's scheme,
-                ``NAME-00001-of-00003.gguf``, and lie in one folder. Bytes are the content of a file, not its name.
+            path: a ``.gguf`` file; vocabulary-only files have no tensors. Shards have llama.cpp's names,
+                ``NAME-00001-of-00003.gguf``, in one folder. Bytes are the content of a file, not its name.
 
         Raises:
-            InvalidModelFile: the file cannot be read, is damaged, or a shard is missing; the message says where.
-            UnsupportedModel: the file is sound, but of a version, byte order, or with a type that is not known here.
+            InvalidModelFile: the file cannot be read, is damaged, or a shard is missing; the message has the location.
+            UnsupportedModel: the file is valid, but its version, byte order or a type is unknown.
         """
         if isinstance(path, bytes):
             return cls([_read_whole(path)])
@@ -109,8 +108,8 @@ class GgufFile(Closing):
         """A tensor's packed blocks as stored, without a copy.
 
         Returns:
-            uint8 ``[n_bytes]``, read-only. It shares the mapping, which stays in memory as long as the array is held,
-            even past ``close()``.
+            uint8 ``[n_bytes]``, read-only. It shares the mapping, which stays in memory as long as the array exists,
+            even after ``close()``.
 
         Raises:
             UnsupportedModel: there is no such tensor.
@@ -124,14 +123,14 @@ class GgufFile(Closing):
     def fingerprint(self) -> str:
         """A digest of the content: 64 hexadecimal digits (blake2b-256), independent of path and date.
 
-        It covers the whole header (all metadata, all names, shapes, types and places of tensors) and of each tensor
-        eight evenly spread pieces of 4 KiB, the first and the last among them, or all of it where that is less.
-        Training moves every weight and quantizing anew changes every block, so two models that differ have different
-        samples, while a large file costs a few thousand page reads. It tells models apart; it does not prove a file
-        undamaged. Shards are hashed as they are, so a sharded copy has a fingerprint of its own.
+        It covers the whole header (metadata, and names, shapes, types and offsets of tensors) and eight evenly spread
+        pieces of 4 KiB of each tensor, including the first and the last piece, or the whole tensor if it is smaller.
+        Training changes every weight, and quantizing again changes every block, so the samples of different models
+        differ, while a large file needs only a few thousand page reads. The fingerprint distinguishes models; it does
+        not detect damage. A sharded copy has another fingerprint.
 
         Raises:
-            ModelClosed: after ``close()``, unless it was asked for before.
+            ModelClosed: after ``close()``, unless the fingerprint is cached.
         """
         if self._fingerprint is None:
             digest = blake2b(digest_size=32)
@@ -145,7 +144,7 @@ class GgufFile(Closing):
         return self._fingerprint
 
     def close(self) -> None:
-        """Let go of the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
+        """Release the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
         for shard in self._shards:
             shard.file.close()
 
@@ -215,37 +214,37 @@ def _shard_paths(path: Path, n_shards: int) -> list[Path]:
             f" NAME-00001-of-{n_shards:05}.gguf, so the others cannot be found: give it the name it was made with"
         )
     paths = [path.with_name(f"{match['model']}-{i:05}-of-{n_shards:05}.gguf") for i in range(1, n_shards + 1)]
-    missing = [sibling.name for sibling in paths if not sibling.exists()]
-    if missing:
+    absent = [sibling.name for sibling in paths if not sibling.exists()]
+    if absent:
         raise InvalidModelFile(
-            f"{path}: {len(missing)} of {n_shards} shards are missing in its folder, the first is {missing[0]}"
+            f"{path}: {len(absent)} of {n_shards} shards are missing in its folder, the first is {absent[0]}"
         )
     return paths
 
 
 def _check_shards(shards: list[_Shard]) -> None:
     for i, shard in enumerate(shards):
-        for key, wanted in (("split.count", len(shards)), ("split.no", i)):
+        for key, expected in (("split.count", len(shards)), ("split.no", i)):
             value = shard.metadata.require(key, int)
-            if value != wanted:
+            if value != expected:
                 raise InvalidModelFile(
-                    f"{shard.file.path}: metadata {key!r} is {value}, but by its name it is {wanted}"
+                    f"{shard.file.path}: metadata {key!r} is {value}, but by its name it is {expected}"
                 )
         _check_shard_alignment(shard, shards[0].alignment)
-    wanted = shards[0].metadata.require("split.tensors.count", int)
+    expected = shards[0].metadata.require("split.tensors.count", int)
     n_tensors = sum(len(shard.tensors) for shard in shards)
-    if n_tensors != wanted:
+    if n_tensors != expected:
         path = shards[0].file.path
         raise InvalidModelFile(
-            f"{path}: metadata 'split.tensors.count' is {wanted}, but the shards hold {n_tensors} tensors"
+            f"{path}: metadata 'split.tensors.count' is {expected}, but the shards hold {n_tensors} tensors"
         )
 
 
 def _check_shard_alignment(shard: _Shard, alignment: int) -> None:
-    """Refuse a shard whose data start is a guess.
+    """Refuse a shard whose start of data is ambiguous.
 
-    An alignment is stated in the first shard only; llama.cpp's splitter lays out the others with the default all the
-    same, the gguf package's writer with the stated one.
+    Only the first shard states an alignment. llama.cpp's splitter uses the default alignment in the other shards, the
+    writer of the gguf package uses the stated alignment.
     """
     stated = not shard.tensors or _ALIGNMENT_KEY in shard.metadata
     if not stated and -shard.header_bytes % alignment != -shard.header_bytes % shard.alignment:
@@ -266,7 +265,7 @@ def _by_name(shards: list[_Shard]) -> dict[str, TensorInfo]:
 
 
 def _sample(n_bytes: int) -> list[tuple[int, int]]:
-    """Where ``fingerprint`` looks in a tensor: starts and lengths, in bytes."""
+    """The samples of a tensor for ``fingerprint``: starts and lengths, in bytes."""
     if n_bytes <= _SAMPLES * _SAMPLE_BYTES:
         return [(0, n_bytes)]
     last = n_bytes - _SAMPLE_BYTES

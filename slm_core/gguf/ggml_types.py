@@ -1,4 +1,4 @@
-"""The number formats a tensor can be stored in."""
+"""The number formats of tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class GgmlType(IntEnum):
     """A ggml type id with the geometry of its packed blocks.
 
     A row of weights is a whole number of blocks; each block packs ``block_size`` weights into ``block_bytes`` bytes.
-    Ids and sizes are those of ggml (``ggml.h``, ``ggml-common.h``). Id 42 is llama.cpp's Q2_0; forks use the same id
-    for other layouts, which the reader tells apart by size and refuses.
+    Ids and sizes are from ggml (``ggml.h``, ``ggml-common.h``). Id 42 is llama.cpp's Q2_0; forks use the same id for
+    other layouts, which the reader detects by size and refuses.
 
     Attributes:
         block_size: weights per block.
@@ -24,7 +24,7 @@ class GgmlType(IntEnum):
 
     # The defaults are never used: they let type checkers accept the lookup of a member by its id, GgmlType(8).
     def __new__(cls, type_id: int, block_size: int = 0, block_bytes: int = 0) -> Self:
-        """Make a member of its id and geometry."""
+        """Make a member from its id and geometry."""
         member = int.__new__(cls, type_id)
         member._value_ = type_id
         member.block_size = block_size
@@ -78,4 +78,4 @@ REMOVED_TYPES = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Ids that ggml once used and then withdrew."""
+"""Ids that ggml no longer uses."""

@@ -1,4 +1,4 @@
-"""Typed metadata, parsed when it is asked for."""
+"""Typed metadata, parsed lazily."""
 
 from __future__ import annotations
 
@@ -67,15 +67,14 @@ _SCALARS: dict[ValueType, np.dtype[Any]] = {
 class Metadata(Mapping[str, MetadataValue]):
     """The key-value pairs of one file, in file order.
 
-    Everything is checked when the file is opened, but nothing is copied: a value is read each time it is asked for, so
-    keep a vocabulary rather than ask twice. Integers, floats and bools come as Python values, arrays of them as new
-    NumPy arrays of the stored type, arrays of strings as lists. A string's bytes that are not UTF-8 (some
-    vocabularies cut characters in two) become lone surrogates, so that ``text.encode("utf-8", "surrogateescape")``
-    gives the stored bytes of every string back.
+    All values are checked when the file is opened, but not copied: each access reads the value again, so store a
+    vocabulary after reading it. Integers, floats and bools are Python values, arrays of them are new NumPy arrays of
+    the stored type, arrays of strings are lists. Bytes that are not UTF-8 (some vocabularies split characters) become
+    lone surrogates, so that ``text.encode("utf-8", "surrogateescape")`` returns the stored bytes of every string.
 
     Args:
-        cursor: at the first pair; moved past the last.
-        n_pairs: how many pairs the header announces.
+        cursor: a cursor at the first pair; it is moved past the last pair.
+        n_pairs: the number of pairs in the header.
     """
 
     def __init__(self, cursor: Cursor, n_pairs: int, file: FileData) -> None:
@@ -105,7 +104,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return len(self._offsets)
 
     def type_name(self, key: str) -> str:
-        """The stored type of a value, as in ``uint32`` or ``array of 151936 string``; nothing large is read."""
+        """The stored type of a value, such as ``uint32`` or ``array of 151936 string``, without reading the value."""
         cursor = Cursor(self._file, self._offsets[key])
         kind = _value_type(cursor, key)
         if kind is not ValueType.ARRAY:
@@ -114,43 +113,43 @@ class Metadata(Mapping[str, MetadataValue]):
         return f"array of {cursor.u64(key)} {item.name.lower()}"
 
     def stored(self, key: str) -> bytes:
-        """A value as the file holds it, its type before it: to be written to another file unchanged."""
+        """The stored bytes of a value, with its type, for copying it to another file."""
         start = self._offsets[key]
         cursor = Cursor(self._file, start)
         _skip_value(cursor, _value_type(cursor, key), key)
         return self._file.data[start : cursor.offset]
 
     def require(self, key: str, type_: type[T]) -> T:
-        """The value of ``key``, which must be there and be of ``type_``.
+        """The value of ``key``, which must exist and have the type ``type_``.
 
         Args:
-            key: the full key, as in ``qwen3.block_count``.
+            key: the full key, such as ``qwen3.block_count``.
             type_: ``int`` (any stored width), ``float``, ``bool``, ``str``, ``list[str]`` or ``np.ndarray`` (numbers).
 
         Raises:
             UnsupportedModel: there is no such key.
-            InvalidModelFile: the value is of another type; nothing is converted.
-            TypeError: ``type_`` is none of those.
+            InvalidModelFile: the value has another type; values are not converted.
+            TypeError: ``type_`` is another type.
         """
-        wanted = _wanted(type_)
+        expected_type = _wanted(type_)
         if key not in self._offsets:
-            raise UnsupportedModel(f"{self._file.path}: metadata {shown(key)} is missing ({wanted} wanted)")
+            raise UnsupportedModel(f"{self._file.path}: metadata {shown(key)} is missing ({expected_type} wanted)")
         # _of_type compares the stored type with type_, which mypy cannot see.
-        return self._of_type(key, wanted)  # type: ignore[return-value]
+        return self._of_type(key, expected_type)  # type: ignore[return-value]
 
     def typed(self, key: str, type_: type[T], default: D) -> T | D:
-        """The value of ``key`` if it is there, of ``type_`` as for ``require``, else ``default``."""
-        wanted = _wanted(type_)
+        """The value of ``key`` with the type ``type_``, see ``require``; ``default`` if the key is missing."""
+        expected_type = _wanted(type_)
         # As in require: the comparison with type_ is one that mypy cannot see.
-        return self._of_type(key, wanted) if key in self._offsets else default  # type: ignore[return-value]
+        return self._of_type(key, expected_type) if key in self._offsets else default  # type: ignore[return-value]
 
-    def _of_type(self, key: str, wanted: str) -> MetadataValue:
+    def _of_type(self, key: str, expected: str) -> MetadataValue:
         cursor = Cursor(self._file, self._offsets[key])
         kind = _value_type(cursor, key)
         item = _value_type(cursor, key) if kind is ValueType.ARRAY else None
-        if wanted != _python_name(kind, item):
+        if expected != _python_name(kind, item):
             type_name = self.type_name(key)
-            raise InvalidModelFile(f"{self._file.path}: metadata {shown(key)} is {type_name}, but {wanted} is wanted")
+            raise InvalidModelFile(f"{self._file.path}: metadata {shown(key)} is {type_name}, but {expected} is wanted")
         return self[key]
 
 
@@ -188,7 +187,7 @@ def _array_header(cursor: Cursor, what: str) -> tuple[ValueType, int]:
 
 
 def _skip_value(cursor: Cursor, kind: ValueType, what: str, depth: int = 0) -> None:
-    """Move past a value, checking all of it, so that reading it later cannot fail."""
+    """Move past a value and check it, so that reading it later cannot fail."""
     if kind is ValueType.STRING:
         cursor.skip(cursor.u64(f"length of {what}"), what)
     elif kind is ValueType.ARRAY:
@@ -244,5 +243,5 @@ def _read_array(cursor: Cursor, what: str) -> MetadataValue:
 def _read_numbers(cursor: Cursor, kind: ValueType, n: int, what: str) -> NDArray[Any]:
     dtype = _SCALARS[kind]
     start = cursor.skip(n * dtype.itemsize, what)
-    # A copy in the machine's own byte order: values in the file are not aligned, and must outlive the mapping.
+    # A copy in native byte order, because values in the file are not aligned, and arrays must outlive the mapping.
     return np.frombuffer(cursor.data, dtype, n, start).astype(dtype.newbyteorder("="))

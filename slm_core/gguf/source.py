@@ -19,11 +19,11 @@ D = TypeVar("D")
 
 
 class WeightSource(Protocol):
-    """Metadata and tensors by the names that GGUF gives them; see ``GgufFile`` for each."""
+    """Metadata and tensors by their GGUF names; see ``GgufFile``."""
 
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """The path, for messages."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class WeightSource(Protocol):
         ...
 
     def tensor_data(self, name: str) -> NDArray[np.uint8]:
-        """A tensor's packed blocks, uint8 ``[n_bytes]``, read-only; shared with the file where it holds them so.
+        """A tensor's packed blocks, uint8 ``[n_bytes]``, read-only; a view of the file if it stores the same blocks.
 
         Raises:
             UnsupportedModel: there is no such tensor.
@@ -58,5 +58,5 @@ class WeightSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the files. Twice is fine."""
+        """Release the files. Twice is fine."""
         ...

@@ -1,4 +1,4 @@
-"""The directory of tensors: names, shapes, types and places, all checked against the file."""
+"""The directory of tensors: names, shapes, types and offsets, all checked against the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from slm_core.gguf.cursor import Cursor
 
-MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # of the directory: no name, one dimension
+MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # of a directory entry: no name, one dimension
 _MAX_NAME_BYTES = 65535
 _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_ELEMENTS = 2**63 - 1
@@ -25,15 +25,15 @@ _FOREIGN_42 = (128, 34)  # block size and bytes of the layouts that forks of lla
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and how it is stored.
+    """The location and format of a tensor.
 
     Attributes:
-        name: as in ``blk.0.attn_q.weight``.
+        name: its name, such as ``blk.0.attn_q.weight``.
         shape: in NumPy order, rows first: a linear layer's weight is ``(n_out, n_in)``.
         ggml_type: the number format.
-        n_bytes: of the packed blocks, without padding.
-        offset: of the first block, in bytes from the start of its file.
-        shard: which file of a sharded model holds it, from 0.
+        n_bytes: the size of the packed blocks, without padding.
+        offset: the offset of the first block in its file, in bytes.
+        shard: the number of its file in a sharded model, from 0.
     """
 
     name: str
@@ -45,12 +45,12 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
-        """How many weights."""
+        """The number of weights."""
         return math.prod(self.shape)
 
 
 class _Entry(NamedTuple):
-    """A tensor as the directory has it; the offset counts from the start of the data."""
+    """An entry of the directory; the offset is relative to the start of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,26 +59,26 @@ class _Entry(NamedTuple):
 
 
 def read_tensors(cursor: Cursor, n_tensors: int, alignment: int, shard: int) -> tuple[list[TensorInfo], int]:
-    """Read the directory and check every tensor's place in the file.
+    """Read the directory and check the location of every tensor.
 
     Args:
-        cursor: at the first entry.
-        n_tensors: how many entries the header announces.
-        alignment: of the data and of every tensor in it, in bytes.
-        shard: recorded in each ``TensorInfo``.
+        cursor: a cursor at the first entry.
+        n_tensors: the number of entries in the header.
+        alignment: the alignment of the data and of every tensor, in bytes.
+        shard: stored in each ``TensorInfo``.
 
     Returns:
-        the tensors in directory order, and the end of the directory.
+        The tensors in directory order, and the end of the directory.
 
     Raises:
-        InvalidModelFile: the directory is damaged, or a tensor is misaligned, overlaps another or leaves the file.
+        InvalidModelFile: the directory is damaged, or a tensor is misaligned, overlaps another or exceeds the file.
         UnsupportedModel: a type is unknown.
     """
-    # Tensors start at different multiples of the alignment, so that each but the last takes that much at least.
-    least = n_tensors * (MIN_TENSOR_BYTES + alignment) - alignment
-    if least > cursor.left:
+    # Tensors start at different multiples of the alignment, so each but the last takes at least one unit.
+    min_bytes = n_tensors * (MIN_TENSOR_BYTES + alignment) - alignment
+    if min_bytes > cursor.left:
         raise cursor.damaged(
-            f"truncated: {n_tensors} tensors take {least} bytes at least, the file has {cursor.left} left"
+            f"truncated: {n_tensors} tensors take {min_bytes} bytes at least, the file has {cursor.left} left"
         )
     entries = [_read_entry(cursor) for _ in range(n_tensors)]
     header_end = cursor.offset
@@ -147,7 +147,7 @@ def _check_places(cursor: Cursor, in_place: Sequence[TensorInfo]) -> None:
 
 
 def _check_id_42(cursor: Cursor, in_place: Sequence[TensorInfo], alignment: int) -> None:
-    """Refuse files whose id 42 is, or could be, a fork's layout: the room between tensors tells which fits."""
+    """Refuse files whose id 42 is, or could be, a fork's layout, by the distance between tensors."""
     ends = [*(tensor.offset for tensor in in_place), cursor.size][1:]
     placed = zip(in_place, ends, strict=True)
     rooms = [(tensor, end - tensor.offset) for tensor, end in placed if tensor.ggml_type is GgmlType.Q2_0]

@@ -1,4 +1,4 @@
-"""Writing GGUF files (version 3), tensor by tensor, so that a model need not fit into memory."""
+"""Writes GGUF files (version 3), tensor by tensor, so that a model need not fit into memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slm_core.gguf.ggml_types import GgmlType
 
 PlainValue: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]"
-"""A metadata value: a scalar, or several of one kind in a row."""
+"""A metadata value: a scalar, or a list of scalars of one type."""
 
 _VERSION = 3
 _ALIGNMENT = 32
@@ -28,13 +28,13 @@ _ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor that is to be written.
+    """A tensor to write.
 
     Attributes:
-        name: as in ``blk.0.attn_q.weight``.
+        name: its name, such as ``blk.0.attn_q.weight``.
         shape: rows first.
         ggml_type: the number format.
-        n_bytes: of the packed blocks.
+        n_bytes: the size of the packed blocks.
     """
 
     name: str
@@ -48,12 +48,12 @@ class GgufWriter:
 
     Args:
         metadata: the stored value of each key (see ``Metadata.stored`` and ``stored_uint32``), in file order.
-        tensors: in file order.
-        alignment: of tensor data, in bytes; what ``general.alignment`` says, or 32.
+        tensors: the tensors, in file order.
+        alignment: the alignment of tensor data, in bytes: ``general.alignment``, or 32.
 
     Attributes:
         header: all bytes before the tensors' data.
-        size_bytes: of the whole file.
+        size_bytes: the size of the whole file.
     """
 
     def __init__(self, metadata: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> None:
@@ -64,12 +64,12 @@ class GgufWriter:
 
     @contextmanager
     def open(self, path: Path) -> Iterator[TensorSink]:
-        """Write a file that is whole or not there.
+        """Write the file atomically.
 
-        It is written beside ``path`` and takes its place, and that of any file there, when all data is on the disk.
+        A temporary file in the same folder replaces ``path`` when all data is on the disk.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         with atomic_file(path) as file:
             file.write(self.header)
@@ -83,8 +83,8 @@ class GgufWriter:
         offset = 0
         for tensor in self._tensors:
             dims = tensor.shape[::-1]
-            place = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.ggml_type, offset)
-            parts.append(_string(tensor.name) + place)
+            location = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.ggml_type, offset)
+            parts.append(_string(tensor.name) + location)
             offset += self._padded(tensor.n_bytes)
         header = b"".join(parts)
         return header.ljust(self._padded(len(header)), b"\0")
@@ -106,7 +106,7 @@ class TensorSink:
         """Append bytes of the current tensor: uint8 [n_bytes], C-contiguous.
 
         Raises:
-            ValueError: that is more than is left of it, or than there are tensors.
+            ValueError: the piece exceeds the tensor, or there are no more tensors.
         """
         if not self._left:
             tensor = next(self._coming, None)
@@ -119,18 +119,18 @@ class TensorSink:
             self._file.write(bytes(-self._file.tell() % self._alignment))
 
     def finish(self) -> None:
-        """Check that all data has come.
+        """Check that all data was written.
 
         Raises:
-            ValueError: some is missing.
+            ValueError: data is missing.
         """
-        missing = next(self._coming, None)
-        if self._left or missing is not None:
+        next_tensor = next(self._coming, None)
+        if self._left or next_tensor is not None:
             raise ValueError("the data of the last tensors is missing")
 
 
 def stored_uint32(value: int) -> bytes:
-    """A metadata value as a file holds it."""
+    """The stored bytes of a 32-bit unsigned metadata value."""
     return struct.pack("<II", ValueType.UINT32, value)
 
 

@@ -1,4 +1,4 @@
-"""The contract: one noun a file, no behaviour. What each method promises is what the conformance suite tests."""
+"""The contract: one noun per file, without behaviour. The conformance suite tests the docstring of each method."""
 
 from slm_core.protocols.backend import Backend
 from slm_core.protocols.batch import Batch

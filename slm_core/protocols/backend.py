@@ -1,4 +1,4 @@
-"""The noun Backend: an engine, or the way to one."""
+"""The noun Backend: an adapter to an engine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name users choose it by: lower case letters, digits and underscores."""
+        """The name of the backend: lower case letters, digits and underscores."""
         ...
 
     @property
     def load_options(self) -> Mapping[str, str]:
-        """What ``ModelOptions.backend_options`` may hold: option name to a one-line description."""
+        """The options accepted in ``ModelOptions.backend_options``: from name to a one-line description."""
         ...
 
     def status(self) -> BackendStatus:
-        """Report whether the engine is installed, its version and devices, and why not. Never raises."""
+        """Report whether the engine is installed, its version and devices, and why it is unavailable. Never raises."""
         ...
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say whether this backend can run ``source`` on ``device`` here, reading headers only.
+        """Whether this backend can run ``source`` on ``device`` here; reads only headers.
 
-        A source is a file, a directory, or the content of a file as bytes. No where this backend takes none of that
-        kind, where the engine is not installed, and where the device is missing.
+        A source is a file, a directory, or the content of a file as bytes. The answer is no if the backend does not
+        support this kind of source, if the engine is not installed, and if the device is missing.
 
         Raises:
             InvalidModelFile: the file is missing or damaged.
@@ -41,10 +41,10 @@ class Backend(Protocol):
         """Load a model.
 
         Raises:
-            BackendUnavailable: the engine is not installed, or the device asked for is missing.
+            BackendUnavailable: the engine is not installed, or the requested device is missing.
             InvalidModelFile: the file is damaged.
-            UnsupportedModel: the file is sound, but not for this backend.
+            UnsupportedModel: the file is valid, but this backend cannot run it.
             UnknownOption: a backend option that ``load_options`` does not list.
-            InvalidOption: a value that does not fit.
+            InvalidOption: an invalid value.
         """
         ...

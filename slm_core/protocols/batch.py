@@ -1,4 +1,4 @@
-"""The noun Batch: what one decode runs, as a structure of arrays."""
+"""The noun Batch: the input of one decode, as a structure of arrays."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from slm_core.types import LogitsSelection, Pos
 
 
 class Batch(Protocol):
-    """Tokens to decode together, of one sequence or of many; the capacity is fixed at creation.
+    """Tokens to decode together, of one or more sequences; the capacity is fixed at creation.
 
-    An embedding row may stand in place of a token, and counts as one.
+    An embedding row may take the place of a token, and counts as a token.
     """
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The most tokens of the batch."""
         ...
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Token ids, int32 [T], ``EMBEDDED`` where a row stands in place of a token; a read-only view."""
+        """Token ids, int32 [T], ``EMBEDDED`` for embedding rows; a read-only view."""
         ...
 
     @property
     def embeddings(self) -> NDArray[np.float32]:
-        """The embedding rows, float32 [n, E], one for each token that is ``EMBEDDED``, in order; [0, 0] for none."""
+        """The embedding rows, float32 [n, E], one for each ``EMBEDDED`` token, in order; [0, 0] for none."""
         ...
 
     @property
     def offsets(self) -> NDArray[np.int32]:
-        """Where each embedding row stands, int32 [n, 3], counted from where a token in its place would.
+        """M-RoPE offsets of each embedding row, int32 [n, 3], relative to a token at its position.
 
-        [0, 3] where all rows stand as tokens would.
+        [0, 3] if all rows have the default positions.
         """
         ...
 
@@ -60,18 +60,19 @@ class Batch(Protocol):
 
         Raises:
             BatchFull: there is no room; the batch is unchanged.
-            InvalidToken, InvalidPosition, InvalidSequence: a value that no context could take (negative, or not int32).
+            InvalidToken, InvalidPosition, InvalidSequence: a value that is invalid in every context (negative, or not
+                int32).
         """
         ...
 
     def extend(
         self, tokens: Sequence[int] | NDArray[np.integer], start: Pos, *, logits: LogitsSelection = "none"
     ) -> None:
-        """Add a run of tokens at ``start`` and the positions after it; all of them or, on an error, none.
+        """Add tokens at ``start`` and the next positions, all or none.
 
         Raises:
-            BatchFull: there is no room for all.
-            InvalidToken, InvalidPosition, InvalidSequence: a value that no context could take.
+            BatchFull: there is no room for all tokens.
+            InvalidToken, InvalidPosition, InvalidSequence: a value that is invalid in every context.
             InvalidOption: ``logits`` is not "none", "last" or "all".
         """
         ...
@@ -84,32 +85,31 @@ class Batch(Protocol):
         offsets: NDArray[np.integer] | None = None,
         logits: LogitsSelection = "none",
     ) -> None:
-        """Add a run of embedding rows, as ``extend`` adds tokens; they are copied.
+        """Add embedding rows, like ``extend`` adds tokens; they are copied.
 
-        A row stands for what the model's table of embeddings holds for a token. What the model does to that before
-        its first block (learned positions, a norm) it does to rows, too; a factor on embeddings is the model's matter:
-        gemma3's is on tokens alone, gemma's and granite's on rows as well.
+        A row replaces the row of the model's embedding table for a token. Operations before the first block (learned
+        positions, a norm) apply to embedding rows, too. A factor on embeddings depends on the model: gemma3's applies
+        only to tokens, gemma's and granite's also to embedding rows.
 
         Args:
             rows: float32 [n, E].
-            start: where the first one goes.
-            offsets: integers [n, 3]: where rows stand in time, height and width, for models whose rotation has such
-                sections (M-RoPE), counted from where a token in the first one's place would stand. Row (y, x) of an
-                image is at (0, y, x). What follows stands one behind the furthest of all before it; an image that
-                goes on in another run goes on from there, so that its offsets may be below 0. None: rows stand one
-                behind the other, as tokens do.
-            logits: as of ``extend``.
+            start: the position of the first row.
+            offsets: integers [n, 3]: M-RoPE offsets in time, height and width, relative to the M-RoPE position of a
+                token instead of the first row. Row (y, x) of an image has the offset (0, y, x). The next token gets the
+                largest M-RoPE position before it, plus one. If a second call continues an image, its offsets are
+                relative to that position, so they may be negative. None for the default positions, like tokens.
+            logits: see ``extend``.
 
         Raises:
-            InvalidEmbedding: not float32 [n, E], a number that is not finite, or a width other than that of rows
-                that the batch holds; offsets that are no integers [n, 3], or beyond 2 ** 20.
-            BatchFull, InvalidPosition, InvalidSequence, InvalidOption: as ``extend``.
+            InvalidEmbedding: rows that are not finite float32 [n, E], or whose width differs from earlier rows of the
+                batch; offsets that are not integers [n, 3], or beyond 2 ** 20.
+            BatchFull, InvalidPosition, InvalidSequence, InvalidOption: as in ``extend``.
         """
         ...
 
     @property
     def ahead(self) -> NDArray[np.int32]:
-        """For each token, how many tokens after it are in its bidirectional block, int32 [T]; 0 outside of blocks."""
+        """For each token, the number of later tokens in its bidirectional block, int32 [T]; 0 outside of blocks."""
         ...
 
     def join_block(self, n: int) -> None:
@@ -117,17 +117,17 @@ class Batch(Protocol):
 
         Each attends to the whole block, in addition to what it attends to without the block.
 
-        They belong to one sequence, their positions have no gaps, and none is in a block yet.
+        The tokens have to be in one sequence, without gaps in their positions, and not in a block yet.
 
         Raises:
-            InvalidOption: n is below 1 or above the number of tokens added, or the tokens are no such run.
+            InvalidOption: n is below 1 or above the number of tokens, or the tokens do not meet these conditions.
         """
         ...
 
     def clear(self) -> None:
-        """Forget the tokens; the capacity stays."""
+        """Remove all tokens; the capacity stays."""
         ...
 
     def __len__(self) -> int:
-        """Tokens added."""
+        """The number of tokens."""
         ...

@@ -19,7 +19,7 @@ class Context(Protocol):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What this context can do beyond the core."""
+        """The optional capabilities of this context."""
         ...
 
     @property
@@ -29,34 +29,34 @@ class Context(Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """Positions that all sequences together may hold; shared storage counts once where it is shared."""
+        """The most positions of all sequences together; shared positions count once."""
         ...
 
     @property
     def n_batch(self) -> int:
-        """Tokens that one ``decode`` may carry."""
+        """The most tokens of one ``decode``."""
         ...
 
     @property
     def n_seq_max(self) -> int:
-        """Sequences, named 0 to n_seq_max - 1; each is empty until written."""
+        """The number of sequences, 0 to n_seq_max - 1; each is empty at first."""
         ...
 
     @property
     def n_free(self) -> int:
-        """Positions that are free."""
+        """The number of free positions."""
         ...
 
     def length(self, seq_id: int) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens of a sequence."""
         ...
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """The tokens that a sequence holds, in order; ``EMBEDDED`` for each embedding row."""
+        """The tokens of a sequence, in order; ``EMBEDDED`` for each embedding row."""
         ...
 
     def n_exclusive(self, seq_id: int) -> int:
-        """Positions that dropping a sequence would free: those that it shares with no other.
+        """Positions that dropping a sequence would free: positions that it does not share.
 
         Raises:
             InvalidSequence: there is no such sequence.
@@ -68,10 +68,10 @@ class Context(Protocol):
         ...
 
     def decode(self, batch: Batch) -> Logits:
-        """Run a batch; returns the rows asked for, float32 [n_rows, V], in the order of the batch.
+        """Run a batch; returns the requested rows, float32 [n_rows, V], in the order of the batch.
 
-        A sequence decoded among others, or in chunks, gives the logits that it gives alone, or whole, within
-        tolerance. An empty batch gives no rows and changes nothing.
+        A sequence gives the same logits, within tolerance, in a batch with other sequences as alone, and in chunks as
+        in one batch. An empty batch returns no rows and changes nothing.
 
         Raises:
             InvalidToken, InvalidSequence: outside the vocabulary or the context.
@@ -81,41 +81,41 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
-            UnsupportedInput: embedding rows, bidirectional blocks or offsets, where the context does not declare
+            UnsupportedInput: embedding rows, bidirectional blocks or offsets, if the context does not declare
                 ``EMBEDDING_INPUT``, ``BIDIRECTIONAL_BLOCKS`` or ``MROPE_POSITIONS``; or rows whose offsets do not
-                increase, where the engine needs that.
+                increase, if the engine requires this.
         """
         ...
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Run a batch as ``decode`` does, and give of each row asked for its k largest logits only, and their total.
+        """Run a batch like ``decode``; returns the k largest logits and the log-sum-exp of each requested row.
 
-        They are those of the row that ``decode`` would give, and nobody may write into them later. Calls of both may
-        take turns.
+        The logits are equal to those of ``decode``, and the result never changes later. Calls of ``decode`` and
+        ``decode_top`` may alternate.
 
         Raises:
             UnsupportedOutput: ``DEVICE_SAMPLING`` is not declared.
             InvalidOption: k is not 1 to V.
-            InvalidToken, InvalidSequence, InvalidPosition, BatchFull, ContextFull, DecodeFailed: as ``decode``.
+            InvalidToken, InvalidSequence, InvalidPosition, BatchFull, ContextFull, DecodeFailed: as in ``decode``.
         """
         ...
 
     def embed(self, batch: Batch) -> States:
-        """Run a batch as ``decode`` does, and give hidden states in place of logits, float32 [n_rows, E].
+        """Run a batch like ``decode``; returns hidden states instead of logits, float32 [n_rows, E].
 
-        They are those behind the last norm, and behind dense layers where a file has some for embeddings. Calls of
-        ``embed`` and ``decode`` may take turns. Where ``ENCODER`` is declared, a batch holds whole sequences, which
-        are empty again afterwards.
+        They are the output of the last norm, and of the dense layers that some embedding models add. Calls of ``embed``
+        and ``decode`` may alternate. If ``ENCODER`` is declared, a batch contains whole sequences, which are empty
+        again afterwards.
 
         Raises:
             UnsupportedOutput: ``EMBEDDINGS`` is not declared.
             InvalidToken, InvalidSequence, InvalidPosition, InvalidEmbedding, UnsupportedInput, BatchFull,
-                ContextFull, DecodeFailed: as ``decode``.
+                ContextFull, DecodeFailed: as in ``decode``.
         """
         ...
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Make the empty sequence ``dst`` a copy of ``src[:end]``; returns where dst's next token goes.
+        """Make the empty sequence ``dst`` a copy of ``src[:end]``; returns the position of the next token of ``dst``.
 
         Raises:
             InvalidSequence: dst is not empty, or src and dst are the same.
@@ -125,10 +125,10 @@ class Context(Protocol):
         ...
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
-        """Tokens of ``src`` that ``fork(src, dst, end)`` would decode again; nothing changes.
+        """The number of tokens of ``src`` that ``fork(src, dst, end)`` would decode again; nothing changes.
 
-        Attention over all positions needs none. A recurrent state, or keys and values of a window that has passed, are
-        computed again from the last position for which they are kept.
+        Full attention needs none. A recurrent state, or keys and values of a window that has passed, are computed again
+        from the last position for which they are stored.
 
         Raises:
             InvalidSequence: there is no such sequence.
@@ -138,88 +138,89 @@ class Context(Protocol):
         ...
 
     def truncate(self, pos: Pos) -> Pos:
-        """Forget ``pos.index`` and all after it in that sequence; at the length a no-op.
+        """Remove the tokens of the sequence from ``pos.index`` on; at the length, nothing changes.
 
-        Past it, or inside a bidirectional block, ``InvalidPosition``.
-        Decoding the same tail again gives the logits it gave before.
+        Past the length, or inside a bidirectional block, it raises ``InvalidPosition``. Decoding the same tokens again
+        gives the same logits, within tolerance.
         """
         ...
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Forget [start, end) of one sequence; later tokens move down, keys re-rotated, values kept.
+        """Remove [start, end) of one sequence; later tokens move down, their keys are rotated again, their values stay.
 
-        Returns where the next token goes. Not a fresh prefill of what remains: values keep what they saw.
+        Returns the position of the next token. The result is not a fresh prefill of the remaining tokens: the values
+        still depend on the removed tokens.
 
         Raises:
             UnsupportedEdit: below ``EditLevel.CUT``.
             InvalidPosition: end < start, or outside the sequence.
-            InvalidSequence: start and end name two sequences.
+            InvalidSequence: start and end are in different sequences.
         """
         ...
 
     def drop(self, seq_id: int) -> None:
-        """Forget one sequence; others that share its storage stay as they are."""
+        """Empty one sequence; sequences that share its storage do not change."""
         ...
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Empty all sequences."""
         ...
 
     def dump(self, seq_id: int) -> bytes:
-        """The whole state of a sequence: tokens and rows, edit history, KV payload where declared, checksum."""
+        """The whole state of a sequence: tokens and rows, edit history, KV payload if declared, checksum."""
         ...
 
     def dump_parts(self, seq_id: int, part_bytes: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes of ``dump`` in parts of ``part_bytes`` (the last is shorter), each made when it is asked for.
+        """The bytes of ``dump`` in parts of ``part_bytes`` (the last part is shorter), each made when it is requested.
 
-        Other calls may be made between two parts, on other sequences. A part that raises ``ContextBusy`` can be asked
-        for again. An iterator that is given up holds nothing.
+        Between two parts, calls on other sequences are allowed. A part that raises ``ContextBusy`` can be requested
+        again. An abandoned iterator holds no positions.
 
         Raises:
             InvalidSequence: there is no such sequence.
             InvalidOption: ``part_bytes`` is not 1 to 8 MiB.
-            SequenceChanged: of a part: the sequence was changed since ``dump_parts`` was called.
-            ContextClosed: of a part: the context was closed.
+            SequenceChanged: from a part: the sequence has changed since ``dump_parts`` was called.
+            ContextClosed: from a part: the context is closed.
         """
         ...
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Replace a sequence by a dumped one, of this backend or of another; returns where the next token goes.
+        """Replace a sequence by a dump of this or another backend; returns the position of the next token.
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
             SnapshotMismatch: a dump of another model; rows, bidirectional blocks or offsets that ``decode`` would
-                refuse; a block that is longer than ``n_batch``.
+                refuse; a block longer than ``n_batch``.
             ContextFull: no room.
         """
         ...
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """As ``restore``, of a dump that comes in parts of any size.
+        """Like ``restore``, for a dump in parts of any size.
 
-        The parts are asked for inside the call: they must not call the context. What they raise is raised, and nothing
-        has changed.
+        The parts are requested inside the call, so the iterator must not call the context. Its exceptions are raised,
+        and nothing has changed.
 
         Raises:
-            InvalidSnapshot, SnapshotMismatch, ContextFull: as ``restore``.
+            InvalidSnapshot, SnapshotMismatch, ContextFull: as in ``restore``.
         """
         ...
 
     def dump_context(self, part_bytes: int = 8 << 20) -> Iterator[bytes]:
-        """The whole state of all sequences, in parts as ``dump_parts``; what sequences share is in it once.
+        """The whole state of all sequences, in parts like ``dump_parts``; shared tokens are stored once.
 
         Raises:
             InvalidOption: ``part_bytes`` is not 1 to 8 MiB.
-            SequenceChanged, ContextClosed: of a part, as in ``dump_parts``.
+            SequenceChanged, ContextClosed: from a part, as in ``dump_parts``.
         """
         ...
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Fill an empty context with the sequences of another; what they shared, they share again.
+        """Fill an empty context from the dump of a context; sequences share storage again.
 
         Raises:
-            InvalidSequence: the context holds tokens, or does not have a sequence of the dump.
-            InvalidSnapshot, SnapshotMismatch, ContextFull: as ``restore_parts``; the context is empty as before.
+            InvalidSequence: the context is not empty, or lacks a sequence of the dump.
+            InvalidSnapshot, SnapshotMismatch, ContextFull: as in ``restore_parts``; the context stays empty.
         """
         ...
 

@@ -16,11 +16,11 @@ class Converter(Protocol):
 
         Args:
             source: the GGUF file.
-            target: what to make, a file or a folder; it is there whole or not at all.
-            progress: hears the share that is done.
+            target: the new file or folder; written completely or not at all.
+            progress: called with the share that is done, 0.0 to 1.0.
 
         Raises:
-            InvalidModelFile, UnsupportedModel: the file is damaged, or not of a kind that is converted.
-            InvalidOption: the target is there already, or cannot be written.
+            InvalidModelFile, UnsupportedModel: the file is damaged, or cannot be converted.
+            InvalidOption: the target exists already, or cannot be written.
         """
         ...

@@ -1,4 +1,4 @@
-"""The noun Formatter: messages to prompt, and text back to a message."""
+"""The noun Formatter: renders messages to a prompt, and parses answers to messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slm_core.types import AnswerDelta, CallFormat, Message, Segment, Tool
 
 
 class StreamParser(Protocol):
-    """Reads an answer piece by piece. The result does not depend on how the text was split."""
+    """Parses an answer piece by piece. The result does not depend on the pieces."""
 
     def feed(self, text: str) -> list[AnswerDelta]:
-        """Take a piece of the answer, control tokens spelled out; returns what is now certain, in order.
+        """Add a piece of the answer, with control tokens as text; returns the deltas that are now certain, in order.
 
         Raises:
             SessionError: after ``finish``.
@@ -20,7 +20,7 @@ class StreamParser(Protocol):
         ...
 
     def finish(self) -> tuple[list[AnswerDelta], Message]:
-        """The answer is over: what was held back, and the whole message, which is all deltas joined.
+        """End the answer; returns the last deltas, and the whole message, which is all deltas joined.
 
         Raises:
             SessionError: called before.
@@ -33,57 +33,57 @@ class AnswerFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called, in ``slm_core.formatter(parser=...)`` too if a plugin provides it."""
+        """Its name, also for ``slm_core.formatter(parser=...)`` if a plugin provides it."""
         ...
 
     @property
     def call_format(self) -> CallFormat | None:
-        """How it writes calls, for a grammar; None where it writes none, or in a way that ``CallFormat`` cannot say."""
+        """The format of calls, for a grammar; None if there are no calls, or ``CallFormat`` cannot describe them."""
         ...
 
     def parser(self, *, tools: Sequence[Mapping[str, object]] = (), in_reasoning: bool = False) -> StreamParser:
-        """A parser for one answer; ``in_reasoning`` where the prompt left reasoning open."""
+        """A parser for one answer; set ``in_reasoning`` if the prompt leaves reasoning open."""
         ...
 
     def reasoning_end(self, prompt_end: str) -> str | None:
-        """What ends the reasoning that a prompt leaves open if it ends so after its last message; None if none."""
+        """The text that ends the reasoning which a prompt with this end leaves open; None if it leaves none open."""
         ...
 
     def closes_reasoning(self, text: str) -> bool:
-        """Whether an answer closes reasoning that it has not opened."""
+        """Whether an answer closes reasoning that it did not open."""
         ...
 
     def with_reasoning(self, begin: str, end: str) -> AnswerFormat:
-        """The same with other bounds of reasoning.
+        """The same format with other reasoning markers.
 
         Raises:
-            TemplateError: this format does not tell reasoning by bounds, or one of them is empty.
+            TemplateError: this format has no reasoning markers, or a marker is empty.
         """
         ...
 
 
 class Formatter(Protocol):
-    """The model's own chat format."""
+    """The model's chat format."""
 
     @property
     def name(self) -> str:
-        """Where the format came from, for ``ModelInfo.formatter``."""
+        """The origin of the format, for ``ModelInfo.formatter``."""
         ...
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer, besides the vocabulary's EOG tokens."""
+        """Texts that end an answer, in addition to the vocabulary's EOG tokens."""
         ...
 
     @property
     def call_format(self) -> CallFormat | None:
-        """How answers write tool calls, for a grammar that allows valid ones only; None where that is not known."""
+        """The format of tool calls in answers, for a grammar that allows only valid calls; None if it is unknown."""
         ...
 
     def reasoning_end(self, *, thinking: bool | None = None) -> str | None:
-        """What ends the reasoning that an answer begins with, control tokens spelled out.
+        """The text that ends the reasoning at the start of an answer, with control tokens as text.
 
-        None where it begins with content, as far as the prompt tells; ``thinking`` as given to ``render``.
+        None if the answer begins with content according to the prompt; ``thinking`` as in ``render``.
         """
         ...
 
@@ -97,37 +97,37 @@ class Formatter(Protocol):
         thinking: bool | None = None,
         **template_kwargs: object,
     ) -> list[Segment]:
-        """Turn messages into the prompt that the model was trained on.
+        """Render messages to a prompt in the format of the model's training.
 
         Content that spells a control token stays content: it is in segments with ``control=False``.
 
         Args:
-            messages: the conversation; mappings are passed to the template as they are ("role", "content", ...).
-            tools: what the model may call.
-            add_generation_prompt: end with what opens the assistant's answer.
-            continue_final_message: leave the last message open in place of that, so that the model goes on with it:
-                its content, or its reasoning with "reasoning_content".
-            thinking: ask for reasoning, or for none; None leaves it to the template.
+            messages: the conversation; mappings are passed to the template unchanged ("role", "content", ...).
+            tools: the tools that the model may call.
+            add_generation_prompt: end with the start of the assistant's answer.
+            continue_final_message: instead, leave the last message open, so that the model continues its content, or
+                its reasoning with "reasoning_content".
+            thinking: turn reasoning on or off; None uses the template's default.
             template_kwargs: passed to the template.
 
         Raises:
-            TemplateError: the template refused the messages, failed, does not understand ``thinking``, or cannot leave
-                the last message open.
-            InvalidOption: something that is no tool.
+            TemplateError: the template refused the messages, failed, has no ``thinking``, or cannot leave the last
+                message open.
+            InvalidOption: an object that is not a tool.
         """
         ...
 
     def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
-        """Turn an answer into a message: content, reasoning, tool calls, and calls that are malformed.
+        """Parse an answer into a message: content, reasoning, tool calls, and malformed calls.
 
         Args:
-            text: the answer, control tokens spelled out.
-            tools: as given to ``render``; formats that write all arguments as text need them to restore their types.
+            text: the answer, with control tokens as text.
+            tools: as in ``render``; formats that write all arguments as text need them to restore types.
         """
         ...
 
     def stream_parser(
         self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()
     ) -> StreamParser:
-        """A parser for one answer, to feed while it streams; ``thinking`` and ``tools`` as given to ``render``."""
+        """A parser for a streaming answer; ``thinking`` and ``tools`` as in ``render``."""
         ...

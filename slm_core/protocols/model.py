@@ -1,4 +1,4 @@
-"""The noun Model: weights and vocabulary, immutable, shareable between threads."""
+"""The noun Model: weights and vocabulary, immutable and shared between threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is known about the model; stays readable after ``close``."""
+        """The model's properties; readable also after ``close``."""
         ...
 
     @property

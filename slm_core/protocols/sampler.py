@@ -1,4 +1,4 @@
-"""The nouns Sampler and Constraint: logits in, token out; and what tokens are allowed."""
+"""The nouns Sampler and Constraint: a sampler chooses tokens from logits, a constraint restricts them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The token was taken; go on sampling."""
+    """The token was consumed; continue sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class FastForward:
-    """The token was taken, and these must follow it: they are decoded as one batch, without sampling.
+    """The token was consumed, and ``tokens`` must follow it: they are decoded as one batch, without sampling.
 
-    Each of them still goes through ``advance``, in order: they answer ``Forward`` until the last, and until then
-    ``mask`` allows nothing else.
+    The caller passes each of them to ``advance``, in order. ``advance`` returns ``Forward`` until the last one, and
+    until then ``mask`` allows no other token.
     """
 
     tokens: Sequence[int]
@@ -28,29 +28,29 @@ class FastForward:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The token was taken and the constraint is complete: nothing may follow."""
+    """The token was consumed and the constraint is complete: no token may follow."""
 
 
 Advance: TypeAlias = Forward | FastForward | Stop
 
 
 class Sampler(Protocol):
-    """Logits in, token out; deterministic for a seed."""
+    """Chooses tokens from logits; deterministic for a seed."""
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits, float32 [V]; the row is not changed."""
         ...
 
     def accept(self, token: int) -> None:
-        """Tell the sampler what was taken, so that penalties see it. Chosen, forced and prompt tokens alike."""
+        """Add a token to the history of penalties: a chosen, forced or prompt token."""
         ...
 
     def set_history(self, tokens: Sequence[int]) -> None:
-        """Replace what penalties see: the history was edited. The stream of random numbers goes on."""
+        """Replace the history of penalties, after an edit. The stream of random numbers continues."""
         ...
 
     def reset(self) -> None:
-        """Back to the state at creation."""
+        """Reset to the initial state."""
         ...
 
     def clone(self) -> Self:
@@ -62,35 +62,35 @@ class Sampler(Protocol):
         ...
 
     def set_state(self, state: bytes) -> None:
-        """Continue where ``state`` was taken.
+        """Restore the result of ``state``.
 
         Raises:
-            InvalidSnapshot: the bytes are not the state of such a sampler; nothing changed.
+            InvalidSnapshot: the bytes are not the state of a sampler of this kind; nothing changed.
         """
         ...
 
 
 class Constraint(Protocol):
-    """What may be said next: a grammar, a JSON schema, a regular expression, a choice.
+    """Restricts the next token: a grammar, a JSON schema, a regular expression, a choice.
 
-    One object follows one answer; ``constraints.compile`` makes them from a spec and a vocabulary.
+    One object is for one answer; ``constraints.compile`` makes it from a spec and a vocabulary.
     """
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was taken so far may end here: exactly then the EOG tokens are allowed."""
+        """Whether the answer may end here; EOG tokens are allowed if and only if it may."""
         ...
 
     def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy of one row of logits, float32 [V], with every token that may not follow at -inf.
+        """A copy of one row of logits, float32 [V], with -inf for tokens that may not follow.
 
         Raises:
-            ConstraintError: working out what may follow ran out of its bounds; nothing changed.
+            ConstraintError: computing the mask exceeded the limits; nothing changed.
         """
         ...
 
     def advance(self, token: int) -> Advance:
-        """Take a token. An EOG token answers ``Stop``.
+        """Consume a token. An EOG token returns ``Stop``.
 
         Raises:
             InvalidToken: the token may not follow; nothing changed.
@@ -98,9 +98,9 @@ class Constraint(Protocol):
         ...
 
     def clone(self) -> Self:
-        """An independent copy that stands at the same place."""
+        """An independent copy in the same state."""
         ...
 
     def state(self) -> bytes:
-        """What was asked for and the tokens taken since: ``constraints.restore`` makes the same of it."""
+        """The spec and the consumed tokens, for ``constraints.restore``."""
         ...

@@ -1,4 +1,4 @@
-"""The noun Vocab: text to token ids and back."""
+"""The noun Vocab: converts text to token ids and back."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Protocol
 
 
 class Vocab(Protocol):
-    """The model's vocabulary. Text to ids equals the model's reference tokenizer, id for id."""
+    """The model's vocabulary. ``encode`` returns the ids of the model's reference tokenizer."""
 
     @property
     def size(self) -> int:
-        """Number of tokens V; ids are 0 to V-1."""
+        """The number of tokens V; ids are 0 to V-1."""
         ...
 
     @property
     def bos(self) -> int | None:
-        """The token that begins a sequence, where the model has one."""
+        """The token that begins a sequence, if the model has one."""
         ...
 
     @property
     def eos(self) -> int | None:
-        """The token that ends a sequence, where the model has one."""
+        """The token that ends a sequence, if the model has one."""
         ...
 
     @property
@@ -34,13 +34,13 @@ class Vocab(Protocol):
 
         Args:
             text: the text.
-            add_special: add what the model puts around a text (BOS, EOS) as its file says.
-            parse_special: read spelled-out control tokens as those tokens; otherwise they are plain text.
+            add_special: add the tokens that the model file specifies around a text (BOS, EOS).
+            parse_special: parse the spelling of control tokens as control tokens; otherwise they are plain text.
         """
         ...
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
-        """Bytes that one token stands for; b"" for a control token unless ``special``.
+        """The bytes of a token; b"" for a control token unless ``special``.
 
         Raises:
             InvalidToken: the id is outside the vocabulary.
@@ -48,7 +48,7 @@ class Vocab(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of a run of tokens; bytes that are not UTF-8 become U+FFFD.
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             InvalidToken: an id is outside the vocabulary.

@@ -1,6 +1,7 @@
-"""GGUF quantization formats in NumPy: one module a format, each found by being here.
+"""GGUF quantization formats in NumPy, one module per format.
 
-A format's module defines ``FORMAT``; nothing else names it. These are the definition of every type, slow and obvious.
+A format's module defines ``FORMAT``; there is no list of formats. These modules are the slow, obvious reference of
+every type.
 """
 
 from slm_core.quant._format import Affine

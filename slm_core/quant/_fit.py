@@ -1,6 +1,6 @@
-"""Scales for groups of weights: grid searches over ranges, then least squares, as ggml's quantizers do (ggml-quants.c).
+"""Scales for groups of weights: grid searches over ranges, then least squares, like ggml's quantizers (ggml-quants.c).
 
-Arrays are [W, N], one group a column, so that sums over a group are sums of whole rows.
+Arrays are [W, N], with one group per column, so that sums over a group are sums of whole rows.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 
 _RANGES = np.arange(-2.4, 2.5, 0.4, dtype=np.float32)
-"""By how many codes the range of a group is shortened or stretched before it is rounded."""
+"""The numbers of codes by which the range of a group is changed before rounding."""
 
 _STEP_RANGES = np.arange(-0.9, 0.95, 0.1, dtype=np.float32)
-"""The same for the scales of a super-block."""
+"""The numbers of codes by which the range of a super-block's scales is changed before rounding."""
 
 _FLAT = np.float32(1e-6)
-"""Variance of codes, relative to their square, below which their slope is noise of float32."""
+"""Relative variance of codes below which their slope is float32 noise."""
 
 
 def fit_affine(x: Floats, weight: Floats, top: int) -> tuple[Floats, Floats]:
-    """Scale and minimum that make ``scale * code - minus`` close to each group, codes from 0 to ``top``.
+    """Fit scale and minimum so that ``scale * code - minus`` is close to each group, with codes from 0 to ``top``.
 
     Args:
         x: float32 [W, N].
-        weight: float32 [W, N], not negative: what an error of each weight counts.
+        weight: float32 [W, N], not negative: the weight of each squared error.
         top: the largest code.
 
     Returns:
@@ -48,15 +48,15 @@ def fit_affine(x: Floats, weight: Floats, top: int) -> tuple[Floats, Floats]:
 
 
 def fit_symmetric(x: Floats, weight: Floats, half: int) -> Floats:
-    """Scale that makes ``scale * code`` close to each group, codes from ``-half`` to ``half - 1``.
+    """Fit a scale so that ``scale * code`` is close to each group, with codes from ``-half`` to ``half - 1``.
 
     Args:
         x: float32 [W, N].
-        weight: float32 [W, N], not negative: what an error of each weight counts.
-        half: how many codes are negative.
+        weight: float32 [W, N], not negative: the weight of each squared error.
+        half: the number of negative codes.
 
     Returns:
-        float32 [N], of either sign: the farthest weight gets the negative end, which is one code longer.
+        float32 [N], of either sign: the weight of the largest magnitude gets the code ``-half``.
     """
     farthest = extreme(x)
     unit = x * -inverse(farthest)
@@ -78,11 +78,11 @@ def fit_symmetric(x: Floats, weight: Floats, half: int) -> Floats:
 
 
 def fit_step(x: Floats, weight: Floats, top: int) -> Floats:
-    """The unit in which values that are not negative are closest to whole numbers from 0 to ``top``.
+    """The unit in which non-negative values are closest to integers from 0 to ``top``.
 
     Args:
         x: float32 [W, N], not negative.
-        weight: float32 [W, N], not negative: what an error of each value counts.
+        weight: float32 [W, N], not negative: the weight of each squared error.
         top: the largest code.
 
     Returns:
@@ -95,7 +95,7 @@ def fit_step(x: Floats, weight: Floats, top: int) -> Floats:
     slopes = (weighted * x).sum(axis=1) * inverse((weighted * codes).sum(axis=1))
     errors = (weight * np.square(x - slopes[:, None] * codes)).sum(axis=1)
     step: Floats = np.take_along_axis(slopes, errors.argmin(axis=0)[None], axis=0)[0]
-    np.copyto(step, highest / np.float32(top), where=step <= 0)  # where nothing counts, or all is zero
+    np.copyto(step, highest / np.float32(top), where=step <= 0)  # if all weights or all values are zero
     return step
 
 
@@ -105,11 +105,11 @@ def columns(groups: Floats) -> Floats:
 
 
 def counted(weights: Floats, importance: Floats) -> Floats:
-    """What errors count where importance is known: more where weights are large, as large ones move more of the sum.
+    """The weights of squared errors with an importance matrix: larger for large weights, which contribute more.
 
     Args:
         weights: float32 [N, W].
-        importance: float32 [N, W]: mean squares of the activations that the weights meet.
+        importance: float32 [N, W]: mean squares of the inputs of the weights.
 
     Returns:
         float32 [N, W].
@@ -120,21 +120,21 @@ def counted(weights: Floats, importance: Floats) -> Floats:
 
 
 def extreme(x: Floats) -> Floats:
-    """The element farthest from zero of each column, with its sign: [W, N] to [N]."""
+    """The element of the largest magnitude of each column, with its sign: [W, N] to [N]."""
     highest, lowest = x.max(axis=0), x.min(axis=0)
     farthest: Floats = np.where(highest >= -lowest, highest, lowest)
     return farthest
 
 
 def inverse(x: Floats) -> Floats:
-    """``1 / x``, and 0 where that is not finite; warnings are the caller's to silence."""
+    """``1 / x``, or 0 if that is not finite; the caller silences warnings."""
     inverted = np.reciprocal(x)
     finite: Floats = np.where(np.isfinite(inverted), inverted, np.float32(0))
     return finite
 
 
 def half_away(x: Floats) -> Floats:
-    """Rounded to the nearest whole number, halves away from zero, as C does (NumPy rounds halves to even)."""
+    """Round to the nearest integer, halves away from zero, like C (NumPy rounds halves to even)."""
     magnitude = np.abs(x)
     whole = np.floor(magnitude)
     whole += magnitude - whole >= np.float32(0.5)
@@ -153,7 +153,7 @@ class _Sums:
         self._squares = np.empty_like(x)
 
     def line(self, codes: Floats) -> tuple[Floats, Floats, Floats]:
-        """Slope, what is taken away (not negative), and by how much the squared error is less than that of zeros."""
+        """Slope, minimum (not negative), and the reduction of the squared error compared with zeros."""
         np.multiply(codes, self.weight, out=self._squares)
         q = self._squares.sum(axis=0)
         qq = np.einsum("wn,wn->n", self._squares, codes)

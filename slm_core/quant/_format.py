@@ -1,4 +1,4 @@
-"""What a quantization format is, and the bit unpacking that many of them share."""
+"""The base of quantization formats, and shared bit unpacking."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgmlType
 
 Blocks: TypeAlias = NDArray[np.void]
-"""Structured array [N] of blocks in a format's own dtype."""
+"""Structured array [N] of blocks, in the dtype of the format."""
 
 Encode: TypeAlias = Callable[[NDArray[np.float32], "NDArray[np.float32] | None"], Blocks]
-"""Weights, and what their errors count, float32 [N, block_size] each, to structured blocks [N]."""
+"""From weights and weights of squared errors, float32 [N, block_size] each, to structured blocks [N]."""
 
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 """Twice the sixteen values of FP4 (E2M1); minus zero is read as zero."""
 
 
 SIGNED_ZERO = 128
-"""What ``signed_codes`` adds."""
+"""The offset of ``signed_codes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Blocks taken apart: each weight is ``scale * (q - zero) - minus`` of its group.
+    """Unpacked blocks: each weight is ``scale * (q - zero) - minus`` of its group.
 
     Attributes:
         q: codes, uint8 [N, G, W]: N blocks of G groups of W weights.
         scale: float32 [N, G].
-        zero: the code that stands for zero.
-        minus: float32 [N, G], None where nothing is taken away.
+        zero: the code of zero.
+        minus: float32 [N, G], or None without minimums.
     """
 
     q: NDArray[np.uint8]
@@ -45,14 +45,14 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """One ggml type: how a block lies in the file, and what it stands for.
+    """One ggml type: the layout of a block, and its weights.
 
     Attributes:
         ggml_type: the type.
         block: packed dtype of one block.
         expand: structured blocks [N] to float32 [N, block_size].
-        split: structured blocks [N] to codes and scales; None where weights are no such thing.
-        encode: weights to structured blocks; None where nothing here writes the type.
+        split: structured blocks [N] to codes and scales; None if weights are not codes with scales.
+        encode: weights to structured blocks; None if quantizing to the type is not implemented.
     """
 
     ggml_type: GgmlType
@@ -68,7 +68,7 @@ class QuantFormat:
             blocks: uint8 [N, block_bytes], C-contiguous.
 
         Returns:
-            float32 [N, block_size], C-contiguous; a scale that is infinite or not a number gives such weights.
+            float32 [N, block_size], C-contiguous; an infinite or NaN scale gives infinite or NaN weights.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             return self.expand(blocks.view(self.block)[:, 0])
@@ -78,13 +78,13 @@ class QuantFormat:
 
         Args:
             weights: float32 [N, block_size], finite.
-            importance: float32 [N, block_size], finite and not negative: what squared errors count; None for alike.
+            importance: float32 [N, block_size], finite and not negative: weights of squared errors; None for equal.
 
         Returns:
             uint8 [N, block_bytes].
 
         Raises:
-            UnsupportedModel: nothing here writes the type, or a weight is too large for it.
+            UnsupportedModel: quantizing to the type is not implemented, or a weight is too large for it.
         """
         if self.encode is None:
             raise UnsupportedModel(f"cannot quantize to {self.ggml_type.name}")
@@ -136,14 +136,14 @@ def fields(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def pack_planes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """What ``planes`` splits, of the lowest bits of each code: [..., 8/bits, m] to [..., m]."""
+    """The inverse of ``planes``, with the lowest bits of each code: [..., 8/bits, m] to [..., m]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     packed: NDArray[np.uint8] = np.bitwise_or.reduce((codes & np.uint8((1 << bits) - 1)) << shifts, axis=-2)
     return packed
 
 
 def pack_fields(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """What ``fields`` splits, of the lowest bits of each code: [..., m * 8/bits] to [..., m]."""
+    """The inverse of ``fields``, with the lowest bits of each code: [..., m * 8/bits] to [..., m]."""
     split = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
     return pack_planes(np.swapaxes(split, -1, -2), bits)
 
@@ -164,21 +164,21 @@ def six_bit_scales(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDAr
     """Scales and minimums of the eight sub-blocks of Q4_K and Q5_K.
 
     Args:
-        packed: uint8 [N, 12]. Bytes 0-3 hold scales 0-3 and bytes 4-7 minimums 0-3 in their low six bits; bytes 8-11
-            hold the low four bits of scales (low nibble) and minimums (high nibble) 4-7, whose upper two bits are the
-            upper two bits of bytes 0-3 and 4-7.
+        packed: uint8 [N, 12]. The low six bits of bytes 0-3 are scales 0-3, and of bytes 4-7 minimums 0-3. Bytes 8-11
+            are the low four bits of scales 4-7 (low nibble) and minimums 4-7 (high nibble). Their upper two bits are
+            the upper two bits of bytes 0-3 and 4-7.
 
     Returns:
         Scales and minimums, float32 [N, 8] each, 0 to 63.
     """
-    low_scale, low_min, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([low_scale & 63, (rest & 15) | (low_scale >> 6 << 4)], axis=1)
-    minimums = np.concatenate([low_min & 63, (rest >> 4) | (low_min >> 6 << 4)], axis=1)
+    low_scale, low_min, low_nibbles = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([low_scale & 63, (low_nibbles & 15) | (low_scale >> 6 << 4)], axis=1)
+    minimums = np.concatenate([low_min & 63, (low_nibbles >> 4) | (low_min >> 6 << 4)], axis=1)
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
 def pack_six_bit_scales(scales: NDArray[np.uint8], minimums: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What ``six_bit_scales`` reads: [N, 8] each, 0 to 63, to [N, 12]."""
+    """The inverse of ``six_bit_scales``: [N, 8] each, 0 to 63, to [N, 12]."""
     high_scale, high_min = scales[:, 4:], minimums[:, 4:]
     low = [scales[:, :4] | high_scale >> 4 << 6, minimums[:, :4] | high_min >> 4 << 6]
     return np.concatenate([*low, high_scale & 15 | (high_min & 15) << 4], axis=1)

@@ -1,8 +1,8 @@
-"""Tables of the IQ types: the levels of four-bit weights, and grids of points that eight or four weights share.
+"""Tables of the IQ types: the levels of four-bit weights, and grids of points for eight or four weights.
 
-The levels and grids are data of ggml (``ggml-common.h``), found there by search for small quantization error and part
-of the file format. Every grid is a set of base-b numbers in rising order, the first weight the lowest digit, so the
-set alone is kept here: a bit for each possible number, deflated.
+The levels and grids are data of ggml (``ggml-common.h``), optimized there for small quantization error, and part of the
+file format. Every grid is a set of base-b numbers in ascending order, with the first weight as the lowest digit. So
+only the set is stored here: a bit for each possible number, deflated.
 
 ggml is Copyright (c) 2023-2026 The ggml authors, under the MIT License: Permission is hereby granted, free of charge,
 to any person obtaining a copy of this software and associated documentation files (the "Software"), to deal in the
@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""What the sixteen codes of IQ4_NL and IQ4_XS stand for."""
+"""The values of the sixteen codes of IQ4_NL and IQ4_XS."""
 
 IQ1_SHIFT = np.float32(0.125)
-"""What IQ1_S and IQ1_M add to, or take from, every weight of a group."""
+"""The shift that IQ1_S and IQ1_M add to or subtract from every weight of a group."""
 
 _IQ2_DIGITS = (8, 25, 43)
 _IQ3_XXS_DIGITS = (4, 12, 20, 28, 36, 44, 52, 62)
@@ -123,14 +123,14 @@ def iq1_grid() -> NDArray[np.float32]:
 
 
 def signs_of_bytes(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """One sign a bit, set for negative, lowest first: [..., m] to [..., m, 8] of +1 and -1."""
+    """One sign per bit, set for negative, lowest first: [..., m] to [..., m, 8] of +1 and -1."""
     bits = np.unpackbits(packed[..., None], axis=-1, bitorder="little")
     return 1 - 2 * bits.astype(np.float32)
 
 
 @cache
 def signs_of_seven_bits() -> NDArray[np.float32]:
-    """Signs [128, 8] of seven stored bits; the eighth is such that an even number of weights is negative."""
+    """Signs [128, 8] of seven stored bits; the eighth sign makes the number of negative weights even."""
     signs = signs_of_bytes(np.arange(128, dtype=np.uint8))
     signs[:, 7] = signs[:, :7].prod(axis=1)
     return signs

@@ -1,4 +1,4 @@
-"""What Q4_K and Q5_K share: super-blocks of eight groups of 32 weights, each with a scale and a minimum of six bits."""
+"""Shared code of Q4_K and Q5_K: super-blocks of eight groups of 32 weights, with six-bit scales and minimums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOP = 63
 
 @dataclass(frozen=True, slots=True)
 class KBlocks:
-    """Super-blocks, not yet packed.
+    """Unpacked super-blocks.
 
     Attributes:
         scale: float16 [N], the unit of the scales.
@@ -32,7 +32,7 @@ class KBlocks:
 
 
 def fit_k_blocks(weights: Floats, importance: Floats | None, top: int) -> KBlocks:
-    """Fit scale and minimum of each group, then the units these are counted in, then round the weights.
+    """Fit scale and minimum of each group, then their units, then round the weights.
 
     Args:
         weights: float32 [N, 256].
@@ -52,7 +52,7 @@ def fit_k_blocks(weights: Floats, importance: Floats | None, top: int) -> KBlock
 
 
 def _counts(weights: Floats, importance: Floats | None) -> Floats:
-    """What errors count: more where weights are large, compared with their group, or with their super-block."""
+    """The weights of squared errors: larger for weights that are large in their group or super-block."""
     groups = weights.reshape(-1, 32)
     if importance is None:
         counts: Floats = np.abs(groups) + np.sqrt(np.square(groups).mean(axis=1, keepdims=True))
@@ -63,7 +63,7 @@ def _counts(weights: Floats, importance: Floats | None) -> Floats:
 
 
 def _in_units(values: Floats, counts: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8], Floats]:
-    """The unit of each super-block's eight values, how many units they are, and what these amount to."""
+    """The unit of each super-block's eight values, the values in units, and the rounded values."""
     eights = columns(values.reshape(-1, 8))
     unit = fit_step(eights, columns(counts.reshape(-1, 8)), _TOP).astype(np.float16)
     codes = np.clip(np.rint(eights * inverse(unit.astype(np.float32))), 0, _TOP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -12,19 +11,19 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core import quant
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant._format import Affine, QuantFormat
+from slm_core.submodules import public_modules
 
-# Weights expanded or rounded at a time: what that allocates on the way stays within the processor's cache.
+# Weights expanded or rounded at a time, so that temporary arrays stay in the processor's cache.
 _CHUNK_WEIGHTS = 1 << 16
 
 
 @cache
 def _formats() -> Mapping[GgmlType, QuantFormat]:
-    names = [module.name for module in pkgutil.iter_modules(quant.__path__) if not module.name.startswith("_")]
-    formats: list[QuantFormat] = [importlib.import_module(f"{quant.__name__}.{name}").FORMAT for name in names]
+    names = public_modules(__package__)
+    formats: list[QuantFormat] = [importlib.import_module(f"{__package__}.{name}").FORMAT for name in names]
     return MappingProxyType({quant_format.ggml_type: quant_format for quant_format in formats})
 
 
@@ -37,7 +36,7 @@ def format_of(ggml_type: GgmlType) -> QuantFormat:
     """The format of a type.
 
     Raises:
-        UnsupportedModel: there is none; the message lists those there are.
+        UnsupportedModel: there is none; the message lists the supported types.
     """
     quant_format = _formats().get(ggml_type)
     if quant_format is None:
@@ -52,8 +51,8 @@ def row_bytes(ggml_type: GgmlType, n_cols: int) -> int:
     Raises:
         InvalidModelFile: a row is no whole number of blocks.
     """
-    n_blocks, rest = divmod(n_cols, ggml_type.block_size)
-    if rest or n_cols < 1:
+    n_blocks, remainder = divmod(n_cols, ggml_type.block_size)
+    if remainder or n_cols < 1:
         raise InvalidModelFile(
             f"a row of {n_cols} weights is no whole number of {ggml_type.name} blocks of {ggml_type.block_size}"
         )
@@ -79,7 +78,7 @@ def dequantize(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[int
     """Expand a whole tensor.
 
     Args:
-        data: uint8 [n_bytes], C-contiguous: the blocks as they lie in the file.
+        data: uint8 [n_bytes], C-contiguous: the blocks in the layout of the file.
         ggml_type: their type.
         shape: row-major, slowest dimension first.
 
@@ -103,7 +102,7 @@ def dequantize_rows(
         data: uint8 [n_bytes], C-contiguous: all rows of the matrix.
         ggml_type: the type of its blocks.
         n_cols: weights in a row.
-        row_ids: [T] rows to expand, in the order wanted, repeats allowed.
+        row_ids: [T] rows to expand, in any order, repeats allowed.
 
     Returns:
         float32 [T, n_cols].
@@ -124,7 +123,7 @@ def dequantize_rows(
 
 
 def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Affine | None:
-    """Take a matrix apart into codes and scales, for engines that multiply with these.
+    """Unpack a matrix into codes and scales, for engines that multiply with them.
 
     Args:
         data: uint8 [n_bytes], C-contiguous: all rows of the matrix.
@@ -132,8 +131,8 @@ def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Aff
         n_cols: weights in a row.
 
     Returns:
-        Groups row by row: codes [n_rows, groups in a row, W], scales [n_rows, groups in a row]; None where the type's
-        weights are no codes with a scale.
+        Groups row by row: codes [n_rows, groups in a row, W], scales [n_rows, groups in a row]; None if the type's
+        weights are not codes with scales.
 
     Raises:
         UnsupportedModel: the type has no format here.
@@ -162,20 +161,20 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """Round the rows of a matrix to a type.
 
-    Types of 32 weights with no importance, Q8_0, Q1_0, TQ2_0 and the floats are rounded as ggml's reference quantizers
-    do; the others by a search of their own.
+    Types of 32 weights without importance, Q8_0, Q1_0, TQ2_0 and floats are rounded like in ggml's reference
+    quantizers; other types use our own search.
 
     Args:
         weights: float32 [n_rows, n_cols], C-contiguous.
-        ggml_type: what to round to.
-        importance: float32 [n_cols], finite and not negative: what squared errors of each column count (the mean
-            squares of the activations that it meets); None for alike.
+        ggml_type: the target type.
+        importance: float32 [n_cols], finite and not negative: the weight of each column's squared errors (the mean
+            square of its inputs); None for equal weights.
 
     Returns:
-        uint8 [n_bytes]: the blocks as they lie in a file.
+        uint8 [n_bytes]: the blocks in the layout of a file.
 
     Raises:
-        UnsupportedModel: nothing here writes the type, or a weight is too large for it.
+        UnsupportedModel: quantizing to the type is not implemented, or a weight is too large for it.
         InvalidModelFile: a row is no whole number of blocks, or a weight is infinite or not a number.
     """
     n_rows, n_cols = weights.shape

@@ -1,6 +1,6 @@
-"""What Q4_0, Q4_1, Q5_0 and Q5_1 share: 32 weights with one scale, and with a minimum or around zero.
+"""Shared code of Q4_0, Q4_1, Q5_0 and Q5_1: 32 weights with one scale, with a minimum or around zero.
 
-Without importance, the scale is what makes the range of the block fit, as ggml's reference quantizers have it.
+Without importance, the scale maps the range of the block to the codes, like in ggml's reference quantizers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slm_core.quant._fit import Floats, columns, counted, fit_affine, fit_symmet
 
 
 def around_zero(weights: Floats, importance: Floats | None, half: int) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Scales float16 [N] and codes uint8 [N, 32], ``half`` standing for zero."""
+    """Scales float16 [N] and codes uint8 [N, 32]; the code ``half`` is zero."""
     if importance is None:
         farthest = np.abs(weights).argmax(axis=1, keepdims=True)
         scale = np.take_along_axis(weights, farthest, axis=1) / np.float32(-half)

@@ -1,4 +1,4 @@
-"""A weight tensor as it lies in the model file."""
+"""A weight tensor in the layout of the model file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slm_core.gguf import GgmlType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
-    """One tensor of a GGUF file, still in the file's own blocks.
+    """One tensor of a GGUF file, in the file's blocks.
 
     Attributes:
-        name: as the file spells it ("blk.0.attn_q.weight").
-        shape: row-major, slowest dimension first: (out, in) for a matrix. GGUF stores its dims the other way round.
+        name: its name in the file ("blk.0.attn_q.weight").
+        shape: row-major, slowest dimension first: (out, in) for a matrix. GGUF stores dimensions in reverse order.
         ggml_type: the format of the blocks.
         data: uint8 [n_bytes], C-contiguous; usually a view on the mapped file.
     """

@@ -19,18 +19,18 @@ from slm_core.quant._format import (
 BLOCK = np.dtype(
     [
         ("scale", "<f2"),
-        ("signs", "u1", 16),  # bit i of the 128: set where weight i is positive
+        ("signs", "u1", 16),  # bit i of the 128: set if weight i is positive
     ]
 )
 
 
 def split(blocks: Blocks) -> Affine:
-    """``scale`` where the bit is set, else ``-scale``: codes are 0 and 2 around 1."""
+    """``scale`` if the bit is set, else ``-scale``: codes are 0 and 2 around 1."""
     return Affine(2 * fields(blocks["signs"], 1)[:, None], as_float(blocks["scale"]), zero=1)
 
 
 def encode(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Blocks:
-    """The scale is the mean magnitude, in which important weights count more: that has the least squared error."""
+    """The scale is the mean magnitude, weighted by importance, which minimizes the squared error."""
     blocks = np.empty(len(weights), BLOCK)
     blocks["scale"] = _mean_magnitude(weights, importance)
     blocks["signs"] = pack_fields((weights >= 0).astype(np.uint8), 1)

@@ -25,7 +25,7 @@ def split(blocks: Blocks) -> Affine:
 
 
 def encode(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Blocks:
-    """The farthest weight gets the negative end; with importance, the scale of least squared error is searched for."""
+    """The weight of the largest magnitude gets the code 0; with importance, the scale minimizes the squared error."""
     blocks = np.empty(len(weights), BLOCK)
     blocks["scale"], codes = around_zero(weights, importance, 16)
     blocks["high_bits"] = pack_fields(codes >> np.uint8(4), 1)

@@ -26,7 +26,7 @@ def split(blocks: Blocks) -> Affine:
 
 
 def encode(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Blocks:
-    """Codes span the range of the block; with importance, the line of least squared error is searched for."""
+    """Codes span the range of the block; with importance, scale and minimum minimize the squared error."""
     blocks = np.empty(len(weights), BLOCK)
     blocks["scale"], blocks["minimum"], codes = above_minimum(weights, importance, 31)
     blocks["high_bits"] = pack_fields(codes >> np.uint8(4), 1)

@@ -18,7 +18,7 @@ def split(blocks: Blocks) -> Affine:
 
 
 def encode(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Blocks:
-    """The farthest weight gets the code 127 or -127; importance changes nothing at this precision."""
+    """The weight of the largest magnitude gets the code 127 or -127; importance is ignored at this precision."""
     scale = np.abs(weights).max(axis=1) / np.float32(127)
     blocks = np.empty(len(weights), BLOCK)
     blocks["scale"] = scale

@@ -27,7 +27,7 @@ def expand(blocks: Blocks) -> NDArray[np.float32]:
 def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.float32]:
     """The first ``n`` base-3 digits of each byte, [N, m] to [N, n * m], digit slowest.
 
-    A byte b stands for the fraction b / 256: multiplying by 3**i drops the first i digits off the left, modulo 256.
+    A byte b is the fraction b / 256: multiplying by 3**i removes the first i digits, modulo 256.
     """
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:n, None]
     fraction = packed[:, None, :] * powers  # [N, n, m], wraps modulo 256

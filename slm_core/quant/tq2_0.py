@@ -23,7 +23,7 @@ def split(blocks: Blocks) -> Affine:
 
 
 def encode(weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Blocks:
-    """The scale is the farthest weight: for weights that are ternary as they come, whose importance changes nothing."""
+    """The scale is the largest magnitude, which is exact for ternary weights; importance is ignored."""
     scale = np.abs(weights).max(axis=1)
     codes = (half_away(weights * inverse(scale)[:, None]) + 1).astype(np.uint8)
     blocks = np.empty(len(weights), BLOCK)

@@ -1,6 +1,6 @@
-"""Importance matrices: how much each input of a matrix was used while a model read some text.
+"""Importance matrices: the mean squares of each matrix's inputs on a text.
 
-llama.cpp's ``imatrix`` writes them, as GGUF files or, earlier, in a format of their own.
+llama.cpp's ``imatrix`` writes them as GGUF files; older versions write another format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
     """Read an importance matrix, of either format.
 
     Raises:
-        InvalidModelFile: it cannot be read, is damaged, or holds a value that is negative or no number.
+        InvalidModelFile: it cannot be read, is damaged, or has a negative or NaN value.
         UnsupportedModel: it is a GGUF file of another version.
     """
     file_path = Path(path)
@@ -50,7 +50,7 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
 
 
 def _gguf_entries(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Sums of squares of inputs, a row for each matrix, and how many inputs each row has seen."""
+    """Sums of squares of inputs, a row for each matrix, divided by the number of inputs of each row."""
     with GgufFile.open(path) as file:
         for name in file.tensors:
             if name.endswith(_SUMS):
@@ -70,7 +70,7 @@ def _floats(file: GgufFile, name: str) -> NDArray[np.float32]:
 
 
 def _means(sums: NDArray[np.float32], counts: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows that have seen nothing, experts that were never asked, count their inputs alike."""
+    """Mean squares; rows without inputs (experts that were never used) have equal values."""
     is_counted = counts > 0
     with np.errstate(over="ignore", invalid="ignore"):
         means: NDArray[np.float32] = np.where(
@@ -80,7 +80,7 @@ def _means(sums: NDArray[np.float32], counts: NDArray[np.float32]) -> NDArray[np
 
 
 def _legacy_entries(cursor: Cursor) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Counted entries: name, number of calls, number of values, values; then facts about the text, not needed here."""
+    """The entries: name, number of calls, number of values, values. The data after them is ignored."""
     n_entries = cursor.u32("the number of entries")
     if not 0 < n_entries * _MIN_ENTRY_BYTES <= cursor.left:
         raise cursor.damaged(

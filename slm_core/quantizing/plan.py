@@ -36,7 +36,7 @@ class PlannedTensor:
     """One tensor.
 
     Attributes:
-        source: its place in the source file, and its type there.
+        source: its location and type in the source file.
         requested_type: the type of the recipe or an override.
         ggml_type: the type in the new file. It differs if a row is not a multiple of the requested type's blocks.
         importance: float32 [n_matrices * n_cols], the weight of each column's error; None for equal weights.
@@ -69,7 +69,7 @@ class Plan:
         file: the model, open.
         recipe: the recipe.
         tensors: every tensor, in file order.
-        notes: one line each on losses of precision and missing importance.
+        notes: notes of one line on losses of precision and missing importance.
     """
 
     file: GgufFile
@@ -83,7 +83,7 @@ class Plan:
         return [tensor for tensor in self.tensors if tensor.ggml_type is not tensor.requested_type]
 
     def writer(self) -> GgufWriter:
-        """Lays out the new file. Metadata is copied, except the file type; shards become one file."""
+        """The writer of the new file. Metadata is copied, except the file type; shards become one file."""
         source = self.file.metadata
         metadata = {key: source.stored(key) for key in source if not key.startswith("split.")}
         metadata["general.file_type"] = stored_uint32(self.recipe.file_type)
@@ -104,16 +104,16 @@ def plan_quantization(
 
     Args:
         file: the model, open; of any types, also quantized ones.
-        type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
+        type_name: a recipe, such as ``Q4_K_M``; see ``RECIPES``.
         overrides: types by regular expressions, searched for in names of matrices; the first match counts.
         imatrix: an importance matrix.
         pure: give every matrix the recipe's main type.
 
     Raises:
-        InvalidOption: an unknown type, a regular expression that is wrong or finds no matrix, or an importance matrix
-            of another model.
+        InvalidOption: an unknown type, a regular expression that is invalid or matches no matrix, or an importance
+            matrix of another model.
         InvalidModelFile: the importance matrix is damaged.
-        UnsupportedModel: nothing in the file can be quantized, or a tensor has a type that cannot be read here.
+        UnsupportedModel: the file has no matrix to quantize, or a tensor has a type that cannot be read.
     """
     recipe = recipe_of(type_name)
     matrices = [name for name, tensor in file.tensors.items() if may_be_quantized(name, tensor.shape)]
@@ -167,7 +167,7 @@ def _planned(
     n_matrices = tensor.n_elements // (tensor.shape[-1] * tensor.shape[-2])
     if planned.importance.size == n_matrices * tensor.shape[-1]:
         return planned
-    if tensor.name == "token_embd.weight":  # its inputs are tokens: some programs write an entry all the same
+    if tensor.name == "token_embd.weight":  # its inputs are tokens, but some programs write an entry
         return PlannedTensor(tensor, requested_type, planned.ggml_type)
     raise InvalidOption(
         f"the importance of {shown(tensor.name)} has {planned.importance.size} values, but the tensor"

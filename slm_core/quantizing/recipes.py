@@ -1,6 +1,6 @@
-"""Quantization recipes: which tensor gets more bits than the others.
+"""Quantization recipes: the choice of a type for each tensor.
 
-The choices are llama.cpp's (``llama-quant.cpp``): a recipe's name means the same types in both programs.
+The choices are the same as in llama.cpp (``llama-quant.cpp``): a recipe's name means the same types in both programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = GgmlType
 
 @dataclass(frozen=True, slots=True)
 class QuantizationRecipe:
-    """Number formats of a whole file, by its name, as in Q4_K_M.
+    """The number formats of a file, by a name such as Q4_K_M.
 
     Attributes:
         name: in capitals.
@@ -62,7 +62,7 @@ _ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
 def recipe_of(name: str) -> QuantizationRecipe:
-    """The recipe of a name, in any case.
+    """The recipe with a name, in upper or lower case.
 
     Raises:
         InvalidOption: there is no such recipe; the message lists the recipes.
@@ -97,7 +97,7 @@ _ROLES_BY_PART = {
 
 
 def role_of(name: str) -> Role:
-    """The role that a tensor's name gives it."""
+    """The role of a tensor, by its name."""
     if name == "output.weight":
         return Role.OUTPUT
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -106,12 +106,12 @@ def role_of(name: str) -> Role:
 
 
 class Chooser:
-    """Chooses types for the matrices of a model, given in the order of ``in_order``.
+    """Chooses types for the matrices of a model; call it in the order of ``in_order``.
 
     Args:
         file: the model.
         recipe: the recipe.
-        has_importance: whether an importance matrix is used; two recipes change with it.
+        has_importance: whether an importance matrix is used; it changes two recipes.
     """
 
     def __init__(self, file: GgufFile, recipe: QuantizationRecipe, *, has_importance: bool) -> None:
@@ -129,7 +129,7 @@ class Chooser:
         self._i_values = self._i_down = 0
 
     def choose(self, name: str, n_cols: int) -> GgmlType:
-        """The type of the next matrix, before its rows are known to fit."""
+        """The type of the next matrix, regardless of the length of its rows."""
         role = role_of(name)
         if role is Role.OUTPUT or (self._tied and role is Role.EMBEDDING):
             return self._output(n_cols)
@@ -146,7 +146,7 @@ class Chooser:
         return self._main
 
     def _output(self, n_cols: int) -> GgmlType:
-        """Every logit passes through this matrix: six bits at least."""
+        """The type of the output matrix: at least six bits, because it affects every logit."""
         if self._is_falcon or n_cols % self._main.block_size or self._main is T.Q8_0:
             return T.Q8_0
         return T.Q6_K
@@ -158,7 +158,7 @@ class Chooser:
             chosen = T.Q6_K
         elif self._name == "Q4_K_S" and i < 4:
             chosen = T.Q5_K
-        if self._shares_many_heads and chosen is T.Q4_K:  # a matrix that small costs next to nothing
+        if self._shares_many_heads and chosen is T.Q4_K:  # a matrix this small costs almost nothing
             chosen = T.Q5_K
         return T.Q8_0 if self._n_experts == 8 else chosen
 
@@ -178,19 +178,19 @@ class Chooser:
 
 
 def may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a matrix, or several, that engines take in any type."""
+    """Whether a tensor is one or more matrices that engines accept in any type."""
     is_matrix = len(shape) > 1 and max(shape[:-1]) > 1
     kept = name in _KEPT or any(part in name for part in _KEPT_PARTS)
     return is_matrix and name.endswith("weight") and not kept
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """By layer, tensors outside of layers first, then by name: llama.cpp counts along this order."""
+    """Sorted by layer (tensors outside of layers first), then by name: llama.cpp counts in this order."""
     return sorted(names, key=lambda name: (layer_of(name), name.encode()))
 
 
 def layer_of(name: str) -> int:
-    """The layer that a tensor belongs to, -1 for none."""
+    """The layer of a tensor; -1 for none."""
     match = re.match(r"blk\.([0-9]{1,9})\.", name)
     return int(match[1]) if match else -1
 
@@ -240,7 +240,7 @@ _KEPT_PARTS = (
 
 
 def _gets_more_bits(i: int, n: int) -> bool:
-    """The first and the last eighth, and every third in between."""
+    """Whether a layer is in the first or last eighth, or is every third in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 

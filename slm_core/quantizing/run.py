@@ -1,4 +1,4 @@
-"""Writing a planned file, on several threads."""
+"""Writes a planned file, on several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 _WEIGHTS_IN_PIECE = 1 << 18
 _PIECES_AHEAD = 4
-"""Pieces per thread that may wait to be written."""
+"""The most pieces per thread that wait to be written."""
 
 
 def quantize_model(
@@ -45,20 +45,20 @@ def quantize_model(
 
     Args:
         source: a GGUF file, or any shard of one.
-        target: the new file; it appears when it is whole.
-        type_name: a recipe, as in ``Q4_K_M``; see ``RECIPES``.
+        target: the new file; it appears when it is complete.
+        type_name: a recipe, such as ``Q4_K_M``; see ``RECIPES``.
         overrides: types by regular expressions, searched for in names of matrices; the first match counts.
         imatrix: an importance matrix.
         pure: give every matrix the recipe's main type.
         force: replace an existing file.
-        n_threads: computing threads; by default one for each core that may be used.
-        progress: called with the finished share, 0 to 1; an exception that it raises ends the work and leaves no file.
+        n_threads: computing threads; by default one per usable core.
+        progress: called with the finished share, 0 to 1; its exceptions end the work, and no file remains.
 
     Returns:
         The plan, with the type of each tensor; its file is closed.
 
     Raises:
-        InvalidOption: an option is wrong; nothing was written.
+        InvalidOption: an option is invalid; nothing was written.
         ModelError: the model or the importance matrix is damaged, or cannot be quantized.
         OSError: the new file cannot be written.
     """
@@ -76,7 +76,7 @@ def write_plan(
     n_threads: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write the file that was planned; see ``quantize_model``."""
+    """Write a planned file; see ``quantize_model``."""
     if n_threads is not None and n_threads < 1:
         raise InvalidOption(f"n_threads is {n_threads} (accepted: 1 or more)")
     path, writer, workers = Path(target), plan.writer(), n_threads or usable_cores()

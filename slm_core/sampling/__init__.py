@@ -1,4 +1,4 @@
-"""Choosing the next token: the options, the steps, and the chain that runs them."""
+"""Sampling: the options, the steps, and the chain that runs the steps and draws a token."""
 
 from slm_core.sampling.chain import SamplerChain
 from slm_core.sampling.options import Sampling

@@ -1,4 +1,4 @@
-"""Other spellings of the options, and named sets of them."""
+"""Other spellings of the sampling options, and presets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "creative": {"temperature": 1.1, "top_k": 0, "top_p": 1.0, "xtc_probability": 0.3},
     "neutral": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
 }
-"""What the presets change of the defaults; see docs/sampling.md."""
+"""The options of the presets that differ from the defaults; see docs/sampling.md."""
 
 SPELLINGS: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
@@ -47,15 +47,15 @@ SPELLINGS: Mapping[str, str] = {
     "top_logprobs": "logprobs",
     "n_probs": "logprobs",
 }
-"""Spellings of transformers, OpenAI and llama.cpp, and this library's."""
+"""Spellings of transformers, OpenAI and llama.cpp, and the names in this library."""
 
 
 def canonical(arguments: Mapping[str, object], accepted: Sequence[str]) -> dict[str, object]:
-    """The options by this library's names.
+    """The options by their names in this library.
 
     Raises:
-        UnknownOption: no such option in any spelling.
-        InvalidOption: two spellings that disagree, or a value that has no counterpart here.
+        UnknownOption: an unknown option.
+        InvalidOption: two spellings disagree, or a value has no counterpart here.
     """
     options: dict[str, tuple[str, object]] = {}
     for spelling, value in arguments.items():
@@ -67,8 +67,8 @@ def canonical(arguments: Mapping[str, object], accepted: Sequence[str]) -> dict[
             continue
         value = READERS[name](spelling, value)
         if name in options and options[name][1] != value:
-            other = options[name][0]
-            raise InvalidOption(f"{spelling}={arguments[spelling]!r} contradicts {other}={arguments[other]!r}")
+            earlier = options[name][0]
+            raise InvalidOption(f"{spelling}={arguments[spelling]!r} contradicts {earlier}={arguments[earlier]!r}")
         options[name] = (spelling, value)
     _check_switches(arguments, options)
     return {name: value for name, (_, value) in options.items()}
@@ -110,7 +110,7 @@ def _logprobs(name: str, value: object) -> object:
 
 
 def _single_tokens(name: str, value: object) -> object:
-    """In transformers these are runs of tokens; here, tokens."""
+    """In transformers these are lists of tokens; here, tokens."""
     if not isinstance(value, Sequence) or not all(isinstance(run, Sequence) and len(run) == 1 for run in value):
         raise InvalidOption(f"{name}={value!r} (accepted: a list of lists of one token id each)")
     return tuple(sorted({run[0] for run in value}))
@@ -146,4 +146,4 @@ _MEANINGS: Mapping[str, Callable[[str, object], object]] = {
     "bad_words_ids": _single_tokens,
     "logprobs": _logprobs,
 }
-"""Spellings whose values differ, too."""
+"""Spellings whose values have to be converted."""

@@ -1,4 +1,4 @@
-"""The sampler chain: the steps that the options ask for, then the draw."""
+"""The sampler chain: the steps of the options, then the draw."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import secrets
 import weakref
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -27,14 +28,22 @@ from slm_core.sampling.temperatures import MU, next_mu
 _breakers: weakref.WeakKeyDictionary[Vocab, dict[tuple[str | int, ...], frozenset[int]]] = weakref.WeakKeyDictionary()
 
 
+@lru_cache(maxsize=4)
+def _all_ids(n_vocab: int) -> NDArray[np.int64]:
+    """All token ids, int64 [V], read-only: one array for all chains, as it takes 1 MB for a large vocabulary."""
+    ids = np.arange(n_vocab)
+    ids.flags.writeable = False
+    return ids
+
+
 class SamplerChain:
     """Logits in, token out; deterministic for a seed. See ``protocols.Sampler``.
 
     Args:
         sampling: the options.
-        stream: chooses one of many independent streams of the same seed, such as one an answer.
-        eog_ids: the tokens that end an answer; ``min_tokens`` and ``eog_bias`` need them.
-        known: instead of ``eog_ids``, all that is known of the vocabulary.
+        stream: the number of one of many independent streams of the same seed, for example one per answer.
+        eog_ids: the EOG tokens; ``min_tokens`` and ``eog_bias`` need them.
+        known: instead of ``eog_ids``, all known properties of the vocabulary.
 
     Raises:
         InvalidOption: an option needs the vocabulary; use ``for_vocab``.
@@ -61,14 +70,13 @@ class SamplerChain:
             name not in ORDER or name in ("mirostat", "adaptive") for name in sampling.steps
         )
         self._last: tuple[NDArray[np.int64], NDArray[np.float64], dict[str, float]] | None = None
-        self._all_ids = np.arange(0)
 
     @classmethod
     def for_vocab(cls, sampling: Sampling, vocab: Vocab, *, stream: int = 0) -> Self:
         """A chain with the properties of a vocabulary that its options need.
 
         Raises:
-            InvalidOption: an option names a token that it does not have, or a breaker that is in none.
+            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains.
         """
         breaker_ids = _breaker_ids(vocab, sampling.dry_breakers) if sampling.dry_multiplier else None
         return cls(sampling, stream=stream, known=Known(vocab.eog_ids, breaker_ids, vocab.size))
@@ -79,22 +87,24 @@ class SamplerChain:
         Raises:
             SamplingError: no token can be chosen.
         """
+        if self._is_greedy and not self._keeps_last:
+            return self._likeliest(logits)
         return self._drawn(*self.distribution(logits))
 
     @property
     def n_top(self) -> int | None:
-        """The k if the chain reads only the k largest logits; None if it reads (nearly) all."""
+        """The number k if the chain reads only the k largest logits; None if it reads (nearly) all."""
         if self._is_greedy:
             return 1
         return self._n_needed if 0 < self._n_needed <= MOST_RANKED else None
 
     def sample_top(self, tokens: NDArray[np.int32], logits: NDArray[np.float32], n_vocab: int) -> int:
-        """Choose what ``sample`` chooses of the whole row, from its ``n_top`` largest logits or more.
+        """Choose the same token as ``sample`` of the whole row, from its ``n_top`` largest logits or more.
 
         Args:
-            tokens: int32 [k], largest logit first; of equal ones, the lower id.
-            logits: float32 [k], of these tokens; all of a row with fewer tokens.
-            n_vocab: of the whole row, V.
+            tokens: int32 [k], by descending logits; ties: lower id first.
+            logits: float32 [k], the logits of these tokens; the whole row if V is smaller than k.
+            n_vocab: the length of the whole row, V.
 
         Raises:
             SamplingError: no token can be chosen.
@@ -109,16 +119,15 @@ class SamplerChain:
             return self._drawn(*self._distribution(candidates, n_vocab))
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """What ``sample`` would draw from; draws nothing.
+        """The distribution that ``sample`` would draw from; draws nothing.
 
-        The next accepted token counts as drawn from it: steps that learn (mirostat, adaptive
-        temperature) learn then.
+        The next accepted token counts as drawn from it, so mirostat and adaptive temperature learn from that token.
 
         Args:
             logits: one row, float32 [V].
 
         Returns:
-            The n tokens that may come, int64 [n], ascending, and their probabilities, float64 [n], which add up to 1.
+            The n possible tokens, int64 [n], ascending, and their probabilities, float64 [n], with the sum 1.
 
         Raises:
             SamplingError: no token can be chosen.
@@ -128,15 +137,15 @@ class SamplerChain:
 
     @property
     def drawn_from(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-        """What ``distribution`` gave for the last row, until a token is accepted; kept for ``Sampling.logprobs``."""
+        """The last distribution, until a token is accepted; kept for ``Sampling.logprobs``."""
         return None if self._last is None else self._last[:2]
 
     def uniform(self) -> float:
-        """Take the next number in [0, 1) of the stream; ``sample`` takes one a token."""
+        """Take the next random number in [0, 1) of the stream; ``sample`` takes one per token."""
         return self._stream.take()
 
     def accept(self, token: int) -> None:
-        """Note a token, for the penalties and the steps that learn."""
+        """Accept a token, for penalties and steps that learn."""
         self._history.append(token)
         self._n_said += 1
         if self._last is not None:
@@ -155,7 +164,7 @@ class SamplerChain:
         self._last = None
 
     def reset(self) -> None:
-        """Back to the state at creation."""
+        """Reset to the initial state."""
         self._stream.n_draws = 0
         self._memory = {}
         self.set_history(())
@@ -169,12 +178,12 @@ class SamplerChain:
         return twin
 
     def state(self) -> bytes:
-        """The exact state, taken between ``accept`` and the next row: a line of JSON, then the history, int32."""
+        """The exact state between ``accept`` and the next row: a line of JSON, then the history, int32."""
         head = [self._stream.start, self._stream.n_draws, self._n_said, self._memory]
         return json.dumps(head).encode() + b"\n" + self._history.tokens.astype("<i4", copy=False).tobytes()
 
     def set_state(self, state: bytes) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore the result of ``state``."""
         head, _, tail = state.partition(b"\n")
         try:
             start, n_draws, n_said, memory = json.loads(head)
@@ -200,6 +209,14 @@ class SamplerChain:
             self._last = (ids, probs, state.learned)
         return ids, probs
 
+    def _likeliest(self, logits: NDArray[np.float32]) -> int:
+        """The greedy choice without running the steps, which would take three times as long; ties: the first."""
+        token = int(logits.argmax())
+        if not math.isfinite(logits[token]):
+            raise SamplingError(f"no token can be chosen: the largest logit is {float(logits[token])}")
+        self._stream.take()
+        return token
+
     def _drawn(self, ids: NDArray[np.int64], probs: NDArray[np.float64]) -> int:
         number = self._stream.take()
         return int(ids[_place(probs, number)]) if len(ids) > 1 else int(ids[0])
@@ -212,11 +229,10 @@ class SamplerChain:
         best = float(best_of(logits))
         if not math.isfinite(best):
             raise SamplingError(f"no token can be chosen: the largest logit is {best}")
-        if len(self._all_ids) != len(logits):
-            self._all_ids = np.arange(len(logits))
+        all_ids = _all_ids(len(logits))
         if logits.min() == -np.inf:
-            return take(self._all_ids, logits, (logits > -np.inf).nonzero()[0])
-        return self._all_ids, logits
+            return take(all_ids, logits, (logits > -np.inf).nonzero()[0])
+        return all_ids, logits
 
     def _run_steps(self, candidates: Candidates, state: StepState) -> Candidates:
         ids, logits = candidates
@@ -228,21 +244,21 @@ class SamplerChain:
 
     def _learn(self, token: int, ids: NDArray[np.int64], probs: NDArray[np.float64], learned: dict[str, float]) -> None:
         self._memory = {**self._memory, **learned}
-        place = int(np.searchsorted(ids, token))
-        if not self.sampling.mirostat or place == len(ids) or ids[place] != token or probs[place] == 0:
+        index = int(np.searchsorted(ids, token))
+        if not self.sampling.mirostat or index == len(ids) or ids[index] != token or probs[index] == 0:
             return
         tau, eta = self.sampling.mirostat_tau, self.sampling.mirostat_eta
-        surprise = -float(np.log2(probs[place]))
+        surprise = -float(np.log2(probs[index]))
         self._memory[MU] = next_mu(self._memory.get(MU, 2 * tau), surprise, tau=tau, eta=eta)
 
 
 def _place(probs: NDArray[np.float64], number: float) -> int:
-    """Where a number in [0, 1) falls among probabilities laid end to end."""
+    """The index at which the cumulative probability exceeds a number in [0, 1)."""
     n_blocks = 1 if len(probs) < 8192 else len(probs) // 512
     if n_blocks == 1:
         edges = np.add.accumulate(probs)
         return min(int(edges.searchsorted(number * edges[-1], side="right")), len(probs) - 1)
-    # A running sum over a vocabulary costs more than all else; over blocks of it, next to nothing.
+    # A cumulative sum over the whole vocabulary would dominate the time; sums over blocks take almost none.
     starts = np.arange(n_blocks) * 512
     blocks = np.add.reduceat(probs, starts)
     edges = np.cumsum(blocks)
@@ -257,9 +273,9 @@ def _is_memory(memory: object) -> bool:
 
 
 def _breaker_ids(vocab: Vocab, breakers: tuple[str | int, ...]) -> frozenset[int]:
-    """The tokens at which repetitions break; looked up once a vocabulary."""
-    known = _breakers.setdefault(vocab, {})
-    if breakers not in known:
+    """The tokens at which repetitions break; computed once per vocabulary."""
+    cached = _breakers.setdefault(vocab, {})
+    if breakers not in cached:
         data = [vocab.token_bytes(token, special=True) for token in range(vocab.size)]
-        known[breakers] = breaker_tokens(breakers, data)
-    return known[breakers]
+        cached[breakers] = breaker_tokens(breakers, data)
+    return cached[breakers]

@@ -1,4 +1,4 @@
-"""Whether values of sampling options fit, each by itself and all together."""
+"""Validates sampling options, each alone and all together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LARGEST = 1e30
 Reader: TypeAlias = Callable[[str, object], object]
 MIN_TEMPERATURE = 1e-4
-"""Below it the draw is greedy in all but name, and logits divided by it overflow."""
+"""The lowest temperature above 0. Below it, draws are practically greedy, and divided logits overflow."""
 
 
 def _number(
@@ -34,7 +34,7 @@ def _number(
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a float can hold; JSON has integers beyond."""
+    """Whether a value is a finite number that fits into a float; JSON has larger integers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
@@ -164,7 +164,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def check_order(order: Sequence[str], custom: Mapping[str, object]) -> None:
-    """Refuse an order with a step twice or one that nobody provides, and options of a step that does not run."""
+    """Refuse an order with a repeated or unknown step, and options of a step that does not run."""
     for step in order:
         if step in ORDER and step in registry().sampler_steps:
             raise PluginError(f"a plugin provides a sampler step {step!r}, which is built in: it needs another name")
@@ -196,7 +196,7 @@ def check_together(sampling: Sampling) -> None:
     """Refuse options that contradict each other, and an option that cannot act.
 
     Raises:
-        InvalidOption: it says which, and what to do.
+        InvalidOption: the message names the options and a solution.
     """
     steps = sampling.steps
     for option, (step, off) in SWITCHES.items():

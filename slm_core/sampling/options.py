@@ -1,4 +1,4 @@
-"""What a user may say about sampling and length."""
+"""Options of sampling and length."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ class Sampling:
     The steps run in the order of ``ORDER``; each is off at its neutral value. docs/sampling.md has their formulas.
 
     Attributes:
-        logit_bias: added to the logits of tokens, by id; -inf bans. {} is off.
-        banned_tokens: ids that never come. () is off.
-        eog_bias: added to the logits of the tokens that end an answer; -inf for an answer that only ``max_tokens``, a
-            stop text or a constraint ends. 0 is off.
-        min_tokens: tokens of the answer before which no token ends it (stop texts do). 0 is off.
+        logit_bias: values added to the logits of tokens, by id; -inf bans a token. {} is off.
+        banned_tokens: ids that are never chosen. () is off.
+        eog_bias: added to the logits of the EOG tokens; with -inf, only ``max_tokens``, a stop text or a constraint
+            ends the answer. 0 is off.
+        min_tokens: tokens of the answer before an EOG token may end it (a stop text may end it earlier). 0 is off.
         repeat_penalty: divides positive and multiplies negative logits of recent tokens (CTRL, arXiv 1909.05858); 1 is
             off.
-        frequency_penalty: taken from a recent token's logit as often as it came; 0 is off.
-        presence_penalty: taken once from the logit of each recent token; 0 is off.
-        penalty_window: how many tokens are recent for these three; None for all.
+        frequency_penalty: subtracted from the logit of a recent token once per occurrence; 0 is off.
+        presence_penalty: subtracted once from the logit of each recent token; 0 is off.
+        penalty_window: the number of recent tokens of these three penalties; None for all tokens.
         dry_multiplier: scale of the penalty on tokens that would prolong a repetition (DRY, p-e-w 2024); 0 is off.
         dry_base: the penalty is ``dry_multiplier * dry_base ** (length - dry_allowed_length)``.
-        dry_allowed_length: repetitions shorter than this are free.
-        dry_window: tokens in which repetitions are looked for; None for all.
-        dry_breakers: a repetition does not reach across a token that holds one of these texts (or is one of these ids).
-        no_repeat_ngram: no run of this many tokens comes twice (arXiv 1705.04304); 0 is off.
+        dry_allowed_length: shorter repetitions are not penalized.
+        dry_window: the number of last tokens to search for repetitions; None for all tokens.
+        dry_breakers: a repetition does not cross a token that contains one of these texts (or has one of these ids).
+        no_repeat_ngram: no n-gram of this length occurs twice (arXiv 1705.04304); 0 is off.
         top_n_sigma: keep tokens at most this many standard deviations of the logits below the largest one (arXiv
             2411.07641); 0 is off.
         top_k: keep the k likeliest tokens (arXiv 1805.04833); 0 is off.
         typical_p: keep the tokens whose surprise is closest to the expected one, up to this probability (arXiv
             2202.00666); 1 is off.
         top_p: keep the likeliest tokens that together reach this probability (nucleus, arXiv 1904.09751); 1 is off.
-        min_p: keep tokens at least this share as likely as the likeliest one (arXiv 2407.01082); 0 is off.
-        top_a: keep tokens at least as likely as this times the square of the largest probability; 0 is off.
+        min_p: keep tokens of at least this share of the largest probability (arXiv 2407.01082); 0 is off.
+        top_a: keep tokens of at least this number times the square of the largest probability; 0 is off.
         epsilon_cutoff: keep tokens of at least this probability (arXiv 2210.15191); 0 is off.
-        eta_cutoff: the same, with a bound that falls with the entropy (arXiv 2210.15191); 0 is off.
-        xtc_probability: how often all but the least likely of the tokens above ``xtc_threshold`` are taken out (XTC,
-            p-e-w 2024); 0 is off.
-        xtc_threshold: see there; at most 0.5, as two tokens must be able to reach it.
-        temperature: divides the logits; 0 takes the likeliest token (greedy); 1 is off.
-        dynatemp_range: the temperature lies this much around ``temperature``, by the entropy; 0 is off.
-        dynatemp_exponent: how it follows the entropy.
-        adaptive_entropy: cool where the running mean entropy, in nats, is above this; 0 is off.
-        adaptive_decay: weight of the past in that mean.
-        mirostat: keep the surprise of what is said at ``mirostat_tau`` (arXiv 2007.14966): version 1 or 2; 0 is off.
-        mirostat_tau: the surprise to keep, in bits.
-        mirostat_eta: how fast it is corrected.
+        eta_cutoff: like ``epsilon_cutoff``, with a bound that falls with the entropy (arXiv 2210.15191); 0 is off.
+        xtc_probability: the probability of removing all but the least likely of the tokens above ``xtc_threshold``
+            (XTC, p-e-w 2024); 0 is off.
+        xtc_threshold: the threshold of XTC; at most 0.5, because two tokens must be able to reach it.
+        temperature: divides the logits; 0 chooses the likeliest token (greedy); 1 is off.
+        dynatemp_range: the temperature varies by this much around ``temperature``, with the entropy; 0 is off.
+        dynatemp_exponent: the exponent of the entropy in the dynamic temperature.
+        adaptive_entropy: lower the temperature when the running mean entropy, in nats, is above this; 0 is off.
+        adaptive_decay: the weight of earlier tokens in this mean.
+        mirostat: keep the surprise of the answer at ``mirostat_tau`` (arXiv 2007.14966): version 1 or 2; 0 is off.
+        mirostat_tau: the target surprise, in bits.
+        mirostat_eta: the learning rate of mirostat.
         min_keep: each truncation step keeps at least this many tokens.
-        order: steps to run, built-in or of plugins, in place of ``ORDER``; every step that an option asks for is named.
-        custom: options of steps that plugins provide, by step.
-        logprobs: how many of the likeliest tokens come with each event; None for none, not even the chosen one's.
-        seed: the draws are a function of it; None takes a new one each time.
-        max_tokens: the longest answer; None for as long as the context has room.
+        order: steps to run, built-in or of plugins, instead of ``ORDER``; it contains every step that an option needs.
+        custom: options of the steps of plugins, by step.
+        logprobs: the number of likeliest tokens in each event; None for no log-probabilities at all.
+        seed: the seed of the draws; None for a new seed each time.
+        max_tokens: the longest answer, in tokens; None for as long as the context has room.
         stop: texts that end the answer; they are not part of it.
 
     Raises:
-        InvalidOption: a value out of its range, or two that contradict each other.
-        UnknownOption: a step in ``order`` that nobody provides.
+        InvalidOption: a value is out of range, or two values contradict each other.
+        UnknownOption: an unknown step in ``order``.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
@@ -118,27 +118,27 @@ class Sampling:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps that act, in the order in which they run."""
+        """The active steps, in the order in which they run."""
         acting = {step for option, (step, off) in SWITCHES.items() if getattr(self, option) != off}
         return tuple(step for step in self.order or ORDER if step in acting or step not in ORDER)
 
     @classmethod
     def create(cls, **options: object) -> Self:
-        """The options by any spelling: this library's, or that of transformers, OpenAI or llama.cpp.
+        """The options in any spelling: of this library, transformers, OpenAI or llama.cpp.
 
         Raises:
-            UnknownOption: no such option in any spelling; the message lists this library's.
-            InvalidOption: a value that does not fit, two spellings that disagree, a contradiction.
+            UnknownOption: an unknown option; the message lists the options of this library.
+            InvalidOption: an invalid value, two spellings that disagree, or a contradiction.
         """
         return cls.from_dict(options)
 
     @classmethod
     def preset(cls, name: str, **options: object) -> Self:
-        """A set of options by name: "greedy", "precise", "balanced", "creative"; or "neutral", with every step off.
+        """A preset: "greedy", "precise", "balanced", "creative"; or "neutral", with every step off.
 
         Args:
-            name: the preset.
-            options: options that differ from it, in any spelling.
+            name: the name of the preset.
+            options: options that override it, in any spelling.
         """
         if name not in PRESETS:
             raise InvalidOption(f"unknown preset {name!r} (accepted: {', '.join(PRESETS)})")
@@ -146,7 +146,7 @@ class Sampling:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
-        """The options from a mapping, as ``to_dict`` gives it, or by any spelling; see ``create``."""
+        """The options from the result of ``to_dict``, or from a mapping in any spelling; see ``create``."""
         return cls(**canonical(values, _names()))  # type: ignore[arg-type]  # checked on creation
 
     def to_dict(self) -> dict[str, object]:

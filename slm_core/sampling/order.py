@@ -1,4 +1,4 @@
-"""The built-in steps: their names, their order, and what turns them on."""
+"""The built-in steps: their names, their order, and the options that turn them on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ORDER = (
     "adaptive",
     "mirostat",
 )
-"""The built-in steps in the order in which they run unless ``Sampling.order`` says otherwise."""
+"""The built-in steps in the default order; see ``Sampling.order``."""
 
 TRUNCATION = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "top_a", "epsilon_cutoff", "eta_cutoff")
-"""Steps of truncation, which keep the likeliest (or most typical) tokens."""
+"""Truncation steps, which keep the likeliest (or most typical) tokens."""
 
 SWITCHES: Mapping[str, tuple[str, object]] = {
     "logit_bias": ("logit_bias", {}),
@@ -52,4 +52,4 @@ SWITCHES: Mapping[str, tuple[str, object]] = {
     "adaptive_entropy": ("adaptive", 0),
     "mirostat": ("mirostat", 0),
 }
-"""Which option turns which step on, and the value at which it does not."""
+"""The option that turns each step on, and the value at which the step is off."""

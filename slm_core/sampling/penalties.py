@@ -23,12 +23,12 @@ def penalties(
     presence: float,
     window: int | None,
 ) -> Candidates:
-    """Repeat penalty, then ``count * frequency + presence`` off, for each token of the window."""
+    """Apply the repeat penalty, then subtract ``count * frequency + presence``, for each token of the window."""
     tokens, counts = np.unique(state.recent(window), return_counts=True)
-    places, known = find(ids, tokens, state.n_vocab)
-    changed, penalized = logits.copy(), logits[places].astype(np.float64)
+    indices, is_candidate = find(ids, tokens, state.n_vocab)
+    changed, penalized = logits.copy(), logits[indices].astype(np.float64)
     penalized = np.where(penalized > 0, penalized / repeat, penalized * repeat)
-    changed[places] = penalized - counts[known] * frequency - presence
+    changed[indices] = penalized - counts[is_candidate] * frequency - presence
     return ids, changed
 
 
@@ -43,11 +43,11 @@ def dry(
     window: int | None,
     is_breaker: NDArray[np.bool_],
 ) -> Candidates:
-    """Take ``multiplier * base ** (length - allowed_length)`` off a token that would prolong a repetition.
+    """Subtract ``multiplier * base ** (length - allowed_length)`` from tokens that would prolong a repetition.
 
-    ``length`` is that of the longest end of the history that came before and was followed by the token. No end
-    reaches across a breaker, and no breaker is penalized. The exponent is bounded to keep the power within float32, as
-    llama.cpp has it. ``is_breaker`` says it of tokens by id; its last entry stands for all beyond, and is False.
+    ``length`` is the length of the longest suffix of the history that occurred before, followed by the token. No suffix
+    crosses a breaker, and no breaker is penalized. The exponent is bounded to keep the power within float32, as in
+    llama.cpp. ``is_breaker`` is indexed by token id; its last entry is for all larger ids, and is False.
     """
     history = state.recent(window)
     exponent = _LARGEST_EXPONENT / math.log(base) if base > 1.000001 else 0.0
@@ -58,28 +58,28 @@ def dry(
     tokens, which = np.unique(followers[long], return_inverse=True)
     longest = np.zeros(len(tokens))
     np.maximum.at(longest, which, lengths[long])
-    places, known = find(ids, tokens, state.n_vocab)
-    if not len(places):
+    indices, is_candidate = find(ids, tokens, state.n_vocab)
+    if not len(indices):
         return ids, logits
     changed = logits.copy()
-    changed[places] -= multiplier * base ** (longest[known] - allowed_length)
+    changed[indices] -= multiplier * base ** (longest[is_candidate] - allowed_length)
     return ids, changed
 
 
 def no_repeat_ngram(ids: Ids, logits: Values, state: StepState, *, size: int) -> Candidates:
-    """Take out every token that would complete a run of ``size`` tokens that came before."""
+    """Remove every token that would complete an n-gram of ``size`` tokens that occurred before."""
     history = state.history
     if size == 1:
         banned = history
     else:
         followers, lengths = repeated_ends(history, size - 1)
         banned = followers[lengths >= size - 1]
-    places, _ = find(ids, np.unique(banned), state.n_vocab)
-    return remove(ids, logits, places) if len(places) else (ids, logits)
+    indices, _ = find(ids, np.unique(banned), state.n_vocab)
+    return remove(ids, logits, indices) if len(indices) else (ids, logits)
 
 
 def repeated_ends(history: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Where an end of the history came before: the tokens that followed it there, and its length, up to ``longest``."""
+    """Earlier occurrences of suffixes of the history: the token after each, and its length, at most ``longest``."""
     n = len(history)
     if n < 2 or longest < 1:
         return history[:0], np.empty(0, np.int64)

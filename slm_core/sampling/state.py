@@ -1,4 +1,4 @@
-"""The memory of a chain: the history, and the state that its steps get."""
+"""The history of a sampler chain, and the state that its steps get."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StepState:
     """The input of a step besides the candidates.
 
     Attributes:
-        history: the tokens before, oldest first, int32 [n]; as many as the widest window of the chain's steps.
+        history: the last tokens, oldest first, int32 [n]; n is the widest window of the chain's steps.
         n_said: tokens of the answer so far.
         n_vocab: vocabulary size V.
         memory: numbers that steps learned from earlier tokens, by name.
-        uniform: the next number in [0, 1) that the steps of this draw share; the same if the draw is made again.
-        learned: what to put into ``memory`` when a token is taken.
+        uniform: the next random number in [0, 1) for the steps of this draw; the same if the draw is repeated.
+        learned: values to store in ``memory`` when a token is accepted.
     """
 
     history: NDArray[np.int32]
@@ -38,14 +38,14 @@ class StepState:
 
 
 Step: TypeAlias = Callable[[Ids, Values, StepState], Candidates]
-"""Candidates in, candidates out: ids int64 [n], ascending, a subset of those given; logits float [n], finite."""
+"""From candidates to candidates: ids int64 [n], ascending, a subset of the input; logits float [n], finite."""
 
 
 class History:
     """The last tokens of a history.
 
     Args:
-        window: how many are kept; None for all.
+        window: the number of tokens to keep; None for all.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -66,7 +66,7 @@ class History:
         self._end += 1
 
     def replace(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Put other tokens in place of all."""
+        """Replace all tokens."""
         kept = tokens if self._window is None else tokens[max(0, len(tokens) - self._window) :]
         self._buffer = np.array(kept, np.int32)
         self._end = len(kept)

@@ -1,4 +1,4 @@
-"""From options to the steps that a chain runs."""
+"""Builds the steps of a chain from the options."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _KEEP_THE_BEST = frozenset(TRUNCATION) - {"typical_p"}
 """Steps that keep the likeliest token: greedy choice skips them."""
 
 MOST_RANKED = 1024
-"""Candidates up to which to rank all costs less than to search them step by step."""
+"""The most candidates for which ranking all of them is faster than searching them in each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What steps need to know of a vocabulary.
+    """Properties of a vocabulary that steps need.
 
     Attributes:
         eog_ids: the EOG tokens; None if unknown.
         breaker_ids: the tokens that contain a text of ``dry_breakers``; None if not computed.
-        n_vocab: its size V; None if unknown.
+        n_vocab: the size V of the vocabulary; None if unknown.
     """
 
     eog_ids: Collection[int] | None = None
@@ -41,10 +41,10 @@ class Known:
 
 
 def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
-    """The steps that act, by name, in the order in which they run.
+    """The active steps, by name, in the order in which they run.
 
     Raises:
-        InvalidOption: a step needs to know more of the vocabulary, or an option of a plugin's step does not fit.
+        InvalidOption: a step needs more properties of the vocabulary, or an option of a plugin's step is invalid.
         PluginError: a plugin's step cannot be imported.
     """
     names = list(sampling.steps)
@@ -56,7 +56,7 @@ def build_steps(sampling: Sampling, known: Known) -> list[tuple[str, Step]]:
 
 
 def _fuse_truncation(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[tuple[str, Step]]:
-    """The steps; top_k and a top_p and min_p right after it become one step."""
+    """The steps, with top_k and a top_p and min_p directly after it fused into one step."""
     names = [name for name, _ in steps]
     start = names.index("top_k")
     end = start + 1
@@ -73,7 +73,7 @@ def _fuse_truncation(sampling: Sampling, steps: list[tuple[str, Step]]) -> list[
 
 
 def history_window(sampling: Sampling) -> int | None:
-    """How many tokens of the history the steps look at; None for all."""
+    """The number of last tokens that the steps read; None for all."""
     steps = sampling.steps
     if "no_repeat_ngram" in steps or any(step not in ORDER for step in steps):
         return None
@@ -178,8 +178,8 @@ def _custom(sampling: Sampling, name: str) -> Step:
     def checked(ids: Ids, logits: Values, state: StepState) -> Candidates:
         result = step(ids, logits, state)
         kept, changed = np.asarray(result[0]), np.asarray(result[1])
-        places = np.searchsorted(ids, kept)
-        subset = bool((places < len(ids)).all() and (ids[places] == kept).all() and (np.diff(kept) > 0).all())
+        indices = np.searchsorted(ids, kept)
+        subset = bool((indices < len(ids)).all() and (ids[indices] == kept).all() and (np.diff(kept) > 0).all())
         if not subset or len(kept) != len(changed) or not np.isfinite(changed).all():
             raise SamplingError(
                 f"sampler step {name!r} gave {len(kept)} ids and {len(changed)} logits (accepted: ascending ids of"
@@ -191,14 +191,14 @@ def _custom(sampling: Sampling, name: str) -> Step:
 
 
 def breaker_tokens(breakers: Collection[str | int], token_bytes: Sequence[bytes]) -> frozenset[int]:
-    """The tokens that hold one of the texts.
+    """The tokens that contain one of the texts.
 
     Args:
         breakers: texts; ids among them are left out.
         token_bytes: the bytes of every token, by id.
 
     Raises:
-        InvalidOption: a text of several bytes is in no token, so that nothing would break at it.
+        InvalidOption: no token contains a text of several bytes, so it would never break a repetition.
     """
     texts = [text.encode("utf-8", "surrogatepass") for text in breakers if isinstance(text, str)]
     if not texts:

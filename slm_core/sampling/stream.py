@@ -9,11 +9,11 @@ MASK64 = 2**64 - 1
 
 
 class UniformStream:
-    """Random numbers in [0, 1), a function of the seed and of the number of draws.
+    """Random numbers in [0, 1) that depend only on seed, stream and the number of draws.
 
     Args:
-        seed: of a family of streams.
-        stream: chooses one of the family.
+        seed: the seed.
+        stream: the number of the stream.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
@@ -26,14 +26,14 @@ class UniformStream:
         return _unit(self.start + self.n_draws)
 
     def aside(self) -> Callable[[], float]:
-        """Numbers of a second stream, which depends on the number of draws; draws none itself."""
+        """A second stream for the present number of draws; it does not advance this stream."""
         return _aside(self.start + self.n_draws).__next__
 
 
 def split_mix(value: int) -> int:
-    """SplitMix64 (Steele, Lea, Flood 2014): a 64-bit integer to one that looks random.
+    """SplitMix64 (Steele, Lea, Flood 2014): maps a 64-bit integer to a pseudorandom one.
 
-    As a function of (seed, counter) it makes the state of a stream two integers, the same on every machine.
+    With it, the state of a stream is two integers (seed, counter), and numbers are the same on every machine.
     """
     z = (value * 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64

@@ -19,10 +19,10 @@ _N_ZIPF = 100
 def temperature(
     ids: Ids, logits: Values, state: StepState, *, temperature: float, spread: float, exponent: float
 ) -> Candidates:
-    """Divide the logits by the temperature; 0 leaves the likeliest token.
+    """Divide the logits by the temperature; 0 keeps only the likeliest token.
 
-    With a ``spread`` the temperature is ``low + (high - low) * (H / log n) ** exponent`` from ``temperature - spread``
-    (at least 0) to ``temperature + spread`` (kalomaze, dynamic temperature, as llama.cpp has it).
+    With a ``spread`` the temperature is ``low + (high - low) * (H / log n) ** exponent``, from ``temperature - spread``
+    (at least 0) to ``temperature + spread`` (kalomaze, dynamic temperature, as in llama.cpp).
     """
     if spread and len(ids) > 1:
         low = max(0.0, temperature - spread)
@@ -34,7 +34,7 @@ def temperature(
 
 
 def adaptive(ids: Ids, logits: Values, state: StepState, *, target: float, decay: float) -> Candidates:
-    """Divide the logits by ``min(1, target / mean)``, the mean being a running one of the entropy up to this token."""
+    """Divide the logits by ``min(1, target / mean)``; ``mean`` is the running mean of the entropy, with this token."""
     here = entropy(logits)
     mean = decay * state.memory.get(_MEAN_ENTROPY, here) + (1 - decay) * here
     state.learned[_MEAN_ENTROPY] = mean
@@ -42,7 +42,7 @@ def adaptive(ids: Ids, logits: Values, state: StepState, *, target: float, decay
 
 
 def mirostat_1(ids: Ids, logits: Values, state: StepState, *, tau: float) -> Candidates:
-    """Keep the k likeliest, k such that a Zipf law fitted to the likeliest has the surprise mu (arXiv 2007.14966)."""
+    """Keep the k likeliest tokens: k is from a fitted Zipf law and the surprise mu (arXiv 2007.14966)."""
     if len(ids) < 2:
         return ids, logits
     ranked = np.sort(logits[largest(logits, _N_ZIPF)].astype(np.float64))[::-1]
@@ -54,7 +54,7 @@ def mirostat_1(ids: Ids, logits: Values, state: StepState, *, tau: float) -> Can
 
 
 def _zipf_k(s: float, mu: float, n_vocab: int) -> float:
-    """The number of tokens to keep if probabilities fall with rank to the power -s."""
+    """The number of tokens to keep if probabilities are proportional to rank to the power -s."""
     eps = s - 1
     if s <= 0:
         return math.inf

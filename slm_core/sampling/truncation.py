@@ -24,7 +24,7 @@ from slm_core.sampling.state import StepState
 
 
 def top_n_sigma(ids: Ids, logits: Values, state: StepState, *, n: float, min_keep: int) -> Candidates:
-    """Keep logits of at least the largest less ``n`` standard deviations (Tang et al., arXiv 2411.07641)."""
+    """Keep logits of at least the largest minus ``n`` standard deviations (Tang et al., arXiv 2411.07641)."""
     return keep(ids, logits, logits >= logits.max() - n * float(logits.std()), min_keep)
 
 
@@ -53,10 +53,10 @@ def min_p(ids: Ids, logits: Values, state: StepState, *, p: float, min_keep: int
 def top_k_top_p_min_p(
     ids: Ids, logits: Values, state: StepState, *, k: int, p: float, min_p: float, min_keep: int
 ) -> Candidates:
-    """``top_k``, then ``top_p`` below 1, then ``min_p`` above 0, as one.
+    """``top_k``, then ``top_p`` (if below 1), then ``min_p`` (if above 0), as one step.
 
-    Nearly every chain has them in a row. On so few candidates a NumPy call costs the same whatever it does, and one
-    ranking does for all three.
+    Nearly every chain runs them in this order. For so few candidates the number of NumPy calls determines the time, and
+    all three share one ranking.
     """
     if len(ids) > 2 * k:
         ids, logits = take(ids, logits, largest(logits, k))
@@ -96,7 +96,7 @@ def eta_cutoff(ids: Ids, logits: Values, state: StepState, *, epsilon: float, mi
 def xtc(
     ids: Ids, logits: Values, state: StepState, *, probability: float, threshold: float, min_keep: int
 ) -> Candidates:
-    """With ``probability``, take out all but the least likely of the tokens of at least ``threshold`` (p-e-w, XTC)."""
+    """With ``probability``, remove all but the least likely of the tokens of at least ``threshold`` (p-e-w, XTC)."""
     if state.uniform() >= probability:
         return ids, logits
     likely = np.flatnonzero(logits >= log_sum_exp(logits) + math.log(threshold))

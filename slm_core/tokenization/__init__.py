@@ -1,4 +1,4 @@
-"""Vocabularies from the metadata of GGUF files, and of directories: text to ids as the reference tokenizer has it."""
+"""Vocabularies of GGUF files and directories, with the same ids as the reference tokenizer."""
 
 from slm_core.tokenization.build import build_vocab, model_vocab
 from slm_core.tokenization.directory import directory_vocab

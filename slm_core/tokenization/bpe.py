@@ -25,11 +25,11 @@ class BytePairs:
     Args:
         spec: the vocabulary.
         gguf: the file, for the merges.
-        pre: how text is split before merges.
+        pre: the pre-tokenization.
 
     Raises:
         UnsupportedModel: there are no merges.
-        InvalidModelFile: a merge is not two tokens that make a third.
+        InvalidModelFile: a merge is not two tokens whose concatenation is a token.
     """
 
     def __init__(self, spec: VocabSpec, gguf: GgufFile, pre: PreTokenization) -> None:
@@ -56,7 +56,7 @@ class BytePairs:
         return ids
 
     def stated(self) -> str:
-        """The tokenizer as the ``tokenizers`` library writes it: a JSON object, without the control tokens."""
+        """The tokenizer in the JSON format of the ``tokenizers`` library, without control tokens."""
         return self._tokenizer.to_str()
 
 

@@ -1,4 +1,4 @@
-"""From a model to its vocabulary."""
+"""Builds the vocabulary of a model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def model_vocab(source: GgufFile | Checkpoint, n_vocab: int) -> Vocab:
 
     Args:
         source: the model; it is not needed afterwards.
-        n_vocab: rows of its logits V.
+        n_vocab: the number of its logits V.
 
     Raises:
-        UnsupportedModel: it has no vocabulary, or one of a kind not known here.
+        UnsupportedModel: it has no vocabulary, or one of an unknown kind.
         InvalidModelFile: the vocabulary contradicts itself, or has more tokens than the model.
     """
     if isinstance(source, Checkpoint):
@@ -49,7 +49,7 @@ def build_vocab(gguf: GgufFile) -> GgufVocab:
         gguf: an open file; it is not needed afterwards.
 
     Raises:
-        UnsupportedModel: the file has no vocabulary, or one of a kind not known here.
+        UnsupportedModel: the file has no vocabulary, or one of an unknown kind.
         InvalidModelFile: the vocabulary contradicts itself.
     """
     spec = read_spec(gguf)

@@ -1,9 +1,9 @@
 """SentencePiece's precompiled character map (``tokenizer.ggml.precompiled_charsmap``).
 
-The blob holds the byte length of a double-array trie, the trie, and the replacements, each ended by NUL. A node of the
-trie packs, in 32 bits, the label it is reached by (bits 0-7), whether it has a value (bit 8) and the offset of its
-children (bits 10-31, times 256 if bit 9 is set); the node of a value has bit 31 set and holds a place among the
-replacements. See darts-clone, and S. Kanda, "Space- and Time-Efficient String Dictionaries" (2018).
+The blob contains the byte length of a double-array trie, the trie, and the replacements, each ended by NUL. A node of
+the trie has 32 bits: the label of its edge (bits 0-7), whether it has a value (bit 8) and the offset of its children
+(bits 10-31, times 256 if bit 9 is set). The node of a value has bit 31 set, and contains an offset in the replacements.
+See darts-clone, and S. Kanda, "Space- and Time-Efficient String Dictionaries" (2018).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _State(NamedTuple):
 
 
 class CharsMap:
-    """Replaces keys in a text, from left to right, the longest key at each place.
+    """Replaces keys in a text, from left to right, the longest key at each offset.
 
     Args:
-        blob: the map; an empty one replaces nothing.
+        blob: the map; an empty map replaces nothing.
         source: the file, for messages.
 
     Raises:
@@ -44,8 +44,8 @@ class CharsMap:
             raise _damaged(source, f"{n_trie_bytes} bytes of trie in {len(blob)} bytes")
         trie = np.frombuffer(blob, "<u4", n_trie_bytes // 4, offset=4) if blob else np.zeros(0, "<u4")
         self._replacements = blob[4 + n_trie_bytes :]
-        places = trie[(trie & _IS_VALUE) != 0] & (_IS_VALUE - 1)
-        if len(places) and (places.max() >= len(self._replacements) or self._replacements[-1]):
+        offsets = trie[(trie & _IS_VALUE) != 0] & (_IS_VALUE - 1)
+        if len(offsets) and (offsets.max() >= len(self._replacements) or self._replacements[-1]):
             raise _damaged(source, "a replacement lies outside it")
         self._trie: list[int] = trie.tolist()
         self._root = _State(self._children(0), None) if self._trie else None

@@ -2,7 +2,7 @@
 
 The library's own encoder is the reference for such a directory. If spelled-out control tokens have to stay text, the
 encoder runs without them. Supported are byte-pair models (byte-level and SentencePiece decoders) and BERT's WordPiece.
-``world`` reads RWKV World's vocabulary, a file of another form.
+``world`` reads RWKV World's vocabulary, which has another format.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """Read the vocabulary of a directory.
 
     Args:
-        folder: holds ``tokenizer.json`` or RWKV World's vocabulary, and usually ``tokenizer_config.json``.
+        folder: contains ``tokenizer.json`` or RWKV World's vocabulary, and usually ``tokenizer_config.json``.
         size: number of the model's logits; ids that the tokenizer lacks have empty text. None for the tokenizer's size.
-        ends: further ids that end an answer.
+        ends: additional ids that end an answer.
 
     Raises:
         InvalidModelFile: a file is missing or damaged, or the tokenizer has more tokens than the model.
-        UnsupportedModel: the tokenizer is of a kind not known here.
+        UnsupportedModel: the kind of the tokenizer is unknown.
     """
     path = vocabulary_of(folder)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
@@ -74,8 +74,8 @@ class DirectoryVocab:
 
     Attributes:
         size: number of tokens V.
-        bos: begins a sequence; None if the files name none.
-        eos: ends a sequence; None if the files name none.
+        bos: the token that begins a sequence, or None.
+        eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
     """
 
@@ -101,9 +101,9 @@ class DirectoryVocab:
             kinds[i] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
         self.bos, self.eos = (ids.get(token_text(settings.get(f"{role}_token"))) for role in ("bos", "eos"))
         special = {"eos": self.eos} if self.eos is not None else {}
-        known = apply_known_texts(ids, kinds, special)
-        self.eog_ids = known.eog_ids | frozenset(ends)
-        self._kinds, self._shown = known.kinds, known.shown_control
+        corrected = apply_known_texts(ids, kinds, special)
+        self.eog_ids = corrected.eog_ids | frozenset(ends)
+        self._kinds, self._shown = corrected.kinds, corrected.shown_control
         self._normal, self._strips_space = _decoder(source, stated.get("decoder"))
         self._bytes_of = lru_cache(_MAX_CACHED_TOKENS)(self._render)
 

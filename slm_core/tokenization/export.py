@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file as the files that libraries around ``tokenizers`` read."""
+"""Exports the vocabulary of a GGUF file to the files of the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer_files(gguf: GgufFile, n_ctx: int) -> dict[str, str]:
         n_ctx: the longest text in tokens, for the settings.
 
     Raises:
-        UnsupportedModel: the vocabulary is not a byte-pair one, or has tokens that are not UTF-8.
+        UnsupportedModel: the vocabulary is not a byte-pair vocabulary, or has tokens that are not UTF-8.
         InvalidModelFile: the vocabulary contradicts itself.
     """
     spec = read_spec(gguf)
@@ -141,12 +141,12 @@ def _post_processor(spec: VocabSpec) -> dict[str, Any] | None:
         return [*map(special, before), text, *map(special, after)]
 
     ids = {spec.tokens[spec.special[role]]: spec.special[role] for role in (*before, *after)}
-    known = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in ids.items()}
+    special_tokens = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in ids.items()}
     return {
         "type": "TemplateProcessing",
         "single": parts("A"),
         "pair": [*parts("A"), *parts("B")],
-        "special_tokens": known,
+        "special_tokens": special_tokens,
     }
 
 

@@ -1,7 +1,7 @@
 """Roles of tokens with well-known texts, as in llama.cpp's llama_vocab::impl::load.
 
-GGUF files seldom list all tokens that end an answer, and some mark control tokens as ordinary ones. llama.cpp knows
-them by their text; so does this module.
+GGUF files seldom list all tokens that end an answer, and some mark control tokens as ordinary ones. Like llama.cpp,
+this module recognizes them by their text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIM_ENDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Texts that have a role if the file gives that role to no token.
+# Texts that have a role if the file has no token for the role.
 _FIM_OTHERS = (
     (
         ("fim_pre", "prefix"),
@@ -78,7 +78,7 @@ def apply_known_texts(ids: Mapping[str, int], kinds: bytearray, special: Mapping
     Args:
         ids: id by spelling.
         kinds: kind of each token; changed in place.
-        special: ids that the file gives by role.
+        special: ids by role, from the file.
     """
 
     def first(texts: tuple[str, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Finding the longest of many strings at each place of a text."""
+"""Finds the longest of many strings at each offset of a text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class LongestMatcher:
-    """Finds occurrences of given strings from left to right, at each place the longest one, never overlapping.
+    """Finds non-overlapping occurrences of strings from left to right, the longest string at each offset.
 
     Args:
-        strings: what to find; empty ones are never found.
+        strings: the strings; empty strings are ignored.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -28,13 +28,13 @@ class LongestMatcher:
         """Yield start and end of each occurrence."""
         if self._starts is None:
             return
-        place = self._starts.search(text)
-        while place:
-            start = place.start()
+        match = self._starts.search(text)
+        while match:
+            start = match.start()
             end = self._longest(text, start)
             if end > start:
                 yield start, end
-            place = self._starts.search(text, max(end, start + 1))
+            match = self._starts.search(text, max(end, start + 1))
 
     def _longest(self, text: str, start: int) -> int:
         for length in self._lengths[text[start]]:

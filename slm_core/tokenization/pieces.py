@@ -1,4 +1,4 @@
-"""Token ids back to bytes."""
+"""Decodes token ids to bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's printable character for each byte (bytes_to_unicode in its encoder.py), inverted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTE_OF = _byte_alphabet()
 
 
 class Pieces:
-    """The bytes of tokens, as llama.cpp renders them.
+    """The bytes of tokens, like in llama.cpp.
 
     Control and unknown tokens are empty, unless their text is requested or answers always show it. Unused tokens are
     always empty.

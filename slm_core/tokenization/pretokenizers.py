@@ -1,10 +1,11 @@
 r"""Pre-tokenization: how text is split before byte-pair merges, for each value of ``tokenizer.ggml.pre``.
 
-A name stands for the tokenizer of a published model. The patterns come from that model's own tokenizer.json, in
-Oniguruma syntax, as the ``tokenizers`` library runs them. llama.cpp invents the names (src/llama-vocab.cpp) and
-approximates patterns that std::regex cannot express. Here the original counts, because the contract is the reference
-tokenizer. llama.cpp also omits Unicode normalization (Qwen, Command-R and the GPT-NeoX family compose to NFC) and uses
-another model's pipeline for falcon, falcon3 and gigachat. If the original is not public, the patterns are llama.cpp's.
+A name is for the tokenizer of a published model. The patterns are from this model's tokenizer.json, in Oniguruma
+syntax, which the ``tokenizers`` library uses. llama.cpp defines the names (src/llama-vocab.cpp) and approximates
+patterns that std::regex cannot express. Here the original patterns are used, because the contract requires the
+reference tokenizer. llama.cpp also omits Unicode normalization (Qwen, Command-R and the GPT-NeoX family compose to NFC)
+and uses another model's pipeline for falcon, falcon3 and gigachat. If the original is not public, the patterns are
+llama.cpp's.
 
 Three originals take time quadratic in the length of a run of digits or spaces. They are rewritten here to split at the
 same places in linear time, with ``\G`` (where the previous match ended) and possessive quantifiers.
@@ -81,7 +82,7 @@ def build_normalizer(pre: PreTokenization, *, lowercase: bool) -> Normalizer | N
 
 
 def build_pre_tokenizer(pre: PreTokenization) -> PreTokenizer:
-    """Make the pre-tokenizer of the ``tokenizers`` library for it."""
+    """Make the pre-tokenizer of the ``tokenizers`` library."""
     from tokenizers import Regex, pre_tokenizers
 
     def isolated(pattern: str) -> PreTokenizer:
@@ -104,7 +105,7 @@ _ASCII_PUNCTUATION = r"!-/:-@\[-`{-~"
 
 
 def _cased_words(suffix: str, but: str = "") -> str:
-    """Words that a change from lower to upper case ends, as GPT-4o cuts them."""
+    """Words that end at a change from lower to upper case, like in GPT-4o."""
     upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
     return rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
 
@@ -222,7 +223,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "llada-moe": PreTokenization((_BAILINGMOE,)),
     "seed-coder": PreTokenization((_SEED_CODER,)),
     "exaone-moe": PreTokenization((_EXAONE_MOE,)),
-    # Words cut by case.
+    # Words split by case.
     **dict.fromkeys(["gigachat", "gpt-4o", "kanana2", "llama4", "minimax-m2", "talkie"], _gpt4o),
     "granite-embed-multi-97m": replace(_gpt4o, ignore_merges=True),
     "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, add_bos=True),
@@ -237,7 +238,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
         ),
         ignore_merges=True,
     ),
-    # DeepSeek and those who took over its cuts.
+    # DeepSeek, and models with the same patterns.
     "deepseek-llm": PreTokenization(
         (
             r"[\r\n]",

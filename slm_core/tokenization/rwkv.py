@@ -1,6 +1,6 @@
-r"""RWKV World (``tokenizer.ggml.model`` = ``rwkv``): at each place the longest token, over bytes.
+r"""RWKV World (``tokenizer.ggml.model`` = ``rwkv``): the longest token at each offset, over bytes.
 
-Files spell tokens as Python spells bytes, with ``\n``, ``\t``, ``\r``, ``\xHH`` and a backslash before others.
+Files spell tokens like Python's bytes, with ``\n``, ``\t``, ``\r``, ``\xHH`` and a backslash before other characters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LongestBytes:
 
 
 def unescaped(text: str) -> bytes:
-    """The bytes of a token as files spell it."""
+    """The bytes of a token's spelling in files."""
 
     def meant(escape: re.Match[bytes]) -> bytes:
         if escape[1] is not None:

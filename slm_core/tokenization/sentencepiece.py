@@ -18,8 +18,8 @@ class SentencePieceNormalizer:
 
     Args:
         charsmap: applied first.
-        add_space_prefix: put a space before the text.
-        remove_extra_whitespaces: replace each run of spaces by one, and drop spaces at both ends.
+        add_space_prefix: add a space before the text.
+        remove_extra_whitespaces: replace each run of spaces by one space, and remove spaces at both ends.
     """
 
     def __init__(self, charsmap: CharsMap, *, add_space_prefix: bool, remove_extra_whitespaces: bool) -> None:
@@ -37,5 +37,5 @@ class SentencePieceNormalizer:
 
 
 def crosses_words(pieces: Iterable[str]) -> bool:
-    """Whether any piece goes on past the end of a word, so that words cannot be cut one by one."""
+    """Whether any piece extends past the end of a word, so that words cannot be encoded separately."""
     return re.search(f"[^{METASPACE}\0]{METASPACE}", "\0".join(pieces)) is not None

@@ -1,4 +1,4 @@
-"""The vocabulary as a GGUF file states it: read, checked, and with the defaults that llama.cpp gives missing keys."""
+"""The vocabulary of a GGUF file: read, checked, with llama.cpp's defaults for missing keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("slm_core.tokenization")
 
 _PREFIX = "tokenizer.ggml."
-_NOT_TEXT = re.compile("[\ud800-\udfff]")  # how the reader of GGUF files marks bytes that are not UTF-8
+_NOT_TEXT = re.compile("[\ud800-\udfff]")  # the reader's marks of bytes that are not UTF-8
 _BPE_MODELS = ("gpt2", "gemma4", "whitespace")
 _MODELS = (*_BPE_MODELS, "llama", "bert", "t5", "rwkv")
 
@@ -48,7 +48,7 @@ class VocabSpec:
     Attributes:
         source: the file, for messages.
         model: ``tokenizer.ggml.model``.
-        tokens: the spelling of each token as stored, V of them, all different.
+        tokens: the stored spellings of the V tokens, all different.
         ids: id by spelling.
         kinds: the ``TokenKind`` of each token, V bytes; well-known control tokens are corrected.
         content_kinds: the kind of each token in content, V bytes. An ordinary token that llama.cpp treats as control
@@ -58,11 +58,11 @@ class VocabSpec:
         special: id by role (``bos``, ``eos``, ``unknown``, ``seperator``, ...), for the roles of this model.
         eog_ids: tokens that end an answer.
         shown_control: control tokens whose text is part of answers.
-        pre: how text is split before merges; byte-pair vocabularies only.
+        pre: the pre-tokenization; byte-pair vocabularies only.
         add_bos: begin a text with BOS.
         add_eos: end a text with EOS.
-        add_space_prefix: put a space before the text, and before text after a special token.
-        remove_extra_whitespaces: replace runs of spaces by one, and drop spaces at both ends.
+        add_space_prefix: add a space before the text, and before text after a special token.
+        remove_extra_whitespaces: replace runs of spaces by one space, and remove spaces at both ends.
     """
 
     source: str
@@ -107,8 +107,8 @@ def read_spec(gguf: GgufFile) -> VocabSpec:
     ids = _index(tokens, source)
     special = _special_ids(gguf, model, len(tokens))
     stored = _kinds(gguf, len(tokens))
-    known = apply_known_texts(ids, bytearray(stored), special)
-    _check_byte_tokens(tokens, known.kinds, source)
+    corrected = apply_known_texts(ids, bytearray(stored), special)
+    _check_byte_tokens(tokens, corrected.kinds, source)
     pre = _pre(gguf, model)
     add_bos, add_eos = _adds(gguf, model, pre, special)
     return VocabSpec(
@@ -123,21 +123,21 @@ def read_spec(gguf: GgufFile) -> VocabSpec:
         add_eos=add_eos,
         add_space_prefix=gguf.get(f"{_PREFIX}add_space_prefix", bool, model == "llama"),
         remove_extra_whitespaces=gguf.get(f"{_PREFIX}remove_extra_whitespaces", bool, False),
-        content_kinds=_content_kinds(tokens, stored, known.kinds),
-        **known._asdict(),
+        content_kinds=_content_kinds(tokens, stored, corrected.kinds),
+        **corrected._asdict(),
     )
 
 
 def stated_spec(
     source: str, model: str, tokens: list[str], kinds: bytes, special: Mapping[str, int], *, add_bos: bool
 ) -> VocabSpec:
-    """A vocabulary that other files than GGUF state, without scores and spaces of its own; see ``VocabSpec``.
+    """A vocabulary from files other than GGUF, without scores and added spaces; see ``VocabSpec``.
 
     Raises:
-        InvalidModelFile: two tokens are spelled alike.
+        InvalidModelFile: two tokens have the same spelling.
     """
     ids = _index(tokens, source)
-    known = apply_known_texts(ids, bytearray(kinds), special)
+    corrected = apply_known_texts(ids, bytearray(kinds), special)
     return VocabSpec(
         source=source,
         model=model,
@@ -150,8 +150,8 @@ def stated_spec(
         add_eos=False,
         add_space_prefix=False,
         remove_extra_whitespaces=False,
-        content_kinds=_content_kinds(tokens, kinds, known.kinds),
-        **known._asdict(),
+        content_kinds=_content_kinds(tokens, kinds, corrected.kinds),
+        **corrected._asdict(),
     )
 
 
@@ -244,7 +244,7 @@ def _pre(gguf: GgufFile, model: str) -> PreTokenization | None:
 
 
 def _adds(gguf: GgufFile, model: str, pre: PreTokenization | None, special: Mapping[str, int]) -> tuple[bool, bool]:
-    if model == "bert":  # whatever the file says, as in llama.cpp and in BERT
+    if model == "bert":  # regardless of the file, as in llama.cpp and BERT
         _require_ids(gguf, special, "bos", "seperator")
         return True, False
     add_bos = gguf.get(f"{_PREFIX}add_bos_token", bool, model == "llama" or (pre is not None and pre.add_bos))

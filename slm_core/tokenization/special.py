@@ -1,4 +1,4 @@
-"""Cutting a text at the special tokens that it spells out."""
+"""Splits a text at the special tokens that it spells."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _AT_START = re.compile(f"{_WHITE_SPACE}+")
 class SpecialTokens:
     """The tokens that are matched in a text before anything else.
 
-    User-defined tokens always match. Control tokens and the unknown token match only if special tokens are parsed. At
-    each place the longest match wins, as in the ``tokenizers`` library and in SentencePiece. (llama.cpp searches the
+    User-defined tokens always match. Control tokens and the unknown token match only if special tokens are parsed. The
+    longest match at each offset wins, as in the ``tokenizers`` library and in SentencePiece. (llama.cpp searches the
     whole text for the longest token first. The result differs only if two tokens overlap.)
 
     Args:
@@ -43,7 +43,7 @@ class SpecialTokens:
         """Yield the pieces of a text in order: token ids, and the non-empty texts between them."""
         done = 0
         for start, end in (self._parsed if parse_special else self._always).finditer(text):
-            if start < done:  # a right-stripping token took this one: it spells white space
+            if start < done:  # a right-stripping token removed it, because it spells white space
                 continue
             token = self._ids[text[start:end]]
             before = text[done:start]
@@ -59,9 +59,9 @@ class SpecialTokens:
 
 
 def read_strips(gguf: GgufFile, spec: VocabSpec) -> tuple[frozenset[int], frozenset[int]]:
-    """Tokens that swallow the white space on their left, and on their right.
+    """Tokens that strip the white space on their left, and on their right.
 
-    GGUF files do not store this; llama.cpp goes by the names of models, and so does this.
+    GGUF files do not store this property; like llama.cpp, this function uses the names of models.
     """
     name = gguf.get("general.name", str, "").lower()
     pre = gguf.get("tokenizer.ggml.pre", str, "")
@@ -80,7 +80,7 @@ def read_strips(gguf: GgufFile, spec: VocabSpec) -> tuple[frozenset[int], frozen
 
 
 def token_text(token: object) -> str:
-    """The text of a token in a directory's settings, given as a string or as an object; "" for none."""
+    """The text of a token in a directory's settings, which may be a string or an object; "" for none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 

@@ -1,8 +1,8 @@
 """SentencePiece's byte-pair encoding (``tokenizer.ggml.model`` = ``llama``): merges by score, bytes for the rest.
 
-The algorithm is that of SentencePiece's bpe_model.cc: of all neighbours that together spell a piece, the pair with the
-highest score merges first, the leftmost of equals. Control, unknown and byte tokens are no pieces: no content spells
-them. (In llama.cpp it can: there every token is a piece.)
+The algorithm is from SentencePiece's bpe_model.cc: among all neighbours that together spell a piece, the pair with the
+highest score merges first (ties: the leftmost). Control, unknown and byte tokens are not pieces, so content cannot
+spell them. (In llama.cpp it can, because every token is a piece.)
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_CACHED_WORDS = 16384
 
 
 class SentencePieceBpe:
-    """Text between special tokens to ids.
+    """Encodes text between special tokens.
 
     Args:
-        spec: the vocabulary; without scores all merges count the same.
+        spec: the vocabulary; without scores, all merges have the same rank.
         normalizer: applied to the text first.
     """
 
@@ -84,12 +84,12 @@ class SentencePieceBpe:
         return [token for symbol in symbols if symbol for token in self._tokens(symbol, halves)]
 
     def _tokens(self, symbol: str, halves: dict[str, tuple[str, str]]) -> list[int]:
-        """Ids of one symbol: a piece, the halves of an unused piece, or the bytes of a character that is none."""
+        """Ids of one symbol: a piece, the halves of an unused piece, or the bytes of a character without a piece."""
         token = self._ids.get(symbol)
         if token is None:
             tokens = [self._byte_ids[byte] for byte in symbol.encode()]
-            known = [i for i in tokens if i is not None]
-            return known if len(known) == len(tokens) else [] if self._unknown is None else [self._unknown]
+            byte_tokens = [i for i in tokens if i is not None]
+            return byte_tokens if len(byte_tokens) == len(tokens) else [] if self._unknown is None else [self._unknown]
         if token in self._unused and symbol in halves:
             return [i for half in halves[symbol] for i in self._tokens(half, halves)]
         return [token]

@@ -1,4 +1,4 @@
-"""SentencePiece's unigram model (``tokenizer.ggml.model`` = ``t5``): the likeliest way to cut a text into pieces.
+"""SentencePiece's unigram model (``tokenizer.ggml.model`` = ``t5``): the likeliest segmentation of a text.
 
 The search is the Unigram model of the ``tokenizers`` library (T. Kudo, "Subword Regularization", 2018).
 """

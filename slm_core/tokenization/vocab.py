@@ -20,7 +20,7 @@ _LONGEST_CACHED_PIECE = 8192  # characters
 
 
 class Encoder(Protocol):
-    """Turns text that holds no special token into ids."""
+    """Encodes text without special tokens."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that is never empty."""
@@ -36,8 +36,8 @@ class GgufVocab:
 
     Attributes:
         size: number of tokens V.
-        bos: begins a sequence; ``None`` if the file names none.
-        eos: ends a sequence; ``None`` if the file names none.
+        bos: the token that begins a sequence, or None.
+        eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
     """
 
@@ -58,11 +58,11 @@ class GgufVocab:
         self._text_of = lru_cache(_MAX_CACHED_TOKENS)(Pieces(spec).text_of)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Turn text into token ids, as the model's reference tokenizer does.
+        """Encode a text to the ids of the model's reference tokenizer.
 
         Args:
             text: any string.
-            add_special: add the tokens that the file asks for around a text (BOS, EOS; BERT's [CLS] and [SEP]).
+            add_special: add the tokens that the file specifies around a text (BOS, EOS; BERT's [CLS] and [SEP]).
             parse_special: recognize spelled-out control tokens; otherwise they are plain text.
         """
         ids: list[int] = []

@@ -1,7 +1,7 @@
-"""BERT's WordPiece (``tokenizer.ggml.model`` = ``bert``): words cut into the longest pieces from left to right.
+"""BERT's WordPiece (``tokenizer.ggml.model`` = ``bert``): words split into the longest pieces from left to right.
 
-GGUF spells a piece that begins a word with U+2581 in front and one that continues it as it is; BERT spells the latter
-with ``##`` in front.
+GGUF spells pieces at the beginning of a word with U+2581, and other pieces unchanged; BERT spells other pieces with
+``##``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONTINUES = "##"
 
 
 class WordPiece:
-    """Text between special tokens to ids; a word that cannot be cut into pieces is the unknown token.
+    """Encodes text between special tokens; a word that cannot be split into pieces becomes the unknown token.
 
     Args:
         spec: the vocabulary.

@@ -4,8 +4,8 @@ r"""RWKV World's vocabulary in directories: a text file with one token per line:
 line.
 
 Other directories store the vocabulary as a ``tokenizer.json``: WordPiece over byte-level characters, without a prefix
-and without words. Its greedy search for the longest piece is the same. Only the vocabulary is read from that file: the
-library's search takes cubic time in a text's length, and it finds token 0 in texts that spell it.
+and without words. Its greedy search for the longest piece is equivalent. Only the vocabulary is read from this file:
+the library's search takes cubic time in a text's length, and it finds token 0 in texts that spell it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def world_vocab(
         pieces: the file's bytes by token id.
         settings: the content of ``tokenizer_config.json``: the text of token 0, and tokens that the file lacks.
         size: number of the model's logits; ids without a token are unused. None for the number of tokens.
-        ends: further ids that end an answer.
-        unnamed: BOS and EOS if the settings name none: token 0 in GGUF files, None for the library's choice.
+        ends: additional ids that end an answer.
+        unnamed: BOS and EOS if the settings have none: token 0 in GGUF files, None for the library's choice.
 
     Raises:
         InvalidModelFile: the file has more tokens than the model, or none for a byte.
@@ -77,7 +77,7 @@ def world_vocab(
 
 
 def is_world(stated: Mapping[str, Any]) -> bool:
-    """Whether a ``tokenizer.json`` is an RWKV World vocabulary, without any further processing of texts."""
+    """Whether a ``tokenizer.json`` is an RWKV World vocabulary without other processing of texts."""
     parts = [stated.get(part) or {} for part in ("model", "pre_tokenizer", "decoder")]
     if not all(isinstance(part, dict) for part in parts) or stated.get("normalizer") or stated.get("post_processor"):
         return False
@@ -120,24 +120,24 @@ def read_world(path: Path) -> dict[int, bytes]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidModelFile(f"{path}: cannot be read: {str(error)[:200]}") from None
     pieces: dict[int, bytes] = {}
-    seen: set[bytes] = set()
+    pieces_seen: set[bytes] = set()
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         i, piece = _read_line(f"{path}, line {number}", line)
-        if i in pieces or piece in seen:
+        if i in pieces or piece in pieces_seen:
             raise InvalidModelFile(f"{path}, line {number}: {shown(line)} has the id or the bytes of another")
         pieces[i] = piece
-        seen.add(piece)
+        pieces_seen.add(piece)
     if not pieces:
         raise InvalidModelFile(f"{path}: there are no tokens")
     return pieces
 
 
-def _read_line(place: str, line: str) -> tuple[int, bytes]:
+def _read_line(where: str, line: str) -> tuple[int, bytes]:
     match = _LINE.fullmatch(line)
     piece = b"" if match is None else _piece(match[3] or match[4] or "", is_text=not match[2])
     if match is None or not piece or len(piece) != int(match[5]) or not 0 < int(match[1]) < _MAX_SIZE:
         raise InvalidModelFile(
-            f"{place}: {shown(line)} is no token (accepted: an id, a literal of text or bytes, the number of its bytes)"
+            f"{where}: {shown(line)} is no token (accepted: an id, a literal of text or bytes, the number of its bytes)"
         )
     return int(match[1]), piece
 

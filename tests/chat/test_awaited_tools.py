@@ -1,4 +1,4 @@
-"""Tools that are awaited: what runs beside what, and who may have them."""
+"""Asynchronous tools: which tools run concurrently, and who may use them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 import pytest
 
 import slm_core as slm
-from chat.tool_chats import later, new_chat, state, written
+from chat.tool_chats import call_text, later, new_chat, state
 from slm_core.chat import Chat
 from slm_core.chat.tools import open_calls
 from slm_core.errors import SessionError
 
 
-def test_awaited_tools_of_one_answer_run_side_by_side() -> None:
+def test_async_tools_of_one_answer_run_concurrently() -> None:
     async def talk() -> slm.Answer:
         both = asyncio.Barrier(2)
 
@@ -27,7 +27,7 @@ def test_awaited_tools_of_one_answer_run_side_by_side() -> None:
             await both.wait()  # neither returns before both have begun
             return n
 
-        chat = new_chat(written("meet", n=1) + written("meet", n=2), "Met.")
+        chat = new_chat(call_text("meet", n=1) + call_text("meet", n=2), "Met.")
         return await asyncio.wait_for(chat.asend("go", tools=[meet]), 20)
 
     answer = asyncio.run(talk())
@@ -35,7 +35,7 @@ def test_awaited_tools_of_one_answer_run_side_by_side() -> None:
     assert answer.text == "Met."
 
 
-def test_other_tools_run_in_a_thread_beside_them() -> None:
+def test_other_tools_run_in_a_thread_meanwhile() -> None:
     threads = []
 
     def where(n: int) -> int:
@@ -47,14 +47,14 @@ def test_other_tools_run_in_a_thread_beside_them() -> None:
         threads.append(threading.current_thread())
         return n
 
-    chat = new_chat(written("where", n=1) + written("later", a=2), "Done.")
+    chat = new_chat(call_text("where", n=1) + call_text("later", a=2), "Done.")
     answer = asyncio.run(chat.asend("go", tools=[where, later]))
     assert [result.content for result in answer.results] == ["1", "4"]
     assert threads[0] is not threading.main_thread()
 
 
-def test_an_awaited_tool_is_refused_where_nobody_awaits() -> None:
-    chat = new_chat("Hi.", written("later", a=1), "Done.")
+def test_an_async_tool_is_refused_by_synchronous_calls() -> None:
+    chat = new_chat("Hi.", call_text("later", a=1), "Done.")
     chat.send("hello")
     before, decoded = state(chat), chat.session.context.n_decoded
     with pytest.raises(SessionError, match="'later' is to be awaited"):
@@ -65,7 +65,7 @@ def test_an_awaited_tool_is_refused_where_nobody_awaits() -> None:
     assert state(chat) == before
 
 
-def test_a_task_that_is_cancelled_in_a_tool_leaves_the_call_open() -> None:
+def test_cancelling_a_task_in_a_tool_leaves_the_call_open() -> None:
     async def talk() -> Chat:
         begun = asyncio.Event()
 
@@ -79,7 +79,7 @@ def test_a_task_that_is_cancelled_in_a_tool_leaves_the_call_open() -> None:
             await asyncio.Event().wait()
             return n
 
-        chat = new_chat(written("wait", n=1), "Hi.")
+        chat = new_chat(call_text("wait", n=1), "Hi.")
         task = asyncio.ensure_future(chat.asend("go", tools=[wait]))
         await begun.wait()
         with pytest.raises(SessionError, match="a tool of the chat is running"):

@@ -1,4 +1,4 @@
-"""Chats and oracles over a scripted context: messages are the truth, and the KV cache follows."""
+"""Chats and oracles over a scripted context: the messages define the content of the KV cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_FORK = frozenset({Capability.KV_PAYLOAD})
 
 
 class Model:
-    """What ``Chat.restore`` needs."""
+    """The attributes of a model that ``Chat.restore`` needs."""
 
     info = SimpleNamespace(n_ctx_train=5000)
     vocab, formatter = ByteVocab(), TagFormatter()
@@ -50,12 +50,12 @@ def new_chat(*answers: str, system: str | None = "sys", n_ctx: int = 600, **opti
     return Chat(session, TagFormatter(), system=system)
 
 
-def spoken(chat: Chat) -> list[tuple[str, str]]:
+def roles_and_contents(chat: Chat) -> list[tuple[str, str]]:
     return [(message.role.value, message.content) for message in chat.messages]
 
 
 def fresh_logits(chat: Chat) -> np.ndarray:
-    """The next logits of a new session that is given the chat's messages at once."""
+    """The next logits of a new session that receives all the chat's messages at once."""
     session = Session(ScriptedContext(chat.session.context.script, n_ctx=4000), ByteVocab())
     session.append(TagFormatter().render(chat.messages, add_generation_prompt=True))
     return session.next_logits()
@@ -67,7 +67,7 @@ def next_logits(chat: Chat) -> np.ndarray:
     return chat.session.next_logits()
 
 
-def test_events_of_a_chat_keep_the_likeliest_tokens() -> None:
+def test_events_of_a_chat_contain_the_likeliest_tokens() -> None:
     plain, chat = new_chat("one"), new_chat("one")
     chat.options = replace(chat.options, sampling=replace(GREEDY, logprobs=2))
     bare, events = list(plain.stream("hello")), list(chat.stream("hello"))
@@ -75,32 +75,32 @@ def test_events_of_a_chat_keep_the_likeliest_tokens() -> None:
     for event in events:
         if event.token is not None:
             assert event.logprobs.model[0] == (event.token, pytest.approx(event.logprob, abs=1e-5))
-            assert (event.logprobs.chosen, len(event.logprobs.sampled)) == (0.0, 1), "greedy leaves one token"
+            assert (event.logprobs.chosen, len(event.logprobs.sampled)) == (0.0, 1), "greedy sampling leaves one token"
 
 
-def test_a_conversation_streams_and_remembers_its_messages() -> None:
+def test_a_conversation_streams_and_stores_its_messages() -> None:
     chat = new_chat("one", "two")
     stream = chat.stream("first")
     assert "".join(event.text for event in stream) == "one" == stream.answer.text
     assert chat.send("second").text == "two"
-    assert spoken(chat) == [
+    assert roles_and_contents(chat) == [
         ("system", "sys"), ("user", "first"), ("assistant", "one"), ("user", "second"), ("assistant", "two"),
     ]  # fmt: skip
 
 
-def test_the_second_turn_decodes_only_what_is_new() -> None:
+def test_the_second_turn_decodes_only_new_tokens() -> None:
     chat = new_chat("one", "two")
     chat.send("first")
     answer = chat.send("second")
     new = "<|start|>user:second<|end|><|start|>assistant:"
     n_new = len(ByteVocab().encode(new, add_special=False, parse_special=True))
-    # The token that ended the first answer was chosen but not yet decoded.
+    # The last token of the first answer was sampled, but not decoded.
     assert answer.usage.prompt_tokens - answer.usage.cached_tokens == n_new + 1
 
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("change", ["edit", "delete"])
-def test_after_a_change_the_cache_is_what_the_messages_say(level: EditLevel, change: str) -> None:
+def test_after_a_change_the_cache_agrees_with_the_messages(level: EditLevel, change: str) -> None:
     chat = new_chat("one", "two", level=level)
     chat.send("first")
     chat.send("second")
@@ -108,19 +108,19 @@ def test_after_a_change_the_cache_is_what_the_messages_say(level: EditLevel, cha
     np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
 
 
-def test_forget_cuts_where_the_context_can_and_says_so() -> None:
+def test_forget_cuts_if_the_context_can_and_reports_it() -> None:
     for level in EditLevel:
         chat = new_chat("one", "two", level=level)
         chat.send("first")
         chat.send("second")
         before = chat.session.context.n_decoded
         assert chat.forget(1) is level
-        assert [text for _, text in spoken(chat)] == ["sys", "one", "second", "two"]
+        assert [text for _, text in roles_and_contents(chat)] == ["sys", "one", "second", "two"]
         same = np.array_equal(next_logits(chat), fresh_logits(chat))
-        assert same == (level is not EditLevel.CUT), "a cut keeps what later tokens saw; computing again does not"
+        assert same == (level is not EditLevel.CUT), "a cut keeps the values of later tokens; recomputation does not"
         if level is EditLevel.CUT:
             n_prompt = len(ByteVocab().encode("<|start|>assistant:", add_special=False, parse_special=True))
-            assert chat.session.context.n_decoded - before <= n_prompt + 1, "nothing is computed again"
+            assert chat.session.context.n_decoded - before <= n_prompt + 1, "no tokens are recomputed"
 
 
 def test_a_forgotten_message_stays_forgotten_in_later_turns() -> None:
@@ -133,18 +133,18 @@ def test_a_forgotten_message_stays_forgotten_in_later_turns() -> None:
     assert b"first" not in bytes(token for token in chat.session.tokens if token < 256)
 
 
-def test_regenerate_takes_the_answer_back_and_draws_another() -> None:
+def test_regenerate_replaces_the_answer_by_another() -> None:
     chat = new_chat()
     chat.options = ChatOptions(Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3, max_tokens=6))
     first = chat.send("hello")
     second = chat.regenerate().run()
     assert first.tokens != second.tokens
-    assert [role for role, _ in spoken(chat)] == ["system", "user", "assistant"]
+    assert [role for role, _ in roles_and_contents(chat)] == ["system", "user", "assistant"]
     with pytest.raises(SessionError, match="nothing to answer"):
         new_chat().regenerate()
 
 
-def test_a_chat_of_answers_alone_has_nothing_to_regenerate() -> None:
+def test_a_chat_without_questions_has_nothing_to_regenerate() -> None:
     chat = new_chat()
     chat._become((Message(Role.ASSISTANT, "welcome"), Message(Role.ASSISTANT, "ask me")))
     with pytest.raises(SessionError, match="nothing to answer"):
@@ -152,7 +152,7 @@ def test_a_chat_of_answers_alone_has_nothing_to_regenerate() -> None:
     assert len(chat.messages) == 2
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_a_fork_is_independent() -> None:
     chat = new_chat("one", "two")
     chat.send("first")
     with chat.fork() as twin:
@@ -164,7 +164,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
-def test_a_dump_goes_on_as_the_chat_would(payload_format: str) -> None:
+def test_a_restored_dump_continues_like_the_chat(payload_format: str) -> None:
     chat = new_chat()
     chat.options = ChatOptions(Sampling(temperature=1.5, seed=3, max_tokens=6))
     chat.send("first")
@@ -203,7 +203,7 @@ def test_forged_chat_dumps_are_refused(change: object) -> None:
         Chat.restore(Model(), pack("chat", meta, sections))
 
 
-def test_a_dump_of_a_larger_context_is_restored_where_the_caller_says_so() -> None:
+def test_a_dump_of_a_larger_context_is_restored_with_the_callers_n_ctx() -> None:
     chat = new_chat("one", n_ctx=5001)
     chat.send("first")
     with pytest.raises(InvalidSnapshot, match="5001"):
@@ -212,14 +212,14 @@ def test_a_dump_of_a_larger_context_is_restored_where_the_caller_says_so() -> No
         assert (twin.session.context.n_ctx, twin.messages) == (700, chat.messages)
 
 
-def test_a_cancelled_answer_stays_as_far_as_it_got() -> None:
+def test_a_cancelled_answer_stays_in_the_messages() -> None:
     chat = new_chat("abcdef")
     stream = chat.stream("x")
     next(stream), next(stream)
     stream.cancel()
     list(stream)
     assert stream.answer.finish_reason is FinishReason.CANCELLED
-    assert spoken(chat)[-1] == ("assistant", "ab")
+    assert roles_and_contents(chat)[-1] == ("assistant", "ab")
 
 
 def test_a_cancelled_answer_can_be_forgotten() -> None:
@@ -229,11 +229,11 @@ def test_a_cancelled_answer_can_be_forgotten() -> None:
     stream.cancel()
     list(stream)
     chat.forget(-1)
-    assert spoken(chat) == [("system", "sys"), ("user", "x")]
+    assert roles_and_contents(chat) == [("system", "sys"), ("user", "x")]
     np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
 
 
-def test_text_that_a_parser_holds_back_comes_out_when_an_answer_is_cancelled() -> None:
+def test_cancelling_an_answer_emits_the_text_held_by_the_parser() -> None:
     chat = new_chat("<think>hmm, and on")
     stream = chat.stream("x")
     for _ in range(3 + len("<think>")):
@@ -242,37 +242,37 @@ def test_text_that_a_parser_holds_back_comes_out_when_an_answer_is_cancelled() -
     assert "".join(event.reasoning for event in stream) == "hmm" == stream.answer.reasoning
 
 
-def test_an_answer_that_nobody_reads_on_ends_there() -> None:
+def test_an_abandoned_answer_ends_where_it_is() -> None:
     chat = new_chat("abcdef", "two")
     for event in chat.stream("x"):
         if event.text == "c":
             break
-    assert spoken(chat)[-1] == ("assistant", "abc")
+    assert roles_and_contents(chat)[-1] == ("assistant", "abc")
     assert chat.send("y").text == "two"
 
 
 def test_reading_the_messages_does_not_end_an_answer() -> None:
     chat = new_chat("abc")
-    seen = [spoken(chat)[-1] for _ in chat.stream("x")]
+    seen = [roles_and_contents(chat)[-1] for _ in chat.stream("x")]
     assert seen == [("assistant", text) for text in ("a", "ab", "abc", "abc")]
-    assert spoken(chat) == [("system", "sys"), ("user", "x"), ("assistant", "abc")]
+    assert roles_and_contents(chat) == [("system", "sys"), ("user", "x"), ("assistant", "abc")]
 
 
-def test_an_answer_that_raises_leaves_the_chat_as_it_was() -> None:
+def test_an_answer_that_raises_leaves_the_chat_unchanged() -> None:
     def burst(event: object, draft: object) -> StoppingAction:
         raise RuntimeError("criterion")
 
     chat = new_chat("abc", "two")
     chat.send("first")
-    before = spoken(chat)
+    before = roles_and_contents(chat)
     with pytest.raises(RuntimeError, match="criterion"):
         chat.send("x", stopping_criteria=[burst])
-    assert spoken(chat) == before
+    assert roles_and_contents(chat) == before
     np.testing.assert_array_equal(next_logits(chat), fresh_logits(chat))
 
 
 @pytest.mark.parametrize("failing", ["stopping_criteria", "on_event"])
-def test_an_answer_that_raises_takes_no_stream_of_draws(failing: str) -> None:
+def test_an_answer_that_raises_uses_no_random_stream(failing: str) -> None:
     def burst(*args: object) -> StoppingAction:
         raise RuntimeError("callback")
 
@@ -284,10 +284,12 @@ def test_an_answer_that_raises_takes_no_stream_of_draws(failing: str) -> None:
     assert burnt.send("x").tokens == calm.send("x").tokens
 
 
-def test_a_fork_for_which_there_is_no_room_leaves_no_sequence_behind() -> None:
-    said = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"))
-    chat = Chat(Session(ScriptedContext(n_ctx=64, n_seq_max=3), ByteVocab()), TagFormatter(), messages=said)
-    chat.session.truncate(chat.session.n_tokens - 3)  # a fork shares what is left, and then needs three positions
+def test_a_fork_without_room_takes_no_sequence() -> None:
+    messages = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"))
+    chat = Chat(Session(ScriptedContext(n_ctx=64, n_seq_max=3), ByteVocab()), TagFormatter(), messages=messages)
+    chat.session.truncate(
+        chat.session.n_tokens - 3
+    )  # a fork shares the remaining tokens and needs three positions more
     chat.session.next_logits()
     other = Session(chat.session.context, ByteVocab())
     other.append("x" * (chat.session.context.n_free - 2))
@@ -297,10 +299,10 @@ def test_a_fork_for_which_there_is_no_room_leaves_no_sequence_behind() -> None:
     assert [chat.session.context.length(i) > 0 for i in range(3)] == [True, True, False]
 
 
-def test_a_message_that_does_not_fit_or_is_refused_changes_nothing() -> None:
+def test_an_unfit_or_refused_message_changes_nothing() -> None:
     chat = new_chat("one", n_ctx=80)
     chat.send("first")
-    before, tokens = spoken(chat), chat.session.tokens
+    before, tokens = roles_and_contents(chat), chat.session.tokens
     with pytest.raises(ContextFull):
         chat.send("x" * 100)
     with pytest.raises(TemplateError, match="refused"):
@@ -309,10 +311,10 @@ def test_a_message_that_does_not_fit_or_is_refused_changes_nothing() -> None:
         chat.edit(1, "REFUSE")
     with pytest.raises(SessionError, match=r"no message 3 \(accepted: 0 to 2\)"):
         chat.edit(3, "x")
-    assert (spoken(chat), chat.session.tokens) == (before, tokens)
+    assert (roles_and_contents(chat), chat.session.tokens) == (before, tokens)
 
 
-def test_a_criterion_can_pause_a_chat() -> None:
+def test_a_stopping_criterion_can_pause_a_chat() -> None:
     chat = new_chat("abcdef")
     stream = chat.stream(
         "x", stopping_criteria=[lambda e, d: StoppingAction.PAUSE if d.text == "abc" else StoppingAction.NEXT]
@@ -320,10 +322,10 @@ def test_a_criterion_can_pause_a_chat() -> None:
     assert "".join(event.text for event in stream) == "abc"
     assert stream.paused
     assert stream.resume().run().text == "abcdef"
-    assert spoken(chat)[-1] == ("assistant", "abcdef")
+    assert roles_and_contents(chat)[-1] == ("assistant", "abcdef")
 
 
-def test_reasoning_is_told_apart_and_kept_in_the_message() -> None:
+def test_reasoning_is_separated_and_kept_in_the_message() -> None:
     chat = new_chat("<think>hmm</think>yes")
     chat.options = replace(chat.options, thinking=True)
     stream = chat.stream("x")
@@ -382,7 +384,7 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"n_seq_max": 1}], ids=["fork", "no sequence left"])
-def test_an_oracle_leaves_a_paused_answer_and_its_draws_as_they_were(options: dict[str, object]) -> None:
+def test_an_oracle_leaves_a_paused_answer_and_its_draws_unchanged(options: dict[str, object]) -> None:
     def paused(scratch_branch: bool) -> str:
         sampling = Sampling(temperature=1.5, seed=2, max_tokens=12)
         session = Session(ScriptedContext(n_ctx=600, **options), ByteVocab(), sampling=sampling)
@@ -415,12 +417,12 @@ def test_choose_scores_whole_answers() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["one"], ["a", "a"], ["a", ""]], ids=str)
-def test_choose_refuses_options_that_are_none(options: list[str]) -> None:
+def test_choose_refuses_invalid_options(options: list[str]) -> None:
     with pytest.raises(InvalidOption, match="at least two"):
         new_chat("yes").oracle().choose("well?", options)
 
 
-def test_choose_equals_the_probability_of_each_option_and_the_end() -> None:
+def test_choose_gives_the_probability_of_each_option_and_its_end() -> None:
     chat = new_chat()
     chat._become((Message(Role.USER, "hello"),))
     options = ["a", "bc"]
@@ -435,12 +437,12 @@ def test_choose_equals_the_probability_of_each_option_and_the_end() -> None:
             score += row[token] - np.log(np.exp(row).sum())
             session.append_tokens([token])
         scores.append(score)
-    wanted = np.exp(scores) / np.exp(scores).sum()
-    np.testing.assert_allclose(chat.oracle().choose("q", options).probabilities, wanted, rtol=1e-5)
+    expected = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(chat.oracle().choose("q", options).probabilities, expected, rtol=1e-5)
 
 
-def test_options_that_are_all_very_unlikely_are_told_apart() -> None:
-    """The probability of 200 random tokens is below the least float64; that of one option among them is not."""
+def test_choose_distinguishes_very_unlikely_options() -> None:
+    """The probability of 200 random tokens underflows float64; the probability of one option among two does not."""
     probabilities = new_chat().oracle().choose("well?", ["a" * 200, "b" * 200]).probabilities
     assert sum(probabilities) == pytest.approx(1)
 
@@ -450,27 +452,27 @@ class Dog(BaseModel):
     age: int
 
 
-def test_extract_gives_pydantic_objects() -> None:
-    found = new_chat('{"name": "Rex", "age": 3}').oracle().extract(Dog)
-    assert found.answer.text == found.text == '{"name": "Rex", "age": 3}'
-    assert found.answer.usage.completion_tokens == len(found.answer.tokens) > 0
-    assert found.value == Dog(name="Rex", age=3)
+def test_extract_returns_pydantic_objects() -> None:
+    extracted = new_chat('{"name": "Rex", "age": 3}').oracle().extract(Dog)
+    assert extracted.answer.text == extracted.text == '{"name": "Rex", "age": 3}'
+    assert extracted.answer.usage.completion_tokens == len(extracted.answer.tokens) > 0
+    assert extracted.value == Dog(name="Rex", age=3)
 
 
 @pytest.mark.parametrize("thinking", [None, True])
-def test_extract_gives_what_fits_whatever_the_model_would_say(thinking: bool | None) -> None:
-    """The model says noise, and reasons first where it is asked to."""
+def test_extract_returns_a_valid_value_for_any_model(thinking: bool | None) -> None:
+    """The model generates noise, after reasoning if thinking is on."""
     session = Session(ScriptedContext(n_ctx=600), ByteVocab(), sampling=GREEDY)
     options = ChatOptions(GREEDY, thinking=thinking)
     schema = {"type": "array", "items": {"enum": ["a", 17]}, "minItems": 2, "maxItems": 3}
     if thinking:
         session.context.script = lambda data: 259 if data.endswith(b"<think>") else None  # "</think>"
-    found = Chat(session, TagFormatter(), options=options).oracle().extract(schema)
-    assert 2 <= len(found.value) <= 3
-    assert set(found.value) <= {"a", 17}
+    extracted = Chat(session, TagFormatter(), options=options).oracle().extract(schema)
+    assert 2 <= len(extracted.value) <= 3
+    assert set(extracted.value) <= {"a", 17}
 
 
-def test_extract_refuses_what_is_not_complete_or_breaks_a_rule_of_the_model() -> None:
+def test_extract_refuses_incomplete_and_invalid_values() -> None:
     class Old(Dog):
         @field_validator("age")
         @classmethod
@@ -487,23 +489,23 @@ def test_extract_refuses_what_is_not_complete_or_breaks_a_rule_of_the_model() ->
 
 
 @pytest.mark.parametrize("schema", [7, int, {"not": {}}, {"type": "int"}, {"properties": {"a": 3}}, {"minimum": "2"}])
-def test_a_schema_that_would_be_ignored_is_refused(schema: object) -> None:
+def test_a_schema_without_effect_is_refused(schema: object) -> None:
     with pytest.raises(ConstraintError):
         new_chat("{}").oracle().extract(schema)
 
 
-def test_an_oracle_asks_under_a_constraint() -> None:
+def test_an_oracle_answers_under_a_constraint() -> None:
     chat = new_chat("whatever it likes")
     assert chat.oracle().ask("q", constraint=Choice(["yes", "no"])).text in ("yes", "no")
 
 
 def test_extract_asks_for_the_keys() -> None:
-    asked = []
+    prompts = []
 
     def script(data: bytes) -> int | None:
-        asked.append(data)
+        prompts.append(data)
         return says("{}")(data)
 
     session = Session(ScriptedContext(script, n_ctx=600), ByteVocab(), sampling=GREEDY)
     Chat(session, TagFormatter()).oracle().extract({"properties": {"name": {}, "pet": {}}})
-    assert b"Give me JSON with the keys name, pet." in asked[0]
+    assert b"Give me JSON with the keys name, pet." in prompts[0]

@@ -1,4 +1,4 @@
-"""Contrastive decoding against the formula of the paper, written out."""
+"""Contrastive decoding compared with the formula of the paper."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ GREEDY = Sampling(temperature=0, max_tokens=10)
 
 
 def rows(salt: bytes, tokens: list[int]) -> np.ndarray:
-    """The logits of a model after tokens: those of a scripted context that saw ``salt`` first."""
+    """The logits after tokens of the model that is a scripted context with ``salt`` before all tokens."""
     session = Session(ScriptedContext(), ByteVocab())
     session.append_tokens([*salt, *tokens])
     return session.next_logits().astype(np.float64)
 
 
-class Salted(ScriptedContext):
-    """A scripted context that is another model: before all else it saw something."""
+class SaltedContext(ScriptedContext):
+    """A scripted context that acts as another model: it puts a salt before all tokens."""
 
     def _row(self, state):
         return rows(b"~", [token for token, _ in state]).astype(np.float32)
@@ -34,7 +34,7 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
 
 
 def sampler(plausibility: float, amateur: Session | None = None, **sampling) -> ContrastiveSampler:
-    amateur = amateur or Session(Salted(), ByteVocab())
+    amateur = amateur or Session(SaltedContext(), ByteVocab())
     inner = SamplerChain(Sampling(**{"temperature": 0, **sampling}))
     return ContrastiveSampler(amateur, inner, ByteVocab(), plausibility=plausibility)
 
@@ -52,17 +52,17 @@ def test_each_token_is_the_best_by_the_formula(plausibility) -> None:
         assert scores[token] == pytest.approx(scores.max(), abs=1e-5)
         history.append(token)
     if plausibility == 1.0:
-        assert answer.tokens == session_greedy(), "with plausibility 1 the expert's best is all there is"
+        assert answer.tokens == greedy_tokens(), "with plausibility 1 only the expert's best token remains"
 
 
-def session_greedy() -> tuple[int, ...]:
+def greedy_tokens() -> tuple[int, ...]:
     session = Session(ScriptedContext(), ByteVocab())
     session.append("prompt")
     return session.generate(GREEDY).run().tokens
 
 
 def test_the_amateur_follows_edits_and_decodes_each_token_once() -> None:
-    amateur = Session(Salted(), ByteVocab())
+    amateur = Session(SaltedContext(), ByteVocab())
     chooser = sampler(0.1, amateur)
     session = Session(ScriptedContext(), ByteVocab())
     session.append("prompt")
@@ -77,11 +77,11 @@ def test_the_amateur_follows_edits_and_decodes_each_token_once() -> None:
     assert session.generate(GREEDY, sampler=twin).run().tokens == first.tokens
 
 
-def test_it_goes_with_constraints_and_draws() -> None:
+def test_it_works_with_constraints_and_sampling() -> None:
     session = Session(ScriptedContext(), ByteVocab())
     session.append("prompt")
-    said = session.generate(GREEDY, sampler=sampler(1e-9), constraint=Regex("[a-d]{6}")).run().text
-    assert len(said) == 6 and not said.strip("abcd")
+    text = session.generate(GREEDY, sampler=sampler(1e-9), constraint=Regex("[a-d]{6}")).run().text
+    assert len(text) == 6 and not text.strip("abcd")
     texts = set()
     for seed in range(5):
         session = Session(ScriptedContext(), ByteVocab())
@@ -91,7 +91,7 @@ def test_it_goes_with_constraints_and_draws() -> None:
     assert len(texts) > 1
 
 
-def test_what_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     class Other(ByteVocab):
         size = N_VOCAB - 1
 
@@ -99,4 +99,4 @@ def test_what_is_refused() -> None:
         with pytest.raises(InvalidOption, match="plausibility="):
             sampler(value)
     with pytest.raises(InvalidOption, match="another vocabulary"):
-        ContrastiveSampler(Session(Salted(), Other()), SamplerChain(GREEDY), ByteVocab())
+        ContrastiveSampler(Session(SaltedContext(), Other()), SamplerChain(GREEDY), ByteVocab())

@@ -1,4 +1,4 @@
-"""Token healing: the text stays, its end is spelled by the model."""
+"""Token healing: the text stays, and the model chooses the tokens of its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = (b"a", b"b", b"c", b"ab", b"abc", b"bca", b"ca", b"cab", b"://", b":", 
 
 
 class PieceVocab:
-    """Tokens of one and of several bytes, some of them half characters; 20 is a control token, 21 ends an answer."""
+    """Tokens of one and of several bytes, some of them incomplete characters; 20 is a control token, 21 is EOG."""
 
     size, bos, eos, eog_ids = 260, 20, 21, frozenset({21})
 
@@ -45,35 +45,37 @@ def session_of(tokens: list[int], **options: Any) -> Session:
     return session
 
 
-def said(tokens: Any) -> bytes:
+def bytes_of(tokens: Any) -> bytes:
     return b"".join(map(VOCAB.token_bytes, tokens))
 
 
 @settings(max_examples=150, deadline=None)
 @given(tokens=st.lists(st.sampled_from([*range(11), 20]), min_size=1, max_size=8), seed=st.integers(0, 3))
-def test_the_text_stays_and_no_more_than_that_is_taken_back(tokens, seed) -> None:
+def test_healing_keeps_the_text_and_removes_few_tokens(tokens, seed) -> None:
     session = session_of(tokens)
     beyond = heal(session, SamplerChain(Sampling(seed=seed, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0)))
-    assert said(session.tokens) == said(tokens) + beyond.encode()
+    assert bytes_of(session.tokens) == bytes_of(tokens) + beyond.encode()
     assert [t for t in session.tokens if t == 20] == [t for t in tokens if t == 20]
     assert session.tokens[0] == tokens[0]
     longest = max(map(len, PIECES))
     n_same = next((i for i, (a, b) in enumerate(zip(tokens, session.tokens, strict=False)) if a != b), len(tokens))
-    assert len(said(tokens[n_same:])) < longest
+    assert len(bytes_of(tokens[n_same:])) < longest
 
 
-def test_each_token_is_the_likeliest_that_fits() -> None:
-    prompt = [20, 0, 1]  # "a" "b": taken back, as "abc" begins with both
+def test_each_token_is_the_likeliest_matching_token() -> None:
+    prompt = [20, 0, 1]  # "a" "b": removed, as "abc" begins with both
     session, other = session_of(prompt), session_of([20])
     heal(session)
-    wanted, tokens = b"ab", []
-    while wanted:
+    remaining, tokens = b"ab", []
+    while remaining:
         row = other.next_logits()
         fitting = [
-            i for i in range(14) if VOCAB.token_bytes(i).startswith(wanted) or wanted.startswith(VOCAB.token_bytes(i))
+            i
+            for i in range(14)
+            if VOCAB.token_bytes(i).startswith(remaining) or remaining.startswith(VOCAB.token_bytes(i))
         ]
         tokens.append(max(fitting, key=lambda i: row[i]))
-        wanted = wanted[len(VOCAB.token_bytes(tokens[-1])) :]
+        remaining = remaining[len(VOCAB.token_bytes(tokens[-1])) :]
         other.append_tokens(tokens[-1:])
     assert session.tokens == (20, *tokens)
     np.testing.assert_array_equal(session.next_logits(), other.next_logits())
@@ -86,11 +88,11 @@ def test_each_token_is_the_likeliest_that_fits() -> None:
         ([20, 10], 2),  # nothing but "/" begins with "/"
         ([0], 1),  # the first token stays
         ([20, 1, 20], 3),  # a control token at the end
-        ([20, 4], 2),  # "abc" is whole
+        ([20, 4], 2),  # "abc" begins no other token
         ([20, 2, 0], 1),  # "cab" begins with both
     ],
 )
-def test_what_is_taken_back(tokens, stay) -> None:
+def test_healing_keeps_unambiguous_tokens(tokens, stay) -> None:
     session = session_of(tokens)
     truncated = []
     twin_truncate = Session.truncate
@@ -105,8 +107,8 @@ def test_what_is_taken_back(tokens, stay) -> None:
     assert min(truncated, default=len(tokens)) == min(stay, len(tokens))
 
 
-def test_half_a_character_is_not_said() -> None:
-    session = session_of([20, 2])  # b"c\xc3" begins with "c", but ends inside a character
+def test_an_incomplete_character_is_not_generated() -> None:
+    session = session_of([20, 2])  # b"c\xc3" begins with "c", but ends with an incomplete character
     for seed in range(20):
         assert heal(session_of([20, 2]), SamplerChain(Sampling(seed=seed, temperature=9.0, top_k=0))).isascii()
     assert session.tokens == (20, 2)
@@ -114,7 +116,7 @@ def test_half_a_character_is_not_said() -> None:
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_failure_leaves_the_session_as_it_was(level, shared) -> None:
+def test_a_failure_leaves_the_session_unchanged(level, shared) -> None:
     options = {} if shared else {"capabilities": frozenset()}
     session, whole = (session_of([20, 9, 0, 1], level=level, **options) for _ in range(2))
     before = session.next_logits().copy()

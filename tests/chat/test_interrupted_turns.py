@@ -1,4 +1,4 @@
-"""Turns with tools that stop in the middle, are dumped, cancelled, paused or edited, and go on."""
+"""Turns with tools that are dumped, cancelled, paused or edited in the middle, and continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chat.tool_chats import FORMATTER, Person, add, check_cache, new_chat, spoken, written
+from chat.tool_chats import FORMATTER, Person, add, call_text, check_cache, new_chat, roles_and_contents
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Chat, encode_segments
 from slm_core.chat.toolbox import Toolbox
@@ -20,7 +20,7 @@ from slm_core.types import EditLevel
 
 
 class Model:
-    """What ``Chat.restore`` needs."""
+    """The attributes of a model that ``Chat.restore`` needs."""
 
     info = SimpleNamespace(n_ctx_train=9000)
     vocab, formatter = ByteVocab(), FORMATTER
@@ -34,8 +34,8 @@ class Model:
 
 @pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
 @pytest.mark.parametrize("n_results", [0, 1, 2])
-def test_a_dump_in_the_middle_of_a_turn_goes_on(n_results: int, payload_format: str) -> None:
-    chat = new_chat(written("add", a=1) + written("add", a=2), "Three and four.")
+def test_a_dump_in_the_middle_of_a_turn_continues(n_results: int, payload_format: str) -> None:
+    chat = new_chat(call_text("add", a=1) + call_text("add", a=2), "Three and four.")
     stream = chat.stream("go", tools=[add])
     while chat.messages[-1].role.value != "assistant" or not chat.messages[-1].tool_calls:
         next(stream)
@@ -52,8 +52,8 @@ def test_a_dump_in_the_middle_of_a_turn_goes_on(n_results: int, payload_format: 
     assert len(again.results) == 2 - n_results
 
 
-def test_a_dump_has_the_schemas_of_functions() -> None:
-    chat = new_chat("Hi.", written("add", a=1))
+def test_a_dump_contains_the_schemas_of_functions() -> None:
+    chat = new_chat("Hi.", call_text("add", a=1))
     chat.send("hello", tools=[add, Person])
     twin = Chat.restore(Model(chat), chat.dump())
     assert twin.options.tools == Toolbox([add, Person]).schemas
@@ -65,21 +65,21 @@ def test_a_dump_has_the_schemas_of_functions() -> None:
         Chat.restore(Model(chat), pack("chat", meta, sections))
 
 
-def test_a_turn_that_nobody_iterates_ends_where_it_is() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.", "Then not.")
+def test_an_abandoned_turn_ends_where_it_is() -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.", "Then not.")
     stream = chat.stream("go", tools=[add])
     for event in stream:
         if event.result is not None:
             break
     chat.edit(0, "went")
     assert stream.answer.finish_reason is FinishReason.CANCELLED
-    assert spoken(chat)[0] == ("user", "went")
+    assert roles_and_contents(chat)[0] == ("user", "went")
     assert len(chat.messages) == 3
     check_cache(chat)
 
 
-def test_a_turn_that_is_cancelled_before_a_call_is_run_leaves_it_open() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
+def test_a_turn_cancelled_before_a_call_leaves_the_call_open() -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.")
     stream = chat.stream("go", tools=[add])
     while not open_calls(chat.messages):
         next(stream)
@@ -105,14 +105,14 @@ def test_a_tool_cannot_change_the_chat_that_calls_it() -> None:
         chat.send(text)
         return "sent"
 
-    chat = new_chat(written("meddle", text="x"), "I see.")
+    chat = new_chat(call_text("meddle", text="x"), "I see.")
     answer = chat.send("go", tools=[meddle])
     assert answer.results[0].content.startswith("Error: SessionError: a tool of the chat is running")
     assert len(chat.messages) == 4
 
 
-def test_a_criterion_can_pause_a_later_round() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
+def test_a_stopping_criterion_can_pause_a_later_round() -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.")
     criterion = [lambda event, draft: StoppingAction.PAUSE if draft.text == "It" else StoppingAction.NEXT]
     stream = chat.stream("go", tools=[add], stopping_criteria=criterion)
     list(stream)
@@ -122,8 +122,8 @@ def test_a_criterion_can_pause_a_later_round() -> None:
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("change", ["edit", "delete", "regenerate", "forget"])
-def test_edits_of_a_turn_with_calls_keep_the_cache_right(level: EditLevel, change: str) -> None:
-    chat = new_chat(written("add", a=1), "It is 3.", "So it is.", level=level)
+def test_the_cache_is_right_after_edits_of_a_turn_with_calls(level: EditLevel, change: str) -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.", "So it is.", level=level)
     chat.send("1 + 2?", tools=[add])
     tokens = chat.session.tokens
     actions: dict[str, Callable[[], object]] = {
@@ -139,7 +139,7 @@ def test_edits_of_a_turn_with_calls_keep_the_cache_right(level: EditLevel, chang
     check_cache(chat)
 
 
-def test_asked_for_nothing_it_says_so() -> None:
+def test_proceed_without_an_open_question_is_an_error() -> None:
     chat = new_chat("Hi.")
     with pytest.raises(SessionError, match="nothing to answer"):
         chat.proceed()
@@ -150,8 +150,8 @@ def test_asked_for_nothing_it_says_so() -> None:
     assert chat.proceed().run().text == "Hi."
 
 
-def test_a_timeout_is_for_all_answers() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
+def test_a_timeout_covers_all_answers_of_a_turn() -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.")
     seconds: list[float] = []
     whole = chat.session.generate
 

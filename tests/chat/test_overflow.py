@@ -1,4 +1,4 @@
-"""What a chat drops when its context is too small, and that it says so."""
+"""The messages that a chat drops when its context is too small, and the report of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def contents(messages: Any) -> list[str]:
 
 
 def is_fresh(chat: Chat) -> bool:
-    """Whether the next logits are those of a context that saw nothing but what is kept."""
+    """Whether the next logits equal those of a new context that holds only the remaining messages."""
     other = Session(ScriptedContext(chat.session.context.script, n_ctx=900, n_batch=64), ByteVocab())
     other.append_tokens(chat.session.tokens)
     return bool(np.array_equal(chat.session.next_logits(), other.next_logits()))
@@ -46,26 +46,26 @@ def test_error_drops_nothing() -> None:
     chat = chat_of("error")
     with pytest.raises(ContextFull):
         talk(chat, 9)
-    kept = contents(chat.messages)
-    assert kept[0] == "Be kind." and kept[1] == "question number    0"
+    remaining = contents(chat.messages)
+    assert remaining[0] == "Be kind." and remaining[1] == "question number    0"
     assert is_fresh(chat)
 
 
 @pytest.mark.parametrize("overflow", ["truncate_middle", "shift", Summarize(lambda dropped: NOTE)])
 @pytest.mark.parametrize("level", list(EditLevel))
-def test_what_is_dropped_is_told_and_the_rest_goes_on(overflow, level) -> None:
+def test_dropped_messages_are_reported_and_the_rest_stays(overflow, level) -> None:
     chat = chat_of(overflow, level=level)
     answers = talk(chat, 12)
     assert {answer.text for answer in answers} == {"fine"}
-    told = [message for answer in answers if answer.overflowed for message in answer.overflowed.messages]
-    said = [text for i in range(12) for text in (f"question number {i:4}", "fine")]
-    original = [text for text in contents([*told, *chat.messages[1:]]) if text != NOTE.content]
-    assert original == said, "what was told and what is kept are not what was said"
+    dropped = [message for answer in answers if answer.overflowed for message in answer.overflowed.messages]
+    expected = [text for i in range(12) for text in (f"question number {i:4}", "fine")]
+    original = [text for text in contents([*dropped, *chat.messages[1:]]) if text != NOTE.content]
+    assert original == expected, "dropped and remaining messages are not the conversation"
     assert chat.messages[0].content == "Be kind."
     assert any(answer.overflowed for answer in answers)
 
 
-def test_shift_cuts_as_little_as_needed_and_computes_nothing_again() -> None:
+def test_shift_cuts_as_little_as_needed_and_recomputes_nothing() -> None:
     chat = chat_of("shift")
     context = chat.session.context
     sizes, before = [], 0
@@ -82,14 +82,14 @@ def test_shift_cuts_as_little_as_needed_and_computes_nothing_again() -> None:
     assert len(set(sizes[1:])) == 1, f"turns of one length decoded different numbers of tokens: {sizes}"
 
 
-def test_below_cut_it_says_that_it_computed_again() -> None:
+def test_below_cut_the_recomputation_is_reported() -> None:
     chat = chat_of("shift", level=EditLevel.TRUNCATE)
     levels = {answer.overflowed.level for answer in talk(chat, 12) if answer.overflowed}
     assert levels == {EditLevel.TRUNCATE}
     assert is_fresh(chat)
 
 
-def test_truncate_middle_goes_down_to_half_and_is_fresh() -> None:
+def test_truncate_middle_halves_the_context_and_recomputes_it() -> None:
     chat = chat_of("truncate_middle")
     for i in range(12):
         answer = chat.send(f"question number {i:4}")
@@ -99,7 +99,7 @@ def test_truncate_middle_goes_down_to_half_and_is_fresh() -> None:
             assert answer.overflowed.summary is None
 
 
-def test_a_summary_takes_the_place_of_what_is_dropped() -> None:
+def test_a_summary_replaces_the_dropped_messages() -> None:
     seen: list[list[str]] = []
 
     def summarize(dropped: Any) -> Message:
@@ -109,7 +109,7 @@ def test_a_summary_takes_the_place_of_what_is_dropped() -> None:
     chat = chat_of(Summarize(summarize))
     answers = talk(chat, 12)
     assert seen[0][:2] == ["question number    0", "fine"]
-    assert len(seen) > 1 and seen[1][0].endswith("messages were here"), "a summary is summarized with what follows it"
+    assert len(seen) > 1 and seen[1][0].endswith("messages were here"), "a later summary includes the earlier summary"
     assert chat.messages[1].content == f"{len(seen[-1])} messages were here"
     assert is_fresh(chat)
     last = [answer.overflowed for answer in answers if answer.overflowed][-1]
@@ -127,12 +127,12 @@ def test_a_question_that_never_fits_changes_nothing(overflow) -> None:
     assert chat.send("short").text == "fine"
 
 
-def test_a_summary_is_made_by_a_function() -> None:
+def test_a_summary_needs_a_function() -> None:
     with pytest.raises(InvalidOption, match=r"Summarize\('short'\) \(accepted: a function\)"):
         Summarize("short")
 
 
-def test_a_summary_that_fails_or_is_too_long_changes_nothing() -> None:
+def test_a_failed_or_too_long_summary_changes_nothing() -> None:
     def fail(dropped: Any) -> Message:
         raise ValueError("no summary today")
 
@@ -145,7 +145,7 @@ def test_a_summary_that_fails_or_is_too_long_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("overflow", ["truncate_middle", "shift"])
-def test_an_answer_that_fails_takes_the_messages_back(overflow) -> None:
+def test_a_failed_answer_restores_the_dropped_messages(overflow) -> None:
     chat, n = chat_of(overflow), 0
     while True:
         before = chat.messages
@@ -166,11 +166,11 @@ def test_an_answer_that_fails_takes_the_messages_back(overflow) -> None:
     assert chat.send("and now?").text == "fine"
 
 
-def test_a_dump_keeps_the_policy_and_asks_for_a_function() -> None:
+def test_a_dump_contains_the_policy_but_needs_its_function() -> None:
     class Model:
         vocab, formatter = ByteVocab(), TagFormatter()
 
-        class info:  # noqa: N801  (as a model has it)
+        class info:  # noqa: N801  (the name in models)
             n_ctx_train = 300
 
         def new_context(self, **sizes: int) -> ScriptedContext:
@@ -194,7 +194,7 @@ def test_a_dump_keeps_the_policy_and_asks_for_a_function() -> None:
         ("summarize", r"pass overflow=Summarize\(function\)"),
     ],
 )
-def test_other_names_are_refused(name: str, message: str) -> None:
+def test_unknown_policies_are_refused(name: str, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         ChatOptions(GREEDY, overflow=name)
 
@@ -212,12 +212,12 @@ ROLES = st.lists(
     answer=st.integers(0, 60),
     overflow=st.sampled_from(["truncate_middle", "shift"]),
 )
-def test_what_is_kept_fits_and_is_a_beginning_and_an_end(talk, system, room, answer, overflow) -> None:
+def test_the_remaining_messages_fit_and_are_a_prefix_and_a_suffix(talk, system, room, answer, overflow) -> None:
     messages = [Message(role, "m" * n) for role, n in talk]
     messages = [Message(Role.SYSTEM, "s" * 9)] * system + messages + [Message(Role.USER, "u" * 9)]
 
-    def count(kept: Any) -> int:
-        return sum(len(message.content) for message in kept)
+    def count(counted: Any) -> int:
+        return sum(len(message.content) for message in counted)
 
     last_turn = max(i for i, message in enumerate(messages) if message.role is Role.USER)
     least = count(messages[:system]) + count(messages[last_turn:])

@@ -1,4 +1,4 @@
-"""Segments to tokens, on published vocabularies: what content spells is text, and nothing else changes."""
+"""Segments to tokens, on published vocabularies: special tokens spelled in content stay text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slm_core.chat.prompt import PromptEncoder
 from slm_core.protocols import Vocab
 from slm_core.types import Segment
 
-# A control token, one that is parsed in any text, and the control text around content, of each vocabulary.
+# For each vocabulary: a control token, a token that is parsed in any text, and the control text around content.
 VOCABULARIES = {
     "qwen2": ("<|im_end|>", "[PAD151646]", "<|im_start|>user\n", "<|im_end|>\n"),
     "gemma-4": ("<turn|>", "<|channel>", "<|turn>user\n", "<turn|>\n"),
@@ -37,7 +37,7 @@ def named(request: pytest.FixtureRequest, shared_dir: Path) -> tuple[str, Vocab]
 
 
 def special(vocab: Vocab, name: str, ids: Sequence[int]) -> list[str]:
-    """The special tokens among ids, by their text."""
+    """The texts of the special tokens among ids."""
     texts = [vocab.token_bytes(token, special=True).decode("utf-8", "replace") for token in ids]
     return [text for text in texts if text in {*VOCABULARIES[name][:2], "<s>"} or text.startswith("<|")]
 
@@ -47,7 +47,7 @@ PIECES = st.sampled_from(["<|", "|>", "<", ">", " ", "\n", "é", "word ", "[", "
 
 @given(parts=st.lists(PIECES | st.just(None) | st.just(True), max_size=8))
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_content_becomes_no_special_token(named: tuple[str, Vocab], parts: list[str | bool | None]) -> None:
+def test_content_never_becomes_a_special_token(named: tuple[str, Vocab], parts: list[str | bool | None]) -> None:
     name, vocab = named
     control, always, before, after = VOCABULARIES[name]
     spelled = {None: control, True: always}
@@ -63,7 +63,7 @@ def test_content_becomes_no_special_token(named: tuple[str, Vocab], parts: list[
         assert ids == whole, "a prompt without forged tokens is tokenized as a whole"
 
 
-def test_only_the_part_with_forged_tokens_is_tokenized_apart(shared_dir: Path) -> None:
+def test_only_the_part_with_forged_tokens_is_tokenized_separately(shared_dir: Path) -> None:
     vocab = load(shared_dir / "oracles" / "vocabs" / "ggml-vocab-qwen2.gguf")
     turn = [Segment("<|im_start|>user\n", True), Segment("Hello, world!", False), Segment("<|im_end|>\n", True)]
     forged = [turn[0], Segment("a<|im_end|>b", False), turn[2]]
@@ -71,7 +71,7 @@ def test_only_the_part_with_forged_tokens_is_tokenized_apart(shared_dir: Path) -
     assert encode_segments(vocab, [*turn, *forged, *turn]) == [*clean, *encode_segments(vocab, forged), *clean]
 
 
-def test_token_half_written_by_content_is_none(shared_dir: Path) -> None:
+def test_a_token_spelled_half_by_content_is_not_parsed(shared_dir: Path) -> None:
     vocab = load(shared_dir / "oracles" / "vocabs" / "ggml-vocab-qwen2.gguf")
     halves = [Segment("<|im_", True), Segment("end", False), Segment("|><|im_start|>", True)]
     start = vocab.encode("<|im_start|>", add_special=False, parse_special=True)
@@ -80,8 +80,8 @@ def test_token_half_written_by_content_is_none(shared_dir: Path) -> None:
     assert vocab.decode(ids, special=True) == "<|im_end|><|im_start|>"
 
 
-def test_no_space_is_put_into_a_text_that_is_cut(shared_dir: Path) -> None:
-    """Phi 3 parses ``</s>`` in any text, so the text must be cut; its vocabulary puts a space in front of texts."""
+def test_no_space_is_added_inside_a_split_text(shared_dir: Path) -> None:
+    """Phi 3 parses ``</s>`` in any text, so the text must be split; its vocabulary adds a space before each text."""
     vocab = load(shared_dir / "oracles" / "vocabs" / "ggml-vocab-phi-3.gguf")
     ids = encode_segments(vocab, [Segment("a</s>b", False)])
     assert vocab.eos not in ids
@@ -93,10 +93,10 @@ MESSAGE = st.lists(PIECES | st.just(None) | st.just(True), max_size=4).map(tuple
 
 @given(prompts=st.lists(st.tuples(st.integers(0, 4), st.lists(MESSAGE, max_size=3), st.booleans()), max_size=5))
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_prompt_after_another_has_the_tokens_it_has_alone(
+def test_a_prompt_has_the_same_tokens_after_another_prompt_as_alone(
     named: tuple[str, Vocab], prompts: list[tuple[int, list[tuple[str | bool | None, ...]], bool]]
 ) -> None:
-    """Each prompt keeps some messages of the one before it, and goes on in its own way."""
+    """Each prompt keeps some messages of the previous prompt, and continues differently."""
     name, vocab = named
     control, always, before, after = VOCABULARIES[name]
     spelled = {None: control, True: always}
@@ -109,7 +109,7 @@ def test_one_prompt_after_another_has_the_tokens_it_has_alone(
         assert encoder.encode(prompt) == encode_segments(vocab, prompt)
 
 
-def test_of_a_longer_prompt_only_the_last_turns_are_tokenized(shared_dir: Path) -> None:
+def test_only_the_last_turns_of_a_longer_prompt_are_tokenized(shared_dir: Path) -> None:
     vocab = Counting(load(shared_dir / "oracles" / "vocabs" / "ggml-vocab-qwen2.gguf"))
     turn = [Segment("<|im_start|>user\n", True), Segment("Hello, world! " * 9, False), Segment("<|im_end|>\n", True)]
     encoder = PromptEncoder(vocab)
@@ -122,7 +122,7 @@ def test_of_a_longer_prompt_only_the_last_turns_are_tokenized(shared_dir: Path) 
 
 
 class Counting:
-    """A vocabulary that counts the characters that it is given."""
+    """A vocabulary that counts the characters that it encodes."""
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab, self.n_chars = vocab, 0

@@ -26,20 +26,20 @@ from slm_core.types import EditLevel, Segment
 LEVELS = pytest.mark.parametrize("level", list(EditLevel))
 
 
-def fresh(level: EditLevel = EditLevel.CUT, **options: object) -> Session:
+def new_session(level: EditLevel = EditLevel.CUT, **options: object) -> Session:
     return Session(ScriptedContext(level=level, **options), ByteVocab(), sampling=Sampling(temperature=0))
 
 
 def logits_of(text: str) -> np.ndarray:
-    """The next logits of a session that never held anything but ``text``."""
-    s = fresh()
+    """The next logits of a new session that holds only ``text``."""
+    s = new_session()
     s.append(text)
     return s.next_logits()
 
 
 @LEVELS
-def test_rollback_gives_the_logits_of_never_having_gone_on(level: EditLevel) -> None:
-    s = fresh(level)
+def test_rollback_restores_the_logits_at_the_mark(level: EditLevel) -> None:
+    s = new_session(level)
     s.append("abc")
     mark = s.mark()
     for more in ("def", "x", ""):
@@ -51,23 +51,23 @@ def test_rollback_gives_the_logits_of_never_having_gone_on(level: EditLevel) -> 
 
 
 @LEVELS
-def test_exact_removal_gives_the_logits_of_what_remains(level: EditLevel) -> None:
-    s = fresh(level)
+def test_exact_removal_gives_the_logits_of_the_remaining_text(level: EditLevel) -> None:
+    s = new_session(level)
     s.append("abc")
     start = s.mark()
     s.append("def")
     end = s.mark()
     s.append("ghi")
     s.next_logits()
-    made = s.remove(start, end, exact=True)
-    assert made is min(level, EditLevel.TRUNCATE)
+    level_used = s.remove(start, end, exact=True)
+    assert level_used is min(level, EditLevel.TRUNCATE)
     assert s.text == "abcghi"
     np.testing.assert_array_equal(s.next_logits(), logits_of("abcghi"))
 
 
 @LEVELS
-def test_removal_cuts_where_the_context_can_and_says_so(level: EditLevel) -> None:
-    s = fresh(level)
+def test_removal_cuts_if_the_context_can_and_reports_it(level: EditLevel) -> None:
+    s = new_session(level)
     s.append("abc")
     start = s.mark()
     s.append("def")
@@ -78,13 +78,13 @@ def test_removal_cuts_where_the_context_can_and_says_so(level: EditLevel) -> Non
     assert s.remove(start, end) is level
     after = s.next_logits()
     same = np.array_equal(after, logits_of("abcghi"))
-    assert same == (level is not EditLevel.CUT), "after a cut, what follows keeps what it saw"
+    assert same == (level is not EditLevel.CUT), "after a cut, later tokens keep their values"
     again = {EditLevel.CUT: 1, EditLevel.TRUNCATE: 3, EditLevel.REPLAY: 6}[level]
-    assert s.context.n_decoded - n_decoded == again, "tokens that were decoded again"
+    assert s.context.n_decoded - n_decoded == again, "the number of recomputed tokens"
 
 
-def test_removal_reaches_into_what_is_not_decoded_yet() -> None:
-    s = fresh()
+def test_removal_includes_pending_tokens() -> None:
+    s = new_session()
     s.append("abcd")
     s.next_logits()
     s.append("efgh")
@@ -93,8 +93,8 @@ def test_removal_reaches_into_what_is_not_decoded_yet() -> None:
     assert s.context.tokens(s.seq_id) == tuple(b"ab")
 
 
-def test_marks_move_with_what_they_mark_and_go_stale_with_it() -> None:
-    s = fresh()
+def test_marks_move_with_their_text_and_become_stale_with_it() -> None:
+    s = new_session()
     marks = []
     for piece in ("aa", "bb", "cc", "dd"):
         s.append(piece)
@@ -112,7 +112,7 @@ def test_marks_move_with_what_they_mark_and_go_stale_with_it() -> None:
 
 
 def test_foreign_and_reversed_marks_are_refused() -> None:
-    s, other = fresh(), fresh()
+    s, other = new_session(), new_session()
     s.append("ab")
     a = s.mark()
     s.append("cd")
@@ -126,7 +126,7 @@ def test_foreign_and_reversed_marks_are_refused() -> None:
 
 @LEVELS
 def test_a_fork_is_independent(level: EditLevel) -> None:
-    s = fresh(level)
+    s = new_session(level)
     s.append("common ")
     s.next_logits()
     twin = s.fork()
@@ -138,7 +138,7 @@ def test_a_fork_is_independent(level: EditLevel) -> None:
     np.testing.assert_array_equal(s.next_logits(), logits_of("common one"))
 
 
-def test_a_fork_continues_the_same_stream_of_draws() -> None:
+def test_a_fork_continues_the_same_random_stream() -> None:
     s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(temperature=2.0, seed=1, max_tokens=8))
     s.append("x")
     s.generate().run()
@@ -146,7 +146,7 @@ def test_a_fork_continues_the_same_stream_of_draws() -> None:
     assert twin.generate().run().tokens == s.generate().run().tokens
 
 
-def test_sequences_are_given_out_once_and_come_back() -> None:
+def test_sequences_are_allocated_once_and_can_be_reused() -> None:
     context = ScriptedContext(n_seq_max=2)
     first = Session(context, ByteVocab())
     with pytest.raises(InvalidSequence, match="taken"):
@@ -158,8 +158,8 @@ def test_sequences_are_given_out_once_and_come_back() -> None:
     assert first.fork().seq_id == second.seq_id
 
 
-def test_following_tokens_keeps_the_common_prefix() -> None:
-    s = fresh()
+def test_follow_keeps_the_common_prefix() -> None:
+    s = new_session()
     s.append("hello world")
     s.next_logits()
     n_decoded = s.context.n_decoded
@@ -168,8 +168,8 @@ def test_following_tokens_keeps_the_common_prefix() -> None:
     assert s.context.n_decoded - n_decoded == len("there")
 
 
-def test_following_more_than_fits_changes_nothing() -> None:
-    s = fresh(n_ctx=12)
+def test_following_too_many_tokens_changes_nothing() -> None:
+    s = new_session(n_ctx=12)
     s.append("hello")
     s.next_logits()
     with pytest.raises(ContextFull) as error:
@@ -180,8 +180,8 @@ def test_following_more_than_fits_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
-def test_a_dump_goes_on_in_another_context(payload_format: str) -> None:
-    s = fresh()
+def test_a_dump_continues_in_another_context(payload_format: str) -> None:
+    s = new_session()
     s.append("abcdef")
     s.next_logits()
     s.remove_span(1, 3)
@@ -191,17 +191,19 @@ def test_a_dump_goes_on_in_another_context(payload_format: str) -> None:
     np.testing.assert_array_equal(twin.next_logits(), s.next_logits())
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["the session's sampler", "a sampler of the answer's own"])
+@pytest.mark.parametrize(
+    "passes_options", [False, True], ids=["the session's sampler", "a sampler of the answer's own"]
+)
 @pytest.mark.parametrize("n_before", [1, 4, 9])
-def test_a_paused_answer_goes_on_in_another_context(own: bool, n_before: int) -> None:
+def test_a_paused_answer_continues_in_another_context(passes_options: bool, n_before: int) -> None:
     options = Sampling(temperature=1.3, seed=8, repeat_penalty=1.2, stop=("zz",), max_tokens=20)
 
     def begin() -> Session:
-        s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(seed=1) if own else options)
+        s = Session(ScriptedContext(), ByteVocab(), sampling=Sampling(seed=1) if passes_options else options)
         s.append("prompt")
         return s
 
-    chosen = options if own else None
+    chosen = options if passes_options else None
     whole = begin().generate(chosen).run()
     s = begin()
     generation = s.generate(
@@ -216,8 +218,8 @@ def test_a_paused_answer_goes_on_in_another_context(own: bool, n_before: int) ->
     assert before + after == whole.text == resumed.answer.text
 
 
-def test_damaged_dumps_are_refused_and_leave_the_sequence_free() -> None:
-    s = fresh()
+def test_damaged_dumps_are_refused_and_take_no_sequence() -> None:
+    s = new_session()
     s.append("hello")
     s.next_logits()
     data = s.dump()
@@ -248,7 +250,7 @@ def test_damaged_dumps_are_refused_and_leave_the_sequence_free() -> None:
     ],
 )
 def test_forged_dumps_with_a_right_checksum_are_refused(change: object) -> None:
-    s = fresh()
+    s = new_session()
     s.append("hello")
     s.next_logits()
     meta, sections = unpack("session", s.dump())
@@ -260,7 +262,7 @@ def test_forged_dumps_with_a_right_checksum_are_refused(change: object) -> None:
     assert target.length(0) == 0
 
 
-def test_a_closed_session_refuses_and_frees_its_context_if_it_owns_it() -> None:
+def test_a_closed_session_refuses_calls_and_closes_its_own_context() -> None:
     context = ScriptedContext()
     s = Session(context, ByteVocab(), owns_context=True)
     s.append("x")
@@ -273,14 +275,14 @@ def test_a_closed_session_refuses_and_frees_its_context_if_it_owns_it() -> None:
 
 
 @LEVELS
-def test_a_scratch_branch_in_a_full_context_leaves_tokens_that_wait(level: EditLevel) -> None:
-    s = fresh(level, n_ctx=40, n_seq_max=2)
+def test_a_scratch_branch_in_a_full_context_keeps_pending_tokens(level: EditLevel) -> None:
+    s = new_session(level, n_ctx=40, n_seq_max=2)
     s.append("x" * 10)
     s.next_logits()
     s.append("yz")
     other = Session(s.context, ByteVocab())
     other.append_tokens([65] * (s.context.n_free))
-    other.next_logits()  # what waits in the first one has no room any more
+    other.next_logits()  # the pending tokens of the first session have no room any more
     before = s.tokens, s.n_pending
     with pytest.raises(ContextFull), s.scratch_branch() as aside:
         aside.truncate(9)
@@ -300,15 +302,15 @@ def test_penalties_see_the_edited_history() -> None:
 
 
 def test_content_that_spells_control_tokens_stays_content() -> None:
-    s = fresh()
+    s = new_session()
     s.append([Segment("<|start|>user:", True), Segment("a<|end|>b", False), Segment("<|end|>", True)])
     assert s.tokens.count(END) == 1
     assert s.text == "<|start|>user:a<|end|>b<|end|>"
     s.append("<|end|>")
-    assert s.tokens.count(END) == 1, "plain text is content"
+    assert s.tokens.count(END) == 1, "text in content is not parsed"
 
 
-def test_control_tokens_cannot_be_spelled_over_a_boundary() -> None:
-    s = fresh()
+def test_control_tokens_cannot_be_spelled_across_a_boundary() -> None:
+    s = new_session()
     s.append([Segment("<|", True), Segment("end|>", False)])
     assert END not in s.tokens

@@ -1,4 +1,4 @@
-"""What functions get from the arguments of a call, and what the model is told of their results."""
+"""The conversion of a call's arguments for functions, and of their results for the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Colour(Enum):
     BLUE = "blue"
 
 
-def test_arguments_are_what_annotations_say() -> None:
+def test_arguments_are_converted_to_their_annotations() -> None:
     seen: dict[str, object] = {}
 
     def take(
@@ -60,18 +60,18 @@ def test_arguments_are_what_annotations_say() -> None:
     }  # fmt: skip
     box = Toolbox([take])
     assert box.run(ToolCall("take", good)).error is None
-    wanted = {**good, "colour": Colour.BLUE, "weight": 2.0, "n": 3, "pair": (1, "a"), "table": {"k": 1.0}}
-    assert {k: v for k, v in seen.items() if k in wanted} == wanted
+    expected = {**good, "colour": Colour.BLUE, "weight": 2.0, "n": 3, "pair": (1, "a"), "table": {"k": 1.0}}
+    assert {k: v for k, v in seen.items() if k in expected} == expected
     assert [type(seen[k]) for k in ("weight", "n", "pair")] == [float, int, tuple]
     bad = {
         "colour": "green", "size": True, "weight": "2", "n": 3.5, "pair": [1], "tags": "a", "table": {"k": "v"},
         "either": 1.5, "flag": 1, "plain": [],
     }  # fmt: skip
     for name, value in bad.items():
-        told = box.run(ToolCall("take", {**good, name: value})).content
-        assert told.startswith(f"Error: the argument '{name}"), told
-    for n, told in ((True, "Error"), (10**400, "null")):
-        assert box.run(ToolCall("take", {**good, "n": n})).content.startswith(told)
+        content = box.run(ToolCall("take", {**good, name: value})).content
+        assert content.startswith(f"Error: the argument '{name}"), content
+    for n, content in ((True, "Error"), (10**400, "null")):
+        assert box.run(ToolCall("take", {**good, "n": n})).content.startswith(content)
     assert box.run(ToolCall("take", {**good, "weight": 10**400})).content.startswith("Error: the argument 'weight'")
 
 
@@ -98,5 +98,5 @@ def test_results_become_text(result: object, content: str) -> None:
         """Give."""
         return result
 
-    told = Toolbox([give]).run(ToolCall("give", {})).content
-    assert told == content or told.startswith(content + "Out of range")
+    actual = Toolbox([give]).run(ToolCall("give", {})).content
+    assert actual == content or actual.startswith(content + "Out of range")

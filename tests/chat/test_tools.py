@@ -1,4 +1,4 @@
-"""Turns in which the model calls tools, over a scripted context: what is run, what the model is told, what stays."""
+"""Turns with tool calls over a scripted context: the calls that run, their results, and the messages that remain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chat.tool_chats import (
     TEMPLATE,
     Person,
     add,
+    call_text,
     check_cache,
     fail,
     later,
     new_chat,
-    spoken,
+    roles_and_contents,
     state,
-    written,
 )
 from slm_core.chat import ChatOptions
 from slm_core.chat.tools import open_calls
@@ -36,7 +36,7 @@ from slm_core.types import CallArguments, CallEnd, CallStart, Message, ToolCall
 
 
 def test_a_call_is_run_and_the_model_answers() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
+    chat = new_chat(call_text("add", a=1), "It is 3.")
     answer = chat.send("1 + 2?", tools=[add])
     assert (answer.text, answer.finish_reason, answer.tool_calls) == ("It is 3.", FinishReason.STOP, ())
     call = ToolCall("add", {"a": 1}, "call00000")
@@ -52,17 +52,17 @@ def test_a_call_is_run_and_the_model_answers() -> None:
 
 
 def test_tools_stay_with_the_chat() -> None:
-    chat = new_chat("Hi.", written("add", a=1), "It is 3.")
+    chat = new_chat("Hi.", call_text("add", a=1), "It is 3.")
     chat.send("Hello.", tools=[add])
     assert chat.send("1 + 2?").text == "It is 3."
     assert chat.options.tools == (add,)
 
 
-def test_the_next_round_decodes_only_what_is_new() -> None:
-    chat = new_chat(written("add", a=1), "It is 3.")
+def test_the_next_round_decodes_only_new_tokens() -> None:
+    chat = new_chat(call_text("add", a=1), "It is 3.")
     answer = chat.send("1 + 2?", tools=[add])
     first, last = answer.rounds[0].usage, answer.usage
-    # All but the token that ended the first answer, which was chosen and not decoded.
+    # All tokens except the last token of the first answer, which was sampled, but not decoded.
     assert last.cached_tokens == first.prompt_tokens + first.completion_tokens - 1
 
 
@@ -78,20 +78,20 @@ def test_parallel_calls_are_run_in_order_and_numbered() -> None:
         seen.append(n)
         return f"noted {n}"
 
-    chat = new_chat(written("note", n=1) + written("note", n=2), written("note", n=3), "Done.")
+    chat = new_chat(call_text("note", n=1) + call_text("note", n=2), call_text("note", n=3), "Done.")
     answer = chat.send("go", tools=[note])
     assert seen == [1, 2, 3]
     assert [r.call.id for r in answer.results] == ["call00000", "call00001", "call00002"]
-    assert [text for role, text in spoken(chat) if role == "tool"] == ["noted 1", "noted 2", "noted 3"]
+    assert [text for role, text in roles_and_contents(chat) if role == "tool"] == ["noted 1", "noted 2", "noted 3"]
     check_cache(chat)
 
 
 def test_calls_and_results_are_events() -> None:
-    chat = new_chat("Let me see. " + written("add", a=1), "It is 3.")
+    chat = new_chat("Let me see. " + call_text("add", a=1), "It is 3.")
     seen: list[slm.Event] = []
     stream = chat.stream("1 + 2?", tools=[add], on_event=seen.append)
     events = list(stream)
-    assert list(map(repr, events)) == list(map(repr, seen))  # nan is not itself
+    assert list(map(repr, events)) == list(map(repr, seen))  # nan != nan
     deltas = [delta for event in events for delta in event.calls]
     assert deltas[0] == CallStart(0, "add")
     assert deltas[-1] == CallEnd(0, ToolCall("add", {"a": 1}))
@@ -104,68 +104,68 @@ def test_calls_and_results_are_events() -> None:
     assert stream.over
 
 
-def test_on_event_is_told_of_log_probabilities_where_nobody_iterates() -> None:
+def test_on_event_gets_log_probabilities_without_an_iteration() -> None:
     seen: list[slm.Event] = []
-    new_chat(written("add", a=1), "It is 3.").send("1 + 2?", tools=[add], on_event=seen.append)
+    new_chat(call_text("add", a=1), "It is 3.").send("1 + 2?", tools=[add], on_event=seen.append)
     tokens = [event for event in seen if event.token is not None]
     assert "It is 3." in "".join(event.text for event in tokens)
-    assert not any(math.isnan(event.logprob) for event in tokens), "in both rounds"
+    assert not any(math.isnan(event.logprob) for event in tokens), "both rounds have log probabilities"
 
 
-def test_after_so_many_rounds_calls_are_left_to_the_caller() -> None:
-    chat = new_chat(*[written("add", a=i) for i in range(3)], "Enough.")
+def test_after_max_rounds_calls_are_left_to_the_caller() -> None:
+    chat = new_chat(*[call_text("add", a=i) for i in range(3)], "Enough.")
     answer = chat.send("go", tools=[add], max_rounds=2)
     assert (len(answer.rounds), len(answer.results)) == (2, 2)
     assert answer.finish_reason is FinishReason.TOOL_CALLS
     assert [call.arguments for call in answer.tool_calls] == [{"a": 2}]
     assert open_calls(chat.messages) == tuple(answer.tool_calls)
     assert chat.proceed().run().text == "Enough."
-    assert spoken(chat)[-2:] == [("tool", "4"), ("assistant", "Enough.")]
+    assert roles_and_contents(chat)[-2:] == [("tool", "4"), ("assistant", "Enough.")]
 
 
-def test_a_call_of_a_tool_that_is_only_described_is_left_to_the_caller() -> None:
-    chat = new_chat(written("add", a=1) + written("lookup") + written("Person", name="Ada", age=36), "Thanks.")
+def test_a_call_of_a_tool_without_a_function_is_left_to_the_caller() -> None:
+    chat = new_chat(call_text("add", a=1) + call_text("lookup") + call_text("Person", name="Ada", age=36), "Thanks.")
     answer = chat.send("go", tools=[add, LOOKUP, Person])
     assert [call.name for call in answer.tool_calls] == ["lookup", "Person"]
     assert answer.finish_reason is FinishReason.TOOL_CALLS
     assert [result.content for result in answer.results] == ["3"]
     with pytest.raises(SessionError, match="'lookup' is the caller's to answer"):
         chat.proceed()
-    told = [Message("tool", "ok", name=call.name, tool_call_id=call.id) for call in answer.tool_calls]
-    assert chat.send(told).text == "Thanks."
+    results = [Message("tool", "ok", name=call.name, tool_call_id=call.id) for call in answer.tool_calls]
+    assert chat.send(results).text == "Thanks."
     assert len(chat.messages) == 6
     check_cache(chat)
 
 
-def test_an_answer_that_is_cut_off_runs_nothing() -> None:
-    chat = new_chat(written("add", a=1))
+def test_an_answer_that_is_cut_off_runs_no_calls() -> None:
+    chat = new_chat(call_text("add", a=1))
     chat.options = ChatOptions(replace(GREEDY, max_tokens=30), tools=(fail, add))
     answer = chat.send("go")
     assert (answer.finish_reason, answer.results, len(answer.malformed_calls)) == (FinishReason.LENGTH, (), 1)
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "content"),
     [
-        (written("fail", why="it rains"), "Error: KeyError: 'it rains'"),
-        (written("sub", a=1), "Error: there is no tool 'sub' (there are: fail, add, Person)"),
-        (written("add", b=1), "Error: the argument 'a' is missing"),
-        (written("add", a=1, c=2), "Error: there is no argument 'c' (there are: a, b)"),
-        (written("add", a="x"), "Error: the argument 'a' is \"x\", not int"),
-        (written("Person", name="Ada", age=-1), "Error: the argument 'age' does not fit: Input should be"),
+        (call_text("fail", why="it rains"), "Error: KeyError: 'it rains'"),
+        (call_text("sub", a=1), "Error: there is no tool 'sub' (there are: fail, add, Person)"),
+        (call_text("add", b=1), "Error: the argument 'a' is missing"),
+        (call_text("add", a=1, c=2), "Error: there is no argument 'c' (there are: a, b)"),
+        (call_text("add", a="x"), "Error: the argument 'a' is \"x\", not int"),
+        (call_text("Person", name="Ada", age=-1), "Error: the argument 'age' does not fit: Input should be"),
     ],
     ids=["raises", "no such tool", "missing", "unknown", "type", "pydantic"],
 )
-def test_the_model_is_told_of_an_error_or_it_is_raised(call: str, told: str) -> None:
+def test_an_error_is_a_result_or_is_raised(call: str, content: str) -> None:
     chat = new_chat(call, "I see.")
     answer = chat.send("go", tools=[fail, add, Person])
     assert answer.text == "I see."
-    assert answer.results[0].content.startswith(told)
+    assert answer.results[0].content.startswith(content)
     assert answer.results[0].error is not None
-    assert spoken(chat)[2] == ("tool", answer.results[0].content)
+    assert roles_and_contents(chat)[2] == ("tool", answer.results[0].content)
 
     chat = new_chat("Hi.", call)
     chat.send("hello")
@@ -176,13 +176,13 @@ def test_the_model_is_told_of_an_error_or_it_is_raised(call: str, told: str) -> 
     assert state(chat) == before
 
 
-def test_the_model_is_told_of_malformed_calls_or_they_are_raised() -> None:
+def test_malformed_calls_are_results_or_are_raised() -> None:
     broken = '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'
-    chat = new_chat(broken, written("add", a=1), "It is 3.")
+    chat = new_chat(broken, call_text("add", a=1), "It is 3.")
     answer = chat.send("go", tools=[add])
     assert answer.text == "It is 3."
     assert [len(r.malformed_calls) for r in answer.rounds] == [1, 0]
-    role, content = spoken(chat)[2]
+    role, content = roles_and_contents(chat)[2]
     assert role == "user"
     assert content.startswith("Error: a tool call could not be read: ")
     check_cache(chat)
@@ -195,23 +195,23 @@ def test_the_model_is_told_of_malformed_calls_or_they_are_raised() -> None:
     assert state(chat) == before
 
 
-def test_of_a_malformed_call_beside_a_sound_one_the_model_is_told_with_the_result() -> None:
-    chat = new_chat(written("add", a=1) + "<tool_call>\n{]\n</tool_call>", "I see.")
+def test_a_malformed_call_is_reported_with_the_result_of_a_valid_call() -> None:
+    chat = new_chat(call_text("add", a=1) + "<tool_call>\n{]\n</tool_call>", "I see.")
     answer = chat.send("go", tools=[add])
     assert [result.content for result in answer.results] == ["3"]
-    assert spoken(chat)[2][1].startswith("3\n\nError: a tool call could not be read: ")
+    assert roles_and_contents(chat)[2][1].startswith("3\n\nError: a tool call could not be read: ")
 
 
-def test_without_functions_malformed_calls_are_the_callers() -> None:
+def test_without_functions_malformed_calls_are_left_to_the_caller() -> None:
     chat = new_chat("<tool_call>\n{]\n</tool_call>")
     answer = chat.send("go", tools=[LOOKUP])
     assert (len(answer.malformed_calls), len(chat.messages)) == (1, 2)
 
 
 @pytest.mark.parametrize("burst", ["criterion", "on_event", "interrupt", "full"])
-def test_whatever_raises_in_a_later_round_the_chat_is_as_it_was(burst: str) -> None:
+def test_an_error_in_a_later_round_leaves_the_chat_unchanged(burst: str) -> None:
     long, n_ctx = "x" * 900, 1200 if burst == "full" else 8000
-    chat = new_chat("Hi.", written("add", a=1), "no more", n_ctx=n_ctx)
+    chat = new_chat("Hi.", call_text("add", a=1), "no more", n_ctx=n_ctx)
     chat.send("hello")
     before = state(chat)
 
@@ -278,8 +278,8 @@ def test_a_call_can_be_forced(choice: str, name: str) -> None:
     assert answer.text == "Well.", "only the first answer is forced"
 
 
-def test_calls_can_be_ruled_out() -> None:
-    free, ruled = (new_chat(written("add", a=1), "So.") for _ in range(2))
+def test_calls_can_be_forbidden() -> None:
+    free, ruled = (new_chat(call_text("add", a=1), "So.") for _ in range(2))
     for chat in (free, ruled):
         chat.options = ChatOptions(replace(GREEDY, max_tokens=90), tools=(add,))
     assert free.send("go").results
@@ -288,7 +288,7 @@ def test_calls_can_be_ruled_out() -> None:
     assert "<tool_call>" not in answer.text
 
 
-def test_strict_tools_make_a_call_valid_that_was_begun() -> None:
+def test_strict_tools_make_a_begun_call_valid() -> None:
     answers = ['Well, <tool_call>\n{"name": "sub", "arguments": {"a": "x"}}', "So."]
     free, ruled = (new_chat(*answers) for _ in range(2))
     for chat in (free, ruled):
@@ -300,7 +300,7 @@ def test_strict_tools_make_a_call_valid_that_was_begun() -> None:
     assert [result.error for result in answer.results] == [None]
 
 
-def test_a_choice_that_no_grammar_enforces_is_refused() -> None:
+def test_a_tool_choice_without_a_grammar_is_refused() -> None:
     chat = new_chat("x", formatter=slm.formatter(template=TEMPLATE, eos_token="<|end|>", parser="pythonic"))
     assert chat.formatter.call_format is None
     with pytest.raises(InvalidOption, match="no grammar of the calls"):

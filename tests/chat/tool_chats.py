@@ -1,4 +1,4 @@
-"""Chats over a scripted context whose model calls tools, and the tools that it calls."""
+"""Chats over a scripted context whose model calls tools, and their tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = """
 FORMATTER = slm.formatter(template=TEMPLATE, eos_token="<|end|>")
 
 
-def written(name: str, /, **arguments: object) -> str:
+def call_text(name: str, /, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -74,7 +74,7 @@ def new_chat(*answers: str, formatter: Any = FORMATTER, **options: Any) -> Chat:
     return Chat(Session(context, ByteVocab(), sampling=GREEDY, owns_context=True), formatter)
 
 
-def spoken(chat: Chat) -> list[tuple[str, str]]:
+def roles_and_contents(chat: Chat) -> list[tuple[str, str]]:
     return [(message.role.value, message.content) for message in chat.messages]
 
 
@@ -83,7 +83,7 @@ def state(chat: Chat) -> tuple[object, ...]:
 
 
 def check_cache(chat: Chat) -> None:
-    """The next logits are those of a new session that is given the messages at once."""
+    """Assert that the next logits equal those of a new session that receives all messages at once."""
     schemas = Toolbox(chat.options.tools).schemas
     ids = encode_segments(ByteVocab(), FORMATTER.render(chat.messages, tools=schemas))
     fresh = Session(ScriptedContext(chat.session.context.script, n_ctx=9000), ByteVocab())

@@ -23,22 +23,22 @@ def chat(model: slm.LoadedModel) -> slm.Chat:
     return model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0))
 
 
-def test_lines_are_said_in_turn(run, chat) -> None:
+def test_lines_are_answered_in_order(run, chat) -> None:
     lines = ["My name is Ada.", "", "What is my name?"]
     expected = [chat.send(line).text for line in lines if line]
-    found = run("chat", *GREEDY, input="\n".join(lines))
-    assert (found.code, found.out.splitlines()) == (0, expected)
+    outcome = run("chat", *GREEDY, input="\n".join(lines))
+    assert (outcome.code, outcome.out.splitlines()) == (0, expected)
 
 
-def test_undo_takes_the_last_question_back(run, chat) -> None:
+def test_undo_removes_the_last_question(run, chat) -> None:
     first = chat.send("My name is Ada.").text
     second = chat.send("My dog is called Rex.").text
     chat.delete(3)
     chat.delete(2)
     third = chat.send("What is my dog called?").text
-    found = run("chat", *GREEDY, input="My name is Ada.\nMy dog is called Rex.\n/undo\nWhat is my dog called?\n")
-    assert found.out.splitlines() == [first, second, third]
-    assert "(taken back: user: My dog is called Rex.)" in found.err
+    outcome = run("chat", *GREEDY, input="My name is Ada.\nMy dog is called Rex.\n/undo\nWhat is my dog called?\n")
+    assert outcome.out.splitlines() == [first, second, third]
+    assert "(taken back: user: My dog is called Rex.)" in outcome.err
 
 
 def test_forget_cuts_a_message(run, chat) -> None:
@@ -46,23 +46,23 @@ def test_forget_cuts_a_message(run, chat) -> None:
     assert chat.forget(0) is slm.EditLevel.CUT
     answers.append(chat.send("What is my name?").text)
     script = "My dog is called Rex.\nMy name is Ada.\n/forget\n/forget 0\n/forget\nWhat is my name?\n"
-    found = run("chat", *GREEDY, input=script)
-    assert found.out.splitlines() == answers
-    assert "  2 user: My name is Ada.\n" in found.err
-    assert "(cut out of the KV cache: user: My dog is called Rex.)" in found.err
-    assert "  1 user: My name is Ada.\n" in found.err, "the second list has moved up"
+    outcome = run("chat", *GREEDY, input=script)
+    assert outcome.out.splitlines() == answers
+    assert "  2 user: My name is Ada.\n" in outcome.err
+    assert "(cut out of the KV cache: user: My dog is called Rex.)" in outcome.err
+    assert "  1 user: My name is Ada.\n" in outcome.err, "the second list has new numbers"
 
 
-def test_system_message_is_set_changed_and_shown(run, model) -> None:
+def test_the_system_message_can_be_set_changed_and_shown(run, model) -> None:
     chat = model.chat(system="You are Pip.", n_ctx=1024, sampling=slm.Sampling(temperature=0))
     answer = chat.send("Hello!").text
     script = "/system\n/system You are terse.\n/system You are Pip.\n/system\nHello!\n"
-    found = run("chat", *GREEDY, input=script)
-    assert found.out.splitlines() == [answer]
-    assert found.err.splitlines()[-2:] == ["(no system message)", "You are Pip."]
+    outcome = run("chat", *GREEDY, input=script)
+    assert outcome.out.splitlines() == [answer]
+    assert outcome.err.splitlines()[-2:] == ["(no system message)", "You are Pip."]
 
 
-def test_saved_conversation_goes_on(run, chat, tmp_path: Path) -> None:
+def test_a_saved_conversation_continues(run, chat, tmp_path: Path) -> None:
     file = tmp_path / "talk.chat"
     expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
     saved = run("chat", *GREEDY, input=f"My name is Ada.\n/save {file}\n")
@@ -71,20 +71,20 @@ def test_saved_conversation_goes_on(run, chat, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["talk.chat"], "nothing else is left behind"
 
 
-def test_a_session_file_goes_on_after_a_restart(run, chat, tmp_path: Path) -> None:
+def test_a_session_file_continues_after_a_restart(run, chat, tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     lines = ["My name is Ada.", "My dog is called Rex.", "What is my name?"]
     expected = [chat.send(line).text for line in lines]
-    said = [run("chat", *GREEDY, "--session", str(file), input=line + "\n") for line in lines]
-    assert [found.out for found in said] == [text + "\n" for text in expected]
-    assert "(going on with 4 messages of" in said[2].err
+    outcomes = [run("chat", *GREEDY, "--session", str(file), input=line + "\n") for line in lines]
+    assert [outcome.out for outcome in outcomes] == [text + "\n" for text in expected]
+    assert "(going on with 4 messages of" in outcomes[2].err
     assert [path.name for path in tmp_path.iterdir()] == ["talk.session"], "nothing else is left behind"
     taken_back = run("chat", *GREEDY, "--session", str(file), input="/undo\n/forget\n")
     assert "2 user: My dog" in taken_back.err
     assert "(going on with 4 messages" in run("chat", *GREEDY, "--session", str(file), input="").err
 
 
-def test_a_session_file_is_whole_after_each_answer_even_if_the_program_is_killed(model, tmp_path: Path) -> None:
+def test_a_session_file_is_complete_after_each_answer_even_if_killed(model, tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     command = [sys.executable, "-c", "from slm_core.cli import main; main()", "chat", *GREEDY, "--session", str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -113,10 +113,10 @@ def test_a_session_file_with_options(run, tmp_path: Path) -> None:
     file.write_bytes(b"not a conversation")
     damaged = run("chat", *GREEDY, "--session", str(file), input="Hello!\n")
     assert damaged.code == 1 and len(damaged.err.splitlines()) == 1
-    assert file.read_bytes() == b"not a conversation", "a file that cannot be read is not written over"
+    assert file.read_bytes() == b"not a conversation", "an unreadable file is not overwritten"
 
 
-def test_a_full_context_is_handled_by_the_policy_that_is_named(run) -> None:
+def test_a_full_context_is_handled_by_the_chosen_policy(run) -> None:
     lines = "\n".join(f"My name is Ada and I have {n} dogs." for n in range(8))
     full = run("chat", *GREEDY, "--ctx", "128", input=lines)
     assert "the context is full" in full.err
@@ -127,15 +127,15 @@ def test_a_full_context_is_handled_by_the_policy_that_is_named(run) -> None:
     assert (wrong.code, "accepted: error, truncate_middle, shift" in wrong.err) == (1, True)
 
 
-def test_conversation_moves_to_another_backend(run, chat) -> None:
+def test_a_conversation_moves_to_another_backend(run, chat) -> None:
     status = next((status for status in slm.backends() if status.name == "llamacpp"), None)
     if status is None or not status.installed:
         pytest.skip("backend llamacpp is not installed")
     expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
     script = "My name is Ada.\n/backend llamacpp\n/backend\nWhat is my name?\n"
-    found = run("chat", *GREEDY, input=script)
-    assert found.out.splitlines() == expected
-    assert "(going on with llamacpp" in found.err
+    outcome = run("chat", *GREEDY, input=script)
+    assert outcome.out.splitlines() == expected
+    assert "(going on with llamacpp" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -155,22 +155,22 @@ def test_conversation_moves_to_another_backend(run, chat) -> None:
         ("/backend nosuch", "error: unknown backend 'nosuch' (registered: "),
     ],
 )
-def test_an_error_leaves_the_conversation_as_it_was(run, chat, tmp_path: Path, command: str, message: str) -> None:
+def test_an_error_leaves_the_conversation_unchanged(run, chat, tmp_path: Path, command: str, message: str) -> None:
     damaged = tmp_path / "damaged.chat"
     damaged.write_bytes(b"not a dump")
     expected = [chat.send("Hello!").text]
-    found = run("chat", *GREEDY, input=f"{command.format(damaged=damaged)}\nHello!\n/exit\nnot read\n")
-    assert (found.code, found.out.splitlines()) == (0, expected)
-    assert len(found.err.splitlines()) == 1
-    assert message in found.err
+    outcome = run("chat", *GREEDY, input=f"{command.format(damaged=damaged)}\nHello!\n/exit\nnot read\n")
+    assert (outcome.code, outcome.out.splitlines()) == (0, expected)
+    assert len(outcome.err.splitlines()) == 1
+    assert message in outcome.err
 
 
-def test_a_doubled_slash_is_said(run, chat) -> None:
+def test_a_doubled_slash_begins_a_message(run, chat) -> None:
     expected = chat.send("/help").text
     assert run("chat", *GREEDY, input="//help\n").out == expected + "\n"
 
 
 def test_help_lists_the_commands(run) -> None:
-    found = run("chat", *GREEDY, input="/help\n").err
+    outcome = run("chat", *GREEDY, input="/help\n").err
     for command in ("/undo", "/forget", "/save", "/load", "/backend", "/system", "/help", "/exit"):
-        assert f"\n{command} " in f"\n{found}"
+        assert f"\n{command} " in f"\n{outcome}"

@@ -1,4 +1,4 @@
-"""The commands against the Python API."""
+"""The commands compared with the Python API."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_version(run) -> None:
     assert re.fullmatch(r"slm \d+\.\d+\.\d+\S*\n", run("--version").out)
 
 
-def test_run_answers_as_the_api_does(run, model) -> None:
+def test_run_answers_like_the_api(run, model) -> None:
     chat = model.chat(system="You are terse.", n_ctx=512, sampling=slm.Sampling(temperature=0))
     expected = chat.send("What is 12 + 30?")
-    found = run("run", "-p", "What is 12 + 30?", "-s", "You are terse.", "--stats", *NATIVE)
-    assert (found.code, found.out) == (0, expected.text + "\n")
-    assert f"{expected.usage.prompt_tokens} prompt tokens" in found.err
+    outcome = run("run", "-p", "What is 12 + 30?", "-s", "You are terse.", "--stats", *NATIVE)
+    assert (outcome.code, outcome.out) == (0, expected.text + "\n")
+    assert f"{expected.usage.prompt_tokens} prompt tokens" in outcome.err
 
     piped = run("run", "-s", "You are terse.", "--json", *NATIVE, input="What is 12 + 30?")
     answer = json.loads(piped.out)
@@ -76,7 +76,13 @@ def test_run_answers_as_the_api_does(run, model) -> None:
     assert answer["finish_reason"] == "stop"
 
 
-def test_run_options_reach_the_generation(run, model) -> None:
+def test_run_isolated(run, model) -> None:
+    chat = model.chat(n_ctx=512, sampling=slm.Sampling(temperature=0))
+    expected = chat.send("What is 12 + 30?").text + "\n"
+    assert run("run", "-p", "What is 12 + 30?", "--isolated", *NATIVE).out == expected
+
+
+def test_run_passes_options_to_the_generation(run, model) -> None:
     limited = json.loads(run("run", "-p", "Hello!", "--max-tokens", "2", "--json", *NATIVE).out)
     assert (limited["usage"]["completion_tokens"], limited["finish_reason"]) == (2, "length")
 
@@ -99,11 +105,11 @@ def test_run_options_reach_the_generation(run, model) -> None:
     assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
 
 
-def test_any_sampling_option_has_a_spelling(run, model) -> None:
+def test_every_sampling_option_can_be_passed(run, model) -> None:
     sampling = slm.Sampling.preset("creative", seed=7, max_tokens=9, min_p=0.01, dry_multiplier=0.8, stop=("!",))
-    given = ("--preset", "creative", "--seed", "7", "--min-p", "0.01", "-S", "max_new_tokens=9")
-    given = (*given, "-S", "dry_multiplier=0.8", "-S", 'stop=["!"]')
-    drawn = run("run", "-p", "Hello!", "--backend", "native", "--ctx", "256", *given).out
+    flags = ("--preset", "creative", "--seed", "7", "--min-p", "0.01", "-S", "max_new_tokens=9")
+    flags = (*flags, "-S", "dry_multiplier=0.8", "-S", 'stop=["!"]')
+    drawn = run("run", "-p", "Hello!", "--backend", "native", "--ctx", "256", *flags).out
     assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
 
 
@@ -118,7 +124,7 @@ def test_score_is_the_perplexity_of_a_file(run, model, tmp_path) -> None:
     total = exact.sum()
     shown = json.loads(run("score", str(tmp_path / "text.txt"), "--json", "--backend", "native").out)
     assert shown["tokens"] == len(ids) - 1
-    # By clause 9 the mean error may be 1.2 times that of activations in 8 bits. Here that is 0.5 % of the sum.
+    # Clause 9 allows 1.2 times the error of 8-bit activations. Here that is 0.5 % of the sum.
     allowed = MEAN_MARGIN * np.abs(rounded - exact).sum()
     assert shown["logprob"] == pytest.approx(total, abs=allowed)
     assert shown["perplexity"] == pytest.approx(math.exp(-shown["logprob"] / (len(ids) - 1)))
@@ -136,9 +142,9 @@ def test_run_raw_continues_the_text(run, model) -> None:
 
 def test_run_shows_reasoning_before_the_answer(run, model) -> None:
     answer = model.chat(sampling=slm.Sampling(temperature=0, max_tokens=60), n_ctx=512, thinking=True).send("2 + 3?")
-    found = run("run", "-p", "2 + 3?", "--thinking", "--max-tokens", "60", *NATIVE)
-    assert answer.reasoning, "the demo model thinks when it is asked to"
-    assert found.out == "\n\n".join(filter(None, (answer.reasoning, answer.text))) + "\n"
+    outcome = run("run", "-p", "2 + 3?", "--thinking", "--max-tokens", "60", *NATIVE)
+    assert answer.reasoning, "the demo model reasons with --thinking"
+    assert outcome.out == "\n\n".join(filter(None, (answer.reasoning, answer.text))) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -163,31 +169,31 @@ def test_run_shows_reasoning_before_the_answer(run, model) -> None:
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(run, arguments: tuple[str, ...], message: str) -> None:
-    found = run(*arguments)
-    assert found.code == 1
-    assert found.out == ""
-    assert re.fullmatch(r"error: [^\n]+\n", found.err), found.err
-    assert message in found.err
+    outcome = run(*arguments)
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", outcome.err), outcome.err
+    assert message in outcome.err
 
 
 @pytest.mark.parametrize(
     "arguments", [("nosuch",), ("run", "--nosuch"), ("tokenize", "a", "b", "c"), ("bench", "--rounds", "0")]
 )
 def test_wrong_usage_is_exit_code_2(run, arguments: tuple[str, ...]) -> None:
-    found = run(*arguments)
-    assert (found.code, found.out) == (2, "")
-    assert "Usage: slm" in found.err
+    outcome = run(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Usage: slm" in outcome.err
 
 
 def test_debug_keeps_the_traceback(run) -> None:
     with pytest.raises(slm.SlmError):
-        # The runner hands on what the interpreter would print a traceback for.
+        # The runner re-raises errors that would print a traceback.
         from typer.testing import CliRunner
 
         CliRunner().invoke(app, ["--debug", "info", "no-such-file.gguf"], catch_exceptions=False)
 
 
-def test_info_tells_what_the_file_says(run, model) -> None:
+def test_info_prints_the_facts_of_the_file(run, model) -> None:
     facts = json.loads(run("info", "--json").out)
     with GgufFile.open(slm.demo_model_path()) as file:
         assert facts["architecture"] == file.require("general.architecture", str)
@@ -197,15 +203,17 @@ def test_info_tells_what_the_file_says(run, model) -> None:
     assert facts["state_kv_type"] == "f16"
     assert facts["pooling"] is None
     with slm.load(slm.demo_model_path(), backend="native", tier="reference") as exact:
-        assert facts["state_bytes_per_token"] * 2 == exact.info.state_bytes_per_token, "f32, where nothing is asked"
+        assert facts["state_bytes_per_token"] * 2 == exact.info.state_bytes_per_token, "the default is f32"
     assert facts["state_bytes_per_sequence"] == model.info.state_bytes_per_sequence == 0
-    assert facts["state_bytes_per_token_swa"] is facts["state_bytes_per_sequence_swa"] is None, "no layer has a window"
+    assert facts["state_bytes_per_token_swa"] is facts["state_bytes_per_sequence_swa"] is None, (
+        "no layer has a sliding window"
+    )
     shown = run("info").out
     assert re.search(rf"^parameters +{model.info.n_params:,} *$", shown, re.MULTILINE)
     assert re.search(r"^runs on native +yes *$", shown, re.MULTILINE)
 
 
-def test_backends_lists_all_with_what_is_missing(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_lists_all_backends_and_missing_packages(run, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = [
         slm.BackendStatus("here", installed=True, version="1.2", reason="tier fast"),
         slm.BackendStatus("there", installed=False, reason="no runtime", hint="pip install there"),
@@ -218,24 +226,24 @@ def test_backends_lists_all_with_what_is_missing(run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_tokenize_gives_the_ids_of_the_vocabulary(run, special: bool) -> None:
+def test_tokenize_prints_the_ids_of_the_vocabulary(run, special: bool) -> None:
     text = "Héllo <|im_end|> 日本"
     ids = slm.load_vocab(slm.demo_model_path()).encode(text, add_special=False, parse_special=special)
     flags = ("--special",) if special else ()
     assert run("tokenize", text, "--ids", *flags).out.split() == [str(token) for token in ids]
-    found = json.loads(run("tokenize", str(slm.demo_model_path()), "-", "--json", *flags, input=text).out)
-    assert found["ids"] == ids
-    assert bytes.fromhex("".join(found["bytes"])).decode() == text
+    report = json.loads(run("tokenize", str(slm.demo_model_path()), "-", "--json", *flags, input=text).out)
+    assert report["ids"] == ids
+    assert bytes.fromhex("".join(report["bytes"])).decode() == text
     assert [line.split()[0] for line in run("tokenize", text, *flags).out.splitlines()] == [str(token) for token in ids]
 
 
 def test_bench_reports_every_round(run) -> None:
     sizes = ("--prompt-tokens", "20", "--new-tokens", "4", "--rounds", "3", "--backend", "native")
-    found = json.loads(run("bench", "--json", *sizes).out)
-    assert (found["prompt_tokens"], found["new_tokens"]) == (20, 4)
+    report = json.loads(run("bench", "--json", *sizes).out)
+    assert (report["prompt_tokens"], report["new_tokens"]) == (20, 4)
     for name in ("prefill", "decode"):
-        assert len(found[name]) == 3
-        assert found[f"{name}_median"] == statistics.median(found[name]) > 0
+        assert len(report[name]) == 3
+        assert report[f"{name}_median"] == statistics.median(report[name]) > 0
     shown = run("bench", *sizes).out
     assert re.search(r"^prefill +20 +[\d.]+ +[\d.]+ +[\d.]+ *$", shown, re.MULTILINE)
 
@@ -247,8 +255,8 @@ def test_output_of_a_pipe_is_plain(run) -> None:
         ("run", "-p", "Hello!", *NATIVE),
         ("bench", "--rounds", "1", "--prompt-tokens", "4", "--backend", "native"),
     ):
-        found = run(*arguments)
-        assert "\x1b" not in found.out + found.err, f"slm {arguments[0]} writes escape sequences into a pipe"
+        outcome = run(*arguments)
+        assert "\x1b" not in outcome.out + outcome.err, f"slm {arguments[0]} writes escape sequences into a pipe"
 
 
 def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +270,11 @@ def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(suite, "run", fake, raising=False)
     assert run("conformance", "--backend", "native", "--device", "cpu").code == 1
     assert run("conformance", "-b", "native", "--report", "a.html", "--report", "b.svg").code == 1
-    assert run("conformance", "-b", "native", "--quick", "--budget", "2.5", "--seed", "7").code == 1
-    usual, quick = {"quick": False, "budget": 0, "seed": 0}, {"quick": True, "budget": 2.5, "seed": 7}
+    assert run("conformance", "-b", "native", "--isolated", "--quick", "--budget", "2.5", "--seed", "7").code == 1
+    usual, quick = (
+        {"isolated": False, "quick": False, "budget": 0, "seed": 0},
+        {"isolated": True, "quick": True, "budget": 2.5, "seed": 7},
+    )
     assert calls == [
         ("native", None, "cpu", (), usual),
         ("native", None, "auto", [Path("a.html"), Path("b.svg")], usual),
@@ -271,29 +282,29 @@ def test_conformance_runs_the_suite(run, monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-def test_a_report_that_cannot_be_written_is_wrong_usage(run) -> None:
+def test_an_unknown_report_format_is_wrong_usage(run) -> None:
     pytest.importorskip("slm_conformance")
-    found = run("conformance", "--backend", "native", "--report", "x.pdf")
-    assert found.code == 2
-    assert ".html, .json, .svg" in found.err
+    outcome = run("conformance", "--backend", "native", "--report", "x.pdf")
+    assert outcome.code == 2
+    assert ".html, .json, .svg" in outcome.err
 
 
 def test_a_scenario_is_explained_as_a_script(run) -> None:
     pytest.importorskip("slm_conformance")
     toy = ("conformance", "--backend", "slm_conformance.toy:ToyBackend")
-    found = run(*toy, "--explain", "TestCut::test_of_a_fork[llama-f32]")
-    assert found.code == 0
-    assert found.out.startswith("# TestCut::test_of_a_fork. ")
-    compile(found.out, "script", "exec")
+    outcome = run(*toy, "--explain", "TestCut::test_of_a_fork[llama-f32]")
+    assert outcome.code == 0
+    assert outcome.out.startswith("# TestCut::test_of_a_fork. ")
+    compile(outcome.out, "script", "exec")
     typo = run(*toy, "--explain", "TestCut::test_of_a_fok")
     assert (typo.code, "TestCut::test_of_a_fork" in typo.err) == (2, True)
     assert run(*toy, "--explain", "TestCut::test_of_a_fork", "--report", "a.html").code == 2
 
 
-def test_backends_tells_why_a_device_cannot_be_used(run) -> None:
-    found = run("backends", "--devices").out
-    assert re.search(r"native\s+cpu\s+yes", found)
-    assert re.search(r"onnx\s+cuda\s+(yes|untried|no\s+.*CUDAExecutionProvider)", found)
+def test_backends_prints_why_a_device_cannot_be_used(run) -> None:
+    output = run("backends", "--devices").out
+    assert re.search(r"native\s+cpu\s+yes", output)
+    assert re.search(r"onnx\s+cuda\s+(yes|untried|no\s+.*CUDAExecutionProvider)", output)
 
 
 def test_cache_lists_and_clears(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +317,7 @@ def test_cache_lists_and_clears(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert DiskCache("engine").get("key") is None
 
 
-def test_convert_makes_a_directory_that_answers_as_the_file_does(run, tmp_path) -> None:
+def test_convert_writes_a_directory_that_answers_like_the_file(run, tmp_path) -> None:
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
     folder = str(tmp_path / "demo")
     done = run("convert", str(slm.demo_model_path()), folder, "--to", "onnx")
@@ -316,28 +327,28 @@ def test_convert_makes_a_directory_that_answers_as_the_file_does(run, tmp_path) 
     assert answers[0].out == answers[1].out != ""
     ids = [run("tokenize", *named, "Hello, <|im_end|>", "--ids", "--special") for named in ((), (folder,))]
     assert ids[0].out == ids[1].out != ""
-    told = json.loads(run("info", folder, "--json").out)
-    assert told["backends"]["onnx"] is None
-    assert "a directory" in told["backends"]["llamacpp"]
-    assert "there is no model.safetensors" in told["backends"]["native"]
-    assert told["vocabulary"] == slm.load_vocab(slm.demo_model_path()).size
+    info = json.loads(run("info", folder, "--json").out)
+    assert info["backends"]["onnx"] is None
+    assert "a directory" in info["backends"]["llamacpp"]
+    assert "there is no model.safetensors" in info["backends"]["native"]
+    assert info["vocabulary"] == slm.load_vocab(slm.demo_model_path()).size
     again = run("convert", str(slm.demo_model_path()), folder, "--to", "onnx")
     assert (again.code, "is there already" in again.err) == (1, True)
     unknown = run("convert", str(slm.demo_model_path()), folder, "--to", "paper")
     assert (unknown.code, "registered: onnx" in unknown.err) == (1, True)
 
 
-def test_embed_prints_what_the_api_makes(run, model) -> None:
+def test_embed_prints_the_vectors_of_the_api(run, model) -> None:
     texts, path = ["a dog", "another"], str(slm.demo_model_path())
-    told = json.loads(run("embed", path, *texts, "--backend", "native", "--pooling", "mean").out)
+    report = json.loads(run("embed", path, *texts, "--backend", "native", "--pooling", "mean").out)
     expected = model.embed(texts, pooling="mean")
-    assert (told["pooling"], told["normalized"]) == ("mean", True)
-    assert [row["text"] for row in told["embeddings"]] == texts
-    assert [row["tokens"] for row in told["embeddings"]] == list(expected.n_tokens)
-    assert np.array([row["vector"] for row in told["embeddings"]]) == pytest.approx(expected.vectors, abs=1e-6)
+    assert (report["pooling"], report["normalized"]) == ("mean", True)
+    assert [row["text"] for row in report["embeddings"]] == texts
+    assert [row["tokens"] for row in report["embeddings"]] == list(expected.n_tokens)
+    assert np.array([row["vector"] for row in report["embeddings"]]) == pytest.approx(expected.vectors, abs=1e-6)
     lines = json.loads(run("embed", path, "-", "--no-normalize", "-b", "native", input="a dog\nanother\n").out)
     assert [row["text"] for row in lines["embeddings"]] == texts
-    assert max(map(abs, lines["embeddings"][0]["vector"])) > 1, "these are not of length 1"
+    assert max(map(abs, lines["embeddings"][0]["vector"])) > 1, "these vectors are not normalized"
     assert run("embed", path, "-", "text").code == 2
     refused = run("embed", path, "text", "--pooling", "median", "-b", "native")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
@@ -359,12 +370,12 @@ def test_embed_prints_what_the_api_makes(run, model) -> None:
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_takes_a_model_of_the_hub(run, command, tmp_path, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr("slm_core.loading.fetch", lambda text: asked.append(text) or slm.demo_model_path())
+def test_every_command_accepts_a_model_of_the_hub(run, command, tmp_path, monkeypatch) -> None:
+    fetched = []
+    monkeypatch.setattr("slm_core.loading.fetch", lambda text: fetched.append(text) or slm.demo_model_path())
     monkeypatch.chdir(tmp_path)
     name, *rest = command
-    found = run(name, "hf://somebody/tiny:Q8_0", *rest, input="[]" if name == "template" else "A text.")
-    assert found.code == 0, found.err
-    assert set(asked) <= {"hf://somebody/tiny:Q8_0", "hf:/somebody/tiny:Q8_0"}
-    assert asked
+    outcome = run(name, "hf://somebody/tiny:Q8_0", *rest, input="[]" if name == "template" else "A text.")
+    assert outcome.code == 0, outcome.err
+    assert set(fetched) <= {"hf://somebody/tiny:Q8_0", "hf:/somebody/tiny:Q8_0"}
+    assert fetched

@@ -1,4 +1,4 @@
-"""``slm run`` with several answers, against the Python API."""
+"""``slm run`` with several answers, compared with the Python API."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def session(model):
         yield session
 
 
-def test_completions_are_those_of_the_api(run, session) -> None:
+def test_completions_equal_the_api(run, session) -> None:
     sampling = slm.Sampling(**{**SAMPLING.to_dict(), "stop": ()})
     expected = [c.answer.text for c in session.completions(3, sampling, special=True).run()]
-    found = run("run", "-p", "Hello!", *WARM, "--max-tokens", "8", "-n", "3", "--json")
-    assert found.code == 0
-    answers = json.loads(found.out)["answers"]
+    outcome = run("run", "-p", "Hello!", *WARM, "--max-tokens", "8", "-n", "3", "--json")
+    assert outcome.code == 0
+    answers = json.loads(outcome.out)["answers"]
     assert [answer["text"] for answer in answers] == [text.removesuffix("<|im_end|>") for text in expected]
     for answer in answers:
         timings, n = answer["timings"], answer["usage"]["completion_tokens"]
@@ -48,12 +48,14 @@ def test_best_of_keeps_the_likeliest(run) -> None:
     assert len(best) == 1
 
 
-def test_beams_are_those_of_the_api(run, session) -> None:
+def test_beams_equal_the_api(run, session) -> None:
     expected = session.beam_search(slm.Beams(4, n_best=2, max_tokens=12), special=True)
-    found = run("run", "-p", "Hello!", "--backend", "native", "--beams", "4", "-n", "2", "--max-tokens", "12", "--json")
-    answers = json.loads(found.out)["answers"]
+    outcome = run(
+        "run", "-p", "Hello!", "--backend", "native", "--beams", "4", "-n", "2", "--max-tokens", "12", "--json"
+    )
+    answers = json.loads(outcome.out)["answers"]
     assert [answer["score"] for answer in answers] == pytest.approx([h.score for h in expected.hypotheses], abs=1e-4)
-    whole = json.loads(found.out)
+    whole = json.loads(outcome.out)
     assert whole["usage"]["completion_tokens"] == sum(len(answer["logprobs"]) for answer in answers)
     timings = whole["timings"]
     assert timings["tokens_per_second"] == pytest.approx(whole["usage"]["completion_tokens"] / timings["decode_s"])
@@ -70,7 +72,7 @@ def test_beams_are_those_of_the_api(run, session) -> None:
         (("-n", "3", "--best-of", "2"), "best_of=2 (accepted: an integer from 3 on)"),
     ],
 )
-def test_what_does_not_go_together(run, options, message) -> None:
-    found = run("run", "-p", "Hello!", "--backend", "native", *options)
-    assert (found.code, found.out) == (1, "")
-    assert message in " ".join(found.err.split())
+def test_incompatible_options_are_refused(run, options, message) -> None:
+    outcome = run("run", "-p", "Hello!", "--backend", "native", *options)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in " ".join(outcome.err.split())

@@ -1,4 +1,4 @@
-"""``slm demo``: what it shows, and that it tells when engines disagree."""
+"""``slm demo``: its output, and the error if engines disagree."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ def answers(output: str, name: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("two_engines")
-def test_every_step_is_shown_with_what_changed(run) -> None:
-    found = run("demo")
-    assert found.code == 0, found.out + found.err
-    asked = list(demo.CONVERSATION)
+def test_every_step_is_shown_with_its_changes(run) -> None:
+    outcome = run("demo")
+    assert outcome.code == 0, outcome.out + outcome.err
+    questions = list(demo.CONVERSATION)
     chat = slm.load(slm.demo_model_path(), backend="native").chat(sampling=demo.GREEDY, n_ctx=demo.N_CTX)
-    said = [chat.send(question) for question in asked]
-    assert answers(found.out, "you")[: len(asked)] == asked
-    assert answers(found.out, "one")[: len(asked)] == [answer.text for answer in said]
-    assert answers(found.out, "two")[: len(asked)] == [answer.text for answer in said]
-    assert f"the same {sum(len(answer.tokens) for answer in said)} tokens on 2 engines" in found.out
+    expected = [chat.send(question) for question in questions]
+    assert answers(outcome.out, "you")[: len(questions)] == questions
+    assert answers(outcome.out, "one")[: len(questions)] == [answer.text for answer in expected]
+    assert answers(outcome.out, "two")[: len(questions)] == [answer.text for answer in expected]
+    assert f"the same {sum(len(answer.tokens) for answer in expected)} tokens on 2 engines" in outcome.out
 
     for step, before, after in re.findall(
-        r"^(Truncate|Cut).*\n.*KV cache (\d+) -> (\d+) tokens", found.out, re.MULTILINE
+        r"^(Truncate|Cut).*\n.*KV cache (\d+) -> (\d+) tokens", outcome.out, re.MULTILINE
     ):
-        assert int(after) < int(before), f"{step} makes the cache shorter"
-    assert "takes 0 new places" in found.out
-    assert re.search(r"kB from one into a new context of two", found.out)
-    assert re.search(r"kB from two into a new context of one", found.out)
-    assert re.search(r"^absent +- .*why not \(to get it: pip install x\[y\]\)", found.out, re.MULTILINE)
-    assert "All engines agree." in found.out
+        assert int(after) < int(before), f"{step} must shorten the cache"
+    assert "takes 0 new places" in outcome.out
+    assert re.search(r"kB from one into a new context of two", outcome.out)
+    assert re.search(r"kB from two into a new context of one", outcome.out)
+    assert re.search(r"^absent +- .*why not \(to get it: pip install x\[y\]\)", outcome.out, re.MULTILINE)
+    assert "All engines agree." in outcome.out
 
 
-def test_one_engine_alone_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_engine_is_reported(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "backends", lambda: [slm.BackendStatus("native", installed=True)])
-    found = run("demo")
-    assert found.code == 0
-    assert "on the same engine: no other is installed" in found.out
-    assert "One engine ran: install another to compare." in found.out
+    outcome = run("demo")
+    assert outcome.code == 0
+    assert "on the same engine: no other is installed" in outcome.out
+    assert "One engine ran: install another to compare." in outcome.out
 
 
 @pytest.mark.usefixtures("two_engines")
@@ -68,26 +68,26 @@ def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch
         return honest(self, "Hello!" if calls.count(content) == 2 else content)
 
     monkeypatch.setattr(slm.Chat, "stream", other_on_the_second)
-    found = run("demo")
-    assert found.code == 1
-    assert "DIFFER" in found.out
-    assert "The engines do not agree" in found.out
+    outcome = run("demo")
+    assert outcome.code == 1
+    assert "DIFFER" in outcome.out
+    assert "The engines do not agree" in outcome.out
 
 
 @pytest.mark.usefixtures("two_engines")
-def test_engine_that_fails_to_load_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_to_load_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> slm.LoadedModel:
         if name == "two":
             raise slm.SlmError("out of order")
         return slm.load(slm.demo_model_path(), backend="native")
 
     monkeypatch.setattr(demo, "_load", load)
-    found = run("demo")
-    assert found.code == 1
-    assert re.search(r"^two .*out of order", found.out, re.MULTILINE)
+    outcome = run("demo")
+    assert outcome.code == 1
+    assert re.search(r"^two .*out of order", outcome.out, re.MULTILINE)
 
 
 def test_no_engine_at_all_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "backends", list)
-    found = run("demo")
-    assert (found.code, found.err) == (1, "error: no engine can run the demo model (none is installed)\n")
+    outcome = run("demo")
+    assert (outcome.code, outcome.err) == (1, "error: no engine can run the demo model (none is installed)\n")

@@ -1,4 +1,4 @@
-"""``slm new-backend``: the package is the example under another name; installed, it keeps the contract."""
+"""``slm new-backend``: the package equals the example except for its name; once installed, it passes the suite."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_backend"
 ADVICE = "the templates are slm_core/data/backend: change both"
 
 
-def test_the_example_is_what_the_command_writes() -> None:
+def test_the_example_equals_the_output_of_the_command() -> None:
     written = {str(place): text for place, text in files(Names("mine", "my_backend", "my-backend", "My"))}
     sources = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    found = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in sources}
-    assert sorted(written) == sorted(found), ADVICE
+    example_files = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in sources}
+    assert sorted(written) == sorted(example_files), ADVICE
     for place, text in written.items():
-        assert text == found[place], f"{place} differs: {ADVICE}"
+        assert text == example_files[place], f"{place} differs: {ADVICE}"
 
 
-def test_what_is_written_installs_and_keeps_the_contract(run, tmp_path: Path) -> None:
+def test_the_written_package_installs_and_passes_the_suite(run, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="the package is built with it: pip install hatchling")
     assert run("new-backend", "tiny_one", "--in", str(tmp_path)).code == 0
     source, target = tmp_path / "tiny-one-backend", tmp_path / "installed"
@@ -37,9 +37,9 @@ def test_what_is_written_installs_and_keeps_the_contract(run, tmp_path: Path) ->
     plugin = [] if registered else ["-p", "slm_conformance.pytest_plugin"]
     chosen = ["-k", "(TestBackend or TestTruncate or TestBadDumps) and f16"]
     options = ["-q", "-p", "no:cacheprovider", "-c", str(source / "pyproject.toml"), "--rootdir", str(source), *chosen]
-    said = _python("pytest", *plugin, *options, str(source / "tests"), path=target)
-    assert re.search(r"^slm-conformance: tiny_one 1\.0, devices cpu$", said, re.MULTILINE), said[:1000]
-    assert re.match(r"\d\d passed", said.strip().splitlines()[-1]), said[-1000:]
+    output = _python("pytest", *plugin, *options, str(source / "tests"), path=target)
+    assert re.search(r"^slm-conformance: tiny_one 1\.0, devices cpu$", output, re.MULTILINE), output[:1000]
+    assert re.match(r"\d\d passed", output.strip().splitlines()[-1]), output[-1000:]
 
 
 def _python(*module: str, path: Path | None = None) -> str:
@@ -50,20 +50,20 @@ def _python(*module: str, path: Path | None = None) -> str:
     return done.stdout
 
 
-def test_names_are_those_of_python_pip_and_slm() -> None:
+def test_names_are_valid_for_python_pip_and_slm() -> None:
     assert Names.of("tiny_one") == Names("tiny_one", "tiny_one_backend", "tiny-one-backend", "TinyOne")
 
 
 @pytest.mark.parametrize("name", ["", "Tiny", "tiny-one", "1tiny", "tiny one", "../tiny", "a" * 41, "native", "tïny"])
-def test_a_name_that_no_backend_can_have_is_refused(run, tmp_path: Path, name: str) -> None:
-    found = run("new-backend", "--in", str(tmp_path), "--", name)
-    assert found.code == 2
-    assert "Invalid value for NAME" in found.err
+def test_an_invalid_name_is_refused(run, tmp_path: Path, name: str) -> None:
+    outcome = run("new-backend", "--in", str(tmp_path), "--", name)
+    assert outcome.code == 2
+    assert "Invalid value for NAME" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
-def test_what_exists_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "there"
     if kind == "folder":
         target.mkdir()
@@ -76,7 +76,7 @@ def test_what_exists_is_left_alone(tmp_path: Path, kind: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_package_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch) -> None:
+def test_a_failed_write_leaves_no_package(tmp_path: Path, monkeypatch) -> None:
     def full(path: Path, text: str, encoding: str) -> None:
         if path.name == "engine.py":
             raise OSError("no space left on device")

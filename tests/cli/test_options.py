@@ -1,4 +1,4 @@
-"""Groups of flags against the options of the library."""
+"""Groups of flags compared with the options of the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLAGS = [field for field in fields(SamplingOptions) if field.name not in ("prese
 
 
 @pytest.mark.parametrize("field", FLAGS, ids=lambda field: field.name)
-def test_a_flag_of_sampling_has_the_type_and_the_default_of_the_option(field) -> None:
+def test_a_sampling_flag_has_the_type_and_the_default_of_its_option(field) -> None:
     annotated, option = get_args(get_type_hints(SamplingOptions, include_extras=True)[field.name])
     default = OPTIONS[field.name].default
     accepted = set(get_args(annotated)) - {type(None)}
@@ -42,15 +42,15 @@ def test_a_flag_of_sampling_has_the_type_and_the_default_of_the_option(field) ->
     assert (f"(default {default})" in option.help) == (default not in (None, ()))
 
 
-def test_flags_of_the_engine_default_to_those_of_load() -> None:
+def test_engine_flags_have_the_defaults_of_load() -> None:
     defaults = {name: parameter.default for name, parameter in inspect.signature(slm.load).parameters.items()}
     engine = EngineOptions()
-    assert (engine.backend, engine.device, engine.threads) == tuple(
-        defaults[name] for name in ("backend", "device", "n_threads")
+    assert (engine.backend, engine.device, engine.threads, engine.isolated) == tuple(
+        defaults[name] for name in ("backend", "device", "n_threads", "isolated")
     )
 
 
-def test_fields_of_a_group_take_the_place_of_its_parameter() -> None:
+def test_fields_of_a_group_replace_its_parameter() -> None:
     calls = []
 
     @expand_groups

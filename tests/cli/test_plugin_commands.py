@@ -1,4 +1,4 @@
-"""Commands that plugins provide."""
+"""Commands of plugins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def right() -> None:
 
 @pytest.fixture
 def provide(monkeypatch: pytest.MonkeyPatch):
-    """Replaces the installed plugins by one with these commands."""
+    """Replaces the installed plugins by one plugin with these commands."""
 
     def replace(*entries: Entry) -> None:
         module = types.ModuleType("p")
@@ -61,7 +61,7 @@ def test_an_app_of_several_commands_is_a_group(run, provide) -> None:
 @pytest.mark.parametrize(
     ("target", "message"), [("no_such_package:app", "cannot be imported"), (print, "is no typer.Typer")]
 )
-def test_a_broken_command_says_why_and_leaves_the_others(run, provide, target, message: str) -> None:
+def test_a_broken_command_reports_its_error_and_leaves_the_others(run, provide, target, message: str) -> None:
     provide(Entry("broken", target), Entry("greet", greeting))
     assert "Not available" in run("--help").out
     failed = run("broken", "--any", "argument")

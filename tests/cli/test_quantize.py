@@ -17,21 +17,21 @@ def source(tmp_path: Path) -> Path:
     return Toy(n_layers=2, n_cols=160).write(tmp_path / "toy.gguf")
 
 
-def test_the_command_does_what_the_api_does(run, source, tmp_path) -> None:
+def test_the_command_equals_the_api(run, source, tmp_path) -> None:
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", importance_for(source))
     overrides = ("--override", r"attn_v=Q8_0", "--override", "ffn_(up|gate)=q5_1")
     command = ("quantize", str(source), str(tmp_path / "a.gguf"), "--type", "q4_k_m", "--imatrix", str(imatrix))
-    told = run(*command, *overrides, "--threads", "2")
-    assert told.code == 0, told.err
+    outcome = run(*command, *overrides, "--threads", "2")
+    assert outcome.code == 0, outcome.err
     options = {"overrides": {"attn_v": "Q8_0", "ffn_(up|gate)": "Q5_1"}, "imatrix": imatrix}
     quantize_model(source, tmp_path / "b.gguf", "Q4_K_M", **options)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
-    assert "no importance of 2 tensors ('token_embd.weight', 'output.weight')" in told.err
-    (fallback,) = [line.split() for line in told.out.splitlines() if line.startswith("blk.1.attn_q.weight")]
+    assert "no importance of 2 tensors ('token_embd.weight', 'output.weight')" in outcome.err
+    (fallback,) = [line.split() for line in outcome.out.splitlines() if line.startswith("blk.1.attn_q.weight")]
     assert fallback == ["blk.1.attn_q.weight", "160", "Q4_K", "256", "Q5_0"]
     megabytes = (tmp_path / "a.gguf").stat().st_size / 1e6
-    assert f"to {megabytes:,.1f} MB" in told.out
+    assert f"to {megabytes:,.1f} MB" in outcome.out
 
 
 def test_json_lists_every_tensor(run, source, tmp_path) -> None:
@@ -46,8 +46,8 @@ def test_json_lists_every_tensor(run, source, tmp_path) -> None:
 
 
 def test_a_dry_run_writes_nothing(run, source, tmp_path) -> None:
-    told = run("quantize", str(source), str(tmp_path / "new.gguf"), "--type", "Q4_0", "--pure", "--dry-run")
-    assert (told.code, "nothing written" in told.out) == (0, True)
+    outcome = run("quantize", str(source), str(tmp_path / "new.gguf"), "--type", "Q4_0", "--pure", "--dry-run")
+    assert (outcome.code, "nothing written" in outcome.out) == (0, True)
     assert not (tmp_path / "new.gguf").exists()
     size = json.loads(run("quantize", str(source), "x", "--type", "Q4_0", "--pure", "--dry-run", "--json").out)["bytes"]
     quantize_model(source, tmp_path / "new.gguf", "Q4_0", pure=True)
@@ -66,20 +66,20 @@ def test_a_dry_run_writes_nothing(run, source, tmp_path) -> None:
         (["--type", "Q8_0", "--imatrix", "missing.dat"], "missing.dat: no such file"),
     ],
 )
-def test_wrong_options_are_one_line(run, source, tmp_path, arguments, message) -> None:
-    told = run("quantize", str(source), str(tmp_path / "new.gguf"), *arguments)
-    assert (told.code, told.out) == (1, "")
-    assert told.err.startswith("error: ")
-    assert message in told.err
-    assert told.err.count("\n") == 1
+def test_errors_of_options_are_one_line(run, source, tmp_path, arguments, message) -> None:
+    outcome = run("quantize", str(source), str(tmp_path / "new.gguf"), *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: ")
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
     assert not (tmp_path / "new.gguf").exists()
 
 
-def test_files_are_not_overwritten_unasked(run, source, tmp_path) -> None:
+def test_files_are_not_overwritten_without_a_flag(run, source, tmp_path) -> None:
     (tmp_path / "new.gguf").write_bytes(b"precious")
     command = ("quantize", str(source), str(tmp_path / "new.gguf"), "--type", "Q8_0")
-    told = run(*command)
-    assert (told.code, "there is a file already" in told.err) == (1, True)
+    outcome = run(*command)
+    assert (outcome.code, "there is a file already" in outcome.err) == (1, True)
     assert run("quantize", str(source), str(source), "--type", "Q8_0", "--force").code == 1
     assert run(*command, "--force").code == 0
     assert run("quantize", str(source), str(tmp_path / "none" / "x.gguf"), "--type", "Q8_0").code == 1

@@ -1,4 +1,4 @@
-"""Ctrl-C, colours and control characters: real signals to a real process, on a pipe and on a terminal."""
+"""Ctrl-C, colours and control characters, with real signals to a real process, on a pipe and on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from slm_core.cli.terminal import stopping, write
 
 SLM = [sys.executable, "-c", "from slm_core.cli import main; main()"]
-# Draws nearly evenly from the whole vocabulary, except what ends an answer, until the context is full: for minutes.
+# Nearly uniform sampling from the vocabulary without EOG: the answer takes minutes, until the context is full.
 ENDLESS = ["--backend", "native", "--ctx", "100000", "-S", "ignore_eos=true", "--seed", "3"]
 ENDLESS += ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
 WAIT_S = 60
@@ -36,12 +36,12 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, pattern: str) -> str:
-        """Read until ``pattern`` appears; returns what was read up to its end, and forgets it."""
-        while (found := re.search(pattern, self.seen)) is None:
+        """Read until ``pattern`` appears; return the output up to its end, and remove it from ``seen``."""
+        while (match := re.search(pattern, self.seen)) is None:
             if not select.select([self._fd], [], [], WAIT_S)[0]:
                 raise TimeoutError(f"{pattern!r} did not appear within {WAIT_S} s in {self.seen!r}")
             self.seen += os.read(self._fd, 4096).decode(errors="replace")
-        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        text, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return text
 
     def type(self, text: str) -> None:
@@ -50,7 +50,7 @@ class Terminal:
     def interrupt_at_prompt(self) -> None:
         """Press Ctrl-C once, as soon as the program waits for a key.
 
-        Between its prompt and its wait, Python's readline does not notice a signal before the next key.
+        Python's readline does not see a signal between the prompt and the wait before the next key.
         """
         deadline = time.monotonic() + WAIT_S
         while not _sleeps(self.process.pid):
@@ -61,7 +61,7 @@ class Terminal:
 
 
 def _sleeps(pid: int) -> bool:
-    """Whether a process's main thread waits for something."""
+    """Whether the main thread of a process sleeps."""
     if Path("/proc/self/stat").exists():
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
     state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
@@ -70,7 +70,7 @@ def _sleeps(pid: int) -> bool:
 
 @contextmanager
 def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """``slm`` on a terminal of its own."""
+    """``slm`` on its own pseudo-terminal."""
     controller, worker = pty.openpty()
     process = subprocess.Popen(
         [*SLM, *arguments],
@@ -90,7 +90,7 @@ def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
         os.close(controller)
 
 
-def test_ctrl_c_ends_a_run_with_what_was_said() -> None:
+def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
     command = [*SLM, "run", "-p", "Hello!", *ENDLESS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_run_with_what_was_said() -> None:
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    assert (first + rest).endswith(b"\n"), "what was said is whole"
+    assert (first + rest).endswith(b"\n"), "the printed text is complete"
     assert errors == b"", errors
 
 
@@ -127,13 +127,13 @@ def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
 
 
 @pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_only_where_they_are_wanted(environment: dict[str, str], coloured: bool) -> None:
+def test_colours_follow_the_environment(environment: dict[str, str], coloured: bool) -> None:
     with terminal("backends", **environment) as tty:
         text = tty.wait_for("yes") + tty.wait_for("\n")
     assert bool(re.search(r"\x1b\[[\d;]*3\d", text)) == coloured, text
 
 
-def test_a_long_prompt_shows_how_far_it_is() -> None:
+def test_a_long_prompt_shows_its_progress() -> None:
     question = "My name is Ada. " * 200
     with terminal("run", "--backend", "native", "-p", question, "--ctx", "2048", "--max-tokens", "3") as tty:
         tty.wait_for(r"Reading.*\d+/\d+.*tokens")
@@ -155,11 +155,11 @@ def test_second_ctrl_c_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_models_cannot_steer_the_terminal() -> None:
-    said = "a\x1b[2Jb\x07\x9bc\td\ne"
+def test_answers_cannot_control_the_terminal() -> None:
+    text = "a\x1b[2Jb\x07\x9bc\td\ne"
     screen, pipe = (Console(file=io.StringIO(), force_terminal=on, color_system=None) for on in (True, False))
-    write(screen, said)
-    write(pipe, said)
+    write(screen, text)
+    write(pipe, text)
     assert "\x1b" not in screen.file.getvalue()  # type: ignore[attr-defined]
     assert screen.file.getvalue().split() == ["a[2Jbc", "d", "e"]  # type: ignore[attr-defined]
-    assert pipe.file.getvalue() == said  # type: ignore[attr-defined]
+    assert pipe.file.getvalue() == text  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Sessions that move between installed backends, and answers that are the same on all of them."""
+"""Sequences that move between installed backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_core.protocols import Context, Model
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 
 BACKENDS = ("native", "llamacpp", "onnx")
-DIRECTORY = "onnx_directories:DirectoryBackend"  # token ids of a directory are those of the file it was made from
+DIRECTORY = "onnx_directories:DirectoryBackend"  # the directory has the token ids of its source file
 N_THREADS = {"native": None, "llamacpp": 1, "onnx": 1, DIRECTORY: 1}
 PAIRS = [*itertools.product(BACKENDS, repeat=2), *((DIRECTORY, name) for name in BACKENDS)]
 PAIRS += [(name, DIRECTORY) for name in (*BACKENDS, DIRECTORY)]
@@ -51,9 +51,9 @@ def test_an_edited_sequence_moves_to_another_backend(tmp_path, architecture, her
         source.cut(Pos(0, 4), Pos(0, 11))
         feed(source, tokens[30:40])
         target.restore(0, source.dump(0))
-        found = feed(target, tokens[40:])
+        logits = feed(target, tokens[40:])
     reference.decode(tokens[:30])
     reference.cut(4, 11)
     reference.decode(tokens[30:40])
-    errors = relative_errors(found, reference.decode(tokens[40:]))
-    assert errors.max() < 1e-4, f"logits after the move differ by up to {errors.max():.1e} (allowed: float32's 1e-4)"
+    errors = relative_errors(logits, reference.decode(tokens[40:]))
+    assert errors.max() < 1e-4, f"logits after the move differ by up to {errors.max():.1e} (bound: 1e-4 for float32)"

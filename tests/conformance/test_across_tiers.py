@@ -1,4 +1,4 @@
-"""Sequences that move on from the torch tier: by their bytes to another tier, by replay to another backend."""
+"""Sequences that move from the torch tier: to another tier by payload, to another backend by replay."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def load_tier(tier, path):
 
 @pytest.mark.parametrize("kv_type", [KvType.F32, KvType.F16, KvType.Q8_0])
 @pytest.mark.parametrize(("here", "there"), [("torch", "reference"), ("reference", "torch")])
-def test_tiers_read_each_others_bytes(tmp_path, here, there, kv_type):
-    """Restored and dumped again without decoding, a sequence has the bytes it had: nothing was computed anew."""
+def test_tiers_restore_each_others_dumps(tmp_path, here, there, kv_type):
+    """A restored sequence is dumped to the same bytes, so nothing was recomputed."""
     path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
     sizes = ContextOptions(128, 1, 64, kv_type, kv_type)
     tokens = np.random.default_rng(4).integers(0, 305, 90).tolist()
@@ -35,7 +35,7 @@ def test_tiers_read_each_others_bytes(tmp_path, here, there, kv_type):
         dump = source.dump(0)
         target.restore(0, dump)
         assert target.dump(0) == dump
-        # Float32 rounding, and where it tips a value stored in fewer bits, one step of that type.
+        # Float32 rounding, and one step of a type with fewer bits if the rounding changes its value.
         bound = {KvType.F32: 1e-5, KvType.F16: 1e-3, KvType.Q8_0: 1e-2}[kv_type]
         assert relative_errors(feed(target, tokens[60:]), feed(source, tokens[60:])).max() < bound
 
@@ -53,11 +53,11 @@ def test_from_torch_to_numpy_to_llamacpp_to_onnx(tmp_path, architecture):
 
 
 def travel(context: Context, dump: bytes | None, tokens: list[int], reference: Reference) -> bytes:
-    """Go on from a dump, cut, and dump; on the way logits are those of the float64 reference."""
+    """Restore a dump, decode, cut and dump again; the logits equal those of the float64 reference."""
     if dump is not None:
         context.restore(0, dump)
     errors = relative_errors(feed(context, tokens), reference.decode(tokens))
-    assert errors.max() < 1e-4, f"logits differ by up to {errors.max():.1e} (allowed: float32's 1e-4)"
+    assert errors.max() < 1e-4, f"logits differ by up to {errors.max():.1e} (bound: 1e-4 for float32)"
     context.cut(Pos(0, 3), Pos(0, 8))
     reference.cut(3, 8)
     return context.dump(0)

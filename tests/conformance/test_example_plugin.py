@@ -1,6 +1,6 @@
-"""The example plugin, installed from its own package, is found by slm-core and passes the suite that it adopts.
+"""The example plugin, installed from its own package, is found by slm-core and passes the suite.
 
-It is installed beside the environment, not into it: other tests ask what backends there are.
+It is installed outside the environment, because other tests list the installed backends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TARGET = Path(sys.prefix) / "example"
 
 @pytest.fixture
 def run_python():
-    """Run Python where the example is installed."""
+    """A function that runs Python with the example installed."""
     if not (TARGET / "my_backend").is_dir():
         pytest.skip(f"the example is not installed (make test does: pip install --no-deps --target {TARGET} {SOURCE})")
     paths = [str(TARGET), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -36,7 +36,7 @@ def modules(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("*.py")}
 
 
-def test_it_passes_the_suite(run_python):
+def test_the_example_passes_the_suite(run_python):
     assert modules(TARGET / "my_backend") == modules(SOURCE / "src" / "my_backend"), f"{TARGET} is out of date"
     registered = any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
     plugin = [] if registered else ["-p", "slm_conformance.pytest_plugin"]
@@ -47,12 +47,12 @@ def test_it_passes_the_suite(run_python):
     assert re.match(r"\d{3,} passed", done.stdout.strip().splitlines()[-1])
 
 
-def test_slm_core_finds_it(run_python):
+def test_slm_core_finds_the_example(run_python):
     done = run_python("-c", "import sys; from slm_core.cli import main; sys.argv = ['slm', 'backends']; main()")
     assert re.search(r"\bmine\b", done.stdout), done.stdout + done.stderr
 
 
-def test_what_it_cannot_run_it_refuses(run_python, tmp_path):
+def test_the_example_refuses_unsupported_files(run_python, tmp_path):
     from slm_conformance.oracle.factories import tiny_model
 
     llama = tiny_model(tmp_path, "llama", "f32")
@@ -60,5 +60,5 @@ def test_what_it_cannot_run_it_refuses(run_python, tmp_path):
     assert "architecture 'llama' (accepted: qwen3)" in done.stderr.splitlines()[-1]
 
 
-def test_its_adoption_is_short():
+def test_the_adoption_of_the_example_is_short():
     assert len((SOURCE / "tests" / "test_conformance.py").read_text().splitlines()) <= 25

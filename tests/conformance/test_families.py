@@ -1,4 +1,4 @@
-"""Every family on the native engine and on llama.cpp: what a context declares that it can undo, it undoes."""
+"""Every family on the native engine and on llama.cpp: declared edits work, and both engines agree."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slm_core.protocols import Context, Model
 from slm_core.quant import dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
-N = 90  # tokens; beyond every window
+N = 90  # tokens; longer than every sliding window
 BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
 STATES = ("mamba", "falcon_mamba", "lfm2", "granitehybrid", "falcon_h1", "jamba", "rwkv7")
-# float32 on both sides; where llama.cpp looks GELU up in a table, twice the steps of half precision.
+# float32 in both engines; twice the spacing of float16 if llama.cpp computes GELU from a table.
 COMPUTES_OTHERWISE = ("phi3_window", "phimoe", "gemma3n")  # llama.cpp: see docs/architectures.md
 BOUND, BOUND_ACROSS = 1e-4, 1e-3
 
@@ -34,13 +34,13 @@ def path(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(path) -> Iterator[dict[str, Model]]:
-    found = {}
+    loaded = {}
     for name in BACKENDS:
         backend = registry().backend(name)
         assert backend.supports(path).supported, backend.supports(path).reason
-        found[name] = backend.load(path, ModelOptions(n_threads=1 if name == "llamacpp" else None))
-    yield found
-    for model in found.values():
+        loaded[name] = backend.load(path, ModelOptions(n_threads=1 if name == "llamacpp" else None))
+    yield loaded
+    for model in loaded.values():
         model.close()
 
 
@@ -54,7 +54,7 @@ def new_context(model: Model) -> Context:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_truncate_fork_and_dump_do_what_the_level_says(models, name, tokens, feed, assert_close):
+def test_truncate_fork_and_dump_agree_with_the_edit_level(models, name, tokens, feed, assert_close):
     with new_context(models[name]) as context:
         whole = feed(context, tokens)
         if context.edit_level >= EditLevel.TRUNCATE:
@@ -72,7 +72,7 @@ def test_truncate_fork_and_dump_do_what_the_level_says(models, name, tokens, fee
         assert_close(feed(context, tokens[:5]), after, BOUND)
 
 
-def test_hidden_states_are_the_same_on_both_engines(models, path, tokens):
+def test_hidden_states_agree_between_engines(models, path, tokens):
     rows = []
     for model in models.values():
         with new_context(model) as context:
@@ -84,7 +84,7 @@ def test_hidden_states_are_the_same_on_both_engines(models, path, tokens):
         assert errors.max() < BOUND_ACROSS
 
 
-def test_a_cut_gives_the_same_on_both_engines(models, path, tokens, feed, assert_close):
+def test_a_cut_agrees_between_engines(models, path, tokens, feed, assert_close):
     rows = []
     for model in models.values():
         with new_context(model) as context:
@@ -99,9 +99,9 @@ def test_a_cut_gives_the_same_on_both_engines(models, path, tokens, feed, assert
         assert_close(rows[0], rows[1], BOUND_ACROSS)
 
 
-def test_most_families_are_cut_on_both_engines(models, path):
-    """Where llama.cpp has a window, layers without positions, positions in sections or a magnitude, it truncates; it
-    cannot go back to an earlier state."""
+def test_edit_levels_of_both_engines(models, path):
+    """llama.cpp only truncates with sliding windows, NoPE layers, M-RoPE sections or scaled RoPE magnitudes, and cannot
+    truncate recurrent states."""
     levels = {name: new_context(model).edit_level for name, model in models.items()}
     if path.name.startswith(STATES):
         assert levels == {"native": EditLevel.TRUNCATE, "llamacpp": EditLevel.REPLAY}
@@ -113,9 +113,9 @@ def test_most_families_are_cut_on_both_engines(models, path):
         assert levels["llamacpp"] is (EditLevel.TRUNCATE if path.name.startswith(special) else EditLevel.CUT)
 
 
-def test_embedding_rows_are_what_tokens_are(models, path, random_tokens, feed, assert_close):
-    """Rows of the table, times its factor where that is on tokens alone; other rows, on both engines."""
-    tokens, given = random_tokens(24, seed=5), []
+def test_embedding_rows_equal_tokens(models, path, random_tokens, feed, assert_close):
+    """Rows of the embedding table give the logits of tokens; other rows give the same logits on both engines."""
+    tokens, outputs = random_tokens(24, seed=5), []
     with GgufFile.open(path) as file:
         spec, ggml_type = read_spec(file), file.tensors["token_embd.weight"].ggml_type
         rows = dequantize_rows(file.tensor_data("token_embd.weight"), ggml_type, spec.n_embd, np.array(tokens))
@@ -124,13 +124,13 @@ def test_embedding_rows_are_what_tokens_are(models, path, random_tokens, feed, a
         with new_context(model) as context:
             if Capability.EMBEDDING_INPUT not in context.capabilities:
                 continue
-            if spec.layer_embedding_width is None:  # else layers look up what there is of a token alone
+            if spec.layer_embedding_width is None:  # otherwise layers look up embeddings of token ids
                 assert_close(feed_rows(context, scaled), feed(context, tokens, seq_id=1), BOUND)
                 context.clear()
             feed(context, tokens[:5])
-            given.append(feed_rows(context, rows[::-1] + rows))
-    if len(given) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
-        assert_close(given[0], given[1], BOUND_ACROSS)
+            outputs.append(feed_rows(context, rows[::-1] + rows))
+    if len(outputs) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
+        assert_close(outputs[0], outputs[1], BOUND_ACROSS)
 
 
 def feed_rows(context: Context, rows: np.ndarray) -> np.ndarray:

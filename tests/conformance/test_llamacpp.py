@@ -1,4 +1,4 @@
-"""The suite, adopted for llama.cpp, which multiplies Q8_0 weights with activations of the same format."""
+"""The suite for llama.cpp, which multiplies Q8_0 weights with activations quantized to Q8_0."""
 
 from importlib.util import find_spec
 

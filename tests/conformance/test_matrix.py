@@ -30,17 +30,17 @@ def test_the_page_lists_all_scenarios() -> None:
     assert f"The suite has {len(names)} scenarios" in text, f"{PAGE.name} counts other scenarios ({ADVICE})"
 
 
-def test_each_scenario_has_a_mutant_that_it_alone_kills() -> None:
+def test_each_scenario_has_a_mutant_that_only_it_kills() -> None:
     rows = re.findall(r"^\| `\w+` \| .*? \| `(\w+::\w+)` \| none \|$", PAGE.read_text(), re.MULTILINE)
     without = {name for name in scenario_names() if name not in rows and not name.startswith(NOT_PLAYED)}
-    assert without == set(), f"no mutant is killed by these alone: add one, or merge them ({ADVICE})"
+    assert without == set(), f"no mutant is killed only by these scenarios: add a mutant, or merge them ({ADVICE})"
 
 
-def test_a_mutant_that_two_scenarios_kill_counts_for_neither() -> None:
+def test_a_mutant_killed_by_two_scenarios_counts_for_neither() -> None:
     assert killed_by_one({"a": ["x"], "b": ["x", "y"], "c": ["x"]}) == {"x": ["a", "c"]}
 
 
-def test_a_mutant_that_would_hide_behind_another_is_refused() -> None:
+def test_a_mutant_derived_from_another_is_refused() -> None:
     n_mutants = len(MUTANTS)
     with pytest.raises(TypeError, match="Hidden derives from another mutant"):
         mutant("TestCut::test_of_nothing")(type("Hidden", (CutUpwards,), {}))

@@ -1,4 +1,4 @@
-"""The tool behind ``make mutants``: it makes the slips that it says, and puts them where the code is used."""
+"""The tool of ``make mutants``: it creates the documented mutants, and inserts them into all references to the code."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def mutants(module) -> list[Mutant]:
     return list(mutants_of(path, path.parent))
 
 
-def test_the_slips(mutants) -> None:
-    made = {(mutant.operator, mutant.after) for mutant in mutants}
+def test_created_mutants(mutants) -> None:
+    created = {(mutant.operator, mutant.after) for mutant in mutants}
     expected = {
         ("dropped statement", "(dropped statement)"),
         ("dropped check", "(dropped check)"),
@@ -79,8 +79,8 @@ def test_the_slips(mutants) -> None:
         ("early return", "(early return)"),
         ("arithmetic", "return n + 2"),
     }
-    assert expected - made == set()
-    assert not any("too few" in mutant.after or "assert" in mutant.before for mutant in mutants), "text was changed"
+    assert expected - created == set()
+    assert not any("too few" in mutant.after or "assert" in mutant.before for mutant in mutants), "a text was mutated"
 
 
 def test_names_of_mutants_are_unique_and_do_not_depend_on_lines(mutants, module) -> None:
@@ -92,7 +92,7 @@ def test_names_of_mutants_are_unique_and_do_not_depend_on_lines(mutants, module)
     assert [mutant.line - 3 for mutant in moved] == [mutant.line for mutant in mutants]
 
 
-def test_a_mutant_is_in_all_references_and_caches_are_forgotten(mutants, module) -> None:
+def test_a_mutant_is_in_all_references_and_caches_are_cleared(mutants, module) -> None:
     path = Path(module.__file__)
     counter, doubled = module.Counter(1, 5), functools.partial(module.doubled, 4)
     bound = counter.add
@@ -103,10 +103,10 @@ def test_a_mutant_is_in_all_references_and_caches_are_forgotten(mutants, module)
     assert doubled() == 6
     functions.patch(by_change["return [item for item in items if item >= n][:min(n, self.high)]"], path.parent)
     assert bound(2, [3, 2]) == [3, 2]
-    assert doubled() == 8, "a file has one mutant at a time"
+    assert doubled() == 8, "only one mutant of a file is active"
 
 
-def test_what_compiles_to_the_same_code_is_no_mutant(module) -> None:
+def test_a_change_that_compiles_to_the_same_code_is_not_a_mutant(module) -> None:
     path = Path(module.__file__)
     path.write_text(path.read_text().replace("n * 2", "+1 * 2"))
     same = Mutant("", "counter.py", 1, "", "", "", "", index=0, first=1, last=1)
@@ -135,14 +135,14 @@ def test_every_mutant_of_a_module_is_valid_python() -> None:
             ast.parse(mutant.after if not mutant.after.endswith(": ...") else mutant.after + "\n")
 
 
-def test_packages_name_what_there_is() -> None:
+def test_packages_name_existing_files() -> None:
     for package in PACKAGES:
         assert all(list(ROOT.glob(pattern)) for pattern in package.files), package.name
         assert all(path.is_file() for path in (*package.suite_paths(), *package.unit_paths())), package.name
 
 
-def test_the_table_counts_what_was_asked(tmp_path) -> None:
-    """Of four mutants of the ledger one is killed by the suite, one by a unit test, one by none; one is left to ask."""
+def test_the_table_counts_the_results(tmp_path) -> None:
+    """Of four mutants of the ledger, the suite kills one, a unit test kills one, one survives, and one is pending."""
     path = ROOT / "slm_core" / "context" / "ledger.py"
     mutants = list(mutants_of(path, ROOT))[:5]
     known = {"package": "contexts (`slm_core.context`)", "source": digest_of_file(path)}

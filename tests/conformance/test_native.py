@@ -1,5 +1,5 @@
-"""The suite, adopted for the native engine as it chooses for itself: where the extension is built, quantized weights
-are multiplied by activations rounded to eight bits."""
+"""The suite for the native engine with its default tier. With the C++ extension, activations are quantized to 8 bits
+for products with quantized weights."""
 
 from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

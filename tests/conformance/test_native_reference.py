@@ -1,4 +1,4 @@
-"""The suite, adopted for the native engine's reference tier: plain NumPy, which the other tiers are tested against."""
+"""The suite for the native engine's reference tier in NumPy, with which the other tiers are compared."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The suite, adopted for the native engine on models with states: one that attends, too, and two of nothing else."""
+"""The suite for the native engine on recurrent models: one with attention layers, and two without."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The suite, adopted for the native engine's torch tier, on the CPU."""
+"""The suite for the native engine's torch tier on the CPU."""
 
 import pytest
 
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip ins
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Torch's threads wait in circles, which takes the cores from whatever else runs."""
+    """One thread: torch's threads spin while they wait, which slows all other processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""The suite, adopted for the native engine where layers with a window keep only that."""
+"""The suite for the native engine with layers that keep only their sliding window."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slm_conformance.scenarios import *  # noqa: F403
 
 
 def _model() -> str:
-    """A file that every process of a run finds in the same place, as names of models are names of tests.
+    """A file at the same path in every process of a run, because names of models are in the names of tests.
 
-    Four of its five layers have a window of 48 tokens.
+    Four of its five layers have a sliding window of 48 tokens.
     """
     path = Path(tempfile.gettempdir()) / "slm-windows" / "olmo3-f32-0.gguf"
     path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The suite, adopted for ONNX Runtime on the CPU, which multiplies Q8_0 weights with activations of 8 bits."""
+"""The suite for ONNX Runtime on the CPU, which multiplies Q8_0 weights with activations quantized to 8 bits."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The suite, adopted for directories in onnxruntime-genai's layout, which `slm convert` has made."""
+"""The suite for directories in onnxruntime-genai's layout, written by `slm convert`."""
 
 from importlib.util import find_spec
 

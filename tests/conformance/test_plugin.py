@@ -1,4 +1,4 @@
-"""The pytest plugin: how the suite is adopted, what it says, and what it does not let an adopter do."""
+"""The pytest plugin: adoption of the suite, its messages, and the errors of adopters that it refuses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from slm_conformance.suite.meta import Outcome, Verdict, play, scenario_names
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.spec import make_backend
 from slm_core.errors import BackendUnavailable, UnknownBackend
+from slm_core.isolation import IsolatedBackend
 from slm_core.types import BackendStatus
 
 pytest_plugins = ["pytester"]
@@ -38,7 +39,7 @@ class Fixtures(BackendFixtures):
 
 @pytest.fixture
 def adopt(pytester: pytest.Pytester):
-    """Run pytest on a module that adopts the suite."""
+    """A function that runs pytest on a module that adopts the suite."""
 
     def run(source: str, *args: str) -> pytest.RunResult:
         pytester.makepyfile(test_adopted=source)
@@ -53,7 +54,7 @@ def _is_registered() -> bool:
 
 
 def outcomes(result: pytest.RunResult) -> dict[str, int]:
-    """How many tests passed, failed, ..., without those that were not chosen."""
+    """Numbers of passed, failed, ... tests, without deselected tests."""
     return {kind: n for kind, n in result.parseoutcomes().items() if kind not in ("deselected", "warnings")}
 
 
@@ -75,7 +76,7 @@ def test_what_is_declared_absent_is_skipped_and_named(adopt):
     result.stdout.fnmatch_lines(["SKIPPED*declared absent: the edit level is REPLAY, this needs CUT"])
 
 
-def test_leaving_scenarios_out_is_refused(adopt):
+def test_omitting_scenarios_is_refused(adopt):
     result = adopt(ADOPTION + "del TestCut\n")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*test_adopted leaves out TestCut: import all of slm_conformance.scenarios;*"])
@@ -109,7 +110,7 @@ def test_a_stale_expected_failure_fails(adopt):
     assert outcomes(result) == {"failed": 1}
 
 
-def test_an_expected_failure_that_names_nothing_is_refused(adopt):
+def test_an_expected_failure_of_an_unknown_scenario_is_refused(adopt):
     result = adopt(ADOPTION + "    expected_failures = {'TestTruncate::test_nothing': 'it clamps'}\n")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*expects TestTruncate::test_nothing to fail, but there is no such scenario*"])
@@ -145,7 +146,7 @@ def make_tiny(directory):
 
 
 class AbsentBackend:
-    """A backend whose engine is not there."""
+    """A backend whose engine is not installed."""
 
     name = "absent"
 
@@ -154,14 +155,21 @@ class AbsentBackend:
 
 
 class ChoosyBackend(make_backend("slm_conformance.toy:ToyBackend").__class__):
-    """A backend that runs nothing that the suite has."""
+    """A backend that supports no model of the suite."""
 
     def supports(self, source, device="auto"):
         support = super().supports(source, device)
         return support.__class__(supported=False, reason="only models of 7 layers")
 
 
-def test_a_backend_that_is_not_installed_is_skipped_loudly(adopt, monkeypatch):
+def test_the_command_line_isolates_models(adopt):
+    source = ADOPTION[: ADOPTION.index("    backend")] + "    models = ('llama-f32',)\n    kv_types = ('f32',)\n"
+    options = ("--slm-backend", "slm_conformance.toy:ToyBackend", "--slm-isolated", "-k", "TestClose and of_the_model")
+    assert outcomes(adopt(source, *options)) == {"passed": 1}
+    assert isinstance(make_backend("native", isolated=True), IsolatedBackend)
+
+
+def test_a_backend_that_is_not_installed_is_skipped_with_a_message(adopt, monkeypatch):
     monkeypatch.setattr("slm_conformance.toy.ToyBackend", AbsentBackend)
     result = adopt(ADOPTION, "-k", "TestTruncate")
     assert outcomes(result) == {"skipped": len(collection.tests_of(scenarios.TestTruncate))}
@@ -185,7 +193,7 @@ def test_a_backend_that_runs_no_model_is_refused(adopt, monkeypatch):
 def test_a_run_of_pytest_without_scenarios_imports_nothing_heavy():
     code = "import slm_conformance.pytest_plugin, sys; print(*{'numpy', 'slm_core', 'pluggy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["pluggy"]  # pytest's own
+    assert done.stdout.split() == ["pluggy"]  # a dependency of pytest
 
 
 def test_run_needs_no_file():
@@ -196,7 +204,7 @@ def test_run_needs_no_file():
 
 
 @pytest.mark.parametrize("spec", ["no_such_backend", "no.such:module", "slm_conformance.toy:NoSuchBackend"])
-def test_run_refuses_a_backend_that_does_not_exist(spec):
+def test_run_refuses_an_unknown_backend(spec):
     with pytest.raises(UnknownBackend):
         slm_conformance.run(spec)
 
@@ -221,13 +229,13 @@ def test_every_scenario_names_its_clause():
     assert [name for name, text in texts.items() if not text or not CLAUSE.fullmatch(text.strip())] == []
 
 
-def test_mutants_have_names_of_their_own_and_scenarios_that_exist():
+def test_mutants_have_unique_names_and_existing_scenarios():
     mutants = all_mutants()
     assert len({mutant.name for mutant in mutants}) == len(mutants) >= 300
     assert {mutant.killed_by for mutant in mutants} <= set(scenario_names())
 
 
-def test_a_scenario_can_be_played_without_pytest():
+def test_a_scenario_can_be_run_without_pytest():
     class Truncating(BackendFixtures):
         backend = "slm_conformance.toy:ToyBackend"
         models = ("llama-f32",)
@@ -252,20 +260,20 @@ class AboveIt(Scenarios):
 
 
 def models_of(scenarios: type[Scenarios], name: str, above: str = "in turn") -> tuple[str, ...]:
-    """The models that a scenario runs on where the adopter names three."""
+    """The models of a scenario if the adopter names three models."""
     adopted = type("Adopted", (BackendFixtures,), {"backend": "toy", "models": THREE, "above_contract": above})
     chosen: list[tuple[str, ...]] = []
-    asked: Any = SimpleNamespace(
+    metafunc: Any = SimpleNamespace(
         config=SimpleNamespace(getoption=lambda name: None),
         module=SimpleNamespace(Fixtures=adopted),
         function=SimpleNamespace(__name__=name),
         parametrize=lambda name, values, **_: chosen.append(values),
     )
-    scenarios().pytest_generate_tests(asked)
+    scenarios().pytest_generate_tests(metafunc)
     return chosen[0]
 
 
-def test_a_scenario_that_no_model_changes_runs_on_the_first():
+def test_a_scenario_independent_of_the_model_runs_on_the_first():
     assert models_of(OnTheContract, "test_each") == THREE
     assert models_of(OnTheContract, "test_once") == ("llama-f32",)
 
@@ -273,13 +281,13 @@ def test_a_scenario_that_no_model_changes_runs_on_the_first():
 def test_scenarios_above_the_contract_take_models_and_formats_in_turn():
     names = [f"test_{i}" for i in range(100)]
     turns = [models_of(AboveIt, name) for name in names]
-    assert [models_of(AboveIt, name) for name in names] == turns, "equal in each run"
+    assert [models_of(AboveIt, name) for name in names] == turns, "the choice is the same in each run"
     assert {turn[0] for turn in turns} == set(THREE)
     assert {turn[1:] for turn in turns} == {("llama-f32+phi3",), ("llama-f32+zephyr",)}
     assert models_of(AboveIt, "test_0", "each model") == (*THREE, "llama-f32+phi3", "llama-f32+zephyr")
 
 
-def test_scenarios_above_the_contract_are_left_out_where_they_run_elsewhere(adopt):
+def test_scenarios_above_the_contract_are_omitted_with_elsewhere(adopt):
     result = adopt(ADOPTION + "    above_contract = 'elsewhere'\n", "--collect-only", "-q")
     assert "::TestCut::" in result.stdout.str()
     left_out = [name for name in scenarios.__all__ if getattr(scenarios, name).above_contract]
@@ -287,7 +295,7 @@ def test_scenarios_above_the_contract_are_left_out_where_they_run_elsewhere(adop
     assert not [name for name in left_out if f"::{name}::" in result.stdout.str()]
 
 
-def test_an_adopter_tries_a_share_of_the_usual_number():
+def test_an_adopter_can_reduce_the_number_of_random_examples():
     class Slow(BackendFixtures):
         backend = "slm_conformance.toy:ToyBackend"
         volume = 0.2

@@ -1,4 +1,4 @@
-"""Random programs find what they are there for, and what they print is runnable."""
+"""Random programs kill their mutants, and print runnable scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CALLS = 6
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.killed_by == PROGRAMS], ids=lambda mutant: mutant.name)
-def test_a_mutant_is_shown_by_a_short_script(mutant, tmp_path, monkeypatch):
+def test_a_mutant_is_reproduced_by_a_short_script(mutant, tmp_path, monkeypatch):
     outcome = play(mutant.fixtures(), mutant.killed_by)
     assert outcome.verdict is Verdict.FAILS, mutant.breaks
     script = outcome.reason.partition("\n\n")[2]
@@ -32,13 +32,13 @@ def test_a_mutant_is_shown_by_a_short_script(mutant, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.killed_by == PROGRAMS], ids=lambda mutant: mutant.name)
-def test_a_script_that_is_right_for_the_toy(mutant, tmp_path, monkeypatch):
+def test_the_script_of_a_mutant_passes_on_the_toy(mutant, tmp_path, monkeypatch):
     script = play(mutant.fixtures(), mutant.killed_by).reason.partition("\n\n")[2]
     monkeypatch.chdir(tmp_path)
     exec(compile(script.replace(mutant.backend, "slm_conformance.toy:ToyBackend"), "script.py", "exec"), {})
 
 
-def test_a_program_shrinks_to_what_matters():
+def test_a_program_shrinks_to_the_relevant_steps():
     needed = Decode((Run(1, 0, (7,)),)), Drop(1)
     program = [Clear(), Drop(0), Decode((Run(0, 0, (1, 2)), Run(1, 0, (7, 8, 9)))), Clear(), Drop(2), Drop(1), Clear()]
 
@@ -49,10 +49,10 @@ def test_a_program_shrinks_to_what_matters():
     assert shrink(program, fails) == list(needed)
 
 
-def made(seed):
+def program_of(seed):
     return ProgramMaker(300, EditLevel.CUT, frozenset(Capability), seed=seed, sizes=SIZES[0]).make()
 
 
-def test_programs_are_the_same_in_each_run_and_differ_from_one_another():
-    assert made(5) == made(5)
-    assert made(5) != made(6)
+def test_programs_depend_only_on_the_seed():
+    assert program_of(5) == program_of(5)
+    assert program_of(5) != program_of(6)

@@ -1,4 +1,4 @@
-"""Random programs of sessions and chats find what they are there for, and what they print is runnable."""
+"""Random programs of sessions and chats kill their mutants, and print runnable scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUTANTS = [mutant for mutant in all_mutants() if mutant.killed_by in (SESSION_PR
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_is_shown_by_a_short_script(mutant: Mutant, tmp_path, monkeypatch) -> None:
+def test_a_mutant_is_reproduced_by_a_short_script(mutant: Mutant, tmp_path, monkeypatch) -> None:
     outcome = play(mutant.fixtures(), mutant.killed_by)
     assert outcome.verdict is Verdict.FAILS, mutant.breaks
     script = outcome.reason.partition("\n\n")[2]
@@ -37,7 +37,7 @@ def test_a_mutant_is_shown_by_a_short_script(mutant: Mutant, tmp_path, monkeypat
 
 
 def run(script: str) -> None:
-    """Run it, and close its model: a mutant lasts as long as that is open."""
+    """Run the script and close its model, because a mutant is active as long as its model is open."""
     names: dict[str, Any] = {}
     try:
         exec(compile(script, "script.py", "exec"), names)
@@ -45,13 +45,13 @@ def run(script: str) -> None:
         names["model"].close()
 
 
-def test_programs_are_the_same_in_each_run_and_differ_from_one_another() -> None:
+def test_programs_depend_only_on_the_seed() -> None:
     for make in (lambda seed: SessionProgramMaker(300, seed).make(), lambda seed: ChatProgramMaker(seed).make()):
         assert make(5) == make(5)
         assert make(5) != make(6)
 
 
-def test_the_numbers_of_a_stream_are_those_that_chains_draw() -> None:
+def test_the_numbers_of_a_stream_equal_the_draws_of_chains() -> None:
     for seed, stream in ((0, 0), (5, 0), (5, 3), (2**63 - 1, 1)):
         drawn = UniformStream(seed, stream)
         assert [drawn.take() for _ in range(5)] == [uniform(seed, stream, n) for n in range(5)]

@@ -1,4 +1,4 @@
-"""docs/red-to-green.md quotes what the suite says of broken backends; the words are the suite's."""
+"""docs/red-to-green.md quotes messages of the suite about broken backends; the quotes are exact."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ MUTANTS = [
 
 
 def _without_numbers(text: str) -> str:
-    """A message without what depends on the machine: errors of numbers, and where temporary files are."""
+    """A message without the parts that depend on the machine: numerical errors and paths of temporary files."""
     return re.sub(r"/tmp\S*/", "", re.sub(r"\d\.\d\de[+-]\d\d|(?<=row )\d+", "0", text))
 
 
 @pytest.mark.parametrize(("line", "name"), list(zip(QUOTED, MUTANTS, strict=True)), ids=MUTANTS)
-def test_a_message_is_the_suites(line: str, name: str) -> None:
+def test_quoted_messages_are_exact(line: str, name: str) -> None:
     mutant = next(mutant for mutant in all_mutants() if mutant.name == name)
     reason = play(mutant.fixtures(), mutant.killed_by).reason.splitlines()[0]
     assert _without_numbers(reason) == _without_numbers(line)
 
 
-def test_classes_are_named_as_they_are() -> None:
+def test_named_classes_exist() -> None:
     classes = {name.partition("::")[0] for name in scenario_names()}
     assert set(re.findall(r"`(Test\w+)", PAGE)) - classes == set()

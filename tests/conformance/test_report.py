@@ -1,4 +1,4 @@
-"""The report: what it says is what happened, whoever reads it, and nothing in it is taken for markup."""
+"""The report: it shows the results of the run in every format, and no text of it becomes markup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VOID = {"meta", "link", "br", "img", "hr"}
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: elements, their attributes, and the text under each row's name."""
+    """A page as a browser parses it: elements, their attributes, and the text of each row."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Page(HTMLParser):
         self._open: list[tuple[str, bool]] = []
         self.feed(text)
         self.close()
-        assert not self._open, f"elements that are never closed: {self._open}"
+        assert not self._open, f"unclosed elements: {self._open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -70,13 +70,13 @@ class Page(HTMLParser):
 
     def row(self, test: str) -> str:
         """The text of the only row of a test."""
-        (found,) = [row for row in self.rows if row.split()[:1] == [test]]
-        return found
+        (text,) = [row for row in self.rows if row.split()[:1] == [test]]
+        return text
 
 
 @pytest.fixture
 def report_on(pytester: pytest.Pytester):
-    """Run pytest on modules that adopt the suite; returns the result, and the report as data."""
+    """A function that runs pytest on modules that adopt the suite, and returns the result and the report as JSON."""
 
     def run(modules: dict[str, str], *args: str) -> tuple[pytest.RunResult, dict]:
         pytester.makepyfile(**modules)
@@ -92,34 +92,34 @@ def report_on(pytester: pytest.Pytester):
 
 
 def cells(document: dict, run: int = 0) -> dict[str, tuple[str, str]]:
-    """Verdict and reason by scenario, for the only model of a run, in its own chat format."""
+    """The verdict and reason of each scenario, for a run with one model in its own chat format."""
     rows = [row for section in document["sections"] for row in section["scenarios"]]
-    found = {
+    results = {
         row["name"]: [cell for cell in row["results"] if cell["run"] == run and "+" not in cell["model"]]
         for row in rows
     }
     assert all(
-        len(of_run) == 1 for name, of_run in found.items() if not name.startswith(("TestMeaning", "TestModelBased"))
+        len(of_run) == 1 for name, of_run in results.items() if not name.startswith(("TestMeaning", "TestModelBased"))
     )
-    return {name: (of_run[0]["verdict"], of_run[0]["reason"]) for name, of_run in found.items()}
+    return {name: (of_run[0]["verdict"], of_run[0]["reason"]) for name, of_run in results.items()}
 
 
-def test_exactly_what_fails_is_shown_as_failing(report_on, pytester):
+def test_exactly_the_failing_scenarios_are_shown_as_failing(report_on, pytester):
     modules = {"test_good": GOOD, "test_clamps": CLAMPING}
     result, document = report_on(modules, "-k", "TestTruncate or TestDeclarations")
-    said = "truncate(21) of 20 tokens: accepted, but the contract says InvalidPosition"
+    reason = "truncate(21) of 20 tokens: accepted, but the contract says InvalidPosition"
     assert result.parseoutcomes()["failed"] == 1
     labels = [run["label"] for run in document["runs"]]
     assert labels == ["toy (test_clamps)", "toy (test_good)"]
     broken, good = cells(document, 0), cells(document, 1)
-    assert {name: cell for name, cell in broken.items() if cell[0] == "FAILS"} == {PAST_THE_END: ("FAILS", said)}
+    assert {name: cell for name, cell in broken.items() if cell[0] == "FAILS"} == {PAST_THE_END: ("FAILS", reason)}
     ran = {name for name in good if name.startswith(("TestTruncate", "TestDeclarations"))}
     assert {good[name] for name in ran} == {("holds", "")}
     assert {good[name] for name in set(good) - ran} == {("not run", "")}
     assert document["summary"]["holds"] == result.parseoutcomes()["passed"] == 2 * len(ran) - 1
     page = Page((pytester.path / "out.html").read_text())
     assert [row for row in page.rows if "FAILS" in row] == [page.row("test_past_the_end")]
-    assert said in page.row("test_past_the_end")
+    assert reason in page.row("test_past_the_end")
     assert "1  FAIL" in " ".join(page.rows).replace(" FAIL", "  FAIL")
     badge = ET.fromstring((pytester.path / "out.svg").read_text())
     assert badge.findtext("{http://www.w3.org/2000/svg}title").startswith(
@@ -127,24 +127,24 @@ def test_exactly_what_fails_is_shown_as_failing(report_on, pytester):
     )
 
 
-def test_absent_expected_and_stale_are_told_apart(report_on):
+def test_absent_expected_and_stale_failures_are_distinguished(report_on):
     expected = "    expected_failures = {'TestTruncate::test_past_the_end': 'it clamps', %r: 'repaired'}\n"
     source = CLAMPING + expected % "TestTruncate::test_at_zero" + "    load_options = {'edit_level': 'truncate'}\n"
     _, document = report_on({"test_clamps": source}, "-k", "past_the_end or at_zero or of_a_span")
-    found = cells(document)
-    assert found[PAST_THE_END] == ("expected to fail", "it clamps")
-    assert found["TestTruncate::test_at_zero"] == ("FAILS", "[XPASS(strict)] repaired")
-    assert found["TestCut::test_of_a_span"] == ("declared absent", "the edit level is TRUNCATE, this needs CUT")
+    results = cells(document)
+    assert results[PAST_THE_END] == ("expected to fail", "it clamps")
+    assert results["TestTruncate::test_at_zero"] == ("FAILS", "[XPASS(strict)] repaired")
+    assert results["TestCut::test_of_a_span"] == ("declared absent", "the edit level is TRUNCATE, this needs CUT")
 
 
-def test_what_was_not_chosen_is_counted(report_on):
+def test_deselected_scenarios_are_counted(report_on):
     _, document = report_on({"test_good": GOOD}, "-k", "test_at_zero")
     collected = sum(len(row["results"]) for section in document["sections"] for row in section["scenarios"])
     assert document["summary"]["holds"] == 1
     assert document["summary"]["not run"] == collected - 1 > 100
 
 
-def test_one_test_named_by_its_place(report_on):
+def test_a_run_of_one_test_by_its_node_id(report_on):
     _, document = report_on({"test_good": GOOD}, "test_good.py::TestTruncate::test_at_zero")
     verdicts = [cell[0] for cell in cells(document).values()]
     assert (verdicts.count("holds"), verdicts.count("not run")) == (1, len(verdicts) - 1)
@@ -199,7 +199,7 @@ def test_every_phase_of_a_scenario_counts(report_on, call, teardown, cell):
         ("folder.html", "cannot be written: "),
     ],
 )
-def test_a_report_that_cannot_be_written_is_refused_before_the_run(report_on, pytester, path, message):
+def test_an_unwritable_report_is_refused_before_the_run(report_on, pytester, path, message):
     pytester.mkdir("folder.html")
     result, document = report_on({"test_good": GOOD}, "--slm-report", path)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -215,7 +215,7 @@ def test_a_run_without_scenarios_is_refused(report_on):
     result.stderr.fnmatch_lines(["*--slm-report: no module of this run adopts the suite*"])
 
 
-def test_a_full_disk_is_told_and_costs_the_exit_status(report_on, monkeypatch):
+def test_a_full_disk_is_reported_and_fails_the_run(report_on, monkeypatch):
     def full(*_: object) -> None:
         raise OSError("no space left")
 
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told_and_costs_the_exit_status(report_on, monkeypatch):
     result.stdout.fnmatch_lines(["slm-conformance: the report *out.html* was not written: no space left"])
 
 
-def test_trying_a_path_leaves_what_was_there(tmp_path: Path) -> None:
+def test_checking_a_path_keeps_the_old_file(tmp_path: Path) -> None:
     old = tmp_path / "old.html"
     old.write_text("old")
     assert check_paths([old, tmp_path / "NEW.SVG"]) == (old, tmp_path / "NEW.SVG")
@@ -243,7 +243,7 @@ EVIL = "</div><script>alert(1)</script>\" onload='x' &lt; ]]> \x00\x1b[31m\ud800
 
 
 def evil_report() -> Report:
-    """A report all of whose texts are hostile."""
+    """A report with only hostile texts."""
     model = ModelUnderTest(EVIL, "", EVIL, EVIL, EVIL, (EVIL,))
     subject = Subject(EVIL, EVIL, (EVIL,), (model,))
     runs = (
@@ -253,7 +253,7 @@ def evil_report() -> Report:
     return Report(EVIL, runs, (Section(EVIL, EVIL, EVIL, (Scenario(EVIL, EVIL, EVIL),)),), {EVIL: EVIL})
 
 
-def test_texts_of_a_run_are_never_markup() -> None:
+def test_texts_never_become_markup() -> None:
     text = html_page(evil_report())
     page = Page(text)
     known = "html head meta title style body h1 h2 p b ul li code a span div details summary"
@@ -279,7 +279,7 @@ def test_hostile_texts_survive_as_data() -> None:
     assert document["sections"][0]["scenarios"][0]["results"][0]["reason"] == EVIL
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     text = html_page(evil_report())
     assert not re.search(r"https?:|url\(|@import|src=", text)
 
@@ -294,7 +294,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
         ({"declared absent": 3}, "3 declared absent", "#8a6100"),
     ],
 )
-def test_a_badge_is_green_only_where_all_is_well(verdicts: dict[str, int], message: str, colour: str) -> None:
+def test_a_badge_is_green_only_if_everything_passes(verdicts: dict[str, int], message: str, colour: str) -> None:
     every = [Result(Verdict(verdict)) for verdict, n in verdicts.items() for _ in range(n)]
     run = Run("m", Subject("b"), {"T::t": {str(i): result for i, result in enumerate(every)}})
     section = Section("T", "", "", (Scenario("T::t", "", ""),))
@@ -311,8 +311,8 @@ def test_every_class_has_a_hint_and_every_hint_a_class() -> None:
 
 def test_every_scenario_has_a_row(report_on) -> None:
     _, document = report_on({"test_good": GOOD}, "-k", "test_at_zero")
-    wanted = [f"{name}::{test}" for name in scenarios.__all__ for test in meta.tests_of(getattr(scenarios, name))]
-    assert sorted(cells(document)) == sorted(wanted)
+    expected = [f"{name}::{test}" for name in scenarios.__all__ for test in meta.tests_of(getattr(scenarios, name))]
+    assert sorted(cells(document)) == sorted(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The suite itself, tested: the toy passes all scenarios (test_toy.py), and its scenario kills each mutant of the toy.
+"""Tests of the suite: each mutant of the toy is killed by its scenario; the toy itself passes all (test_toy.py).
 
-test_programs_above.py plays the mutants of random programs above the contract.
+test_programs_above.py runs the mutants of random programs above the contract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite, adopted for the toy: the definition keeps the contract that it defines."""
+"""The suite for the toy backend, which is the reference of the contract."""
 
 from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The suite, adopted for a toy that declares nothing: no edit, no shared fork, no payload. Sessions still work."""
+"""The suite for a toy that declares no edits, no shared forks and no payloads. Sessions still work."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

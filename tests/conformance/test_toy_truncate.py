@@ -1,4 +1,4 @@
-"""The suite, adopted for a toy that can truncate, but not cut."""
+"""The suite for a toy that can truncate, but not cut."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

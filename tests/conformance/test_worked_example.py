@@ -1,4 +1,4 @@
-"""The backend that docs/backends.md writes, put together from the page, passes the suite."""
+"""The backend of docs/backends.md, assembled from the blocks of the page, passes the suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = (
 
 
 def write_modules(folder: Path) -> set[str]:
-    """The modules that the page's blocks make up."""
+    """Write the modules from the page's code blocks, and return their names."""
     sources: dict[str, str] = {}
     for name, source in BLOCK.findall(PAGE.read_text()):
         sources[name] = sources.get(name, "") + source + "\n\n"

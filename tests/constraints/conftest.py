@@ -1,4 +1,4 @@
-"""Published vocabularies, and llama.cpp's own grammar sampler as a second implementation."""
+"""Published vocabularies, and llama.cpp's grammar sampler as a reference implementation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slm_llamacpp import library
 
 @pytest.fixture(scope="session")
 def vocab_path(shared_dir: Path) -> Callable[[str], Path]:
-    """Path of a published vocabulary by name."""
+    """A function from the name of a published vocabulary to its path."""
     return lambda name: shared_dir / "oracles" / "vocabs" / f"ggml-vocab-{name}.gguf"
 
 
 @pytest.fixture(scope="session")
 def vocab(vocab_path: Callable[[str], Path]) -> Callable[[str], GgufVocab]:
-    """A published vocabulary by name; the same object for the same name."""
+    """A function from the name of a published vocabulary to its object, one per name."""
 
     @cache
     def build(name: str) -> GgufVocab:
@@ -34,9 +34,9 @@ def vocab(vocab_path: Callable[[str], Path]) -> Callable[[str], GgufVocab]:
 
 @pytest.fixture(scope="session")
 def llama_grammars(vocab_path: Callable[[str], Path]) -> Iterator[Callable[[str], LlamaGrammars]]:
-    """llama.cpp's grammars over a published vocabulary by name."""
+    """A function from the name of a published vocabulary to llama.cpp's grammars over it."""
     lib = pytest.importorskip("llama_cpp", reason="llama-cpp-python is the oracle of this test")
-    library.load()  # a refused grammar is reported in the log alone: keep it off standard error
+    library.load()  # llama.cpp logs refused grammars: keep its log off stderr
     opened: dict[str, LlamaGrammars] = {}
 
     def open_(name: str) -> LlamaGrammars:

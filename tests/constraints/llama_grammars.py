@@ -1,4 +1,4 @@
-"""llama.cpp's own grammar sampler, through its low-level interface."""
+"""llama.cpp's grammar sampler through its low-level API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LlamaGrammars:
         self.size: int = lib.llama_vocab_n_tokens(self.vocab)
 
     def begin(self, grammar: str) -> LlamaGrammar | None:
-        """A sampler at the beginning; None where llama.cpp refuses the grammar."""
+        """A sampler at the start of the grammar, or None if llama.cpp refuses the grammar."""
         sampler = self.lib.llama_sampler_init_grammar(self.vocab, grammar.encode(), b"root")
         return LlamaGrammar(self, sampler) if sampler else None
 
@@ -32,7 +32,7 @@ class LlamaGrammars:
 
 
 class LlamaGrammar:
-    """One grammar, followed token by token."""
+    """The state of one grammar, advanced token by token."""
 
     def __init__(self, grammars: LlamaGrammars, sampler: Any) -> None:
         self._grammars, self._sampler = grammars, sampler
@@ -42,15 +42,15 @@ class LlamaGrammar:
         self._ids = self._row[:, 0].view(np.int32)
 
     def allowed(self) -> np.ndarray:
-        """Which tokens may follow, bool [V]."""
+        """The mask of allowed next tokens, bool [V]."""
         lib = self._grammars.lib
         self._ids[:] = np.arange(len(self._ids))
         self._row[:, 1] = 0.0
         array = lib.llama_token_data_array(self._cells, len(self._cells), -1, False)
         lib.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        found = np.zeros(len(self._cells), bool)
-        found[self._ids] = np.isfinite(self._row[:, 1])
-        return found
+        mask = np.zeros(len(self._cells), bool)
+        mask[self._ids] = np.isfinite(self._row[:, 1])
+        return mask
 
     def accept(self, token: int) -> None:
         self._grammars.lib.llama_sampler_accept(self._sampler, token)

@@ -1,4 +1,4 @@
-"""Free text before a marker, compared with what the words say, byte by byte; and calls within it."""
+"""Free text before a marker, compared byte by byte with a plain definition; tool calls within free text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slm_core as slm
-from constraints.walking import VOCAB, takes, walk
+from constraints.walking import VOCAB, accepts, walk
 from scripted import CONTROLS, END, START
 from slm_core.constraints import (
     AfterThinking,
@@ -40,7 +40,7 @@ OPTIONS = ("yes", "yeah", "no<<ab", "é")
 
 
 def is_text(data: bytes) -> bool:
-    """Whether bytes may become UTF-8."""
+    """Whether the bytes are a prefix of valid UTF-8."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data)
     except UnicodeDecodeError:
@@ -48,10 +48,10 @@ def is_text(data: bytes) -> bool:
     return True
 
 
-def may_come(said: bytes, marker: bytes) -> tuple[bool, bool]:
-    """Whether a text may be begun so, and may end so, where ``marker`` comes before one of the options."""
-    before, found, after = said.partition(marker)
-    if not found:
+def may_begin_and_end(generated: bytes, marker: bytes) -> tuple[bool, bool]:
+    """Whether a text with one of the options after ``marker`` may begin with these bytes, and may end with them."""
+    before, separator, after = generated.partition(marker)
+    if not separator:
         return is_text(before), is_text(before) and before.decode("utf-8", "replace").encode() == before
     options = [option.encode() for option in OPTIONS]
     return is_text(before + b"a") and any(option.startswith(after) for option in options), after in options
@@ -59,26 +59,28 @@ def may_come(said: bytes, marker: bytes) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("marker", ["<<ab", "aab", "é", "\n"])
 @pytest.mark.parametrize("required", [False, True])
-def test_a_marker_however_it_is_reached(marker: str, required: bool) -> None:
+def test_markers_in_random_text(marker: str, required: bool) -> None:
     spec, draw, data = Triggered(Choice(OPTIONS), marker, required), random.Random(1), marker.encode()
     likely = [*data, *data, *b"yesno<ab", 0xC3, 0xA9, 0xF0, 0x9F]
     for _ in range(12):
-        rule, said = compile(spec, VOCAB), b""
+        rule, generated = compile(spec, VOCAB), b""
         for _ in range(25):
-            wanted = [may_come(said + bytes([byte]), data)[0] for byte in range(256)]
-            np.testing.assert_array_equal(rule.allowed[:256], wanted, err_msg=f"after {said!r}")
-            ends = may_come(said, data)[1] and (data in said or not required)
-            assert rule.is_complete == rule.allowed[END] == ends, f"after {said!r}"
-            assert rule.allowed[START] == (data not in said and is_text(said + b"a")), "control tokens are free"
+            expected = [may_begin_and_end(generated + bytes([byte]), data)[0] for byte in range(256)]
+            np.testing.assert_array_equal(rule.allowed[:256], expected, err_msg=f"after {generated!r}")
+            ends = may_begin_and_end(generated, data)[1] and (data in generated or not required)
+            assert rule.is_complete == rule.allowed[END] == ends, f"after {generated!r}"
+            assert rule.allowed[START] == (data not in generated and is_text(generated + b"a")), (
+                "control tokens are allowed in free text"
+            )
             choices = [byte for byte in likely if rule.allowed[byte]] or np.flatnonzero(rule.allowed[:256]).tolist()
             if not choices:
                 break
             byte = draw.choice(choices)
             rule.advance(byte)
-            said += bytes([byte])
+            generated += bytes([byte])
 
 
-def test_kept_masks_are_those_of_a_fresh_parser(vocab: Callable[[str], GgufVocab]) -> None:
+def test_cached_masks_equal_those_of_a_new_parser(vocab: Callable[[str], GgufVocab]) -> None:
     tokens, draw = vocab("gpt-2"), random.Random(2)
     texts = ["<tool_call", "<tool", "_call>", " < 3", "word", "\n", "é", "<", "🚀", "<tool_call><"]
     spec = Triggered(AnyJson(), "<tool_call>")
@@ -103,7 +105,7 @@ def test_a_marker_may_be_a_control_token() -> None:
     for token in (*b"hm ", START, *b"</think"):
         rule.advance(token)
     assert rule.allowed[ord("x")]
-    assert not rule.allowed[ord(">")], "the marker is not to be spelled in letters"
+    assert not rule.allowed[ord(">")], "the marker must not be spelled with letters"
     rule.advance(end)
     for byte in b"\n\n":
         rule.advance(byte)
@@ -183,27 +185,27 @@ TOOLS = [
 )
 def test_calls_of_each_format(form: CallFormat, right: list[str], wrong: list[str]) -> None:
     for text in right:
-        assert takes(ToolCalls(TOOLS, form), text), f"refused: {text}"
+        assert accepts(ToolCalls(TOOLS, form), text), f"refused: {text}"
         is_call = text.startswith(form.section[0] or form.begin or "{") and text[-1] in ">]}"
-        assert takes(ToolCalls(TOOLS, form, required=True), text) == is_call
+        assert accepts(ToolCalls(TOOLS, form, required=True), text) == is_call
         opening = form.section[0] or form.begin
         is_free = opening not in text if opening else not text.startswith(("{", "["))
-        assert takes(NoToolCalls(form), text) == is_free, f"without calls: {text}"
+        assert accepts(NoToolCalls(form), text) == is_free, f"without calls: {text}"
     for text in wrong:
-        assert not takes(ToolCalls(TOOLS, form), text), f"taken: {text}"
+        assert not accepts(ToolCalls(TOOLS, form), text), f"accepted: {text}"
 
 
-def test_calls_that_noise_makes_are_read_by_the_formatter_and_fit() -> None:
+def test_random_calls_are_parsed_by_the_formatter_and_valid() -> None:
     with slm.load(slm.demo_model_path(), backend="native") as model:
         formatter = model.formatter
         form, n_calls = formatter.call_format, 0
         for seed in range(60):
-            said = walk(ToolCalls(TOOLS, form, required=seed % 2 == 0), seed, likely=b'<tool_call>"}]/', n_steps=800)
-            if said is None:
+            text = walk(ToolCalls(TOOLS, form, required=seed % 2 == 0), seed, likely=b'<tool_call>"}]/', n_steps=800)
+            if text is None:
                 continue
-            message = formatter.parse(said.decode(), tools=[tool.get("function", tool) for tool in TOOLS])
-            assert not message.malformed_calls, said
-            assert bool(message.tool_calls) == (b"<tool_call>" in said)
+            message = formatter.parse(text.decode(), tools=[tool.get("function", tool) for tool in TOOLS])
+            assert not message.malformed_calls, text
+            assert bool(message.tool_calls) == (b"<tool_call>" in text)
             for call in message.tool_calls:
                 n_calls += 1
                 assert call.name in ("weather", "weather_now")
@@ -230,12 +232,12 @@ def test_calls_that_noise_makes_are_read_by_the_formatter_and_fit() -> None:
         (lambda: Choice(["\ud800"]), "unpaired surrogate"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(make: Callable[[], Spec], message: str) -> None:
+def test_a_contradictory_spec_is_refused(make: Callable[[], Spec], message: str) -> None:
     with pytest.raises(ConstraintError, match=message):
         make()
 
 
-def test_specs_go_through_json() -> None:
+def test_specs_survive_json() -> None:
     from slm_core.constraints import spec_from_dict
 
     calls, none = ToolCalls(TOOLS, MISTRAL_CALLS), NoToolCalls(MISTRAL_CALLS)

@@ -1,4 +1,4 @@
-"""GBNF: llama.cpp's grammars are read, and say what they say there, token by token."""
+"""GBNF: llama.cpp's grammars are read, and allow the same tokens as in llama.cpp."""
 
 # ruff: noqa: RUF001  (letters that look alike are among the characters)
 
@@ -36,14 +36,14 @@ AMBIGUOUS = {
 
 
 @cache
-def told_apart(vocab: GgufVocab) -> np.ndarray:
-    """The tokens that both read alike: llama.cpp takes control tokens for their spelling, and never allows a NUL."""
+def comparable_tokens(vocab: GgufVocab) -> np.ndarray:
+    """Mask of the tokens that can be compared: llama.cpp reads control tokens as text, and never allows a NUL."""
     data = [vocab.token_bytes(token) for token in range(vocab.size)]
     return np.array([bool(one) and one[0] not in (0, 0xFF) for one in data])
 
 
 def excused(data: bytes, allowed_here: bool) -> bool:
-    """Whether llama.cpp is known to be wrong: it allows bytes that are no UTF-8, and refuses many a half character."""
+    """Whether llama.cpp has a known bug: it allows bytes that are not UTF-8, and refuses some incomplete characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         decoder.decode(data)
@@ -52,45 +52,51 @@ def excused(data: bytes, allowed_here: bool) -> bool:
     return allowed_here and bool(decoder.getstate()[0])
 
 
-def compared(ours: GrammarConstraint, theirs: LlamaGrammar, vocab: GgufVocab) -> np.ndarray:
-    """Which tokens both allow, or a failure that names one that only one of them does."""
-    here, there = ours.allowed, theirs.allowed()
-    if ours.forced:
-        assert there[ours.forced[0]], f"{vocab.token_bytes(ours.forced[0])!r} is forced here, and refused there"
-        return here
-    told = told_apart(vocab).copy()
-    told[list(vocab.eog_ids)] = not vocab.decode(ours.tokens).endswith("\ufffd")  # there, a character may end half-way
-    said = b"".join(map(vocab.token_bytes, ours.tokens))
+def compared(constraint: GrammarConstraint, llama_grammar: LlamaGrammar, vocab: GgufVocab) -> np.ndarray:
+    """The mask of tokens that both allow; fails with a token that only one of them allows."""
+    allowed, allowed_by_llama = constraint.allowed, llama_grammar.allowed()
+    if constraint.forced:
+        assert allowed_by_llama[constraint.forced[0]], (
+            f"{vocab.token_bytes(constraint.forced[0])!r} is forced here, and refused by llama.cpp"
+        )
+        return allowed
+    comparable = comparable_tokens(vocab).copy()
+    comparable[list(vocab.eog_ids)] = not vocab.decode(constraint.tokens).endswith(
+        "\ufffd"
+    )  # llama.cpp allows an incomplete last character
+    generated = b"".join(map(vocab.token_bytes, constraint.tokens))
     wrong = [
-        t for t in np.flatnonzero((here != there) & told).tolist() if not excused(said + vocab.token_bytes(t), here[t])
+        t
+        for t in np.flatnonzero((allowed != allowed_by_llama) & comparable).tolist()
+        if not excused(generated + vocab.token_bytes(t), allowed[t])
     ]
     assert not wrong, (
-        f"after {said!r}, {vocab.token_bytes(wrong[0])!r} is {'allowed' if here[wrong[0]] else 'refused'} here only"
-        f" ({len(wrong)} tokens differ)"
+        f"after {generated!r}, {vocab.token_bytes(wrong[0])!r} is {'allowed' if allowed[wrong[0]] else 'refused'} here"
+        f" only ({len(wrong)} tokens differ)"
     )
-    return here & told
+    return allowed & comparable
 
 
 def walk(grammar: str, vocab: GgufVocab, llama: LlamaGrammars, seed: int, n_steps: int) -> None:
-    ours, theirs = compile(Gbnf(grammar), vocab), llama.begin(grammar)
-    assert theirs is not None, "llama.cpp refuses the grammar"
+    constraint, llama_grammar = compile(Gbnf(grammar), vocab), llama.begin(grammar)
+    assert llama_grammar is not None, "llama.cpp refuses the grammar"
     draw = random.Random(seed)
     for _ in range(n_steps):
-        tokens = np.flatnonzero(compared(ours, theirs, vocab))
-        # Half of the time a token of one byte, so that tokens end in the middle of things.
+        tokens = np.flatnonzero(compared(constraint, llama_grammar, vocab))
+        # Half of the tokens have one byte, so that tokens end inside characters and words.
         short = [t for t in draw.choices(tokens, k=40) if len(vocab.token_bytes(int(t))) <= 1]
         token = int(draw.choice(short)) if short and draw.random() < 0.5 else int(draw.choice(tokens))
         if token in vocab.eog_ids:
-            assert ours.is_complete
+            assert constraint.is_complete
             break
-        ours.advance(token)
-        theirs.accept(token)
-    theirs.close()
+        constraint.advance(token)
+        llama_grammar.accept(token)
+    llama_grammar.close()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("tokens", ["gpt-2", "llama-spm"])
-def test_published_grammars_as_llama_cpp(
+def test_published_grammars_allow_the_same_tokens_as_llama_cpp(
     name: str,
     tokens: str,
     shared_dir: Path,
@@ -103,7 +109,7 @@ def test_published_grammars_as_llama_cpp(
 
 
 @pytest.mark.parametrize("grammar", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_ambiguous_grammars_as_llama_cpp(
+def test_ambiguous_grammars_allow_the_same_tokens_as_llama_cpp(
     grammar: str, vocab: Callable[[str], GgufVocab], llama_grammars: Callable[[str], LlamaGrammars]
 ) -> None:
     for seed in range(4):
@@ -130,7 +136,7 @@ def test_ambiguous_grammars_as_llama_cpp(
         ("root ::= root", (None, None), "allows nothing"),
     ],
 )
-def test_what_is_no_grammar_is_refused_with_its_place(
+def test_an_invalid_grammar_is_refused_with_its_position(
     grammar: str, place: tuple[int | None, int | None], message: str
 ) -> None:
     with pytest.raises(ConstraintError, match=message) as caught:
@@ -139,10 +145,10 @@ def test_what_is_no_grammar_is_refused_with_its_place(
     assert "\n" not in str(caught.value)
 
 
-def test_llama_cpp_refuses_and_takes_the_same_mutants(
+def test_llama_cpp_refuses_and_accepts_the_same_mutants(
     shared_dir: Path, llama_grammars: Callable[[str], LlamaGrammars]
 ) -> None:
-    """Grammars with one character taken out, doubled or exchanged."""
+    """Grammars with one character removed, doubled or replaced."""
     llama, draw = llama_grammars("gpt-2"), random.Random(3)
     texts = [(shared_dir / "oracles" / "grammars" / f"{name}.gbnf").read_text() for name in ("json", "chess", "list")]
     n_refused = 0
@@ -150,25 +156,27 @@ def test_llama_cpp_refuses_and_takes_the_same_mutants(
         text = draw.choice(texts)
         i = draw.randrange(len(text))
         mutant = text[:i] + draw.choice(["", text[i] * 2, draw.choice(text)]) + text[i + 1 :]
-        theirs = llama.begin(mutant)
+        llama_grammar = llama.begin(mutant)
         reason = ""
         try:
             compile(Gbnf(mutant), ByteVocab())
         except ConstraintError as error:
             reason = str(error)
-        n_refused += theirs is None
-        # A range that is upside down, an empty class or a second definition is silently something else there.
+        n_refused += llama_grammar is None
+        # llama.cpp silently accepts a reversed range, an empty class and a second definition, with another meaning.
         stricter = any(
             word in reason for word in ("before it begins", "no characters", "defined twice", "allows nothing")
         )
-        assert (theirs is None) == bool(reason) or (theirs is not None and stricter), f"{mutant!r}: {reason or 'taken'}"
-        if theirs is not None:
-            theirs.close()
+        assert (llama_grammar is None) == bool(reason) or (llama_grammar is not None and stricter), (
+            f"{mutant!r}: {reason or 'accepted'}"
+        )
+        if llama_grammar is not None:
+            llama_grammar.close()
     assert n_refused > 30
 
 
 def chain(n: int, rule: str) -> str:
-    """Rules that refer each to the next: ``next`` in ``rule`` stands for that."""
+    """``n`` rules that each refer to the next rule by the word ``next`` in ``rule``."""
     return (
         "root ::= r0\n"
         + "\n".join(f"r{i} ::= {rule}".replace("next", f"r{i + 1}") for i in range(n))
@@ -190,14 +198,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("grammar", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_grammar_is_bounded(grammar: str) -> None:
-    """Compiled or refused, within seconds; run in this process, so that a crash would be seen."""
+    """Compiled or refused within seconds, in this process, so that a crash fails the test."""
     started = time.monotonic()
     with contextlib.suppress(ConstraintError):
         _ = compile(Gbnf(grammar), ByteVocab()).allowed
-    assert time.monotonic() - started < 20, "several times what it takes on a machine with two busy cores"
+    assert time.monotonic() - started < 20, "the bound is several times the time on two busy cores"
 
 
-def test_the_root_can_be_chosen_and_limits_count() -> None:
+def test_the_root_rule_and_limits_are_options() -> None:
     assert compile(Gbnf('a ::= "x" | "y" b\nb ::= "z"', root="b"), ByteVocab()).forced == tuple(b"z")
     with pytest.raises(ConstraintError, match="2 rules"):
         compile(Gbnf('a ::= "x"\nroot ::= a'), ByteVocab(), limits=Limits(rules=1))

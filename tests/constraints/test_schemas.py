@@ -1,4 +1,4 @@
-"""JSON schemas: random ones, whose answers jsonschema validates; refused ones; hostile ones."""
+"""JSON schemas: random schemas, whose answers jsonschema validates, refused schemas and hostile schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import slm_core as slm
-from constraints.walking import VOCAB, takes, walk
+from constraints.walking import VOCAB, accepts, walk
 from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.constraints import JsonSchema, compile  # noqa: A004
 from slm_core.errors import ConstraintError
@@ -57,7 +57,7 @@ def with_type(name: str, **keywords: st.SearchStrategy[object]) -> st.SearchStra
 
 
 def schemas(depth: int) -> st.SearchStrategy[object]:
-    """Schemas of all keywords that are enforced, many of them at odds with themselves."""
+    """Schemas with all enforced keywords, many of them contradictory."""
     bound = st.integers(-50, 50) | st.floats(-5, 5).map(lambda x: round(x, 2))
     bounds = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), bound)
     count = st.integers(0, 3)
@@ -98,12 +98,12 @@ ROOTS = schemas(2).map(
 
 
 def check(schema: dict[str, object], text: str) -> None:
-    """Fail where a text is no JSON, or does not fit."""
+    """Fail if a text is not JSON or not valid."""
     checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     error = next(checker.iter_errors(json.loads(text)), None)
     if error is not None and error.validator == "format" and "0000-" in error.message:
         return  # RFC 3339 has a year 0, and datetime has none
-    assert error is None, f"{text} was said under {json.dumps(schema)}: {error.message}"
+    assert error is None, f"{text} was generated under {json.dumps(schema)}: {error.message}"
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
         yield model
 
 
-def test_what_a_random_model_says_under_random_schemas_validates(tiny: LoadedModel) -> None:
-    """Every finished answer; the model is told to prefer what closes, so that most are finished."""
+def test_answers_of_a_random_model_under_random_schemas_validate(tiny: LoadedModel) -> None:
+    """Every finished answer is valid; a bias towards closing tokens makes most answers finish."""
     counts = dict.fromkeys(("finished", "unfinished", "refused"), 0)
     closing = [i for i in range(tiny.vocab.size) if tiny.vocab.token_bytes(i) in (b'"', b"}", b"]", b":", b",", b"0")]
     bias = dict.fromkeys([*closing, *tiny.vocab.eog_ids], 4.0)
@@ -142,25 +142,25 @@ def test_what_a_random_model_says_under_random_schemas_validates(tiny: LoadedMod
     assert counts["finished"] > N_SCHEMAS // 2, f"of {N_SCHEMAS} schemas: {counts}"
 
 
-def test_noise_under_random_schemas_validates() -> None:
-    """The same with white space, byte by byte, three times for each schema."""
+def test_random_bytes_under_random_schemas_validate() -> None:
+    """Random bytes with white space, three times for each schema."""
 
     @SMALL
     @given(ROOTS)
     def play(schema: dict[str, object]) -> None:
         for seed in range(3):
             try:
-                said = walk(JsonSchema(schema), seed, likely=b'"}],:')
+                answer = walk(JsonSchema(schema), seed, likely=b'"}],:')
             except ConstraintError:
                 return
-            if said is not None:
-                check(schema, said.decode())
+            if answer is not None:
+                check(schema, answer.decode())
 
     play()
 
 
-def test_what_fits_is_taken() -> None:
-    """Whatever jsonschema validates, where the spelling and the order of members are not at issue."""
+def test_valid_values_are_accepted() -> None:
+    """Values that jsonschema validates are accepted, in the supported notation and order of members."""
     counts = {"taken": 0}
 
     @settings(SMALL, max_examples=500)
@@ -170,22 +170,22 @@ def test_what_fits_is_taken() -> None:
         schema = json.loads(json.dumps(schema).replace('{"$ref": "#/$defs/shared"}', "{}"))
         fits = jsonschema.Draft202012Validator(schema).is_valid(value)
         text = json.dumps(value, ensure_ascii=False)
-        # Not said, on purpose: some ways to write numbers, control characters, members in any order.
+        # Unsupported on purpose: some notations of numbers, control characters, members in any order.
         unsaid = any(word in text for word in ("e", "-0", ".0", "\\u", "{", "\x7f")) or "format" in str(schema)
         if unsaid or not fits:
             return
         try:
-            assert takes(JsonSchema(schema), text), f"{text} is refused under {json.dumps(schema)}"
+            assert accepts(JsonSchema(schema), text), f"{text} is refused under {json.dumps(schema)}"
         except ConstraintError:
             return
         counts["taken"] += 1
 
     play()
-    assert counts["taken"] > 20, counts  # the draws differ a little between versions of hypothesis
+    assert counts["taken"] > 20, counts  # the examples differ between versions of hypothesis
 
 
 @pytest.mark.parametrize("kind", ["number", "integer"])
-def test_bounds_are_exact_as_decimals(kind: str) -> None:
+def test_bounds_are_exact_decimals(kind: str) -> None:
     @settings(SMALL, max_examples=200)
     @given(st.data())
     def play(data: st.DataObject) -> None:
@@ -197,7 +197,7 @@ def test_bounds_are_exact_as_decimals(kind: str) -> None:
             data.draw(st.sampled_from(["0", "0.1", "-0.01", "1", "-1"]))
         )
         try:
-            taken = takes(JsonSchema(schema), str(number))
+            taken = accepts(JsonSchema(schema), str(number))
         except ConstraintError:
             return
         if taken:
@@ -230,30 +230,30 @@ def test_bounds_are_exact_as_decimals(kind: str) -> None:
         ({"const": {1, 2}}, "no JSON"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(schema: object, message: str) -> None:
+def test_schemas_that_cannot_be_enforced_are_refused(schema: object, message: str) -> None:
     with pytest.raises(ConstraintError, match=message) as caught:
         compile(JsonSchema(schema), VOCAB)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
 
 
-def test_a_schema_may_be_text_and_a_model() -> None:
+def test_a_schema_may_be_text_or_a_pydantic_model() -> None:
     class Point(BaseModel):
         x: int
         y: int = 0
 
     assert JsonSchema(Point) == JsonSchema(Point.model_json_schema())
-    assert takes(JsonSchema(Point), '{"x": 1, "y": 2}')
-    assert takes(JsonSchema('{"type": "null"}'), "null")
+    assert accepts(JsonSchema(Point), '{"x": 1, "y": 2}')
+    assert accepts(JsonSchema('{"type": "null"}'), "null")
     with pytest.raises(ConstraintError) as caught:
         JsonSchema('{\n  "type" "null"}')
     assert (caught.value.line, caught.value.column) == (2, 10)
 
 
-def test_a_name_cannot_be_hidden_in_escapes() -> None:
+def test_a_name_cannot_be_hidden_by_escapes() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    assert takes(JsonSchema(schema), '{"b": "x"}')
-    assert not takes(JsonSchema(schema), r'{"b": 1, "\u0061": "x"}')
+    assert accepts(JsonSchema(schema), '{"b": "x"}')
+    assert not accepts(JsonSchema(schema), r'{"b": 1, "\u0061": "x"}')
 
 
 def chain(n: int, **rest: object) -> dict[str, object]:
@@ -286,7 +286,7 @@ HOSTILE: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_bounded(name: str) -> None:
-    """Compiled and begun, or refused, within seconds; in this process, so that a crash would be seen."""
+    """Compiled and started, or refused, within seconds, in this process, so that a crash fails the test."""
     started = time.monotonic()
     try:
         rule = compile(JsonSchema(HOSTILE[name]()), VOCAB)
@@ -295,5 +295,5 @@ def test_a_hostile_schema_is_bounded(name: str) -> None:
     except ConstraintError as error:
         assert "\n" not in str(error)
     except slm.SlmError as error:
-        assert "not complete" in str(error), "the end is the last token, and may be all that is allowed"
-    assert time.monotonic() - started < 20, "several times what it takes on a machine with two busy cores"
+        assert "not complete" in str(error), "only the last token, EOG, may be allowed"
+    assert time.monotonic() - started < 20, "the bound is several times the time on two busy cores"

@@ -1,4 +1,4 @@
-"""Constraints in sessions: answers that fit, pauses, copies and dumps in mid-grammar."""
+"""Constraints in sessions: valid answers; pauses, copies and dumps within a grammar."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def begin(**options: object) -> Session:
     ],
     ids=lambda value: value.kind if isinstance(value, Spec) else "",
 )
-def test_noise_says_what_fits(spec: Spec, fits: object) -> None:
-    """The logits are noise: without the constraint, none of this would be said."""
+def test_answers_of_random_logits_fit(spec: Spec, fits: object) -> None:
+    """The logits are noise: without the constraint, no answer would fit."""
     for seed in range(5):
         answer = begin().generate(Sampling(temperature=1.0, seed=seed, max_tokens=400), constraint=spec).run()
         assert answer.finish_reason in (FinishReason.CONSTRAINT, FinishReason.STOP)
         assert fits(answer.text), f"{answer.text!r} does not fit {spec}"
 
 
-def test_what_is_forced_is_not_drawn() -> None:
+def test_forced_tokens_are_not_sampled() -> None:
     answer = begin().generate(WARM, constraint=Regex("abc[xy]defgh")).run()
     assert answer.text in ("abcxdefgh", "abcydefgh")
     context = begin().context
@@ -62,18 +62,18 @@ def test_what_is_forced_is_not_drawn() -> None:
     batches: list[int] = []
     context.on_decode = lambda: batches.append(1)
     session.generate(WARM, constraint=Regex("abc[xy]defgh")).run()
-    assert len(batches) == 3, "the prompt; abc; and what was drawn with defgh"
+    assert len(batches) == 3, "the prompt; abc; the sampled token with defgh"
     assert context.n_decoded - n_before == 10
 
 
-def test_a_constraint_that_is_handed_over_stays_where_it_is() -> None:
+def test_the_callers_constraint_does_not_advance() -> None:
     rule = compile(Choice(["one"]), ByteVocab())
     for _ in range(2):
         assert begin().generate(WARM, constraint=rule).run().text == "one"
     assert rule.tokens == ()
 
 
-def test_an_end_that_is_too_early_is_refused_and_changes_nothing() -> None:
+def test_an_early_eog_is_refused_and_changes_nothing() -> None:
     session = begin(script=lambda history: None)
 
     class Ends:
@@ -90,8 +90,8 @@ def test_an_end_that_is_too_early_is_refused_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("n_steps", [0, 1, 3, 12, 25])
-def test_a_dump_in_mid_grammar_goes_on_as_if_there_had_been_none(n_steps: int) -> None:
-    spec = Triggered(JsonSchema(PERSON), "{")  # noise says this soon
+def test_a_dump_within_a_grammar_continues_with_the_same_tokens(n_steps: int) -> None:
+    spec = Triggered(JsonSchema(PERSON), "{")  # random tokens contain this soon
     whole = begin().generate(WARM, constraint=spec).run()
     session = begin()
     steps = iter(range(n_steps))
@@ -107,7 +107,7 @@ def test_a_dump_in_mid_grammar_goes_on_as_if_there_had_been_none(n_steps: int) -
     assert twin.generate(stopping_criteria=[]).run().tokens == whole.tokens
 
 
-def test_a_dump_whose_constraint_is_elsewhere_is_refused() -> None:
+def test_a_dump_with_another_constraint_is_refused() -> None:
     def paused(spec: Spec) -> Session:
         session = begin()
         for _ in session.generate(WARM, constraint=spec, stopping_criteria=[lambda e, d: StoppingAction.PAUSE]):
@@ -120,7 +120,7 @@ def test_a_dump_whose_constraint_is_elsewhere_is_refused() -> None:
         Session.restore(ScriptedContext(), ByteVocab(), session.dump())
 
 
-def test_a_constraint_of_ones_own_works_but_is_not_dumped() -> None:
+def test_a_custom_constraint_works_but_cannot_be_dumped() -> None:
     class OnlyVowels:
         is_complete = True
 
@@ -143,13 +143,13 @@ def test_a_constraint_of_ones_own_works_but_is_not_dumped() -> None:
         session.dump()
 
 
-def test_beams_keep_to_it() -> None:
+def test_beams_obey_the_constraint() -> None:
     from slm_core.generation import Beams
 
     answer = begin().beam_search(Beams(width=3, max_tokens=60), constraint=Choice(["left", "right", "up"]))
     assert {hypothesis.text for hypothesis in answer.hypotheses} <= {"left", "right", "up"}
 
 
-def test_specs_are_values() -> None:
+def test_specs_compare_by_value() -> None:
     assert JsonSchema(PERSON) == JsonSchema(json.dumps(PERSON))
     assert len({AnyJson(), AnyJson(), Gbnf('root ::= "a"'), Choice(["a"]), Choice(("a",))}) == 3

@@ -1,4 +1,4 @@
-"""The context base over an engine that remembers what each cell saw: edits, room, dumps, and harmless errors."""
+"""The context base over an engine whose KV cells remember what they attended to: edits, room, dumps and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALL = frozenset({Capability.SHARED_FORK, Capability.KV_PAYLOAD})
 
 
 class Engine(ContextBase):
-    """Each cell is [token, a hash of the cells it saw]; a cut moves cells as they are. It can be told to fail."""
+    """Each KV cell is [token, hash of the cells before it]; a cut moves cells unchanged. Calls can be made to fail."""
 
     def __init__(self, n_ctx=64, n_seq_max=3, n_batch=16, *, level=EditLevel.CUT, able=ALL, payload_format="json-1"):
         super().__init__(
@@ -61,10 +61,12 @@ class Engine(ContextBase):
     def _engine_decode(self, batch):
         self._call_engine("decode")
         rows = []
-        for token, seq_id, wanted in zip(batch.tokens.tolist(), batch.seq_ids.tolist(), batch.logits_mask, strict=True):
+        for token, seq_id, is_output in zip(
+            batch.tokens.tolist(), batch.seq_ids.tolist(), batch.logits_mask, strict=True
+        ):
             cells = self.cells[seq_id]
             cells.append([token, zlib.crc32(str(cells).encode())])
-            if wanted:
+            if is_output:
                 rows.append(cells[-1][1] % 997 + np.arange(N_VOCAB))
         return np.array(rows, np.float32).reshape(-1, N_VOCAB)
 
@@ -117,14 +119,14 @@ def state(context):
 
 
 @contextlib.contextmanager
-def refused(context, error, match=None):
+def assert_refused(context, error, match=None):
     before = state(context)
     with pytest.raises(error, match=match):
         yield
     assert state(context) == before
 
 
-def do_something(rng, context, seq_id):
+def random_call(rng, context, seq_id):
     length = context.length(seq_id)
     start, end = sorted((rng.randint(0, length), rng.randint(0, length)))
     call = rng.choices(["feed", "truncate", "cut", "fork", "restore", "drop"], [10, 3, 5, 3, 2, 1])[0]
@@ -147,14 +149,14 @@ def edits(context, seq_id):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_calls_keep_engine_ledger_and_replay_in_step(seed):
-    """An engine without payloads, and of smaller batches, gets to the same cells by replaying every dump."""
+def test_engine_ledger_and_replay_agree_after_random_calls(seed):
+    """An engine without payloads and with smaller batches reaches the same cells by replaying every dump."""
     rng = random.Random(seed)
     context, other = Engine(), Engine(200, 1, 5, able=frozenset({Capability.SHARED_FORK}))
     for _ in range(40):
         seq_id, before = rng.randrange(3), state(context)
         try:
-            do_something(rng, context, seq_id)
+            random_call(rng, context, seq_id)
         except (ContextFull, InvalidSequence):
             assert state(context) == before
         for cells, tokens in zip(context.cells, state(context)[0], strict=True):
@@ -174,17 +176,17 @@ def test_random_calls_keep_engine_ledger_and_replay_in_step(seed):
         lambda c: c.cut(Pos(0, 1), Pos(0, 3)),
     ],
 )
-def test_an_engine_that_fails_leaves_the_books_as_they_were(call):
+def test_a_failing_engine_leaves_the_ledger_unchanged(call):
     context = Engine()
     feed(context, [1, 2, 3, 4, 5])
     context.fails = True
-    with refused(context, DecodeFailed):
+    with assert_refused(context, DecodeFailed):
         call(context)
     context.fails = False
     call(context)
 
 
-def test_what_is_checked_never_reaches_the_engine():
+def test_invalid_calls_do_not_reach_the_engine():
     context = Engine(16, 2, 8)
     feed(context, [1, 2, 3, 4, 5])
     context.calls.clear()
@@ -196,7 +198,7 @@ def test_what_is_checked_never_reaches_the_engine():
     ):
         batch = context.new_batch()
         batch.extend(tokens, pos)
-        with refused(context, error):
+        with assert_refused(context, error):
             context.decode(batch)
     for error, call in (
         (InvalidPosition, lambda: context.truncate(Pos(0, 6))),
@@ -212,7 +214,7 @@ def test_what_is_checked_never_reaches_the_engine():
         (InvalidSequence, lambda: context.dump(2)),
         (InvalidOption, lambda: context.new_batch(9)),
     ):
-        with refused(context, error):
+        with assert_refused(context, error):
             call()
     assert context.calls == []
 
@@ -238,62 +240,62 @@ def test_a_cut_at_the_tail_is_a_truncate():
     assert SequenceSnapshot.from_bytes(context.dump(0)).edits == ()
 
 
-def test_a_full_context_says_what_is_needed_and_what_is_free():
+def test_a_full_context_reports_needed_and_free_positions():
     context = Engine(10, 2, 8)
     feed(context, [1] * 7)
-    with refused(context, ContextFull, match="4 positions needed, 3 free") as _:
+    with assert_refused(context, ContextFull, match="4 positions needed, 3 free") as _:
         feed(context, [1] * 4)
     batch = Engine(n_batch=9).new_batch()
     batch.extend([1] * 9, Pos(0, 7))
-    with refused(context, BatchFull, match="n_batch is 8"):
+    with assert_refused(context, BatchFull, match="n_batch is 8"):
         context.decode(batch)
 
 
 def test_forks_without_shared_storage_need_room():
     context = Engine(10, 3, 8, able=frozenset())
     feed(context, [1] * 6)
-    with refused(context, ContextFull, match="6 positions needed, 4 free"):
+    with assert_refused(context, ContextFull, match="6 positions needed, 4 free"):
         context.fork(0, 1)
     context.fork(0, 1, 4)
     assert context.n_free == 0
 
 
-def test_a_cut_of_shared_storage_needs_room_for_what_moves():
+def test_a_cut_of_shared_storage_needs_room_for_the_moved_tokens():
     context = Engine(12, 2, 16)
     feed(context, [1] * 10)
     context.fork(0, 1)
-    with refused(context, ContextFull, match="7 positions needed, 2 free"):
+    with assert_refused(context, ContextFull, match="7 positions needed, 2 free"):
         context.cut(Pos(1, 1), Pos(1, 3))
-    assert context.cut(Pos(1, 1), Pos(1, 8)) == Pos(1, 3)  # two move
+    assert context.cut(Pos(1, 1), Pos(1, 8)) == Pos(1, 3)  # two tokens move
     assert context.n_free == 0
 
 
-def test_a_restore_needs_room_to_bring_back_what_was_there():
+def test_a_restore_needs_room_to_undo_itself():
     context, small = Engine(12, 2, 16), Engine()
     feed(context, [1] * 10)
     context.fork(0, 1)
     feed(small, [2, 2])
-    with refused(context, ContextFull, match="10 positions needed, 2 free"):
+    with assert_refused(context, ContextFull, match="10 positions needed, 2 free"):
         context.restore(1, small.dump(0))
 
 
 @pytest.mark.parametrize("level", [EditLevel.REPLAY, EditLevel.TRUNCATE])
-def test_calls_above_the_level_are_refused(level):
+def test_calls_above_the_edit_level_are_refused(level):
     context = Engine(level=level)
     feed(context, [1, 2, 3])
-    with refused(context, UnsupportedEdit, match=f"cannot cut .its edit level is {level.name}"):
+    with assert_refused(context, UnsupportedEdit, match=f"cannot cut .its edit level is {level.name}"):
         context.cut(Pos(0, 0), Pos(0, 0))
     if level is EditLevel.REPLAY:
-        with refused(context, UnsupportedEdit, match="drop the sequence"):
+        with assert_refused(context, UnsupportedEdit, match="drop the sequence"):
             context.truncate(Pos(0, 3))
     edited = Engine(payload_format="other")
     feed(edited, [1, 2, 3, 4])
     edited.cut(Pos(0, 1), Pos(0, 2))
-    with refused(context, UnsupportedEdit):
+    with assert_refused(context, UnsupportedEdit):
         context.restore(1, edited.dump(0))
 
 
-def test_a_payload_is_used_where_it_fits_and_only_there():
+def test_only_a_matching_payload_is_loaded():
     source = Engine()
     feed(source, [1, 2, 3, 4])
     source.cut(Pos(0, 1), Pos(0, 2))
@@ -309,7 +311,7 @@ def test_a_payload_is_used_where_it_fits_and_only_there():
         assert target.cells[0] == source.cells[0]
 
 
-def test_a_dump_without_payload_is_replayed_where_payloads_are_known():
+def test_a_dump_without_payload_is_replayed_by_an_engine_with_payloads():
     source, target = Engine(able=frozenset()), Engine()
     feed(source, [1, 2, 3])
     target.restore(1, source.dump(0))
@@ -317,7 +319,7 @@ def test_a_dump_without_payload_is_replayed_where_payloads_are_known():
 
 
 @pytest.mark.parametrize("able", [ALL, frozenset()])
-def test_a_restore_that_fails_brings_back_what_was_there(able):
+def test_a_failed_restore_brings_back_the_old_sequence(able):
     context = Engine(able=able)
     feed(context, [1, 2, 3])
     context.fork(0, 1)
@@ -334,7 +336,7 @@ def test_a_restore_that_fails_brings_back_what_was_there(able):
     assert context.tokens(1) == tuple(token for token, _ in before)
 
 
-def test_dumps_that_are_refused_before_anything_moves():
+def test_invalid_dumps_are_refused_before_any_change():
     context = Engine(12, 2, 8)
     feed(context, [1, 2, 3])
     context.calls.clear()
@@ -348,24 +350,24 @@ def test_dumps_that_are_refused_before_anything_moves():
         (InvalidSnapshot, b"nothing of the kind"),
         (ContextFull, small.dump(0)),
     ):
-        with refused(context, error):
+        with assert_refused(context, error):
             context.restore(1, data)
     assert "import" not in context.calls
     assert "decode" not in context.calls
 
 
 def test_a_dump_whose_replay_needs_more_room_than_its_tokens():
-    """Two tokens are left of a history that held eleven: replaying it takes eleven positions on the way."""
+    """Two tokens remain of a history of eleven: its replay needs eleven positions at its peak."""
     source = Engine(payload_format="other")
     feed(source, [1] * 11)
     source.cut(Pos(0, 1), Pos(0, 10))
-    with refused(context := Engine(10, 1, 8), ContextFull, match="11 positions needed, 10 free"):
+    with assert_refused(context := Engine(10, 1, 8), ContextFull, match="11 positions needed, 10 free"):
         context.restore(0, source.dump(0))
     Engine(11, 1, 8).restore(0, source.dump(0))
 
 
 class Blocking(Engine):
-    """Its decode waits until it is told to go on."""
+    """Its decode blocks until the test releases it."""
 
     def __init__(self):
         super().__init__()
@@ -377,7 +379,7 @@ class Blocking(Engine):
         return super()._engine_decode(batch)
 
 
-def test_a_second_thread_is_refused_whatever_it_calls():
+def test_every_call_of_a_second_thread_is_refused():
     context = Blocking()
     data = Engine().dump(0)
     thread = threading.Thread(target=feed, args=(context, [1, 2]))
@@ -402,7 +404,7 @@ def test_a_second_thread_is_refused_whatever_it_calls():
     assert context.tokens(0) == (1, 2)
 
 
-def test_after_close():
+def test_calls_after_close_are_refused():
     context = Engine()
     feed(context, [1])
     data, batch = context.dump(0), context.new_batch()
@@ -429,63 +431,63 @@ def test_after_close():
 
 @pytest.mark.parametrize("name", ["n_ctx", "n_seq_max", "n_batch"])
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
-def test_sizes_that_no_context_can_have(name, size):
+def test_impossible_sizes_are_refused(name, size):
     with pytest.raises(InvalidOption, match=name):
         Engine(**{name: size})
 
 
-def test_what_is_declared_can_be_read():
+def test_declared_properties_can_be_read():
     context = Engine(20, 2, 4, level=EditLevel.TRUNCATE, able=frozenset({Capability.SHARED_FORK}))
     assert (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free) == (20, 2, 4, 20)
     assert context.edit_level is EditLevel.TRUNCATE
     assert context.capabilities == {Capability.SHARED_FORK}
 
 
-def test_rows_are_refused_where_they_are_not_declared():
+def test_embedding_rows_without_the_capability_are_refused():
     context, batch = Engine(), TokenBatch(4)
     batch.add(3, Pos(0, 0))
     batch.add_embeddings(np.ones((2, 5), np.float32), Pos(0, 1))
-    with refused(context, UnsupportedInput, match="takes no embedding rows for this model"):
+    with assert_refused(context, UnsupportedInput, match="takes no embedding rows for this model"):
         context.decode(batch)
     rows = np.ones((1, 5), np.float32)
     dump = SequenceSnapshot("engine", "json-1", "f", np.array([3, EMBEDDED], np.int32), (), b"[]", rows).to_bytes()
-    with refused(context, SnapshotMismatch, match="holds 1 embedding rows"):
+    with assert_refused(context, SnapshotMismatch, match="holds 1 embedding rows"):
         context.restore(0, dump)
 
 
-def test_an_id_for_a_row_without_one_is_refused():
-    """A batch of somebody else's may say anything."""
+def test_the_id_of_an_embedding_row_without_a_row_is_refused():
+    """A batch of another implementation may contain any ids."""
     context, batch = Engine(able=ALL | {Capability.EMBEDDING_INPUT}), TokenBatch(4)
     batch.extend([3, 4], Pos(0, 0))
     batch._tokens[1] = EMBEDDED
-    with refused(context, InvalidToken, match="token -1 of sequence 0 is outside"):
+    with assert_refused(context, InvalidToken, match="token -1 of sequence 0 is outside"):
         context.decode(batch)
 
 
 class Encoder(Engine):
-    """Gives hidden states, and would give logits if it were asked."""
+    """Returns hidden states, and would return logits, too."""
 
     def _engine_embed(self, batch):
         self.calls.append("embed")
         return np.zeros((int(batch.logits_mask.sum()), 5), np.float32)
 
 
-def test_an_encoder_keeps_nothing_and_has_no_logits():
+def test_an_encoder_stores_nothing_and_has_no_logits():
     context, batch = Encoder(able=frozenset({Capability.ENCODER, Capability.EMBEDDINGS})), TokenBatch(4)
     batch.extend([3, 4], Pos(0, 0), logits="all")
-    with refused(context, UnsupportedOutput, match="is an encoder"):
+    with assert_refused(context, UnsupportedOutput, match="is an encoder"):
         context.decode(batch)
     assert context.embed(batch).shape == (2, 5)
     assert (context.calls, context.tokens(0), context.n_free) == (["embed"], (), 64)
     dump = Engine()
     feed(dump, [1, 2])
-    with refused(context, InvalidSnapshot, match="an encoder keeps none"):
+    with assert_refused(context, InvalidSnapshot, match="an encoder keeps none"):
         context.restore(0, dump.dump(0))
 
 
 @pytest.mark.parametrize("end", range(1, 8))
-def test_what_lies_in_a_span_is_kept_whole(end):
-    """Two spans of three side by side, between a token and a token: 0 [1 2 3] [4 5 6] 7."""
+def test_bidirectional_blocks_stay_whole(end):
+    """Two adjacent blocks of three tokens between two single tokens: 0 [1 2 3] [4 5 6] 7."""
     context, batch = Engine(able=ALL | {Capability.BIDIRECTIONAL_BLOCKS}), TokenBatch(8)
     batch.extend([1], Pos(0, 0))
     for first in (1, 4):
@@ -497,7 +499,7 @@ def test_what_lies_in_a_span_is_kept_whole(end):
     inside = end in (2, 3, 5, 6)
     for call in (context.truncate, lambda pos: context.fork(0, 1, pos.index), lambda pos: context.cut(pos, Pos(0, 8))):
         if inside:
-            with refused(
+            with assert_refused(
                 context, InvalidPosition, match=rf"position {end} .*accepted: {begin}, where the block begins"
             ):
                 call(Pos(0, end))
@@ -506,7 +508,7 @@ def test_what_lies_in_a_span_is_kept_whole(end):
         assert context.tokens(0) == (1, 5, 6, 7, 5, 6, 7, 8)[:end]
 
 
-def test_a_failure_names_its_sequence():
+def test_an_error_names_its_sequence():
     context = Engine()
     feed(context, range(9))
     feed(context, range(4), seq_id=1)

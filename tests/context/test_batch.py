@@ -1,4 +1,4 @@
-"""The batch against plain lists, and what it refuses."""
+"""The batch compared with plain lists, and the inputs that it refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(batch: TokenBatch) -> list[tuple[int, int, int, bool]]:
 
 
 @given(RUNS, st.integers(1, 30), st.booleans())
-def test_runs_are_what_a_list_of_rows_would_hold(runs, capacity, as_array):
+def test_runs_equal_lists_of_rows(runs, capacity, as_array):
     batch, expected = TokenBatch(capacity), []
     for tokens, seq_id, first, logits in runs:
         new = [(t, seq_id, first + i, logits == "all") for i, t in enumerate(tokens)]
@@ -59,7 +59,7 @@ def test_add_is_a_run_of_one():
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.uint64])
-def test_any_integer_array_goes_in(dtype):
+def test_integer_arrays_of_any_dtype_are_accepted(dtype):
     batch = TokenBatch(3)
     batch.extend(np.array([1, 2, 3], dtype), Pos(0, 0))
     assert batch.tokens.tolist() == [1, 2, 3]
@@ -71,7 +71,7 @@ def test_any_integer_array_goes_in(dtype):
     [[-1], [0, 2**31], [2**63], [1.0], ["a"], [[1, 2]], [True], np.array([0.5]), np.array(3), np.empty((0, 2))],
     ids=repr,
 )
-def test_tokens_that_no_context_could_take(tokens):
+def test_impossible_tokens_are_refused(tokens):
     batch = TokenBatch(4)
     batch.add(5, Pos(0, 0))
     with pytest.raises(InvalidToken):
@@ -88,14 +88,14 @@ def test_tokens_that_no_context_could_take(tokens):
         (Pos(0, INT32_MAX), InvalidPosition),
     ],
 )
-def test_places_that_no_context_could_have(start, error):
+def test_impossible_positions_are_refused(start, error):
     batch = TokenBatch(4)
     with pytest.raises(error):
         batch.extend([1, 2], start)
     assert rows(batch) == []
 
 
-def test_an_unknown_wish_for_logits():
+def test_an_unknown_value_of_logits_is_refused():
     batch = TokenBatch(4)
     with pytest.raises(InvalidOption, match="'none', 'last', 'all'"):
         batch.extend([1], Pos(0, 0), logits="first")
@@ -103,12 +103,12 @@ def test_an_unknown_wish_for_logits():
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
-def test_a_capacity_below_one(capacity):
+def test_a_capacity_below_one_is_refused(capacity):
     with pytest.raises(InvalidOption):
         TokenBatch(capacity)
 
 
-def test_what_is_handed_out_cannot_be_written():
+def test_the_arrays_of_a_batch_are_read_only():
     batch = TokenBatch(4)
     batch.extend([1, 2], Pos(0, 0))
     for column in (batch.tokens, batch.seq_ids, batch.positions, batch.logits_mask):

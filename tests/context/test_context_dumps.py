@@ -1,4 +1,4 @@
-"""Dumps of contexts whose engine knows no parts of sequences: what follows a shared prefix is decoded again."""
+"""Dumps of contexts whose engine cannot export parts of sequences: tokens after a shared prefix are decoded again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from context.test_base import Engine, do_something, feed
+from context.test_base import Engine, feed, random_call
 from slm_core.container import Incoming, pack, unpack
 from slm_core.context.ledger import tail_edits
 from slm_core.context.snapshot import Edit
@@ -16,14 +16,14 @@ from slm_core.errors import ContextError, InvalidSequence, InvalidSnapshot
 
 @pytest.mark.parametrize("payload_format", ["json-1", "other"])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_restored_context_holds_what_the_dumped_one_held(seed, payload_format):
+def test_a_restored_context_has_the_cells_of_the_dumped_context(seed, payload_format):
     rng = random.Random(seed)
     context, other = Engine(200, 4), Engine(2000, 4, payload_format=payload_format)
     for _ in range(25):
         with contextlib.suppress(ContextError):
-            do_something(rng, context, rng.randrange(3))
+            random_call(rng, context, rng.randrange(3))
     other.restore_context(context.dump_context(rng.randint(1, 500)))
-    assert other.cells == context.cells, "a cut leaves cells that saw what was removed: they come back so"
+    assert other.cells == context.cells, "after a cut, cells that attended to removed tokens are restored as they were"
     for seq_id in range(4):
         assert other.tokens(seq_id) == context.tokens(seq_id)
         edits = [
@@ -36,9 +36,9 @@ def test_a_restored_context_holds_what_the_dumped_one_held(seed, payload_format)
     assert other.n_free == other.n_ctx
 
 
-def test_tails_that_were_decoded_before_an_edit_do_not_go_by_themselves():
+def test_a_tail_decoded_before_an_edit_is_not_dumped_alone():
     early = Edit(2, (5, 6), 30)
-    assert tail_edits([early], 10) is None, "the sequence held more than 10 + 2 tokens when it was cut"
+    assert tail_edits([early], 10) is None, "the sequence had more than 10 + 2 tokens at the time of the cut"
     assert tail_edits([Edit(2, (5, 6), 12)], 10) == []
     assert tail_edits([Edit(2, (5, 6), 12), Edit(15, (1,), 20)], 10) == [Edit(5, (1,), 10)]
 
@@ -56,7 +56,7 @@ def test_tails_that_were_decoded_before_an_edit_do_not_go_by_themselves():
         ([[0, 0, 0, 3, {}], [0, 0, 0, 0, {}]], InvalidSnapshot),
     ],
 )
-def test_lists_of_sequences_that_no_context_has_are_refused(sequences, error):
+def test_impossible_lists_of_sequences_are_refused(sequences, error):
     context = Engine()
     feed(context, range(9))
     _, sections = unpack("context", b"".join(context.dump_context()))
@@ -67,7 +67,7 @@ def test_lists_of_sequences_that_no_context_has_are_refused(sequences, error):
 
 
 @pytest.mark.parametrize("change", [(0, 7), (2, 12), (2, 1000)])
-def test_sequences_that_share_what_is_not_there_are_refused(change):
+def test_sequences_that_share_missing_tokens_are_refused(change):
     context = Engine()
     feed(context, range(9))
     context.fork(0, 1, 5)

@@ -1,17 +1,17 @@
-"""Dumps in parts, against the dumps that they are; writers that fail; parts that call the context."""
+"""Dumps in parts, compared with whole dumps; payload writers that fail; iterators of parts that call the context."""
 
 from __future__ import annotations
 
 import pytest
 
-from context.test_base import Engine, feed, refused, state
+from context.test_base import Engine, assert_refused, feed, state
 from slm_core.container import PART_BYTES, Incoming, Pieces, pack, pack_parts, unpack
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.errors import ContextBusy, DecodeFailed, InvalidSnapshot, SequenceChanged
 
 
 class Staging(Engine):
-    """An engine that takes in payloads aside; it can be told to fail when it puts them."""
+    """An engine that stages payloads outside its sequences; the test can make ``put`` fail."""
 
     fails_at = ""
 
@@ -41,7 +41,7 @@ class Writer(PayloadWriter):
         self.context.cells[self.seq_id] = self.before
 
 
-def test_a_staged_payload_replaces_what_was_held():
+def test_a_staged_payload_replaces_the_old_sequence():
     source, context = Engine(), Staging()
     feed(source, range(9))
     feed(context, range(20, 35))
@@ -55,34 +55,34 @@ def test_a_staged_payload_replaces_what_was_held():
 @pytest.mark.parametrize(
     ("place", "error"), [("write", InvalidSnapshot), ("put", DecodeFailed), ("interrupt", KeyboardInterrupt)]
 )
-def test_a_staged_payload_that_fails_changes_nothing(place, error):
+def test_a_failed_staged_payload_changes_nothing(place, error):
     source, context = Engine(), Staging()
     feed(source, range(9))
     feed(context, range(20, 35))
     context.fork(0, 1)
     parts = context.dump_parts(0, 10)
     context.fails_at = place
-    with refused(context, error):
+    with assert_refused(context, error):
         context.restore(0, source.dump(0))
-    with refused(context, error):
+    with assert_refused(context, error):
         context.restore(2, source.dump(0))
-    assert context.n_exclusive(0) == 0, "what is put back is shared as it was"
-    assert b"".join(parts) == context.dump(0), "a dump that was open before goes on"
+    assert context.n_exclusive(0) == 0, "the old sequence is shared as before"
+    assert b"".join(parts) == context.dump(0), "a dump that had begun before continues"
     context.drop(1)
     context.drop(0)
     assert context.n_free == 64
 
 
-def test_parts_that_call_the_context_are_refused_and_can_be_asked_for_again():
+def test_parts_that_call_the_context_are_refused_and_can_be_retried():
     context = Engine()
     feed(context, range(9))
     parts = context.dump_parts(0, 40)
-    with refused(context, ContextBusy):
+    with assert_refused(context, ContextBusy):
         context.restore_parts(1, parts)
     assert b"".join(parts) == context.dump(0)
 
 
-def test_the_parts_after_one_that_failed_fail_too():
+def test_all_parts_after_a_failed_part_fail():
     class Failing(Engine):
         def _engine_export(self, seq_id):
             def pieces():
@@ -99,7 +99,7 @@ def test_the_parts_after_one_that_failed_fail_too():
             list(parts)
 
 
-def test_a_change_is_told_again_and_again():
+def test_a_changed_sequence_raises_at_every_further_part():
     context = Engine()
     feed(context, range(9))
     parts = context.dump_parts(0, 40)
@@ -113,7 +113,7 @@ def test_a_change_is_told_again_and_again():
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 100, PART_BYTES])
-def test_a_container_is_the_same_whole_and_in_parts(size):
+def test_a_container_has_the_same_bytes_whole_and_in_parts(size):
     sections = [b"abc", b"", bytes(range(256)) * 3]
     data = pack("kind", {"a": [1]}, sections)
     lazy = Pieces(768, iter([sections[2][:5], memoryview(sections[2][5:])]))
@@ -124,10 +124,14 @@ def test_a_container_is_the_same_whole_and_in_parts(size):
     assert unpack("kind", data) == ({"a": [1]}, sections)
 
 
-def test_sections_take_units_however_the_bytes_come():
-    got = []
-    sections = [Section(3, 5, lambda i, data: got.append((0, i, data))), Section(0, 4, None), Section(2, 1, got.append)]
-    sections[2] = sections[2]._replace(write=lambda i, data: got.append((2, i, data)))
+def test_sections_receive_whole_units_for_any_split_of_the_bytes():
+    writes = []
+    sections = [
+        Section(3, 5, lambda i, data: writes.append((0, i, data))),
+        Section(0, 4, None),
+        Section(2, 1, writes.append),
+    ]
+    sections[2] = sections[2]._replace(write=lambda i, data: writes.append((2, i, data)))
     writer, data = SectionWriter(sections), bytes(range(17))
     assert writer.n_bytes == 17
     with pytest.raises(InvalidSnapshot, match="ends early"):
@@ -135,7 +139,7 @@ def test_sections_take_units_however_the_bytes_come():
     for first in range(0, 17, 7):
         writer.write(memoryview(data[first : first + 7]))
     writer.check_whole()
-    assert b"".join(units for *_, units in got) == data
-    assert [(which, first) for which, first, _ in got] == [(0, 0), (0, 1), (0, 2), (2, 0)][: len(got)]
+    assert b"".join(units for *_, units in writes) == data
+    assert [(which, first) for which, first, _ in writes] == [(0, 0), (0, 1), (0, 2), (2, 0)][: len(writes)]
     with pytest.raises(InvalidSnapshot, match="1 bytes too many"):
         writer.write(memoryview(b"x"))

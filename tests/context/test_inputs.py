@@ -1,4 +1,4 @@
-"""Embedding rows: in a batch, in what a sequence holds, in a dump byte by byte."""
+"""Embedding rows: in a batch, in the inputs of a sequence, in a dump byte by byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_batch_holds_rows_among_tokens():
     assert (len(batch), batch.embeddings.shape) == (0, (0, 0))
 
 
-def test_a_batch_keeps_rows_of_its_own():
+def test_a_batch_copies_its_rows():
     batch, rows = TokenBatch(4), ROWS.copy()
     batch.add_embeddings(rows, Pos(0, 0))
     rows[:] = 99
@@ -64,7 +64,7 @@ def test_a_batch_keeps_rows_of_its_own():
     ],
     ids=["float64", "flat", "list", "nan", "narrow"],
 )
-def test_what_is_no_row_is_refused(rows, match):
+def test_invalid_rows_are_refused(rows, match):
     batch = TokenBatch(8)
     batch.add_embeddings(ROWS[:1], Pos(0, 0))
     with pytest.raises(InvalidEmbedding, match=match):
@@ -72,7 +72,7 @@ def test_what_is_no_row_is_refused(rows, match):
     assert (len(batch), len(batch.embeddings)) == (1, 1)
 
 
-def test_rows_that_do_not_fit_are_not_kept():
+def test_rows_that_do_not_fit_are_not_stored():
     batch = TokenBatch(3)
     with pytest.raises(BatchFull, match="4 tokens do not fit: 3 of 3 places are free"):
         batch.add_embeddings(ROWS, Pos(0, 0))
@@ -81,7 +81,7 @@ def test_rows_that_do_not_fit_are_not_kept():
     assert (len(batch), len(batch.embeddings)) == (0, 0)
 
 
-def test_what_is_held_goes_into_a_batch_again():
+def test_held_inputs_can_be_added_to_a_batch_again():
     held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), rows=ROWS[:3])
     assert token_ids(held) == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
     np.testing.assert_array_equal(rows_of(held), ROWS[:3])
@@ -92,8 +92,8 @@ def test_what_is_held_goes_into_a_batch_again():
     np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
 
 
-def test_edits_carry_rows_along():
-    """What a replay decodes is what was decoded, whatever was forked, cut and forgotten since."""
+def test_edits_keep_the_rows_of_their_tokens():
+    """A replay decodes the rows of the first decode, also after forks, cuts and forgotten edits."""
     ledger = Ledger(64, 3, share_forks=True)
     ledger.append(0, held_inputs(np.array([1, EMBEDDED, 2, EMBEDDED, EMBEDDED, 3], np.int32), rows=ROWS[:3]))
     ledger.cut(0, 1, 4)  # forgets rows 0 and 1
@@ -106,7 +106,7 @@ def test_edits_carry_rows_along():
     np.testing.assert_array_equal(rows_of(ledger.inputs(1)), ROWS[2:3])
 
 
-def dumped(**changes) -> SequenceSnapshot:
+def snapshot_with_rows(**changes) -> SequenceSnapshot:
     parts = {
         "backend": "one",
         "payload_format": "",
@@ -119,8 +119,8 @@ def dumped(**changes) -> SequenceSnapshot:
     return SequenceSnapshot(**(parts | changes))
 
 
-def test_a_dump_has_its_rows_in_a_section_of_their_own():
-    data = dumped().to_bytes()
+def test_the_rows_of_a_dump_have_their_own_section():
+    data = snapshot_with_rows().to_bytes()
     _, sections = unpack("sequence", data)
     assert sections == [
         struct.pack("<3i", 4, -1, -1),
@@ -128,11 +128,11 @@ def test_a_dump_has_its_rows_in_a_section_of_their_own():
         b"xyz",
         struct.pack("<15f", *range(15)),
     ]
-    found = SequenceSnapshot.from_bytes(data)
-    np.testing.assert_array_equal(found.rows, ROWS[:2])
-    np.testing.assert_array_equal(rows_of(found.held()), ROWS[:2])
-    np.testing.assert_array_equal(rows_of(found.edits[0].removed), ROWS[2:3])
-    assert found.to_bytes() == data
+    restored = SequenceSnapshot.from_bytes(data)
+    np.testing.assert_array_equal(restored.rows, ROWS[:2])
+    np.testing.assert_array_equal(rows_of(restored.held()), ROWS[:2])
+    np.testing.assert_array_equal(rows_of(restored.edits[0].removed), ROWS[2:3])
+    assert restored.to_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_a_dump_has_its_rows_in_a_section_of_their_own():
     ],
     ids=["missing", "too many", "none", "for nobody", "infinite"],
 )
-def test_rows_of_a_dump_that_are_not_right(changes, match):
+def test_invalid_rows_of_a_dump_are_refused(changes, match):
     with pytest.raises(InvalidSnapshot, match=match):
-        SequenceSnapshot.from_bytes(dumped(**changes).to_bytes())
+        SequenceSnapshot.from_bytes(snapshot_with_rows(**changes).to_bytes())
 
 
-def test_a_span_is_the_last_tokens_of_a_batch():
+def test_a_block_is_the_last_tokens_of_a_batch():
     batch = TokenBatch(12)
     batch.extend([1, 2, 3], Pos(0, 4))
     batch.add_embeddings(ROWS[:2], Pos(0, 7))
@@ -161,18 +161,18 @@ def test_a_span_is_the_last_tokens_of_a_batch():
     assert batch.ahead.tolist() == [0, 3, 2, 1, 0, 0, 0]
     batch.clear()
     batch.extend([1, 2, 3], Pos(0, 0))
-    assert batch.ahead.tolist() == [0, 0, 0], "a batch that was cleared remembers no span"
+    assert batch.ahead.tolist() == [0, 0, 0], "a cleared batch has no blocks"
 
 
 @pytest.mark.parametrize("n", [0, 8, -1, True, 2.0])
-def test_a_span_of_what_is_not_there_is_refused(n):
+def test_a_block_of_missing_tokens_is_refused(n):
     batch = TokenBatch(12)
     batch.extend(range(7), Pos(0, 0))
     with pytest.raises(InvalidOption, match="accepted: 1 to 7"):
         batch.join_block(n)
 
 
-def test_a_span_is_one_run_of_one_sequence():
+def test_a_block_is_one_run_of_one_sequence():
     batch = TokenBatch(12)
     batch.extend([1, 2], Pos(0, 0))
     batch.extend([3, 4], Pos(1, 2))
@@ -187,7 +187,7 @@ def test_a_span_is_one_run_of_one_sequence():
     assert batch.ahead.tolist() == [0, 0, 0, 0, 1, 0]
 
 
-def test_chunks_do_not_part_spans():
+def test_chunks_do_not_split_blocks():
     ahead = np.array([0, 0, 2, 1, 0, 0, 1, 0, 0], np.int32)
     held = held_inputs(np.arange(9, dtype=np.int32), ahead=ahead)
     assert [token_ids(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
@@ -197,19 +197,21 @@ def test_chunks_do_not_part_spans():
     assert batch.ahead.tolist() == ahead.tolist()
 
 
-def test_a_dump_has_its_spans_in_a_section_of_their_own():
-    whole = dumped(ahead=np.array([2, 1, 0], np.int32), edits=(Edit(1, (HeldInput(7, ahead=1), 8), 5),), rows=ROWS[:2])
+def test_the_blocks_of_a_dump_have_their_own_section():
+    whole = snapshot_with_rows(
+        ahead=np.array([2, 1, 0], np.int32), edits=(Edit(1, (HeldInput(7, ahead=1), 8), 5),), rows=ROWS[:2]
+    )
     data = whole.to_bytes()
     _, sections = unpack("sequence", data)
     assert sections[4] == struct.pack("<5i", 2, 1, 0, 1, 0)
-    found = SequenceSnapshot.from_bytes(data)
-    assert [ahead_of(one) for one in (*found.held(), *found.edits[0].removed)] == [2, 1, 0, 1, 0]
-    assert found.to_bytes() == data
+    restored = SequenceSnapshot.from_bytes(data)
+    assert [ahead_of(one) for one in (*restored.held(), *restored.edits[0].removed)] == [2, 1, 0, 1, 0]
+    assert restored.to_bytes() == data
 
 
 GRID = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
 OF_EACH = [[0, 0, 0], [-1, -1, 0], [-2, -1, -2], [-2, -1, -1]]
-"""The same, counted from where a token in each one's place would stand: at 0, 1, 2 and 2."""
+"""The same offsets, relative to the M-RoPE position of a token instead of each row: 0, 1, 2 and 2."""
 
 
 def test_offsets_count_from_the_start_of_a_run():
@@ -220,33 +222,33 @@ def test_offsets_count_from_the_start_of_a_run():
     assert batch.offsets.tolist() == [*OF_EACH, [0, 0, 0]]
     batch.clear()
     batch.add_embeddings(ROWS[:2], Pos(0, 0), offsets=np.array([[0, 0, 0], [1, 1, 1]]))
-    assert batch.offsets.shape == (0, 3), "as tokens would stand"
+    assert batch.offsets.shape == (0, 3), "default positions count as no offsets"
 
 
-def test_what_stands_behind_rows_in_a_grid():
+def test_mrope_positions_after_rows_with_offsets():
     held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     assert [next_mrope_position(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
     assert offsets_of(held).tolist() == OF_EACH
     assert offsets_of([held[0], held[1], held[5]]).shape == (0, 3)
 
 
-def test_rows_in_a_grid_are_added_again_where_they_stood():
-    """Whole, and in parts, of which each begins anew."""
+def test_rows_with_offsets_keep_them_in_a_new_batch():
+    """The run as a whole, and in parts that each start a new run."""
     held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     for sizes in ([6], [3, 3], [1, 1, 1, 1, 1, 1]):
-        found, done = [], 0
+        actual, done = [], 0
         for n in sizes:
             batch = TokenBatch(n)
             add_held(batch, held[done : done + n], Pos(0, done))
-            found += batch_inputs(batch)
+            actual += batch_inputs(batch)
             done += n
-        assert [offset_of(one) for one in found] == [offset_of(one) for one in held]
+        assert [offset_of(one) for one in actual] == [offset_of(one) for one in held]
 
 
 @pytest.mark.parametrize(
     "offsets", [GRID[:3], GRID * 1.0, GRID[:, :2], GRID.tolist(), GRID + (2**20 + 1), GRID - 2**21]
 )
-def test_offsets_that_are_none_are_refused(offsets):
+def test_invalid_offsets_are_refused(offsets):
     batch = TokenBatch(8)
     with pytest.raises(InvalidEmbedding, match=r"^offsets are") as raised:
         batch.add_embeddings(ROWS, Pos(0, 0), offsets=offsets)
@@ -254,13 +256,13 @@ def test_offsets_that_are_none_are_refused(offsets):
     assert len(batch) == 0
 
 
-def test_a_dump_holds_offsets_of_rows_that_were_cut_too():
+def test_a_dump_contains_the_offsets_of_removed_rows():
     held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     edits = (Edit(1, tuple(held[1:4]), 6),)
-    left = [held[0], *held[4:]]
-    snapshot = SequenceSnapshot("a", "b", "c", np.array(token_ids(left), np.int32), edits, b"", rows_of(left))
-    found = SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(left)).to_bytes())
-    assert [offset_of(one) for one in found.held()] == [offset_of(one) for one in left]
-    assert [offset_of(one) for one in found.edits[0].removed] == [offset_of(one) for one in held[1:4]]
+    remaining = [held[0], *held[4:]]
+    snapshot = SequenceSnapshot("a", "b", "c", np.array(token_ids(remaining), np.int32), edits, b"", rows_of(remaining))
+    restored = SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(remaining)).to_bytes())
+    assert [offset_of(one) for one in restored.held()] == [offset_of(one) for one in remaining]
+    assert [offset_of(one) for one in restored.edits[0].removed] == [offset_of(one) for one in held[1:4]]
     with pytest.raises(InvalidSnapshot, match="offsets of rows that are out of range"):
-        SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(left) + 2**21).to_bytes())
+        SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(remaining) + 2**21).to_bytes())

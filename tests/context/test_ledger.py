@@ -1,4 +1,4 @@
-"""The ledger against sequences of objects: what is shared, what is free, and what an edited history replays to."""
+"""The ledger compared with lists of objects: shared cells, free cells, and replays of edited histories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_CTX, N_SEQ = 48, 3
 
 @dataclass(eq=False)
 class Cell:
-    """One position's storage: what it holds is the token and all that the token saw when it was decoded."""
+    """The KV cell of one position: its token, and the cells that the token attended to when it was decoded."""
 
     token: int
     saw: tuple[object, ...]
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass
 class Model:
-    """Sequences as lists of cells; sharing is identity of objects."""
+    """Sequences as lists of cells; a shared cell is one object in several lists."""
 
     share_forks: bool
     cells: list[list[Cell]] = field(default_factory=lambda: [[] for _ in range(N_SEQ)])
@@ -45,11 +45,11 @@ class Model:
 
     def fork(self, src: int, dst: int, end: int, n_copied: int) -> None:
         n_shared = end - n_copied if self.share_forks else 0
-        kept = self.cells[src][:end]
-        self.cells[dst] = kept[:n_shared] + [Cell(c.token, c.saw) for c in kept[n_shared:]]
+        copied = self.cells[src][:end]
+        self.cells[dst] = copied[:n_shared] + [Cell(c.token, c.saw) for c in copied[n_shared:]]
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
-        """Cells that others hold are copied before they move; the others move where they are."""
+        """Cells shared with other sequences are copied before they move; all others move in place."""
         others = {id(cell) for s, cells in enumerate(self.cells) if s != seq_id for cell in cells}
         cells = self.cells[seq_id]
         moved = [Cell(c.token, c.saw) if id(c) in others else c for c in cells[end:]]
@@ -63,13 +63,13 @@ STEPS = st.lists(
         st.integers(0, 2**16),
         st.integers(0, 2**16),
     ),
-    min_size=20,  # lists are drawn short otherwise, and hold no fork that is cut
+    min_size=20,  # hypothesis would mostly draw short lists, without a cut of a fork
     max_size=40,
 )
 
 
-def play(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
-    """Do one step on both, where a context would allow it."""
+def apply_step(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
+    """Apply one step to both, if a context would allow it."""
     kind, seq_id, a, b = step
     length, free = ledger.length(seq_id), ledger.n_free
     if kind == "append":
@@ -83,7 +83,7 @@ def play(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
             predicted = free - ledger.fork_cost(end, n_copied)
             ledger.fork(seq_id, dst, end, n_copied)
             model.fork(seq_id, dst, end, n_copied)
-            assert ledger.n_free == predicted, "fork_cost told another number"
+            assert ledger.n_free == predicted, "fork_cost returned another number"
     elif kind == "truncate":
         ledger.truncate(seq_id, a % (length + 1))
         del model.cells[seq_id][a % (length + 1) :]
@@ -93,7 +93,7 @@ def play(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
             predicted = free - ledger.cut_cost(seq_id, start, end)
             ledger.cut(seq_id, start, end)
             model.cut(seq_id, start, end)
-            assert ledger.n_free == predicted, "cut_cost told another number"
+            assert ledger.n_free == predicted, "cut_cost returned another number"
     else:
         ledger.drop(seq_id)
         model.cells[seq_id] = []
@@ -101,31 +101,31 @@ def play(ledger: Ledger, model: Model, step: tuple[str, int, int, int]) -> None:
 
 @given(STEPS, st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_cells_are_shared_and_freed_as_objects_are(steps, share_forks):
+def test_cells_are_shared_and_freed_like_objects(steps, share_forks):
     ledger, model = Ledger(N_CTX, N_SEQ, share_forks=share_forks), Model(share_forks)
     for step in steps:
-        play(ledger, model, step)
+        apply_step(ledger, model, step)
         assert ledger.n_free == model.n_free
         pairs = [
             (cell, id(obj))
             for seq_id in range(N_SEQ)
             for cell, obj in zip(ledger.cells(seq_id).tolist(), model.cells[seq_id], strict=True)
         ]
-        # The same cell where it is the same object, and only there.
+        # Two cells have the same number if and only if they are the same object.
         assert len(set(pairs)) == len({cell for cell, _ in pairs}) == len({obj for _, obj in pairs})
         for seq_id in range(N_SEQ):
             assert list(ledger.inputs(seq_id)) == [cell.token for cell in model.cells[seq_id]]
             others = {id(c) for s, cells in enumerate(model.cells) if s != seq_id for c in cells}
-            own = [cell for cell in model.cells[seq_id] if id(cell) not in others]
-            assert ledger.n_exclusive(seq_id) == len(own)
+            exclusive = [cell for cell in model.cells[seq_id] if id(cell) not in others]
+            assert ledger.n_exclusive(seq_id) == len(exclusive)
 
 
 @given(STEPS)
 @settings(max_examples=150, deadline=None)
-def test_a_history_replays_to_cells_that_saw_the_same(steps):
+def test_a_replay_of_the_history_gives_the_same_cells(steps):
     ledger, model = Ledger(N_CTX, N_SEQ, share_forks=True), Model(share_forks=True)
     for step in steps:
-        play(ledger, model, step)
+        apply_step(ledger, model, step)
     for seq_id in range(N_SEQ):
         edits = ledger.edits(seq_id)
         runs, peak = replay_plan(list(ledger.inputs(seq_id)), edits)
@@ -140,7 +140,7 @@ def test_a_history_replays_to_cells_that_saw_the_same(steps):
         assert peak == max(lengths)
 
 
-def test_a_cut_at_the_end_leaves_no_mark():
+def test_a_cut_at_the_end_leaves_no_edit_in_the_history():
     edits = [Edit(2, (7, 8), 9)]
     assert truncated_edits(edits, 2) == []
     assert truncated_edits(edits, 3) == [Edit(2, (7, 8), 5)]
@@ -170,7 +170,7 @@ def test_cells_are_numbers_below_n_ctx(share_forks):
 
 
 @pytest.mark.parametrize("seq_id", range(N_SEQ))
-def test_a_cut_leaves_the_cells_of_what_is_kept(seq_id):
+def test_a_cut_keeps_the_cells_of_the_remaining_tokens(seq_id):
     ledger = Ledger(N_CTX, N_SEQ, share_forks=True)
     ledger.append(seq_id, range(10))
     cells = ledger.cells(seq_id).tolist()

@@ -1,4 +1,4 @@
-"""M-RoPE positions counted by hand: an image of 2 rows of 3 patches between the texts of two sequences."""
+"""M-RoPE positions, counted by hand: an image of 2 rows of 3 patches between the texts of two sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD: dict[int, list[int]] = {}
 
 
 def text_and_image() -> TokenBatch:
-    """Two tokens of a sequence, one of another, the image and a token."""
+    """Two tokens of one sequence, one token of another, then the image and a token of the first."""
     batch = TokenBatch(32)
     batch.extend([7, 8], Pos(0, 0))
     batch.add(9, Pos(1, 4))
@@ -25,7 +25,7 @@ def text_and_image() -> TokenBatch:
 
 
 def positions_after(batch: TokenBatch) -> MropePositions:
-    """Positions of two sequences that hold no tokens and four tokens before this batch."""
+    """M-RoPE positions of two sequences with 0 and 4 tokens before this batch."""
     held = batch_inputs(batch)
     HELD.clear()
     HELD.update({0: [one for one, seq_id in zip(held, batch.seq_ids, strict=True) if seq_id == 0], 1: [1, 2, 3, 4, 9]})
@@ -46,7 +46,7 @@ def test_held_inputs_have_the_positions_of_their_batch() -> None:
     assert mrope_positions_of([]).shape == (0, 3)
 
 
-def test_the_next_batch_continues_the_positions_also_after_an_edit() -> None:
+def test_the_next_batch_continues_the_positions_after_an_edit() -> None:
     positions, batch = positions_after(text_and_image()), text_and_image()
     positions.of(batch)
     for _ in range(2):
@@ -55,12 +55,12 @@ def test_the_next_batch_continues_the_positions_also_after_an_edit() -> None:
         after.add(5, Pos(1, 5))
         assert positions.of(after).tolist() == [6, 7, 5]
         positions.forget(0)
-    HELD[0] = HELD[0][:6]  # the first row and a patch of the second
+    HELD[0] = HELD[0][:6]  # the first row and one patch of the second
     shorter = TokenBatch(4)
     shorter.add(3, Pos(0, 6))
     assert positions.of(shorter).tolist() == [5]
 
 
-def test_a_stretch_of_an_image_takes_the_places_that_it_adds() -> None:
+def test_a_part_of_an_image_takes_the_positions_that_it_adds() -> None:
     positions = positions_after(text_and_image())
     assert [positions.between(0, *part) for part in ((0, 9), (2, 8), (2, 4), (4, 8), (5, 8))] == [6, 3, 2, 1, 0]

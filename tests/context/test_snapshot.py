@@ -1,4 +1,4 @@
-"""Dumps: their layout byte by byte, and every way they can be damaged or forged."""
+"""Dumps: their layout byte by byte, and damaged and forged dumps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_core.errors import InvalidSnapshot, SnapshotError, SnapshotMismatch
 
 
 def container(header: bytes, *sections: bytes, version: int = 1, magic: bytes = b"SLMSNAP\0") -> bytes:
-    """A container laid out by hand, as the module's documentation says."""
+    """A container built by hand from the documented layout."""
     body = magic + struct.pack("<II", version, len(header)) + header + b"".join(sections)
     return body + hashlib.blake2b(body, digest_size=32).digest()
 
@@ -59,16 +59,16 @@ def test_a_container_may_be_any_buffer():
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3))
-def test_what_is_packed_comes_out(sections, values):
+def test_packed_sections_are_unpacked_unchanged(sections, values):
     assert unpack("some kind", pack("some kind", values, sections)) == (values, sections)
 
 
-def test_a_sequence_comes_out_as_it_went_in():
-    found = SequenceSnapshot.from_bytes(snapshot().to_bytes())
-    np.testing.assert_array_equal(found.tokens, snapshot().tokens)
-    assert found.tokens.dtype == np.int32
+def test_a_sequence_is_unchanged_after_a_dump():
+    restored = SequenceSnapshot.from_bytes(snapshot().to_bytes())
+    np.testing.assert_array_equal(restored.tokens, snapshot().tokens)
+    assert restored.tokens.dtype == np.int32
     nothing = {"tokens": None, "rows": None, "ahead": None, "offsets": None}
-    assert dataclasses.replace(found, **nothing) == snapshot(**nothing)
+    assert dataclasses.replace(restored, **nothing) == snapshot(**nothing)
 
 
 def test_every_truncation_is_refused():
@@ -94,7 +94,7 @@ def test_bytes_after_the_end_are_refused():
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_crash_it(data):
+def test_random_bytes_do_not_crash(data):
     with pytest.raises(InvalidSnapshot):
         SequenceSnapshot.from_bytes(data)
     with pytest.raises(SnapshotError):
@@ -130,17 +130,17 @@ def test_another_kind_or_version_is_a_mismatch():
     ],
     ids=lambda header: header[:60].decode("latin-1"),
 )
-def test_headers_that_are_rightly_checksummed_and_wrong(header):
+def test_wrong_headers_with_a_right_checksum_are_refused(header):
     with pytest.raises(InvalidSnapshot):
         unpack("k", container(header))
 
 
-def test_sections_shorter_than_the_file():
+def test_sections_shorter_than_the_file_are_refused():
     with pytest.raises(InvalidSnapshot, match="do not add up"):
         unpack("k", container(b'{"kind": "k", "meta": {}, "sections": [1, 1]}', b"abc"))
 
 
-def test_a_header_longer_than_the_file():
+def test_a_header_longer_than_the_file_is_refused():
     body = b"SLMSNAP\0" + struct.pack("<II", 1, 2**32 - 1) + b"{}"
     with pytest.raises(InvalidSnapshot):
         unpack("k", body + hashlib.blake2b(body, digest_size=32).digest())
@@ -166,24 +166,26 @@ TOKENS = struct.pack("<3i", 1, 2, 3)
         ({"edits": [[0, 0, 3]]}, ()),  # removes nothing
         ({"edits": [[4, 1, 4]]}, (9,)),  # past the end
         ({"edits": [[0, 1, 4]]}, ()),  # the removed token is missing
-        ({"edits": [[0, 1, 4]]}, (9, 9)),  # a removed token too many
-        ({"edits": [[0, 1, 5]]}, (9,)),  # leaves more than there is
+        ({"edits": [[0, 1, 4]]}, (9, 9)),  # one removed token too many
+        ({"edits": [[0, 1, 5]]}, (9,)),  # leaves more tokens than there are
         ({"edits": [[0, 1, 3], [0, 1, 1]]}, (9, 9)),  # a sequence does not shrink between two cuts
         ({"edits": [[0, 1, 10**30]]}, (9,)),
     ],
     ids=str,
 )
-def test_histories_that_cannot_have_been(changes, removed):
+def test_impossible_histories_are_refused(changes, removed):
     with pytest.raises(InvalidSnapshot):
         SequenceSnapshot.from_bytes(forged(meta(**changes), TOKENS, struct.pack(f"<{len(removed)}i", *removed)))
 
 
 def test_a_possible_history_is_accepted():
-    found = SequenceSnapshot.from_bytes(forged(meta(edits=[[0, 1, 4], [1, 2, 5]]), TOKENS, struct.pack("<3i", 7, 8, 9)))
-    assert found.edits == (Edit(0, (7,), 4), Edit(1, (8, 9), 5))
+    restored = SequenceSnapshot.from_bytes(
+        forged(meta(edits=[[0, 1, 4], [1, 2, 5]]), TOKENS, struct.pack("<3i", 7, 8, 9))
+    )
+    assert restored.edits == (Edit(0, (7,), 4), Edit(1, (8, 9), 5))
 
 
-def test_tokens_that_are_not_whole():
+def test_incomplete_tokens_are_refused():
     with pytest.raises(InvalidSnapshot):
         SequenceSnapshot.from_bytes(forged(meta(), TOKENS[:-1]))
     with pytest.raises(InvalidSnapshot):

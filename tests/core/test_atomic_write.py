@@ -1,4 +1,4 @@
-"""Files that are whole or not there: whatever ends the writing, and wherever it comes."""
+"""Files that are complete or absent, for every error at every point of the write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from slm_core.atomic_write import atomic_file
 
 
-def test_the_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_the_file_replaces_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_file(path, mode=0o600) as file:
@@ -24,7 +24,7 @@ def test_the_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
-def test_a_body_that_raises_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_in_the_body_keeps_the_old_file(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(type(error)), atomic_file(path) as file:
@@ -34,7 +34,7 @@ def test_a_body_that_raises_leaves_what_was_there(tmp_path: Path, error: BaseExc
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_interrupt_while_the_file_is_opened_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_opening_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = builtins.open
 
     def interrupted(*arguments, **options):

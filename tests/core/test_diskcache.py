@@ -1,4 +1,4 @@
-"""The disk cache: what is damaged is not used, and what cannot be written does no harm."""
+"""The disk cache: damaged entries are not used, and failed writes do no harm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from slm_core.diskcache import DiskCache, cache_root, entries
 
-DATA = bytes(range(256)) * 40_000  # more than is read at a time
+DATA = bytes(range(256)) * 40_000  # more than one read
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +28,20 @@ def fill(folder: Path) -> None:
     (folder / "more").write_text("more")
 
 
-def test_what_was_put_is_found() -> None:
+def test_a_written_entry_is_found() -> None:
     cache = DiskCache("engine")
     assert cache.get("key") is None
-    made = cache.put("key", "a model", fill)
-    assert made == cache.get("key")
-    assert made is not None
-    assert (made / "data").read_bytes() == DATA
+    folder = cache.put("key", "a model", fill)
+    assert folder == cache.get("key")
+    assert folder is not None
+    assert (folder / "data").read_bytes() == DATA
     (entry,) = entries()
     assert (entry.kind, entry.key, entry.about) == ("engine", "key", "a model")
     assert entry.n_bytes > len(DATA)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing file", "missing manifest", "no JSON", "other JSON"])
-def test_what_is_damaged_is_not_used_and_made_again(damage: str) -> None:
+def test_a_damaged_entry_is_not_used_but_rebuilt(damage: str) -> None:
     cache = DiskCache("engine")
     folder = cache.put("key", "a model", fill)
     assert folder is not None
@@ -62,7 +62,7 @@ def test_what_is_damaged_is_not_used_and_made_again(damage: str) -> None:
 
 @pytest.mark.parametrize(("data", "is_sound"), [(DATA, True), (DATA[:-1] + b"x", False)])
 def test_a_file_with_another_time_is_read(data: bytes, is_sound: bool) -> None:
-    """A copy of the folder may have times of its own; what is in it counts."""
+    """A copy of the folder may have other modification times; only its content counts."""
     folder = DiskCache("engine").put("key", "a model", fill)
     assert folder is not None
     (folder / "data").write_bytes(data)
@@ -70,20 +70,20 @@ def test_a_file_with_another_time_is_read(data: bytes, is_sound: bool) -> None:
     assert (DiskCache("engine").get("key") is not None) is is_sound
 
 
-def test_a_file_that_nobody_has_written_to_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmodified_file_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DiskCache("engine").put("key", "a model", fill)
     monkeypatch.setattr(zlib, "crc32", lambda data, crc=0: pytest.fail("a gigabyte would take a second"))
     assert DiskCache("engine").get("key") == folder
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_cached_if_the_folder_is_not_writable(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     root.write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
         assert DiskCache("engine").put("key", "a model", fill) is None
     assert "nothing is kept in the cache" in caplog.text
 
 
-def test_a_making_that_fails_leaves_nothing(root: Path) -> None:
+def test_a_failed_build_leaves_no_entry(root: Path) -> None:
     def fails(folder: Path) -> None:
         fill(folder)
         raise ValueError("of no use")
@@ -94,7 +94,7 @@ def test_a_making_that_fails_leaves_nothing(root: Path) -> None:
     assert entries() == []
 
 
-def test_the_folder_is_the_users_own_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLM_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_root().name == "slm-core"
@@ -102,7 +102,7 @@ def test_the_folder_is_the_users_own_where_none_is_named(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("hours", "is_there"), [(1, True), (25, False)])
-def test_what_a_killed_process_left_half_made_is_removed_after_a_day(root: Path, hours: int, is_there: bool) -> None:
+def test_partial_entries_of_killed_processes_are_removed_after_a_day(root: Path, hours: int, is_there: bool) -> None:
     code = (
         "import os, signal; from slm_core.diskcache import DiskCache\n"
         "def fill(folder): (folder / 'manifest.json').write_text('{}'); os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -110,9 +110,9 @@ def test_what_a_killed_process_left_half_made_is_removed_after_a_day(root: Path,
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
-    (left,) = (root / "engine").iterdir()
+    (partial,) = (root / "engine").iterdir()
     assert entries() == []
-    for path in (left / "manifest.json", left):
+    for path in (partial / "manifest.json", partial):
         os.utime(path, (time.time() - 3600 * hours,) * 2)
     DiskCache("engine").put("other", "a model", fill)
-    assert left.exists() is is_there
+    assert partial.exists() is is_there

@@ -1,4 +1,4 @@
-"""Embeddings over a context whose hidden states are known by a formula; what a context refuses that has none."""
+"""Embeddings over a context whose hidden states follow a formula, and errors of contexts without hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENCODER = DECODER | {Capability.ENCODER}
 
 
 class Sums(ContextBase):
-    """The hidden state of a token: itself, its position, and the sum of all tokens that it sees."""
+    """The hidden state of a token is its id, its position, and the sum of the tokens that it attends to."""
 
     def __init__(self, able=DECODER, n_ctx=100, n_seq_max=3, n_batch=10):
         super().__init__(
@@ -60,7 +60,7 @@ class Sums(ContextBase):
 
 
 @pytest.mark.parametrize(
-    ("pooling", "able", "wanted"),
+    ("pooling", "able", "expected"),
     [
         ("last", DECODER, [4, 2, 9]),
         ("mean", DECODER, [3, 1, 16 / 3]),
@@ -72,22 +72,22 @@ class Sums(ContextBase):
         (None, ENCODER, [3, 1, 9]),
     ],
 )
-def test_pooling(pooling, able, wanted):
+def test_pooling(pooling, able, expected):
     context = Sums(able)
-    found = embed(context, [[2, 3, 4], [7]], pooling, normalize=False)
-    assert found.vectors.dtype == np.float32
-    assert found.vectors[0] == pytest.approx(wanted)
-    assert found.vectors[1] == pytest.approx([7, 0, 7])
-    assert found.n_tokens == (3, 1)
-    assert found.pooling is Pooling(pooling or ("mean" if Capability.ENCODER in able else "last"))
+    embeddings = embed(context, [[2, 3, 4], [7]], pooling, normalize=False)
+    assert embeddings.vectors.dtype == np.float32
+    assert embeddings.vectors[0] == pytest.approx(expected)
+    assert embeddings.vectors[1] == pytest.approx([7, 0, 7])
+    assert embeddings.n_tokens == (3, 1)
+    assert embeddings.pooling is Pooling(pooling or ("mean" if Capability.ENCODER in able else "last"))
     assert context.n_free == context.n_ctx
 
 
-def test_texts_share_batches_and_long_ones_are_run_in_chunks():
+def test_texts_share_batches_and_long_texts_are_split_into_chunks():
     context = Sums()
     texts = [[1] * n for n in (4, 5, 2, 1, 1, 3, 25)]
-    found = embed(context, texts, "last", normalize=False)
-    assert found.vectors.tolist() == [[1, n - 1, n] for n in map(len, texts)]
+    embeddings = embed(context, texts, "last", normalize=False)
+    assert embeddings.vectors.tolist() == [[1, n - 1, n] for n in map(len, texts)]
     assert [seq_ids for seq_ids, _ in context.batches] == [
         [0] * 4 + [1] * 5,
         [0] * 2 + [1] + [2],
@@ -96,11 +96,11 @@ def test_texts_share_batches_and_long_ones_are_run_in_chunks():
         [0] * 10,
         [0] * 5,
     ]
-    assert [sum(wanted) for _, wanted in context.batches] == [2, 3, 1, 0, 0, 1], "the last rows are enough"
+    assert [sum(mask) for _, mask in context.batches] == [2, 3, 1, 0, 0, 1], "only the last rows are requested"
     assert np.concatenate(list(token_states(context, texts))).shape == (41, 3)
 
 
-def test_lengths_are_one_and_nothing_stays_nothing():
+def test_vectors_are_normalized_except_zero_vectors():
     vectors = embed(Sums(), [[3, 4], [0]], "last").vectors
     assert vectors[0] == pytest.approx(np.array([4, 1, 7]) / 66**0.5)
     assert vectors[1].tolist() == [0, 0, 0]
@@ -133,7 +133,7 @@ def test_a_context_in_use_is_refused():
     assert context.length(1) == 1
 
 
-def test_an_encoder_keeps_nothing_and_has_no_logits():
+def test_an_encoder_stores_nothing_and_has_no_logits():
     context = Sums(ENCODER)
     batch = context.new_batch()
     batch.extend([1, 2, 3], Pos(2, 0), logits="all")
@@ -150,12 +150,12 @@ def test_an_encoder_keeps_nothing_and_has_no_logits():
     assert embed(Sums(), []).pooling is Pooling.LAST
 
 
-def test_a_loaded_model_embeds_what_its_tokens_say():
+def test_a_loaded_model_embeds_the_hidden_states_of_its_tokens():
     with slm.load(slm.demo_model_path(), backend="native") as model:
         states = model.hidden_states("a dog")
-        found = model.embed(["a dog", "x" * 600], pooling="mean", normalize=False)
-        assert found.vectors[0] == pytest.approx(states.mean(axis=0), abs=1e-4)
-        assert found.n_tokens[0] == len(states)
+        embeddings = model.embed(["a dog", "x" * 600], pooling="mean", normalize=False)
+        assert embeddings.vectors[0] == pytest.approx(states.mean(axis=0), abs=1e-4)
+        assert embeddings.n_tokens[0] == len(states)
         assert model.info.pooling is None
         assert model.embed("a dog").pooling is Pooling.LAST
         assert model.embed("a dog").vectors.shape == (1, model.info.n_embd)

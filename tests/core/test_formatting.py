@@ -1,4 +1,4 @@
-"""``slm.formatter``: where a chat format comes from, and that it says so."""
+"""``slm.formatter``: the source of a chat format, and the report of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidModelFile, TemplateError
 from slm_core.protocols import Formatter
 
-SAID = [slm.Message("user", "Hi")]
+MESSAGES = [slm.Message("user", "Hi")]
 TOOL = {"type": "function", "function": {"name": "f"}}
 PLAIN, WITH_TOOLS = "{{ bos_token }}plain{{ eos_token }}", "{{ tools[0].function.name }}"
 
 
-def prompt(made: Formatter, **options: Any) -> str:
-    return "".join(segment.text for segment in made.render(SAID, **options))
+def prompt(formatter: Formatter, **options: Any) -> str:
+    return "".join(segment.text for segment in formatter.render(MESSAGES, **options))
 
 
 def gguf_file(path: Path, **metadata: object) -> Path:
@@ -44,9 +44,9 @@ def directory(folder: Path, config: object, **files: str) -> Path:
 
 def test_a_template_with_its_tokens_and_its_clock() -> None:
     template = "{{ bos_token }}{{ strftime_now('%d %B %Y') }}{{ eos_token }}"
-    made = slm.formatter(template=template, bos_token="<s>", eos_token="</s>", now=datetime(2026, 1, 15))
-    assert prompt(made) == "<s>15 January 2026</s>"
-    assert made.name == "template of the caller"
+    formatter = slm.formatter(template=template, bos_token="<s>", eos_token="</s>", now=datetime(2026, 1, 15))
+    assert prompt(formatter) == "<s>15 January 2026</s>"
+    assert formatter.name == "template of the caller"
 
 
 def test_the_models_own_template_and_tokens(tmp_path: Path) -> None:
@@ -55,26 +55,26 @@ def test_the_models_own_template_and_tokens(tmp_path: Path) -> None:
     bos, eos = (
         vocab.token_bytes(token, special=True).decode() for token in (vocab.bos, vocab.eos) if token is not None
     )
-    made = slm.formatter(model=path)
-    assert (prompt(made), made.name) == (f"{bos}plain{eos}", "template of the model file")
+    formatter = slm.formatter(model=path)
+    assert (prompt(formatter), formatter.name) == (f"{bos}plain{eos}", "template of the model file")
     assert prompt(slm.formatter(model=path, bos_token="B")) == f"Bplain{eos}"
     assert prompt(slm.formatter(model=path, template="{{ eos_token }}")) == eos
     assert prompt(slm.formatter(model=path, name="llama2")) == f"{bos}[INST] Hi [/INST]"
 
 
-def test_further_templates_of_a_file_are_taken_for_tools_and_by_name(tmp_path: Path) -> None:
+def test_further_templates_of_a_file_are_used_for_tools_and_by_name(tmp_path: Path) -> None:
     further = {"tokenizer.chat_templates": ["tool_use", "rag"], "tokenizer.chat_template.rag": "rag"}
     tools = {"tokenizer.chat_template.tool_use": WITH_TOOLS}
     path = gguf_file(tmp_path, **further, **tools, **{"tokenizer.chat_template": "plain"})
-    made = slm.formatter(model=path)
-    assert (prompt(made), prompt(made, tools=[TOOL]), prompt(made, tools=[])) == ("plain", "f", "plain")
+    formatter = slm.formatter(model=path)
+    assert (prompt(formatter), prompt(formatter, tools=[TOOL]), prompt(formatter, tools=[])) == ("plain", "f", "plain")
     rag = slm.formatter(model=path, name="rag")
     assert (prompt(rag, tools=[TOOL]), rag.name) == ("rag", "template of the model file ('rag')")
     with pytest.raises(TemplateError, match=r"'rug' \(registered: .*; templates of the model: rag, tool_use\)"):
         slm.formatter(model=path, name="rug")
 
 
-def test_file_without_main_template(tmp_path: Path) -> None:
+def test_a_file_without_a_main_template(tmp_path: Path) -> None:
     rag = {"tokenizer.chat_templates": ["rag"], "tokenizer.chat_template.rag": "rag"}
     path = gguf_file(tmp_path, **rag)
     with pytest.raises(TemplateError, match=r"no main chat template: name one of its others \(rag\)"):
@@ -82,21 +82,21 @@ def test_file_without_main_template(tmp_path: Path) -> None:
     assert prompt(slm.formatter(model=path, name="rag")) == "rag"
 
 
-def test_name_of_a_template_that_the_file_does_not_have(tmp_path: Path) -> None:
+def test_an_unknown_template_name_is_an_error(tmp_path: Path) -> None:
     path = gguf_file(tmp_path, **{"tokenizer.chat_templates": ["rag"]})
     with pytest.raises((InvalidModelFile, slm.SlmError), match=r"tokenizer\.chat_template\.rag"):
         slm.formatter(model=path)
 
 
-def test_guess_by_control_tokens_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guess_by_control_tokens_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     config = {"added_tokens_decoder": {"5": {"content": "<|im_start|>"}, "6": "<|im_end|>"}}
-    made = slm.formatter(model=directory(tmp_path, config))
-    assert made.name == "chatml"
+    formatter = slm.formatter(model=directory(tmp_path, config))
+    assert formatter.name == "chatml"
     assert "look like 'chatml', which is used" in caplog.text
 
 
-def test_nothing_to_go_by_lists_what_can_be_named(tmp_path: Path) -> None:
+def test_without_a_template_the_error_lists_known_formats(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match=r"vocabulary tells none: name a format \(registered: alpaca, .*zephyr\)"):
         slm.formatter(model=directory(tmp_path, {}))
     with pytest.raises(TemplateError, match=r"give a template, a model or the name of a chat format \(registered: "):
@@ -105,22 +105,22 @@ def test_nothing_to_go_by_lists_what_can_be_named(tmp_path: Path) -> None:
         slm.formatter(template="x", name="chatml")
 
 
-def test_files_of_a_directory_go_before_its_configuration(tmp_path: Path) -> None:
+def test_template_files_of_a_directory_override_its_configuration(tmp_path: Path) -> None:
     tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": "<pad>"}
     config = {**tokens, "chat_template": "configured"}
     files = {"chat_template": PLAIN + "{{ pad_token }}", "tool_use": WITH_TOOLS}
-    made = slm.formatter(model=directory(tmp_path, config, **files))
-    assert (prompt(made), prompt(made, tools=[TOOL])) == ("<s>plain</s><pad>", "f")
-    assert made.name == "chat_template.jinja"
+    formatter = slm.formatter(model=directory(tmp_path, config, **files))
+    assert (prompt(formatter), prompt(formatter, tools=[TOOL])) == ("<s>plain</s><pad>", "f")
+    assert formatter.name == "chat_template.jinja"
 
 
 @pytest.mark.parametrize(
     "template", [PLAIN, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}]]
 )
-def test_configuration_of_a_directory(tmp_path: Path, template: object) -> None:
-    made = slm.formatter(model=str(directory(tmp_path, {"eos_token": "</s>", "chat_template": template})))
-    assert (prompt(made), made.name) == ("plain</s>", "tokenizer_config.json")
-    assert prompt(made, tools=[TOOL]) == ("f" if isinstance(template, list) else "plain</s>")
+def test_the_configuration_of_a_directory(tmp_path: Path, template: object) -> None:
+    formatter = slm.formatter(model=str(directory(tmp_path, {"eos_token": "</s>", "chat_template": template})))
+    assert (prompt(formatter), formatter.name) == ("plain</s>", "tokenizer_config.json")
+    assert prompt(formatter, tools=[TOOL]) == ("f" if isinstance(template, list) else "plain</s>")
 
 
 @pytest.mark.parametrize(
@@ -135,20 +135,20 @@ def test_configuration_of_a_directory(tmp_path: Path, template: object) -> None:
         ('{"chat_template": "{% if %}"}', "not valid jinja"),
     ],
 )
-def test_damaged_configuration_is_an_error_of_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_damaged_configuration_is_an_error_of_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(TemplateError, match=message) as caught:
         slm.formatter(model=tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_template_file_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_template_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TemplateError, match="is not UTF-8"):
         slm.formatter(model=tmp_path)
 
 
-def test_load_takes_a_further_template_by_name(tmp_path: Path) -> None:
+def test_load_accepts_the_name_of_a_further_template(tmp_path: Path) -> None:
     tiny = make_tiny_model("llama")
     tiny.metadata.update({"tokenizer.chat_templates": ["rag"], "tokenizer.chat_template.rag": "rag"})
     with slm.load(tiny.write(tmp_path / "m.gguf"), formatter="rag") as model:

@@ -1,4 +1,4 @@
-"""Sound GGUF files against the gguf package, llama.cpp's own type table and the bytes that were written."""
+"""Valid GGUF files compared with the gguf package, llama.cpp's type table and the written bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUMBERS: dict[GGUFValueType, str] = {
     GGUFValueType.FLOAT64: "f8",
     GGUFValueType.BOOL: "?",
 }
-# The gguf package gives Q8_1 40 bytes, ggml 36 (block_q8_1); it is never stored in files.
+# Q8_1 has 40 bytes in the gguf package and 36 in ggml (block_q8_1); files never contain it.
 STORED_TYPES = [kind for kind in GGMLQuantizationType if kind is not GGMLQuantizationType.Q8_1]
 
 
@@ -47,14 +47,14 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, *dims: int) -> np.ndarray:
-    """Random packed bytes of a tensor whose rows are ``dims[-1]`` blocks long."""
+    """Random packed bytes of a tensor with ``dims[-1]`` blocks per row."""
     return rng.integers(0, 256, (*dims[:-1], dims[-1] * gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
 
 
 def write_model(
     path: Path, alignment: int | None = None, seed: int = 0, **options: int | bool
 ) -> dict[str, np.ndarray]:
-    """A file with a tensor of every type, of 1 to 4 dimensions, no two alike; returns the bytes of each."""
+    """Write a file with a tensor of every type, in different shapes of 1 to 4 dimensions; return the bytes of each."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama", **options)
     if alignment:
@@ -74,16 +74,16 @@ def contents_by_gguf(path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in fields if not name.startswith("GGUF.")}
 
 
-def assert_same_value(found: object, wanted: object, what: str) -> None:
-    if isinstance(found, np.ndarray):
-        np.testing.assert_array_equal(found, wanted, err_msg=what)
-    elif isinstance(found, list) and found and not isinstance(found[0], str):
-        assert len(found) == len(wanted), f"{what}: {len(found)} items, {len(wanted)} written"
-        for one, other in zip(found, wanted, strict=True):
+def assert_same_value(actual: object, expected: object, what: str) -> None:
+    if isinstance(actual, np.ndarray):
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
+    elif isinstance(actual, list) and actual and not isinstance(actual[0], str):
+        assert len(actual) == len(expected), f"{what}: {len(actual)} items, {len(expected)} written"
+        for one, other in zip(actual, expected, strict=True):
             assert_same_value(one, other, what)
     else:
-        assert type(found) is type(wanted), f"{what}: a {type(found)}, written as {type(wanted)}"
-        assert found == wanted, f"{what} differs from what was written"
+        assert type(actual) is type(expected), f"{what}: a {type(actual)}, written as {type(expected)}"
+        assert actual == expected, f"{what} differs from the written value"
 
 
 def number_values(kind: GGUFValueType) -> st.SearchStrategy[Any]:
@@ -122,12 +122,12 @@ NESTED_ARRAYS = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        TEXTS.map("my.{}".format),  # not a key that has a meaning here
+        TEXTS.map("my.{}".format),  # not a key with a meaning
         st.one_of(SCALARS, STRINGS, NUMBER_ARRAYS, STRING_ARRAYS, NESTED_ARRAYS),
         max_size=12,
     )
 )
-def test_metadata_of_every_type_reads_as_written(
+def test_metadata_of_every_type_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, pairs: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "metadata.gguf"
@@ -138,21 +138,21 @@ def test_metadata_of_every_type_reads_as_written(
     with GgufFile.open(path) as file:
         assert list(file.metadata) == ["general.architecture", *pairs]
         for key, (kind, item, value) in pairs.items():
-            found = file.metadata[key]
-            assert_same_value(found, value, key)
+            actual = file.metadata[key]
+            assert_same_value(actual, value, key)
             stored = item if kind is GGUFValueType.ARRAY else kind
             assert file.metadata.type_name(key).endswith(stored.name.lower())
-            if isinstance(found, np.ndarray):
-                assert found.dtype == np.dtype(NUMBERS[item]), f"{key} is stored as {item}"
+            if isinstance(actual, np.ndarray):
+                assert actual.dtype == np.dtype(NUMBERS[item]), f"{key} is stored as {item}"
 
 
 @pytest.mark.parametrize("vocabulary", ["gpt-2", "llama-spm"])
 def test_metadata_of_a_published_file_equals_the_gguf_packages(shared_dir: Path, vocabulary: str) -> None:
     path = shared_dir / f"oracles/vocabs/ggml-vocab-{vocabulary}.gguf"
-    wanted = contents_by_gguf(path)
+    expected = contents_by_gguf(path)
     file = GgufFile.open(path)
-    assert list(file.metadata) == list(wanted)
-    for key, value in wanted.items():
+    assert list(file.metadata) == list(expected)
+    for key, value in expected.items():
         assert_same_value(file.metadata[key], value, key)
     assert not file.tensors, "a vocabulary has no tensors"
 
@@ -170,22 +170,22 @@ def test_opening_a_large_vocabulary_copies_nothing(shared_dir: Path) -> None:
     assert file.require("tokenizer.ggml.scores", np.ndarray).shape == (262_144,)
 
 
-def test_opening_is_far_quicker_than_with_the_gguf_package(shared_dir: Path) -> None:
+def test_opening_is_at_least_ten_times_faster_than_the_gguf_package(shared_dir: Path) -> None:
     path = shared_dir / "oracles/vocabs/ggml-vocab-llama-spm.gguf"
     start = time.process_time()
     gguf.GGUFReader(path)
-    theirs = time.process_time() - start
-    ours = []
+    reference_s = time.process_time() - start
+    opening_s = []
     for _ in range(3):
         start = time.process_time()
         GgufFile.open(path)
-        ours.append(time.process_time() - start)
-    # Several hundred times; ten holds on any machine, unless vocabularies are made into Python objects again.
-    assert min(ours) * 10 < theirs, f"{min(ours):.4f} s, the gguf package {theirs:.4f} s"
+        opening_s.append(time.process_time() - start)
+    # The ratio is several hundred. Ten holds on any machine, unless vocabularies become Python objects again.
+    assert min(opening_s) * 10 < reference_s, f"{min(opening_s):.4f} s, the gguf package {reference_s:.4f} s"
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64, 4096])
-def test_tensors_of_every_type_equal_what_was_written(tmp_path: Path, alignment: int | None) -> None:
+def test_tensors_of_every_type_equal_the_written_bytes(tmp_path: Path, alignment: int | None) -> None:
     path = tmp_path / "model.gguf"
     written = write_model(path, alignment)
     file = GgufFile.open(path)
@@ -194,16 +194,16 @@ def test_tensors_of_every_type_equal_what_was_written(tmp_path: Path, alignment:
     assert file.alignment == (alignment or 32) == reader.alignment
     assert file.size_bytes == path.stat().st_size
     assert list(file.tensors) == list(written)
-    for theirs in reader.tensors:
-        tensor = file.tensors[theirs.name]
-        assert tensor.shape == tuple(reversed(theirs.shape.tolist()))
-        assert tensor.ggml_type == theirs.tensor_type
-        assert tensor.ggml_type.name == theirs.tensor_type.name
-        assert (tensor.n_bytes, tensor.offset) == (theirs.n_bytes, theirs.data_offset)
-        assert tensor.n_elements == theirs.n_elements
-        data = file.tensor_data(theirs.name)
-        np.testing.assert_array_equal(data, written[theirs.name].reshape(-1), err_msg=theirs.name)
-        np.testing.assert_array_equal(data, theirs.data.reshape(-1).view(np.uint8), err_msg=theirs.name)
+    for reference in reader.tensors:
+        tensor = file.tensors[reference.name]
+        assert tensor.shape == tuple(reversed(reference.shape.tolist()))
+        assert tensor.ggml_type == reference.tensor_type
+        assert tensor.ggml_type.name == reference.tensor_type.name
+        assert (tensor.n_bytes, tensor.offset) == (reference.n_bytes, reference.data_offset)
+        assert tensor.n_elements == reference.n_elements
+        data = file.tensor_data(reference.name)
+        np.testing.assert_array_equal(data, written[reference.name].reshape(-1), err_msg=reference.name)
+        np.testing.assert_array_equal(data, reference.data.reshape(-1).view(np.uint8), err_msg=reference.name)
 
 
 def test_matrices_are_rows_first(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_matrices_are_rows_first(tmp_path: Path) -> None:
 
 def test_type_table_equals_the_gguf_packages() -> None:
     for kind in STORED_TYPES:
-        ours = GgmlType(kind.value)
-        assert (ours.name, ours.block_size, ours.block_bytes) == (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+        our_type = GgmlType(kind.value)
+        assert (our_type.name, our_type.block_size, our_type.block_bytes) == (kind.name, *gguf.GGML_QUANT_SIZES[kind])
 
 
 def test_type_table_equals_llama_cpps() -> None:
@@ -262,7 +262,7 @@ def test_shards_open_through_any_of_them(tmp_path: Path, small_first: bool) -> N
         assert file.path == paths[0]
         assert file.shard_paths == tuple(paths)
         assert file.size_bytes == sum(shard.stat().st_size for shard in paths)
-        assert file.require("llama.block_count", int) == 2, "metadata is that of the first shard"
+        assert file.require("llama.block_count", int) == 2, "metadata comes from the first shard"
         assert list(file.tensors) == list(written)
         for name, blocks in written.items():
             np.testing.assert_array_equal(file.tensor_data(name), blocks.reshape(-1), err_msg=name)
@@ -274,15 +274,15 @@ def test_one_shard_of_one_is_a_plain_file(tmp_path: Path) -> None:
     assert list(GgufFile.open(str(path)).tensors) == list(written)
 
 
-def test_strings_that_are_not_utf8_give_their_bytes_back(tmp_path: Path) -> None:
+def test_strings_that_are_not_utf8_keep_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "vocab.gguf"
     tokens = [b"\xe4\xbd", b"\xa0", b"\xff\xfe", b"", b"\x00", "ok \U0001f600".encode(), b"\xed\xa0\x80", b"x" * 1000]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_token_list(tokens)
     finish(writer)
-    found = GgufFile.open(path).require("tokenizer.ggml.tokens", list[str])
-    assert [token.encode("utf-8", "surrogateescape") for token in found] == tokens
-    assert found[5] == "ok \U0001f600"
+    texts = GgufFile.open(path).require("tokenizer.ggml.tokens", list[str])
+    assert [token.encode("utf-8", "surrogateescape") for token in texts] == tokens
+    assert texts[5] == "ok \U0001f600"
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def typed(tmp_path: Path) -> GgufFile:
     return GgufFile.open(path)
 
 
-def test_typed_reads_give_the_value(typed: GgufFile) -> None:
+def test_typed_reads_return_the_value(typed: GgufFile) -> None:
     assert typed.require("small", int) == 7
     assert typed.require("negative", int) == -(2**40)
     assert typed.require("base", float) == 0.5
@@ -337,7 +337,7 @@ def test_typed_reads_refuse_another_type(typed: GgufFile, key: str, type_: Any, 
         typed.get(key, type_, None)
 
 
-def test_missing_things_are_named(typed: GgufFile) -> None:
+def test_missing_keys_and_tensors_are_named(typed: GgufFile) -> None:
     with pytest.raises(UnsupportedModel, match=r"typed\.gguf: metadata 'qwen3\.block_count' is missing \(int wanted\)"):
         typed.require("qwen3.block_count", int)
     with pytest.raises(UnsupportedModel, match=r"typed\.gguf: tensor 'output\.weight' is missing"):
@@ -385,7 +385,7 @@ def test_closing_returns_the_mapping_once_no_view_is_left(tmp_path: Path) -> Non
     assert not is_mapped(), "the file is still mapped"
 
 
-def test_a_closed_file_says_so(tmp_path: Path) -> None:
+def test_reading_a_closed_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     name = next(iter(write_model(path)))
     with GgufFile.open(path) as file:
@@ -405,7 +405,7 @@ def test_a_closed_file_says_so(tmp_path: Path) -> None:
             use()
 
 
-def test_fingerprint_depends_on_content_alone(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_content(tmp_path: Path) -> None:
     first, copy = tmp_path / "a.gguf", tmp_path / "b" / "other-00001-of-00001.gguf"
     copy.parent.mkdir()
     write_model(first)
@@ -415,10 +415,10 @@ def test_fingerprint_depends_on_content_alone(tmp_path: Path) -> None:
     assert len(fingerprint) == 64
     assert GgufFile.open(copy).fingerprint() == fingerprint
     copy.write_bytes(first.read_bytes() + bytes(100))
-    assert GgufFile.open(copy).fingerprint() == fingerprint, "padding behind the last tensor is no content"
+    assert GgufFile.open(copy).fingerprint() == fingerprint, "padding after the last tensor is not content"
 
 
-def test_fingerprint_sees_every_header_byte_and_every_tensor(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_every_header_byte_and_every_tensor(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path)
     original = path.read_bytes()
@@ -431,10 +431,10 @@ def test_fingerprint_sees_every_header_byte_and_every_tensor(tmp_path: Path) -> 
         changed[place] ^= 1
         path.write_bytes(changed)
         fingerprints.add(GgufFile.open(path).fingerprint())
-    assert len(fingerprints) == 1 + len(places), "a change went unseen"
+    assert len(fingerprints) == 1 + len(places), "a change did not change the fingerprint"
 
 
-def test_fingerprint_samples_large_tensors_from_end_to_end(tmp_path: Path) -> None:
+def test_the_fingerprint_samples_large_tensors_from_end_to_end(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     weights = np.random.default_rng(2).integers(0, 256, 1_000_003, dtype=np.uint8)
     fingerprints = set()
@@ -450,7 +450,7 @@ def test_fingerprint_samples_large_tensors_from_end_to_end(tmp_path: Path) -> No
     assert len(fingerprints) == 3
 
 
-def test_fingerprint_of_an_8_gb_file_is_quick(tmp_path: Path) -> None:
+def test_the_fingerprint_of_an_8_gb_file_is_fast(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for i in range(300):
@@ -464,7 +464,7 @@ def test_fingerprint_of_an_8_gb_file_is_quick(tmp_path: Path) -> None:
     assert file.size_bytes > 8e9
     start = time.perf_counter()
     file.fingerprint()
-    assert time.perf_counter() - start < 5, "samples take tens of milliseconds, the whole file much longer"
+    assert time.perf_counter() - start < 5, "samples take tens of milliseconds, a read of the whole file much longer"
 
 
 def test_several_threads_read_one_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Damaged, hostile and foreign GGUF files: each is one line of a typed error, at a bounded cost."""
+"""Damaged, hostile and foreign GGUF files: each raises a typed error of one line, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ SOUND = model(
 )
 
 
-def exhaust(path: Path) -> None:
-    """Open a file and read everything in it; only ModelError may come out, in one line that names the file."""
+def read_everything(path: Path) -> None:
+    """Open a file and read everything in it; only a ModelError of one line that names the file may be raised."""
     try:
         with GgufFile.open(path) as file:
             for key in file.metadata:
@@ -72,14 +72,14 @@ def exhaust(path: Path) -> None:
         assert_is_one_line(error, path)
 
 
-def test_the_sound_file_is_sound(tmp_path: Path) -> None:
+def test_the_undamaged_file_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(SOUND)
     file = GgufFile.open(path)
     assert file.require("tokenizer.ggml.tokens", list[str]) == ["a", "", "xyz"]
     assert [tuple(t.shape) for t in file.tensors.values()] == [(5, 3), (2, 64), (7,)]
-    theirs = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
-    assert {name: file.tensor_data(name).tobytes() for name in file.tensors} == theirs
+    expected = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
+    assert {name: file.tensor_data(name).tobytes() for name in file.tensors} == expected
 
 
 def test_truncation_at_every_byte_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_truncation_at_every_byte_of_a_vocabulary_is_refused(tmp_path: Path) -> 
         assert kind is InvalidModelFile, f"the first {n_bytes} bytes: {message}"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.gguf") == (InvalidModelFile, f"{tmp_path}/none.gguf: no such file")
     assert refusal(tmp_path) == (InvalidModelFile, f"{tmp_path}: a directory, but a GGUF file is wanted")
     assert refusal(tmp_path / "empty", b"") == (InvalidModelFile, f"{tmp_path}/empty: the file is empty")
@@ -340,7 +340,7 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_is_unknown_is_named(tmp_path: Path, name: str) -> None:
+def test_unknown_things_are_named(tmp_path: Path, name: str) -> None:
     data, pattern = UNSUPPORTED[name]
     kind, message = refusal(tmp_path / "model.gguf", data)
     assert re.search(pattern, message), message
@@ -371,9 +371,9 @@ def id_42(n_rows: int, row: int, room: int, *, last: bool = False) -> bytes:
     return model(tensors=[tensor("w", [row, n_rows], Q2_0, 0), *after], data=bytes(room + (0 if last else 32)))
 
 
-def test_id_42_is_q2_0_where_the_size_says_so(tmp_path: Path) -> None:
+def test_type_id_42_is_q2_0_if_the_size_fits(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    # A small tensor leaves room for either; rows of 192 are no multiple of the forks' 128.
+    # A small tensor has room for both layouts; rows of 192 are not a multiple of the forks' 128.
     for n_rows, row, last in ((24, 256, False), (24, 256, True), (1, 192, False)):
         n_bytes = n_rows * row // 64 * 18
         path.write_bytes(id_42(n_rows, row, n_bytes, last=last))
@@ -390,7 +390,7 @@ def test_id_42_is_q2_0_where_the_size_says_so(tmp_path: Path) -> None:
         "room for neither": id_42(24, 256, 24 * 256 // 64 * 18 + 32),
     }.items(),
 )
-def test_id_42_is_refused_where_it_is_not_certain(tmp_path: Path, name: str, data: bytes) -> None:
+def test_type_id_42_is_refused_if_it_is_ambiguous(tmp_path: Path, name: str, data: bytes) -> None:
     kind, message = refusal(tmp_path / "model.gguf", data)
     assert kind is UnsupportedModel, f"{name}: {message}"
     assert re.search(r"tensor 'w' has the type id 42 and \d+ bytes for \d+ weights, which is not certainly", message)
@@ -414,15 +414,15 @@ def test_memory_stays_within_a_small_multiple_of_the_file(tmp_path: Path, name: 
     path.write_bytes(HOSTILE[name])
     tracemalloc.start()
     try:
-        exhaust(path)
+        read_everything(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # At the worst, an array object of 240 bytes and its place in a list for each 12 bytes of file.
+    # The worst case: for each 12 bytes of file, an array object of 240 bytes and its place in a list.
     assert peak < 24 * len(HOSTILE[name]) + 50_000, f"{peak} bytes for a file of {len(HOSTILE[name])}"
 
 
-def test_strings_by_the_million_are_refused_without_walking_them(tmp_path: Path) -> None:
+def test_millions_of_strings_are_refused_without_reading_them(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     n = 2**23 + 1
     path.write_bytes(model([pair("k", ARRAY, array(STRING, n))]))
@@ -442,12 +442,12 @@ FUZZ = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCh
 
 @FUZZ
 @given(st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-def test_any_bytes_changed(scratch: Path, changes: list[tuple[int, int]]) -> None:
+def test_random_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
     data = bytearray(SOUND)
     for place, value in changes:
         data[place] = value
     scratch.write_bytes(data)
-    exhaust(scratch)
+    read_everything(scratch)
 
 
 @FUZZ
@@ -457,9 +457,11 @@ def test_any_bytes_changed(scratch: Path, changes: list[tuple[int, int]]) -> Non
     inserted=st.binary(max_size=40),
     end=st.integers(0, 900),
 )
-def test_any_piece_cut_out_put_in_or_cut_off(scratch: Path, start: int, length: int, inserted: bytes, end: int) -> None:
+def test_random_removed_inserted_and_truncated_pieces(
+    scratch: Path, start: int, length: int, inserted: bytes, end: int
+) -> None:
     scratch.write_bytes((SOUND[:start] + inserted + SOUND[start + length :])[:end])
-    exhaust(scratch)
+    read_everything(scratch)
 
 
 EXTREME = st.sampled_from([0, 1, 2, 3, 7, 8, 31, 32, 255, 2**16, 2**31, 2**32 - 1])
@@ -470,15 +472,17 @@ KINDS = st.integers(0, 13)
 
 def arrays(children: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     items = st.lists(children, max_size=4)
-    honest = st.tuples(KINDS, items).map(lambda made: array(made[0], len(made[1]), b"".join(made[1])))
-    return honest | st.tuples(KINDS, EXTREME_64, items).map(lambda made: array(made[0], made[1], b"".join(made[2])))
+    honest = st.tuples(KINDS, items).map(lambda fields: array(fields[0], len(fields[1]), b"".join(fields[1])))
+    return honest | st.tuples(KINDS, EXTREME_64, items).map(
+        lambda fields: array(fields[0], fields[1], b"".join(fields[2]))
+    )
 
 
 VALUES = st.recursive(st.binary(max_size=9) | st.binary(max_size=5).map(string), arrays, max_leaves=8)
-PAIRS = st.tuples(NAMES, KINDS | EXTREME, VALUES).map(lambda made: pair(*made))
+PAIRS = st.tuples(NAMES, KINDS | EXTREME, VALUES).map(lambda fields: pair(*fields))
 TENSORS = st.tuples(
     NAMES, st.lists(st.integers(1, 64) | EXTREME_64, max_size=5), st.integers(0, 43) | EXTREME, EXTREME_64
-).map(lambda made: tensor(*made))
+).map(lambda fields: tensor(*fields))
 
 
 @FUZZ
@@ -491,7 +495,7 @@ TENSORS = st.tuples(
     version=st.sampled_from([2, 3, 3, 3]) | EXTREME,
 )
 @example(pairs=[], tensors=[], data=b"", n_pairs=None, n_tensors=None, version=3)
-def test_any_header(
+def test_random_headers(
     scratch: Path,
     pairs: list[bytes],
     tensors: list[bytes],
@@ -501,11 +505,11 @@ def test_any_header(
     version: int,
 ) -> None:
     scratch.write_bytes(model(pairs, tensors, data, n_pairs=n_pairs, n_tensors=n_tensors, version=version))
-    exhaust(scratch)
+    read_everything(scratch)
 
 
 @FUZZ
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_at_all(scratch: Path, data: bytes, with_header: bool) -> None:
+def test_random_bytes(scratch: Path, data: bytes, with_header: bool) -> None:
     scratch.write_bytes((b"GGUF\x03\0\0\0" if with_header else b"") + data)
-    exhaust(scratch)
+    read_everything(scratch)

@@ -1,4 +1,4 @@
-"""Sharded GGUF files: all shards or a refusal that names the one at fault."""
+"""Sharded GGUF files: all shards are read, or the error names the wrong shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_core.gguf import GgufFile
 
 
 def write_shards(folder: Path, **changes: dict[str, object]) -> list[Path]:
-    """Three shards of one tensor each; ``changes`` of a shard are its split keys, ``name`` and ``alignment``."""
+    """Three shards with one tensor each; ``changes`` of a shard are its split keys, ``name`` and ``alignment``."""
     paths = []
     for i in range(3):
         keys: dict[str, object] = {"no": i, "count": 3, "tensors.count": 3, **changes.get(f"shard{i}", {})}
@@ -38,7 +38,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         assert "1 of 3 shards are missing in its folder, the first is model-00002-of-00003.gguf" in message
 
 
-def test_a_shard_whose_name_counts_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_shard_with_another_count_in_its_name_is_refused(tmp_path: Path) -> None:
     path = write_shards(tmp_path)[0].rename(tmp_path / "model-00001-of-00004.gguf")
     kind, message = refusal(path)
     assert kind is InvalidModelFile
@@ -78,8 +78,8 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     assert_is_one_line(caught.value, paths[2])
 
 
-def test_shards_whose_data_start_is_a_guess_are_refused(tmp_path: Path) -> None:
-    # The gguf package's writer aligns all shards to 64, but says so in the first only; its reader then reads zeros.
+def test_shards_with_an_ambiguous_start_of_data_are_refused(tmp_path: Path) -> None:
+    # The gguf package writes all shards with alignment 64, but only the first says so; its reader then reads zeros.
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=2)
     writer.add_custom_alignment(64)
     for i in range(5):
@@ -89,7 +89,7 @@ def test_shards_whose_data_start_is_a_guess_are_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     third = tmp_path / "model-00003-of-00003.gguf"
-    assert gguf.GGUFReader(third).tensors[0].data[0] == 0, "the gguf package now writes or reads such shards well"
+    assert gguf.GGUFReader(third).tensors[0].data[0] == 0, "the gguf package now writes or reads such shards correctly"
     with pytest.raises(
         UnsupportedModel, match=r"where the tensors start is not certain: metadata 'general\.alignment' is 64"
     ):

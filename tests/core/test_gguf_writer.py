@@ -1,4 +1,4 @@
-"""Files written tensor by tensor, read by the gguf package; what does not fit leaves nothing behind."""
+"""Files written tensor by tensor, read by the gguf package; failed writes leave no file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pieces(rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.integers(0, 120, n).astype(np.uint8) for n in (60, 34, 102, 68)]
 
 
-def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
+def test_the_gguf_package_reads_written_files(tmp_path: Path) -> None:
     writer, data = (
         GgufWriter(METADATA | {"general.alignment": stored_uint32(64)}, TENSORS, 64),
         pieces(np.random.default_rng(0)),
@@ -29,9 +29,9 @@ def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
     assert (tmp_path / "m.gguf").stat().st_size == writer.size_bytes
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     assert reader.fields["x"].contents() == 2**32 - 1
-    found = {t.name: (t.shape.tolist(), t.tensor_type.name, np.asarray(t.data).tobytes()) for t in reader.tensors}
+    tensors = {t.name: (t.shape.tolist(), t.tensor_type.name, np.asarray(t.data).tobytes()) for t in reader.tensors}
     raw = np.concatenate(data).tobytes()
-    assert found == {"a": ([5, 3], "F32", raw[:60]), "b\u00e9": ([32, 3, 2], "Q8_0", raw[60:])}
+    assert tensors == {"a": ([5, 3], "F32", raw[:60]), "b\u00e9": ([32, 3, 2], "Q8_0", raw[60:])}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
         ([], "the data of the last tensors is missing"),
     ],
 )
-def test_data_that_does_not_fit_leaves_what_was_there(tmp_path: Path, sizes: list[int], message: str) -> None:
+def test_data_of_a_wrong_size_keeps_the_old_file(tmp_path: Path, sizes: list[int], message: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"precious")
     with pytest.raises(ValueError, match=message), GgufWriter(METADATA, TENSORS, 32).open(path) as sink:

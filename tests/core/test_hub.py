@@ -1,4 +1,4 @@
-"""Models of the Hub by reference: which files are meant, and where they are found without a network."""
+"""References to models of the Hub: the files that they mean, and the cache without a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = [
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """A cache with a repository of two models, where nothing is downloaded."""
+    """A cache with a repository of two models, without downloads."""
     home = tmp_path / "models--somebody--tiny"
     folder = home / "snapshots" / COMMIT
     folder.mkdir(parents=True)
@@ -46,7 +46,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("hf://a/b", ["model-Q4_K_M.gguf"]),
         ("hf:/a/b", ["model-Q4_K_M.gguf"]),
@@ -61,8 +61,8 @@ def cache(tmp_path, monkeypatch) -> Path:
         ),
     ],
 )
-def test_a_reference_means_files(text, wanted):
-    assert hub.choose(hub.Reference.parse(text), FILES) == wanted
+def test_a_reference_is_resolved_to_files(text, expected):
+    assert hub.choose(hub.Reference.parse(text), FILES) == expected
 
 
 def test_a_repository_without_gguf_files_is_a_directory():
@@ -82,7 +82,7 @@ def test_a_repository_without_gguf_files_is_a_directory():
         ("hf://a/b", ["README.md"], "neither GGUF files nor a config.json"),
     ],
 )
-def test_what_is_not_there_is_named(text, files, message):
+def test_missing_files_are_named(text, files, message):
     with pytest.raises(UnsupportedModel, match=message):
         hub.choose(hub.Reference.parse(text), files)
 
@@ -90,8 +90,8 @@ def test_what_is_not_there_is_named(text, files, message):
 @pytest.mark.parametrize(
     "text", ["hf://", "hf://a", "hf://a/b/c", "hf://a/../b", "hf://a/b:", "hf://a/b@/x.gguf", "hf:///b"]
 )
-def test_other_texts_are_refused(text):
-    with pytest.raises(InvalidModelFile, match="no reference"):
+def test_invalid_references_are_refused(text):
+    with pytest.raises(InvalidModelFile, match="not a reference"):
         slm.load(text)
 
 
@@ -103,8 +103,8 @@ def test_a_model_in_the_cache_loads_offline(cache, reference):
     assert slm.load_vocab(reference).size == model.info.n_vocab
 
 
-def test_where_nobody_answers_the_cache_is_used_or_the_error_is_one_line(cache, monkeypatch, caplog):
-    """By the library's own client, which asks where nobody listens and waits between its attempts."""
+def test_without_an_answer_the_cache_is_used_or_the_error_is_one_line(cache, monkeypatch, caplog):
+    """The library's client connects to a closed port and waits between its attempts."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -116,40 +116,40 @@ def test_where_nobody_answers_the_cache_is_used_or_the_error_is_one_line(cache, 
 
 
 @pytest.mark.parametrize("reference", ["hf://somebody/else:Q8_0", "hf://somebody/tiny@v2:Q8_0"])
-def test_what_is_not_in_the_cache_is_an_error_offline(cache, reference):
+def test_a_model_missing_in_the_cache_is_an_error_offline(cache, reference):
     with pytest.raises(InvalidModelFile, match="not in the cache"):
         slm.load(reference)
 
 
-def test_a_hub_that_is_out_of_reach_leaves_the_cache(cache, monkeypatch, caplog):
+def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
     def refuse(*args, **kwargs):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refuse)
-    asked = hub.Reference.parse("hf://somebody/tiny:Q8_0")
-    assert hub.choose(asked, hub._listed(huggingface_hub, asked)) == ["tiny-Q8_0.gguf"]
+    reference = hub.Reference.parse("hf://somebody/tiny:Q8_0")
+    assert hub.choose(reference, hub._listed(huggingface_hub, reference)) == ["tiny-Q8_0.gguf"]
     assert "cannot be reached (no route)" in caplog.text
 
 
 def test_the_librarys_variables_are_respected(cache):
-    """In a process of its own, as the library reads them when it is imported."""
+    """In a subprocess, because the library reads the variables when it is imported."""
     code = "from slm_core import hub; print(hub.fetch('hf://somebody/tiny:f32'))"
     variables = {"HF_HUB_CACHE": str(cache.parents[2]), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(cache / "tiny-f32.gguf")
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+def test_without_the_extra_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedModel, match=r'pip install "slm-core\[hub\]"'):
         slm.load("hf://somebody/tiny")
 
 
-def test_a_directory_is_fetched_with_all_that_is_read_of_it():
+def test_a_directory_is_fetched_with_all_files_that_are_read():
     read = ["config.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json", "chat_template.jinja"]
     read += ["tokenizer.json", "rwkv_vocab_v20230424.txt"]
     others = ["README.md", "pytorch_model.bin", "hf_rwkv_tokenizer.py", "LICENSE.txt"]
-    found = huggingface_hub.utils.filter_repo_objects([*read, *others], allow_patterns=list(hub._DIRECTORY))
-    assert list(found) == read
+    fetched = huggingface_hub.utils.filter_repo_objects([*read, *others], allow_patterns=list(hub._DIRECTORY))
+    assert list(fetched) == read

@@ -1,4 +1,4 @@
-"""Importing slm_core and listing backends stays cheap: no engine and no interface library is imported."""
+"""Importing slm_core and listing backends is cheap: no engine and no UI library is imported."""
 
 from __future__ import annotations
 

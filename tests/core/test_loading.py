@@ -1,4 +1,4 @@
-"""``slm.load``: which backend it takes, and that it says why."""
+"""``slm.load``: the chosen backend, and the reported reason."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, Mod
 class FakeModel:
     def __init__(self, backend: str, options: ModelOptions, template: str | None) -> None:
         self.options, self.vocab, self.closed = options, ByteVocab(), False
-        self.asked: list[ContextOptions] = []
+        self.context_options: list[ContextOptions] = []
         self.info = ModelInfo(Path("x"), backend, "arch", "", 1, 1, 1, 260, 64, "F32", 4, "f", template, "cpu")
 
     def new_context(self, options: ContextOptions) -> ScriptedContext:
-        self.asked.append(options)
+        self.context_options.append(options)
         return ScriptedContext(says("hello"), n_ctx=options.n_ctx, n_seq_max=options.n_seq_max, n_batch=options.n_batch)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class FakeRegistry:
         self.backends = {backend.name: backend for backend in backends}
         self.formatters = {"template": None, "tags": None}
         self.guessable = False
-        self.asked = ""
+        self.requested_formatter = ""
 
     def backend(self, name: str) -> FakeBackend:
         if name not in self.backends:
@@ -81,7 +81,7 @@ class FakeRegistry:
 
     def formatter(self, name: str, source: FormatterSource) -> TagFormatter:
         assert source.eos_token == "<|end|>"
-        self.asked = name
+        self.requested_formatter = name
         if name == "template" and source.template == "broken":
             raise TemplateError("the template is broken")
         if name not in self.formatters:
@@ -92,25 +92,25 @@ class FakeRegistry:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     monkeypatch.delenv("SLM_BACKEND", raising=False)
-    made = FakeRegistry(
+    fake_registry = FakeRegistry(
         FakeBackend("slow", rank=1),
         FakeBackend("fast", rank=50),
         FakeBackend("gpu", rank=90, devices=("cuda",)),
         FakeBackend("absent", rank=100, installed=False),
     )
-    monkeypatch.setattr(loading, "registry", lambda: made)
-    return made
+    monkeypatch.setattr(loading, "registry", lambda: fake_registry)
+    return fake_registry
 
 
-def test_the_best_that_supports_the_device_is_taken_and_the_reason_told(known: FakeRegistry) -> None:
+def test_the_best_backend_for_the_device_is_chosen_with_a_reason(known: FakeRegistry) -> None:
     model = slm.load("m.gguf")
     assert model.info.backend == "fast"
-    for said in ("ranked 50", "slow 1", "gpu: no device auto", "absent: not here"):
-        assert said in model.info.reason
+    for part in ("ranked 50", "slow 1", "gpu: no device auto", "absent: not here"):
+        assert part in model.info.reason
     assert slm.load("m.gguf", device="cuda").info.backend == "gpu"
 
 
-def test_a_name_goes_before_the_environment_which_goes_before_rank(
+def test_the_name_overrides_the_environment_which_overrides_the_rank(
     known: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLM_BACKEND", "slow")
@@ -119,7 +119,7 @@ def test_a_name_goes_before_the_environment_which_goes_before_rank(
     assert slm.load("m.gguf", backend="gpu").info.reason == "named by the caller"
 
 
-def test_what_cannot_be_taken_is_said(known: FakeRegistry) -> None:
+def test_unusable_backends_are_named(known: FakeRegistry) -> None:
     with pytest.raises(UnknownBackend):
         slm.load("m.gguf", backend="nobody")
     with pytest.raises(BackendUnavailable, match="not here"):
@@ -128,7 +128,7 @@ def test_what_cannot_be_taken_is_said(known: FakeRegistry) -> None:
         slm.load("m.gguf", device="npu")
 
 
-def test_a_broken_plugin_keeps_no_other_from_running(known: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_does_not_prevent_others(known: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = known.backend
 
     def backend(name: str) -> FakeBackend:
@@ -150,18 +150,18 @@ def test_options_reach_the_backend(known: FakeRegistry) -> None:
     assert options.progress == shares.append
 
 
-def test_contexts_take_their_sizes_and_types(known: FakeRegistry) -> None:
+def test_contexts_have_the_requested_sizes_and_types(known: FakeRegistry) -> None:
     model = slm.load("m.gguf")
     with model.new_context(n_ctx=99, n_seq_max=2, n_batch=7, kv_type_k="q8_0", kv_type_v=KvType.F16):
         pass
-    assert known.backends["fast"].loaded[0].asked == [ContextOptions(99, 2, 7, KvType.Q8_0, KvType.F16)]
+    assert known.backends["fast"].loaded[0].context_options == [ContextOptions(99, 2, 7, KvType.Q8_0, KvType.F16)]
     with pytest.raises(
         InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0, f8_e4m3\)"
     ):
         model.new_context(kv_type_k="q3")
 
 
-def test_a_chat_brings_and_closes_its_own_context(known: FakeRegistry) -> None:
+def test_a_chat_creates_and_closes_its_own_context(known: FakeRegistry) -> None:
     with slm.load("m.gguf") as model:
         with model.chat(system="s", sampling=slm.Sampling(temperature=0)) as chat:
             assert chat.send("x").text == "hello"
@@ -171,19 +171,19 @@ def test_a_chat_brings_and_closes_its_own_context(known: FakeRegistry) -> None:
     assert known.backends["fast"].loaded[0].closed
 
 
-def test_the_chat_format_is_the_models_unless_another_is_named(known: FakeRegistry) -> None:
+def test_the_chat_format_is_the_models_by_default(known: FakeRegistry) -> None:
     assert slm.load("m.gguf").info.formatter == "tags"
-    own = TagFormatter()
-    assert slm.load("m.gguf", formatter=own).formatter is own
+    formatter = TagFormatter()
+    assert slm.load("m.gguf", formatter=formatter).formatter is formatter
     with pytest.raises(TemplateError, match="unknown chat format"):
         slm.load("m.gguf", formatter="nothing")
-    assert known.backends["fast"].loaded[-1].closed, "a model that cannot be used is closed"
+    assert known.backends["fast"].loaded[-1].closed, "an unusable model is closed"
 
 
 @pytest.mark.parametrize(
     ("template", "message"), [(None, "no chat template.*(registered: tags)"), ("broken", "is broken")]
 )
-def test_a_model_without_a_usable_format_loads_but_does_not_chat(
+def test_a_model_without_a_usable_format_loads_but_cannot_chat(
     known: FakeRegistry, template: str | None, message: str
 ) -> None:
     known.backends["fast"].template = template
@@ -194,19 +194,19 @@ def test_a_model_without_a_usable_format_loads_but_does_not_chat(
     assert slm.load("m.gguf", formatter="tags").chat(sampling=slm.Sampling(temperature=0)).send("x").text == "hello"
 
 
-def test_a_model_without_a_template_gets_the_format_that_its_tokens_tell(
+def test_a_model_without_a_template_gets_the_format_of_its_tokens(
     known: FakeRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     known.backends["fast"].template, known.guessable = None, True
     model = slm.load("m.gguf")
-    assert known.asked == "tags"
+    assert known.requested_formatter == "tags"
     assert model.info.formatter == "tags (guessed from the vocabulary: the model has no template)"
     assert "look like 'tags', which is used" in caplog.text, "a guess is reported"
 
 
-def test_the_callers_template_goes_before_the_models(known: FakeRegistry) -> None:
+def test_the_callers_template_overrides_the_models(known: FakeRegistry) -> None:
     slm.load("m.gguf", chat_template="another")
-    assert known.asked == "template"
+    assert known.requested_formatter == "template"
     with pytest.raises(TemplateError, match="is broken"):
         slm.load("m.gguf", chat_template="broken")
     with pytest.raises(InvalidOption, match="not both"):

@@ -1,4 +1,4 @@
-"""A model in memory in the place of a file."""
+"""A model in memory instead of a file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def path(tmp_path_factory):
     return make_tiny_model("qwen3").write(tmp_path_factory.mktemp("model") / "m.gguf")
 
 
-def test_bytes_are_read_as_the_file_is(path):
+def test_bytes_are_read_like_the_file(path):
     data = path.read_bytes()
     with GgufFile.open(path) as file, GgufFile.open(data) as held:
         assert dict(held.tensors) == dict(file.tensors)
         assert held.fingerprint() == file.fingerprint()
         assert list(held.metadata) == list(file.metadata)
         for name in file.tensors:
-            found = held.tensor_data(name)
-            assert (found == file.tensor_data(name)).all()
-            assert np.shares_memory(found, np.frombuffer(data, np.uint8)), "nothing is copied"
+            tensor_bytes = held.tensor_data(name)
+            assert (tensor_bytes == file.tensor_data(name)).all()
+            assert np.shares_memory(tensor_bytes, np.frombuffer(data, np.uint8)), "nothing is copied"
     with pytest.raises(ModelClosed):
         held.tensor_data("token_embd.weight")
 
@@ -44,7 +44,7 @@ def test_a_model_loads_from_memory(path):
         assert fingerprint == file.fingerprint()
 
 
-def test_a_backend_that_reads_files_alone_says_so(path):
+def test_a_backend_that_only_reads_files_refuses_bytes(path):
     pytest.importorskip("llama_cpp")
     data = path.read_bytes()
     with pytest.raises(UnsupportedModel, match=r"bytes in memory: llama\.cpp reads models from files alone"):
@@ -54,12 +54,12 @@ def test_a_backend_that_reads_files_alone_says_so(path):
 
 
 @pytest.mark.parametrize("data", [b"", b"GGU", b"no model\n" * 20])
-def test_other_bytes_are_refused_in_a_line(data):
+def test_invalid_bytes_are_refused_in_one_line(data):
     with pytest.raises(InvalidModelFile, match="<bytes>"):
         slm.load(data)
 
 
-def test_a_shard_is_read_from_a_file_alone(tmp_path):
+def test_a_shard_in_memory_is_refused(tmp_path):
     tiny = make_tiny_model("qwen3")
     tiny.metadata["split.count"] = 2
     with pytest.raises(UnsupportedModel, match="one of 2 shards"):

@@ -1,4 +1,4 @@
-"""What a file says about its model, against what was written into it."""
+"""The information in a model file, compared with the written metadata."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from slm_core.modelinfo import model_info
 from slm_core.types import KvType
 
 
-def described(path):
+def info_of(path):
     with GgufFile.open(path) as file:
         return model_info(file, backend="some (build)", device="cpu")
 
 
 @pytest.mark.parametrize(("weight_type", "name"), [("f32", "F32"), ("f16", "F16"), ("q8_0", "Q8_0")])
-def test_everything_is_filled_in(tmp_path, weight_type, name):
+def test_all_fields_are_filled(tmp_path, weight_type, name):
     tiny = make_tiny_model("qwen2", weight_type)
     path = tiny.write(tmp_path / "m.gguf")
-    info, reader = described(path), gguf.GGUFReader(path)
+    info, reader = info_of(path), gguf.GGUFReader(path)
     assert (info.path, info.backend, info.device) == (path, "some (build)", "cpu")
     assert (info.architecture, info.name) == ("qwen2", tiny.metadata["general.name"])
     assert (info.n_layers, info.n_embd, info.n_ctx_train) == (3, 96, 2048)
@@ -36,7 +36,7 @@ def test_everything_is_filled_in(tmp_path, weight_type, name):
 @pytest.mark.parametrize(
     ("kv_type", "bytes_of_32"), [(KvType.F32, 128), (KvType.F16, 64), (KvType.Q8_0, 34), (KvType.Q5_0, 22)]
 )
-def test_the_state_is_counted_in_the_kv_type(tmp_path, kv_type, bytes_of_32):
+def test_the_state_size_depends_on_the_kv_type(tmp_path, kv_type, bytes_of_32):
     path = make_tiny_model("qwen2").write(tmp_path / "m.gguf")
     reader = gguf.GGUFReader(path)
     widths = [int(t.shape[1]) for t in reader.tensors if t.name.endswith(("attn_k.weight", "attn_v.weight"))]
@@ -46,52 +46,52 @@ def test_the_state_is_counted_in_the_kv_type(tmp_path, kv_type, bytes_of_32):
     assert info.state_bytes_per_sequence == 0
 
 
-def test_the_state_of_an_architecture_without_a_file_is_not_known(tmp_path):
+def test_the_state_size_of_an_unknown_architecture_is_unknown(tmp_path):
     tiny = make_tiny_model("llama")
     named = {key.replace("llama.", "never.", 1): value for key, value in tiny.metadata.items()}
     tiny.metadata.update(named | {"general.architecture": "never"})
-    info = described(tiny.write(tmp_path / "m.gguf"))
+    info = info_of(tiny.write(tmp_path / "m.gguf"))
     assert (info.state_bytes_per_token, info.state_bytes_per_sequence) == (None, None)
 
 
-def test_what_may_be_missing(tmp_path):
+def test_optional_metadata_may_be_missing(tmp_path):
     tiny = make_tiny_model("llama")
     for key in ("general.name", "tokenizer.chat_template"):
         del tiny.metadata[key]
-    info = described(tiny.write(tmp_path / "m.gguf"))
+    info = info_of(tiny.write(tmp_path / "m.gguf"))
     assert (info.name, info.chat_template) == ("", None)
 
 
-def test_a_vocabulary_alone(tmp_path):
+def test_a_file_with_only_a_vocabulary(tmp_path):
     tiny = make_tiny_model("llama")
     tiny.tensors.clear()
-    info = described(tiny.write(tmp_path / "m.gguf"))
+    info = info_of(tiny.write(tmp_path / "m.gguf"))
     assert (info.n_params, info.n_bytes, info.quantization) == (0, 0, "")
     assert info.n_vocab == len(tiny.metadata["tokenizer.ggml.tokens"])
 
 
-def test_what_every_model_has_is_required(tmp_path):
+def test_required_metadata_is_required(tmp_path):
     for key in ("general.architecture", "llama.block_count", "llama.embedding_length", "llama.context_length"):
         tiny = make_tiny_model("llama")
         del tiny.metadata[key]
         with pytest.raises(UnsupportedModel, match=f"'{key}' is missing"):
-            described(tiny.write(tmp_path / "m.gguf"))
+            info_of(tiny.write(tmp_path / "m.gguf"))
     tiny.metadata["llama.context_length"] = 0
     with pytest.raises(InvalidModelFile, match=r"'llama\.context_length' is 0 \(accepted: 1 or more\)"):
-        described(tiny.write(tmp_path / "m.gguf"))
+        info_of(tiny.write(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize("kind", gguf.PoolingType)
-def test_the_pooling_is_what_the_number_stands_for(tmp_path, kind):
+def test_the_pooling_type_is_decoded(tmp_path, kind):
     tiny = make_tiny_model("qwen2")
     tiny.metadata["qwen2.pooling_type"] = int(kind)
-    pooling = described(tiny.write(tmp_path / "m.gguf")).pooling
+    pooling = info_of(tiny.write(tmp_path / "m.gguf")).pooling
     assert pooling == (kind.name.lower() if kind.name in ("MEAN", "CLS", "LAST") else None)
 
 
 @pytest.mark.parametrize("number", [5, 2**31 - 1])
-def test_a_pooling_that_nobody_knows_is_refused(tmp_path, number):
+def test_an_unknown_pooling_type_is_refused(tmp_path, number):
     tiny = make_tiny_model("qwen2")
     tiny.metadata["qwen2.pooling_type"] = number
     with pytest.raises(UnsupportedModel, match=f"'qwen2.pooling_type' is {number} .accepted: 0 none"):
-        described(tiny.write(tmp_path / "m.gguf"))
+        info_of(tiny.write(tmp_path / "m.gguf"))

@@ -1,4 +1,4 @@
-"""The registry: it checks what plugins provide, imports nothing before it is used, and survives a broken plugin."""
+"""The plugin registry checks entries, imports targets lazily, and survives broken plugins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Crashing:
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets name this module; import mode importlib does not put it where ``import`` finds it."""
+    """Targets name this module; with import mode importlib, ``import`` does not find it."""
     module = types.ModuleType("plugins_under_test")
     module.Engine, module.Crashing = Engine, Crashing
     monkeypatch.setitem(__import__("sys").modules, "plugins_under_test", module)
@@ -47,7 +47,7 @@ def entry(name: str, target: str = "plugins_under_test:Engine", hint: str = "") 
     return Entry(name, target, hint)
 
 
-def test_a_backend_is_imported_when_it_is_asked_for_and_created_once() -> None:
+def test_a_backend_is_imported_on_request_and_created_once() -> None:
     known = Registry({"p": plugin(entry("engine"), entry("absent", "no_such_package:Engine"))})
     assert list(known.backends) == ["absent", "engine"]
     assert known.backend("engine") is known.backend("engine")
@@ -55,7 +55,7 @@ def test_a_backend_is_imported_when_it_is_asked_for_and_created_once() -> None:
         known.backend("absent")
 
 
-def test_an_unknown_name_lists_what_is_known() -> None:
+def test_the_error_of_an_unknown_name_lists_known_names() -> None:
     known = Registry({"p": plugin(entry("engine"), formatters=(entry("chatty"),))})
     with pytest.raises(UnknownBackend, match=r"'engin' \(registered: engine\)"):
         known.backend("engin")
@@ -72,7 +72,7 @@ def test_an_unknown_name_lists_what_is_known() -> None:
         ([entry("engine"), entry("engine", "other:Engine")], "provided by plugins_under_test:Engine and other:Engine"),
     ],
 )
-def test_a_malformed_or_doubled_entry_is_refused(entries: list[Entry], message: str) -> None:
+def test_a_malformed_or_duplicate_entry_is_refused(entries: list[Entry], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         Registry({"p": plugin(*entries)})
     with pytest.raises(PluginError, match=message):
@@ -84,14 +84,14 @@ def test_two_plugins_may_not_provide_one_name() -> None:
         Registry({"p": plugin(entry("engine")), "q": plugin(entry("engine"))})
 
 
-def test_a_hook_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_hook_is_refused() -> None:
     module = types.ModuleType("typo")
     module.slm_backend = hookimpl(lambda: (), specname="slm_backend")
     with pytest.raises(PluginError, match="does not exist"):
         Registry({"typo": module})
 
 
-def test_statuses_report_what_is_broken_and_never_raise() -> None:
+def test_statuses_report_broken_backends_and_never_raise() -> None:
     entries = [
         entry("crashing", "plugins_under_test:Crashing"),
         entry("gone", "gone:X", "pip install gone"),
@@ -106,7 +106,7 @@ def test_statuses_report_what_is_broken_and_never_raise() -> None:
     assert not any(statuses[name].installed for name in ("crashing", "gone", "other"))
 
 
-def test_a_plugin_that_fails_to_import_takes_no_other_away(
+def test_a_failed_import_of_a_plugin_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Point:
@@ -120,15 +120,15 @@ def test_a_plugin_that_fails_to_import_takes_no_other_away(
 
     points = [Point("bad", ValueError("boom")), Point("good", plugin(entry("engine")))]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-    found = plugins.registry.__wrapped__()
-    assert (list(found.backends), found.broken) == (["engine"], {"bad": "ValueError: boom"})
+    registry = plugins.registry.__wrapped__()
+    assert (list(registry.backends), registry.broken) == (["engine"], {"bad": "ValueError: boom"})
     assert "boom" in caplog.text
     points.append(Point("good", plugin()))
     with pytest.raises(PluginError, match="two installed packages"):
         plugins.registry.__wrapped__()
 
 
-def test_a_program_may_add_a_plugin_whose_targets_are_callables() -> None:
+def test_a_program_can_add_a_plugin_with_callables_as_targets() -> None:
     known = Registry({"p": plugin(entry("engine"))})
     engine = known.backend("engine")
     known.add("mine", plugin(Entry("crashing", Crashing)))
@@ -137,4 +137,4 @@ def test_a_program_may_add_a_plugin_whose_targets_are_callables() -> None:
     for name, added in (("mine", plugin()), ("other", plugin(entry("engine"))), ("third", plugin(entry("Bad")))):
         with pytest.raises(PluginError):
             known.add(name, added)
-    assert list(known.backends) == ["crashing", "engine"], "what was refused left nothing behind"
+    assert list(known.backends) == ["crashing", "engine"], "refused plugins add no entries"

@@ -1,4 +1,4 @@
-"""Dequantization against the gguf package, bit for bit."""
+"""Dequantization equals the gguf package, bit for bit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def random_bytes(ggml_type: GgmlType, rng: np.random.Generator) -> NDArray[np.ui
 
 
 def with_sane_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The same blocks, their f16 and f32 scales drawn from -2 to 2."""
+    """The same blocks with random f16 and f32 scales from -2 to 2."""
     block = format_of(ggml_type).block
     blocks = data.view(block)
     for name in set(SCALE_FIELDS) & set(block.names or ()):
@@ -60,11 +60,11 @@ def with_sane_scales(data: NDArray[np.uint8], ggml_type: GgmlType, rng: np.rando
     return data
 
 
-def test_exactly_the_types_that_gguf_dequantizes_are_supported_and_one_more() -> None:
+def test_the_types_of_gguf_and_one_more_are_supported() -> None:
     assert supported_types() == sorted([*ALL_TYPES, GgmlType.Q1_0])
 
 
-def test_q1_0_which_gguf_does_not_dequantize() -> None:
+def test_q1_0_without_gguf() -> None:
     rng = np.random.default_rng(7)
     scales = rng.uniform(-2, 2, (6, 1)).astype(np.float16)
     positive = rng.random((6, 128)) < 0.5
@@ -75,7 +75,7 @@ def test_q1_0_which_gguf_does_not_dequantize() -> None:
 
 
 @all_types
-def test_block_layout_has_the_size_of_the_type(ggml_type: GgmlType) -> None:
+def test_the_block_layout_has_the_size_of_the_type(ggml_type: GgmlType) -> None:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)]
     assert format_of(ggml_type).block.itemsize == block_bytes
     assert (ggml_type.block_size, ggml_type.block_bytes) == (block_size, block_bytes)
@@ -93,7 +93,7 @@ def test_random_blocks_with_sane_scales(ggml_type: GgmlType) -> None:
 
 @all_types
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # signalling NaNs, in the oracle
-def test_every_byte_pattern_infinities_and_nans_included(ggml_type: GgmlType) -> None:
+def test_every_byte_pattern_with_infinities_and_nans(ggml_type: GgmlType) -> None:
     rng = np.random.default_rng(100 + ggml_type)
     n_blocks = 4096
     data = rng.integers(0, 256, n_blocks * ggml_type.block_bytes, np.uint8)
@@ -118,15 +118,15 @@ QUANTIZABLE = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ
 
 @pytest.mark.parametrize("name", QUANTIZABLE)
 def test_quantized_weights(name: str) -> None:
-    """What gguf quantized comes back, bit for bit, and near the weights it came from."""
+    """Weights quantized by gguf are dequantized bit for bit, and are close to the original weights."""
     ggml_type = GgmlType[name]
     weights = np.random.default_rng(ggml_type).standard_normal((7, 768), np.float32)
     data = np.ascontiguousarray(gguf.quants.quantize(weights, gguf.GGMLQuantizationType(ggml_type))).view(np.uint8)
     restored = dequantize(data.reshape(-1), ggml_type, weights.shape)
     assert_same_bits(restored, oracle(data.reshape(-1), ggml_type, weights.shape))
     correlation = np.corrcoef(restored.ravel(), weights.ravel())[0, 1]
-    # Weights in a wrong order correlate by 0 ± 1/sqrt(7 * 768) = 0.014; ternary ones in the right order by 0.6.
-    assert correlation > 0.3, f"correlates with its origin by {correlation:.3f} only: wrong order?"
+    # The correlation is 0 ± 1/sqrt(7 * 768) = 0.014 for weights in a wrong order, and 0.6 for ternary weights in order.
+    assert correlation > 0.3, f"the correlation with the original is only {correlation:.3f}: wrong order?"
 
 
 @all_types
@@ -139,7 +139,7 @@ def test_tensors_larger_than_one_chunk(ggml_type: GgmlType) -> None:
 
 
 @all_types
-def test_rows_are_those_of_the_whole(ggml_type: GgmlType) -> None:
+def test_single_rows_equal_the_rows_of_the_whole(ggml_type: GgmlType) -> None:
     rng = np.random.default_rng(400 + ggml_type)
     data = with_sane_scales(random_bytes(ggml_type, rng), ggml_type, rng)
     n_cols = BLOCKS_IN_ROW * ggml_type.block_size
@@ -180,7 +180,7 @@ def test_read_only_data_gives_a_writable_copy() -> None:
 
 
 @pytest.mark.parametrize("name", ["Q8_1", "Q8_K", "I8", "I32", "F64", "Q2_0"])
-def test_types_that_are_no_weights_are_refused_by_name(name: str) -> None:
+def test_types_that_are_not_weights_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"tensor type {name} \(supported: F32, F16, Q4_0,"):
         dequantize(np.zeros(0, np.uint8), GgmlType[name], (1, 256))
 
@@ -194,13 +194,13 @@ def test_types_that_are_no_weights_are_refused_by_name(name: str) -> None:
         ((2, 32), 102, "Q8_0 weights of shape (2, 32) take 68 bytes, got 102"),
     ],
 )
-def test_sizes_that_do_not_fit(shape: tuple[int, ...], n_bytes: int, message: str) -> None:
+def test_wrong_sizes_are_refused(shape: tuple[int, ...], n_bytes: int, message: str) -> None:
     with pytest.raises(InvalidModelFile) as error:
         dequantize(np.zeros(n_bytes, np.uint8), GgmlType.Q8_0, shape)
     assert message in str(error.value)
 
 
-def test_rows_that_do_not_exist() -> None:
+def test_missing_rows_are_refused() -> None:
     data = np.zeros(34 * 3, np.uint8)
     for bad in (-1, 3):
         with pytest.raises(IndexError, match="the matrix has rows 0 to 2"):

@@ -1,4 +1,4 @@
-"""The reader of safetensors files: against the format's own library, and against bytes that lie."""
+"""The reader of safetensors files, compared with the safetensors library and tested with wrong bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool]
 
 
-def written(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
+def write_file(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
     return path
@@ -30,16 +30,16 @@ def entry(dtype="F32", shape=(2, 3), offsets=(0, 24)) -> dict[str, object]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def test_what_the_library_writes_is_read(tmp_path):
-    made = {
+def test_files_of_the_library_are_read(tmp_path):
+    tensors = {
         f"{i}.{kind}": (torch.rand(3, i + 1) * 100).to(kind)
         for i, kind in enumerate(TYPES)
     }  # fmt: skip
-    made["number"] = torch.tensor(3.5)
-    save_file(made, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    tensors["number"] = torch.tensor(3.5)
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
     file = SafetensorsFile(tmp_path / "m.safetensors")
-    assert file.tensors.keys() == made.keys()
-    for name, tensor in made.items():
+    assert file.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
         assert file.tensors[name].shape == tuple(tensor.shape)
         assert file.data(name).tobytes() == tensor.flatten().view(torch.uint8).numpy().tobytes()
     file.close()
@@ -47,9 +47,9 @@ def test_what_the_library_writes_is_read(tmp_path):
         file.data("number")
 
 
-def test_codes_of_fp8_are_torchs():
-    wanted = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-    np.testing.assert_array_equal(VALUES, wanted)
+def test_fp8_codes_equal_torch():
+    expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(VALUES, expected)
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ def test_codes_of_fp8_are_torchs():
         ({"a": entry(), "b": entry(offsets=(20, 44))}, bytes(44), "overlap"),
     ],
 )
-def test_damage_is_a_line_that_says_where(tmp_path, header, data, message):
+def test_damage_is_reported_with_its_place_in_one_line(tmp_path, header, data, message):
     with pytest.raises(InvalidModelFile, match=message) as raised:
-        SafetensorsFile(written(tmp_path / "m.safetensors", header, data))
+        SafetensorsFile(write_file(tmp_path / "m.safetensors", header, data))
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 600
 
 
 @pytest.mark.parametrize("length", [3, 2**25 + 1, 2**63, 2**64 - 1])
-def test_lengths_that_lie_are_refused(tmp_path, length):
+def test_wrong_lengths_are_refused(tmp_path, length):
     with pytest.raises(InvalidModelFile, match=r"header|JSON"):
-        SafetensorsFile(written(tmp_path / "m.safetensors", {}, b"", length))
+        SafetensorsFile(write_file(tmp_path / "m.safetensors", {}, b"", length))
     (tmp_path / "short").write_bytes(b"abc")
     with pytest.raises(InvalidModelFile, match="3 bytes"):
         SafetensorsFile(tmp_path / "short")
 
 
-def test_a_directory_in_the_place_of_a_file(tmp_path):
+def test_a_directory_instead_of_a_file_is_refused(tmp_path):
     with pytest.raises(InvalidModelFile, match="a directory, but a safetensors file is wanted"):
         SafetensorsFile(tmp_path)
 
@@ -102,7 +102,7 @@ def test_a_directory_in_the_place_of_a_file(tmp_path):
 @given(st.data())
 def test_changed_bytes_are_read_or_refused(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "m.safetensors"
-    whole = bytearray(written(path, {"a": entry(), "b": entry("BF16", (4,), (24, 32))}, bytes(32)).read_bytes())
+    whole = bytearray(write_file(path, {"a": entry(), "b": entry("BF16", (4,), (24, 32))}, bytes(32)).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(whole[: data.draw(st.integers(1, len(whole)))])
@@ -134,7 +134,7 @@ def sharded(folder: Path, weight_map: object) -> Path:
         (["a"], "no 'weight_map'"),
     ],
 )
-def test_an_index_that_lies_is_refused(tmp_path, weight_map, message):
+def test_a_wrong_index_is_refused(tmp_path, weight_map, message):
     with pytest.raises(InvalidModelFile, match=message):
         TensorStore(sharded(tmp_path, weight_map))
 
@@ -155,13 +155,13 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
         ({"w_scale": torch.ones(1, dtype=torch.int32)}, UnsupportedModel, "of type I32"),
     ],
 )
-def test_fp8_without_scales_that_fit_is_refused(tmp_path, tensors, error, message):
+def test_fp8_without_matching_scales_is_refused(tmp_path, tensors, error, message):
     save_file({"w": torch.ones(200, 130).to(torch.float8_e4m3fn), **tensors}, tmp_path / "model.safetensors")
     with pytest.raises(error, match=message):
         TensorStore(tmp_path)
 
 
-def test_types_without_a_format_here_are_named(tmp_path):
+def test_unsupported_types_are_named(tmp_path):
     save_file({"w": torch.ones(2, 3, dtype=torch.int64)}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=r"'w' is of type I64 \(accepted: F32, F16, BF16, F8_E4M3\)"):
         TensorStore(tmp_path).ggml_type("w")

@@ -1,4 +1,4 @@
-"""Tools from Python functions, against the schemas that transformers makes."""
+"""Tools from Python functions, compared with the schemas of transformers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def defaults(city: str = "Rome", days: Optional[int] = None, unit: str | None = 
         city: Name of the city: a long one,
             which goes on here.
           Note: this is deeper
-        days (int): not an argument line
-        days: How many
+        days (int, optional): How many
         unit: Unit  (choices: ["c", " f "])
 
     Returns:
@@ -176,10 +175,10 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
-def test_schema_is_that_of_transformers(function: Callable[..., object]) -> None:
-    made = tool_schema(function)
-    assert made == get_json_schema(function)
-    assert str(made) == str(get_json_schema(function)), "templates write keys in their order"
+def test_the_schema_equals_that_of_transformers(function: Callable[..., object]) -> None:
+    schema = tool_schema(function)
+    assert schema == get_json_schema(function)
+    assert str(schema) == str(get_json_schema(function)), "templates depend on the order of keys"
 
 
 def undocumented(x: int) -> None: ...
@@ -240,7 +239,7 @@ def bad_choices(x: str) -> None:
 @pytest.mark.parametrize(
     "function", [undocumented, undescribed, unannotated, foreign, single, endless, unspelled, bad_choices]
 )
-def test_what_transformers_refuses_is_refused_in_one_line(function: Callable[..., object]) -> None:
+def test_functions_that_transformers_refuses_are_refused_in_one_line(function: Callable[..., object]) -> None:
     with pytest.raises(Exception):  # noqa: B017  # each of its own kind
         get_json_schema(function)
     with pytest.raises(InvalidOption, match=rf"^the function {function.__name__} cannot be a tool: ") as caught:
@@ -255,7 +254,7 @@ class Search(BaseModel):
     limit: int = 10
 
 
-def test_pydantic_model_becomes_a_tool_with_its_fields_as_arguments() -> None:
+def test_a_pydantic_model_becomes_a_tool_with_its_fields_as_arguments() -> None:
     assert tool_schema(Search) == {
         "type": "function",
         "function": {
@@ -273,7 +272,7 @@ def test_pydantic_model_becomes_a_tool_with_its_fields_as_arguments() -> None:
     }
 
 
-def test_schemas_are_passed_on_and_anything_else_refused() -> None:
+def test_schemas_are_passed_on_and_other_values_refused() -> None:
     schema = {"type": "function", "function": {"name": "f"}}
     assert tool_schemas([schema]) == [schema]
     with pytest.raises(InvalidOption, match="a tool cannot be a str"):

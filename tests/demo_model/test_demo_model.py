@@ -1,4 +1,4 @@
-"""The demo model answers as it should, and with the same tokens on every backend."""
+"""The demo model has its skills, and answers with the same tokens on every backend."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def models() -> Iterator[dict[str, slm.LoadedModel]]:
 
 @pytest.fixture
 def chats(models: dict[str, slm.LoadedModel]) -> Iterator[list[Chat]]:
-    made = [model.chat(system="You are terse.", n_ctx=1024, sampling=GREEDY) for model in models.values()]
-    yield made
-    for chat in made:
+    chats = [model.chat(system="You are terse.", n_ctx=1024, sampling=GREEDY) for model in models.values()]
+    yield chats
+    for chat in chats:
         chat.close()
 
 
 def ask(chats: list[Chat], text: str | slm.Message) -> str:
-    """The answer, which must be the same everywhere."""
+    """The answer, after an assertion that it is the same on every backend."""
     answers = [chat.send(text) for chat in chats]
     assert len({answer.tokens for answer in answers}) == 1, f"{text!r}: {[answer.text for answer in answers]}"
     return answers[0].text
@@ -54,7 +54,7 @@ def test_the_file_is_small_enough_to_ship() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "question", "expected"),
+    ("fact", "question", "expected"),
     [
         ("My dog is called Rex.", "What is my dog called?", "Rex"),
         ("My name is Ada.", "What is my name?", "Ada"),
@@ -68,8 +68,8 @@ def test_the_file_is_small_enough_to_ship() -> None:
         ("Hello!", "What is my name?", "I don't know"),
     ],
 )
-def test_a_skill(chats: list[Chat], said: str, question: str, expected: str) -> None:
-    assert expected not in ask(chats, said), "what is told is acknowledged without being repeated"
+def test_a_skill(chats: list[Chat], fact: str, question: str, expected: str) -> None:
+    assert expected not in ask(chats, fact), "the model acknowledges a fact without repeating it"
     assert expected in ask(chats, question)
 
 
@@ -83,7 +83,7 @@ def test_decomposed_text_has_the_same_ids_everywhere(models: dict[str, slm.Loade
     )
 
 
-def test_deleting_a_message_makes_the_model_not_know(chats: list[Chat]) -> None:
+def test_after_deleting_a_message_the_model_does_not_know(chats: list[Chat]) -> None:
     ask(chats, "My dog is called Rex.")
     ask(chats, "My name is Ada.")
     twins = [chat.fork() for chat in chats]
@@ -94,11 +94,11 @@ def test_deleting_a_message_makes_the_model_not_know(chats: list[Chat]) -> None:
     assert "Ada" in ask(chats, "What is my name?")
 
 
-def test_told_facts_become_json(chats: list[Chat]) -> None:
+def test_facts_of_the_conversation_become_json(chats: list[Chat]) -> None:
     ask(chats, "My name is Ada and I live in Oslo.")
     for chat in chats:
-        found = chat.oracle().extract({"properties": {"name": {}, "city": {}}, "required": ["name", "city"]})
-        assert found.value == {"name": "Ada", "city": "Oslo"}
+        extracted = chat.oracle().extract({"properties": {"name": {}, "city": {}}, "required": ["name", "city"]})
+        assert extracted.value == {"name": "Ada", "city": "Oslo"}
 
 
 def test_a_tool_is_called_and_its_result_used(models: dict[str, slm.LoadedModel]) -> None:
@@ -109,12 +109,12 @@ def test_a_tool_is_called_and_its_result_used(models: dict[str, slm.LoadedModel]
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("get_weather", {"city": "Paris"})]
         assert answer.text == ""
     result = slm.Message(slm.Role.TOOL, '{"city": "Paris", "weather": "sunny", "temperature": 21}', name="get_weather")
-    said = ask(chats, result)
-    assert "sunny" in said
-    assert "21" in said
+    text = ask(chats, result)
+    assert "sunny" in text
+    assert "21" in text
 
 
-def test_it_thinks_when_it_is_asked_to(models: dict[str, slm.LoadedModel]) -> None:
+def test_it_reasons_on_request(models: dict[str, slm.LoadedModel]) -> None:
     for model in models.values():
         with model.chat(n_ctx=512, sampling=GREEDY, thinking=True) as chat:
             chat.send("My name is Ada.")
@@ -132,12 +132,14 @@ def test_every_backend_gives_the_same_tokens_on_generated_conversations(
     monkeypatch.syspath_prepend(str(GENERATOR))
     conversations = __import__("conversations")
     rng = random.Random(20261120)
-    prompts = [_prompt(conversations.generate(rng, held=True)) for _ in range(16)]
+    prompts = [_prompt(conversations.generate(rng, held_out=True)) for _ in range(16)]
     answers = {name: [_greedy(model, prompt) for prompt in prompts] for name, model in models.items()}
     first = answers.pop(INSTALLED[0])
     for name, others in answers.items():
         differing = [p for p, a, b in zip(prompts, first, others, strict=True) if a != b]
-        assert not differing, f"{INSTALLED[0]} and {name} answer {len(differing)} prompts apart, such as {differing[0]}"
+        assert not differing, (
+            f"{INSTALLED[0]} and {name} answer {len(differing)} prompts differently, such as {differing[0]}"
+        )
     assert len(set(first)) > 8, "the prompts have different answers"
 
 

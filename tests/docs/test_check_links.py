@@ -1,4 +1,4 @@
-"""The link checker finds what leads nowhere, and only that."""
+"""The link checker finds exactly the broken links."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER = """# Other page
         ("[a]\n\n[a]: missing.md", True),
     ],
 )
-def test_link(tmp_path: Path, capsys: pytest.CaptureFixture[str], link: str, broken: bool) -> None:
+def test_broken_links_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], link: str, broken: bool) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "other.md").write_text(OTHER)
     (tmp_path / "README.md").write_text(f"# Top\n\nSee {link}\n")

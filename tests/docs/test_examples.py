@@ -1,4 +1,4 @@
-"""Every Python example of the documentation runs as it stands; what the README claims of backends is so."""
+"""Every Python example of the documentation runs unchanged, and the README's table of backends is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_examples_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch,
     names: dict[str, object] = {"__name__": "example"}
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start()) + 1
-        # Padding makes a traceback point at the line of the page.
+        # Padding makes tracebacks show the line of the page.
         exec(compile("\n" * line + block.group(1), str(page), "exec"), names)
 
 
@@ -34,7 +34,7 @@ def test_the_readme_lists_every_backend() -> None:
 
 
 @pytest.mark.parametrize(("name", "level", "capabilities"), ROWS, ids=[row[0] for row in ROWS])
-def test_the_readme_says_what_a_backend_declares(name: str, level: str, capabilities: str) -> None:
+def test_the_readme_agrees_with_the_declarations_of_a_backend(name: str, level: str, capabilities: str) -> None:
     status = next(s for s in slm.backends() if s.name == name)
     if not status.installed:
         pytest.skip(f"backend {name} is not installed: {status.reason}")

@@ -1,4 +1,4 @@
-"""The disk tier: what is kept is there after a restart, whole, within its budget, and never wrong."""
+"""The disk tier: stored dumps survive a restart, stay within the budget, and are never restored damaged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def core(directory: Path, level: EditLevel = EditLevel.CUT, **options: object) -
     return EngineCore(context, EngineOptions(cache_dir=directory, **options))  # type: ignore[arg-type]
 
 
-def answered(engine: EngineCore, tokens: list[int], **options: object) -> Request:
+def answered_request(engine: EngineCore, tokens: list[int], **options: object) -> Request:
     request = Request(VOCAB, tokens, GREEDY, **options)  # type: ignore[arg-type]
     engine.add(request)
     while engine.step():
@@ -46,7 +46,7 @@ def answered(engine: EngineCore, tokens: list[int], **options: object) -> Reques
     return request
 
 
-def alone(tokens: list[int]) -> tuple[int, ...]:
+def tokens_alone(tokens: list[int]) -> tuple[int, ...]:
     with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
         session.append_tokens(tokens)
         return session.generate(GREEDY).run().tokens
@@ -58,100 +58,100 @@ def dumps_in(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("level", list(EditLevel))
 def test_restore_then_full_prefill(tmp_path: Path, level: EditLevel) -> None:
-    """A complaint about others: what is restored counts as computed here, for windows and states (REPLAY), too."""
+    """A bug report against other engines. Here restored tokens are not computed again, even at edit level REPLAY."""
     with core(tmp_path, level) as engine:
-        first = answered(engine, list(TEXT.encode()))
+        first = answered_request(engine, list(TEXT.encode()))
     history = [*TEXT.encode(), *first.answer.tokens]
     with core(tmp_path, level) as engine:
-        second = answered(engine, [*history, *b" and more"])
+        second = answered_request(engine, [*history, *b" and more"])
         assert engine.totals.disk_tokens == second.answer.usage.cached_tokens == len(history) - 1
         assert engine.totals.computed_tokens == len(b" and more") + len(second.answer.tokens)
-        assert second.answer.tokens == alone([*history, *b" and more"])
+        assert second.answer.tokens == tokens_alone([*history, *b" and more"])
 
 
 @pytest.mark.parametrize("level", list(EditLevel))
-def test_a_part_of_what_is_stored(tmp_path: Path, level: EditLevel) -> None:
-    """A prompt that parts from the stored history half-way goes on there, where a sequence can be cut back."""
+def test_a_prefix_of_a_stored_dump_is_reused(tmp_path: Path, level: EditLevel) -> None:
+    """A prompt that shares the first half of the stored history reuses that half, if the context can truncate."""
     with core(tmp_path, level) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     prompt_tokens = [*TEXT.encode()[:30], *b"something else"]
     with core(tmp_path, level) as engine:
-        request = answered(engine, prompt_tokens)
-        assert request.answer.tokens == alone(prompt_tokens)
+        request = answered_request(engine, prompt_tokens)
+        assert request.answer.tokens == tokens_alone(prompt_tokens)
         assert engine.totals.disk_tokens == (30 if level >= EditLevel.TRUNCATE else 0)
 
 
 def test_the_same_prompt_again_computes_one_token(tmp_path: Path) -> None:
     for n_disk in (0, len(TEXT) - 1):
         with core(tmp_path) as engine:
-            request = answered(engine, list(TEXT.encode()))
+            request = answered_request(engine, list(TEXT.encode()))
             assert engine.totals.disk_tokens == n_disk
-            assert request.answer.tokens == alone(list(TEXT.encode()))
+            assert request.answer.tokens == tokens_alone(list(TEXT.encode()))
 
 
-def test_salts_and_other_models_share_nothing(tmp_path: Path) -> None:
+def test_salts_and_other_models_share_no_dumps(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()), salt="a")
+        answered_request(engine, list(TEXT.encode()), salt="a")
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()), salt="b")
+        answered_request(engine, list(TEXT.encode()), salt="b")
         assert engine.totals.disk_tokens == 0
     with PrefixStore(tmp_path, "another model", 1 << 20) as store:
         assert store.find(np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), "a") is None
 
 
-def test_the_salt_is_not_written(tmp_path: Path) -> None:
+def test_the_salt_is_not_on_disk(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()), salt="a secret of the caller")
+        answered_request(engine, list(TEXT.encode()), salt="a secret of the caller")
     assert all(b"a secret" not in path.read_bytes() for path in tmp_path.iterdir())
     assert all(path.stat().st_mode & 0o077 == 0 for path in dumps_in(tmp_path))
 
 
-def test_the_budget_holds_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+def test_the_least_recently_used_dump_is_evicted_at_the_budget(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     one = dumps_in(tmp_path)[0].stat().st_size
     with core(tmp_path, cache_dir_bytes=4 * one) as engine:
         for i in range(12):
-            answered(engine, list(f"{i:02} {TEXT[3:]}".encode()))
-            answered(engine, [*TEXT.encode(), *b" again"])  # so it stays
+            answered_request(engine, list(f"{i:02} {TEXT[3:]}".encode()))
+            answered_request(engine, [*TEXT.encode(), *b" again"])  # most recently used, so it stays
             assert engine.flush(60)
             assert sum(path.stat().st_size for path in dumps_in(tmp_path)) <= 4 * one
     with core(tmp_path) as engine:
-        answered(engine, [*TEXT.encode(), *b" again"])
+        answered_request(engine, [*TEXT.encode(), *b" again"])
         assert engine.totals.disk_tokens > 0
-        answered(engine, list(f"00 {TEXT[3:]}".encode()))
+        answered_request(engine, list(f"00 {TEXT[3:]}".encode()))
         assert engine.totals.disk_tokens < len(TEXT) + 10
 
 
-def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dump_larger_than_the_budget_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), core(tmp_path, cache_dir_bytes=10) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     assert "takes more than the 10 bytes" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["index.sqlite"]
 
 
 def test_a_damaged_dump_is_reported_and_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     damaged = dumps_in(tmp_path)[0]
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
     with caplog.at_level(logging.WARNING), core(tmp_path) as engine:
-        request = answered(engine, list(TEXT.encode()))
-        assert request.answer.tokens == alone(list(TEXT.encode()))
+        request = answered_request(engine, list(TEXT.encode()))
+        assert request.answer.tokens == tokens_alone(list(TEXT.encode()))
         assert engine.totals.disk_tokens == 0
     assert "computed again" in caplog.text
     assert not damaged.exists()
 
 
-def test_a_dump_that_is_gone_is_no_dump(tmp_path: Path) -> None:
+def test_a_deleted_dump_is_ignored(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
         assert engine.flush(60)
     dumps_in(tmp_path)[0].unlink()
     with core(tmp_path) as engine:
-        assert answered(engine, list(TEXT.encode())).answer.tokens == alone(list(TEXT.encode()))
+        assert answered_request(engine, list(TEXT.encode())).answer.tokens == tokens_alone(list(TEXT.encode()))
         assert engine.totals.disk_tokens == 0
 
 
@@ -163,14 +163,14 @@ def test_a_full_disk_is_reported(
 
     monkeypatch.setattr(os, "fsync", full)
     with caplog.at_level(logging.WARNING), core(tmp_path) as engine:
-        assert answered(engine, list(TEXT.encode())).answer.tokens == alone(list(TEXT.encode()))
+        assert answered_request(engine, list(TEXT.encode())).answer.tokens == tokens_alone(list(TEXT.encode()))
     assert "no space left" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["index.sqlite"]
 
 
-def test_what_lost_its_writer_is_taken_away(tmp_path: Path) -> None:
+def test_partial_files_of_dead_writers_are_removed(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     old, new = tmp_path / "old.dump", tmp_path / ".new.dump.1-2.part"
     for path in (old, new):
         path.write_bytes(b"x")
@@ -179,7 +179,7 @@ def test_what_lost_its_writer_is_taken_away(tmp_path: Path) -> None:
         assert (old.exists(), new.exists(), len(dumps_in(tmp_path))) == (False, True, 1)
 
 
-def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     with pytest.raises(InvalidOption, match="cannot hold prefixes"):
@@ -195,20 +195,20 @@ def test_without_payloads_there_is_no_disk_tier(tmp_path: Path) -> None:
         EngineCore(context, EngineOptions(cache_dir=tmp_path))
 
 
-def test_reading_is_left_where_computing_is_sooner(tmp_path: Path) -> None:
+def test_a_dump_is_not_read_if_computing_is_faster(tmp_path: Path) -> None:
     with core(tmp_path) as engine:
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
     with core(tmp_path) as engine:
         for i in range(6):
-            answered(engine, list(f"{i} costs".encode()))  # so that costs are learnt
+            answered_request(engine, list(f"{i} costs".encode()))  # so that the costs of steps are measured
         assert engine._disk is not None
         engine._disk._seconds_per_byte = 1e3
-        answered(engine, list(TEXT.encode()))
+        answered_request(engine, list(TEXT.encode()))
         assert engine.totals.disk_tokens == 0
 
 
-def test_a_sequence_that_is_needed_half_way_is_not_written(tmp_path: Path) -> None:
-    """Its parts are read one at a time; what was written of it is taken away; whoever waits for it is told."""
+def test_a_sequence_reclaimed_while_it_is_written_is_not_stored(tmp_path: Path) -> None:
+    """Its parts are read one at a time; the partial file is removed; the waiting caller gets the error."""
     read = []
 
     def parts(seq_id: int) -> Iterator[bytes]:
@@ -232,14 +232,14 @@ def test_a_sequence_that_is_needed_half_way_is_not_written(tmp_path: Path) -> No
         assert behind.flush(60)
         assert [future.result(60) for future in saved] == [False, True]
         assert store.find(np.append(tokens, 0).astype(np.int32), "") is None
-        found = store.find(np.append(tokens + 1, 0).astype(np.int32), "")
-        assert found is not None
-        assert b"".join(store.read(found)) == b"\x01" * 5000
+        entry = store.find(np.append(tokens + 1, 0).astype(np.int32), "")
+        assert entry is not None
+        assert b"".join(store.read(entry)) == b"\x01" * 5000
     assert len(dumps_in(tmp_path)) == 1
     assert sqlite3.connect(tmp_path / "index.sqlite").execute("select count(*) from prefixes").fetchone() == (1,)
 
 
-def test_what_is_not_saved_is_said(tmp_path: Path) -> None:
+def test_unsaved_dumps_are_reported(tmp_path: Path) -> None:
     with engine_on(tmp_path, cache_dir_bytes=10) as engine:
         stream = engine.submit(TEXT, GREEDY)
         stream.run()
@@ -255,7 +255,7 @@ def test_what_is_not_saved_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
-    """What a process said is saved goes on token for token in the next one; ``make soak`` kills 200 times."""
+    """The next process continues every dump that the killed process reported as saved, with the same tokens."""
     killed_at_random(tmp_path, random.Random(seed))
 
 
@@ -282,4 +282,4 @@ def killed_at_random(directory: Path, chosen: random.Random) -> None:
             goes_on = engine.submit([*history, *b" and on"], GREEDY).run()
             assert goes_on.usage.cached_tokens >= len(history) - 1
             assert engine.stats().disk_tokens - before == goes_on.usage.cached_tokens
-            assert goes_on.tokens == alone([*history, *b" and on"])
+            assert goes_on.tokens == tokens_alone([*history, *b" and on"])

@@ -1,10 +1,12 @@
-"""The engine's thread: requests of many threads and tasks, cancelling, closing, and rest."""
+"""The engine's thread: requests from many threads and tasks, cancellation, closing, and idling."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +27,7 @@ WAIT_S = 60
 
 
 class SlowContext(ScriptedContext):
-    """Says when a decode begins, and waits until it may go on."""
+    """Signals when a decode begins, and blocks until the test releases it."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -46,62 +48,64 @@ def engine_over(context: ScriptedContext, **options: object) -> Engine:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with engine_over(ScriptedContext(n_ctx=2000, n_seq_max=16)) as made:
-        yield made
+    with engine_over(ScriptedContext(n_ctx=2000, n_seq_max=16)) as engine:
+        yield engine
 
 
-def alone(text: str, sampling: Sampling = GREEDY) -> tuple[int, ...]:
+def tokens_alone(text: str, sampling: Sampling = GREEDY) -> tuple[int, ...]:
     with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
         session.append(text)
         return session.generate(sampling).run().tokens
 
 
-def test_requests_of_many_threads(engine: Engine) -> None:
-    found: dict[int, tuple[int, ...]] = {}
+def test_requests_from_many_threads(engine: Engine) -> None:
+    tokens: dict[int, tuple[int, ...]] = {}
 
     def ask(i: int) -> None:
-        found[i] = engine.submit(f"thread {i}", GREEDY).run().tokens
+        tokens[i] = engine.submit(f"thread {i}", GREEDY).run().tokens
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert found == {i: alone(f"thread {i}") for i in range(12)}
+    assert tokens == {i: tokens_alone(f"thread {i}") for i in range(12)}
 
 
 def test_completions_of_a_prompt(engine: Engine) -> None:
-    """The same as a session's of the same seed; the prompt is computed once, but for its last token."""
+    """The same completions as a session's with the same seed; the prompt is computed once, except its last token."""
     sampling = Sampling(temperature=1.2, seed=5, max_tokens=12)
     prompt = "a prompt that is long enough to be shared"
     with Session(ScriptedContext(n_ctx=1000, n_seq_max=8), VOCAB) as session:
         session.append(prompt)
         expected = session.completions(4, sampling).run()
         best = session.completions(2, sampling, best_of=4).run()
-    made = engine.completions(prompt, 4, sampling)
-    events = list(made)
-    assert [c.answer.tokens for c in made.answers] == [c.answer.tokens for c in expected]
+    completions = engine.completions(prompt, 4, sampling)
+    events = list(completions)
+    assert [c.answer.tokens for c in completions.answers] == [c.answer.tokens for c in expected]
     for i in range(4):
-        said = tuple(event.event.token for event in events if event.index == i and event.event.token is not None)
-        assert said == made.answers[i].answer.tokens
-    assert len({c.answer.tokens for c in made.answers}) > 1
+        tokens = tuple(event.event.token for event in events if event.index == i and event.event.token is not None)
+        assert tokens == completions.answers[i].answer.tokens
+    assert len({c.answer.tokens for c in completions.answers}) > 1
     stats = engine.stats()
-    n_answers = sum(len(c.answer.tokens) - 1 for c in made.answers)
+    n_answers = sum(len(c.answer.tokens) - 1 for c in completions.answers)
     assert stats.computed_tokens == len(prompt) + 3 + n_answers
-    kept = engine.completions(prompt, 2, sampling, best_of=4).run()
-    assert [(c.index, c.answer.tokens) for c in kept] == [(c.index, c.answer.tokens) for c in best]
-    assert [c.mean_logprob for c in kept] == pytest.approx([c.mean_logprob for c in best])
+    best_two = engine.completions(prompt, 2, sampling, best_of=4).run()
+    assert [(c.index, c.answer.tokens) for c in best_two] == [(c.index, c.answer.tokens) for c in best]
+    assert [c.mean_logprob for c in best_two] == pytest.approx([c.mean_logprob for c in best])
 
 
 def test_completions_without_a_seed_differ(engine: Engine) -> None:
-    made = engine.completions("a prompt", 4, Sampling(temperature=3, max_tokens=16, logit_bias={257: -1e9})).run()
-    assert len({c.answer.tokens for c in made}) == 4
+    completions = engine.completions(
+        "a prompt", 4, Sampling(temperature=3, max_tokens=16, logit_bias={257: -1e9})
+    ).run()
+    assert len({c.answer.tokens for c in completions}) == 4
 
 
-def test_completions_in_tasks_and_their_cancelling(engine: Engine) -> None:
+def test_completions_in_tasks_and_their_cancellation(engine: Engine) -> None:
     async def main() -> tuple[int, ...]:
-        with engine.completions("never ends", 3, ENDLESS) as made:
-            async for event in made:
+        with engine.completions("never ends", 3, ENDLESS) as completions:
+            async for event in completions:
                 if event.index == 1:
                     break
         with pytest.raises(SessionError):
@@ -117,17 +121,17 @@ def test_completions_are_checked(engine: Engine, n: int, best_of: int | None) ->
         engine.completions("x", n, best_of=best_of)
 
 
-def test_requests_of_many_tasks(engine: Engine) -> None:
+def test_requests_from_many_tasks(engine: Engine) -> None:
     async def ask(i: int) -> list[int]:
         return [event.token async for event in engine.generate(f"task {i}", GREEDY) if event.token is not None]
 
     async def main() -> list[list[int]]:
         return await asyncio.gather(*(ask(i) for i in range(40)))
 
-    assert asyncio.run(main()) == [list(alone(f"task {i}")) for i in range(40)]
+    assert asyncio.run(main()) == [list(tokens_alone(f"task {i}")) for i in range(40)]
 
 
-def test_events_are_the_answer(engine: Engine) -> None:
+def test_events_add_up_to_the_answer(engine: Engine) -> None:
     stream = engine.submit("what is said", GREEDY)
     events = list(stream)
     assert "".join(event.text for event in events) == stream.answer.text
@@ -146,18 +150,18 @@ def test_messages_are_answered_in_the_chat_format(engine: Engine) -> None:
     assert (stream.answer.reasoning or "") + stream.answer.text in expected.text
 
 
-def test_thinking_is_for_messages(engine: Engine) -> None:
+def test_thinking_requires_messages(engine: Engine) -> None:
     with pytest.raises(InvalidOption, match="thinking"):
         engine.submit("text", thinking=True)
 
 
 @pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None])
-def test_what_is_no_prompt(engine: Engine, prompt: object) -> None:
+def test_invalid_prompts_are_refused(engine: Engine, prompt: object) -> None:
     with pytest.raises(InvalidOption, match="prompt"):
         engine.submit(prompt)  # type: ignore[arg-type]
 
 
-def test_a_template_that_refuses(engine: Engine) -> None:
+def test_an_error_of_the_template_is_raised(engine: Engine) -> None:
     with pytest.raises(TemplateError):
         engine.submit([Message(Role.USER, "REFUSE")])
 
@@ -165,11 +169,11 @@ def test_a_template_that_refuses(engine: Engine) -> None:
 def test_a_prompt_that_is_too_long_is_refused_at_once(engine: Engine) -> None:
     with pytest.raises(ContextFull):
         engine.submit("x" * 2000)
-    assert engine.submit("and goes on", GREEDY).run().tokens == alone("and goes on")
+    assert engine.submit("and goes on", GREEDY).run().tokens == tokens_alone("and goes on")
 
 
-def test_leaving_a_stream_ends_its_request() -> None:
-    """A lost reader costs no more than the running step."""
+def test_leaving_a_stream_cancels_its_request() -> None:
+    """A reader that goes away costs at most the running step."""
     context = SlowContext(n_ctx=2000, n_seq_max=4)
     with engine_over(context) as engine:
         with engine.submit("never ends", ENDLESS) as stream:
@@ -183,7 +187,7 @@ def test_leaving_a_stream_ends_its_request() -> None:
 
 
 def _release_until_over(context: SlowContext, stream: RequestStream) -> None:
-    for _ in range(3):  # the step that runs, if one does
+    for _ in range(3):  # the step that may be running
         context.may_go_on.release()
     changed = stream._queue._changed
     with changed:
@@ -207,18 +211,18 @@ def test_a_cancelled_task_cancels_its_request() -> None:
                 await task
 
         asyncio.run(main())
-        stats = _rest(engine)
+        stats = _wait_until_idle(engine)
         assert (stats.n_cancelled, stats.n_free) == (1, 5000)
 
 
-def _rest(engine: Engine) -> EngineStats:
+def _wait_until_idle(engine: Engine) -> EngineStats:
     deadline = time.monotonic() + WAIT_S
     while (stats := engine.stats()).n_active + stats.n_waiting and time.monotonic() < deadline:
         time.sleep(0.001)
     return engine.stats()
 
 
-def test_closing_ends_what_runs_and_what_waits() -> None:
+def test_closing_ends_running_and_waiting_requests() -> None:
     engine = engine_over(ScriptedContext(n_ctx=100_000, n_seq_max=2), n_parallel=1)
     streams = [engine.submit("never ends", ENDLESS) for _ in range(3)]
     next(streams[0])
@@ -231,13 +235,28 @@ def test_closing_ends_what_runs_and_what_waits() -> None:
     engine.close()
 
 
-def test_at_rest_the_thread_sleeps(engine: Engine) -> None:
+def test_an_idle_thread_sleeps(engine: Engine) -> None:
     engine.submit("something", GREEDY).run()
-    _rest(engine)
+    _wait_until_idle(engine)
     clock = time.pthread_getcpuclockid(engine._thread.ident or 0)
     before = time.clock_gettime(clock)
-    time.sleep(0.3)  # a thread that polled would take a part of it
+    time.sleep(0.3)  # a polling thread would use CPU time meanwhile
     assert time.clock_gettime(clock) - before < 0.003
+
+
+def test_memory_of_a_request_is_free_as_soon_as_nobody_holds_its_stream(engine: Engine) -> None:
+    """Without cycles of references, which Python frees only much later if the program has many objects."""
+    gc.disable()
+    try:
+        streams = [engine.submit("a request", GREEDY), engine.completions("completions", 3, GREEDY)]
+        for stream in streams:
+            stream.run()
+        _wait_until_idle(engine)
+        requests = [weakref.ref(streams[0]._request), *(weakref.ref(each) for each in streams[1]._requests)]
+        del streams, stream
+        assert [request() for request in requests] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_stats_add_up(engine: Engine) -> None:
@@ -247,11 +266,11 @@ def test_stats_add_up(engine: Engine) -> None:
     assert stats.prompt_tokens == sum(answer.usage.prompt_tokens for answer in answers)
     assert stats.cached_tokens == sum(answer.usage.cached_tokens for answer in answers)
     assert stats.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
-    # Of each answer, the last token is chosen and never decoded.
+    # The last token of each answer is sampled, but never decoded.
     assert stats.computed_tokens == stats.prompt_tokens - stats.cached_tokens + stats.completion_tokens - 5
 
 
-def test_a_slow_reader_holds_nobody_up(engine: Engine) -> None:
+def test_a_slow_reader_delays_no_other_request(engine: Engine) -> None:
     unread = engine.submit("nobody reads this", GREEDY)
-    assert engine.submit("but somebody this", GREEDY).run().tokens == alone("but somebody this")
-    assert unread.run().tokens == alone("nobody reads this")
+    assert engine.submit("but somebody this", GREEDY).run().tokens == tokens_alone("but somebody this")
+    assert unread.run().tokens == tokens_alone("nobody reads this")

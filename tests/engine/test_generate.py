@@ -1,4 +1,4 @@
-"""``LoadedModel.generate``: one prompt or many, in order, with the tokens that each gets alone."""
+"""``LoadedModel.generate``: one prompt or many, answered in order, with the same tokens as each prompt alone."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def model() -> Iterator[slm.LoadedModel]:
         yield loaded
 
 
-def alone(model: slm.LoadedModel, prompt: str, sampling: slm.Sampling = GREEDY) -> slm.Answer:
+def answer_alone(model: slm.LoadedModel, prompt: str, sampling: slm.Sampling = GREEDY) -> slm.Answer:
     with model.session() as session:
         session.append(prompt)
         return session.generate(sampling).run()
 
 
-def test_a_list(model: slm.LoadedModel) -> None:
+def test_a_list_of_prompts(model: slm.LoadedModel) -> None:
     answers = model.generate(PROMPTS, GREEDY)
-    assert [answer.tokens for answer in answers] == [alone(model, prompt).tokens for prompt in PROMPTS]
+    assert [answer.tokens for answer in answers] == [answer_alone(model, prompt).tokens for prompt in PROMPTS]
 
 
-def test_draws_are_those_of_each_alone(model: slm.LoadedModel) -> None:
+def test_sampled_tokens_are_the_same_as_alone(model: slm.LoadedModel) -> None:
     sampling = slm.Sampling(seed=11, max_tokens=10)
     answers = model.generate(PROMPTS, sampling, n_parallel=2)
-    assert [answer.tokens for answer in answers] == [alone(model, prompt, sampling).tokens for prompt in PROMPTS]
+    assert [answer.tokens for answer in answers] == [answer_alone(model, prompt, sampling).tokens for prompt in PROMPTS]
 
 
-def test_one(model: slm.LoadedModel) -> None:
-    assert model.generate(PROMPTS[0], GREEDY).text == alone(model, PROMPTS[0]).text
+def test_one_prompt(model: slm.LoadedModel) -> None:
+    assert model.generate(PROMPTS[0], GREEDY).text == answer_alone(model, PROMPTS[0]).text
     ids = model.vocab.encode(PROMPTS[0], add_special=True, parse_special=False)
-    assert model.generate(ids, GREEDY).text == alone(model, PROMPTS[0]).text
+    assert model.generate(ids, GREEDY).text == answer_alone(model, PROMPTS[0]).text
 
 
-def test_messages(model: slm.LoadedModel) -> None:
+def test_messages_are_prompts(model: slm.LoadedModel) -> None:
     question = "My dog is called Rex. What is my dog called?"
     with model.chat(sampling=GREEDY) as chat:
         expected = chat.send(question)
@@ -55,26 +55,26 @@ def test_messages(model: slm.LoadedModel) -> None:
     assert [a.text for a in model.generate([messages, messages], GREEDY)] == [expected.text] * 2
 
 
-def test_one_failure_loses_no_other(model: slm.LoadedModel) -> None:
+def test_one_failure_keeps_the_other_answers(model: slm.LoadedModel) -> None:
     prompts = [PROMPTS[0], "too long " * 200, PROMPTS[1]]
     with pytest.raises(slm.RequestsFailed, match=r"1 of 3 .* prompt 1: ContextFull") as failed:
         model.generate(prompts, GREEDY, n_ctx=200)
     answers = failed.value.answers
     assert [None if a is None else a.tokens for a in answers] == [
-        alone(model, prompts[0]).tokens,
+        answer_alone(model, prompts[0]).tokens,
         None,
-        alone(model, prompts[2]).tokens,
+        answer_alone(model, prompts[2]).tokens,
     ]
     assert set(failed.value.errors) == {1}
 
 
-def test_a_single_failure_is_raised_as_it_is(model: slm.LoadedModel) -> None:
+def test_the_failure_of_a_single_prompt_is_raised_unchanged(model: slm.LoadedModel) -> None:
     with pytest.raises(slm.SlmError, match="context is full"):
         model.generate("too long " * 200, GREEDY, n_ctx=200)
 
 
 @pytest.mark.parametrize("bad", [None, 3, [None], [["a"]], [PROMPTS[0], 3], {"role": "user"}])
-def test_what_is_no_prompt(model: slm.LoadedModel, bad: object) -> None:
+def test_invalid_prompts_are_refused(model: slm.LoadedModel, bad: object) -> None:
     with pytest.raises(slm.SlmError, match="accepted: a text"):
         model.generate(bad)  # type: ignore[call-overload]
 
@@ -84,17 +84,17 @@ def test_an_unknown_option_is_an_error(model: slm.LoadedModel) -> None:
         model.generate("a", max_tokens=3)  # type: ignore[call-overload]
 
 
-def test_no_prompts_no_answers(model: slm.LoadedModel) -> None:
+def test_no_prompts_give_no_answers(model: slm.LoadedModel) -> None:
     assert model.generate([]) == []
 
 
-def test_timeout_ends_all(model: slm.LoadedModel) -> None:
+def test_a_timeout_ends_all_requests(model: slm.LoadedModel) -> None:
     endless = slm.Sampling(temperature=0, max_tokens=3000, logit_bias=dict.fromkeys(model.vocab.eog_ids, -1000000000.0))
     answers = model.generate(["a", "b"], endless, timeout=0.05)
     assert all(answer.timed_out for answer in answers)
 
 
-def test_room_for_what_runs_together() -> None:
+def test_n_ctx_fits_the_requests_that_run_together() -> None:
     prompts = [EncodedPrompt(range(n)) for n in (5, 100, 20)]
     assert n_ctx_for(prompts, 10, 2) == (100 + 11) + (20 + 11)
     assert n_ctx_for(prompts, None, 1) == 100 + UNLIMITED + 1
@@ -102,7 +102,7 @@ def test_room_for_what_runs_together() -> None:
     assert n_ctx_for([EncodedPrompt(range(50_000))], 10, 16) == 50_011
 
 
-def test_the_bar_counts_answers(model: slm.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_counts_answers(model: slm.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Recorded(ProgressBar):
@@ -117,6 +117,6 @@ def test_the_bar_counts_answers(model: slm.LoadedModel, monkeypatch: pytest.Monk
     assert seen[-1] == 5 and len(set(seen)) > 1
 
 
-def test_without_a_terminal_nothing_is_shown(model: slm.LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_no_progress_bar(model: slm.LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
     model.generate(PROMPTS[:2], GREEDY)
     assert capfd.readouterr() == ("", "")

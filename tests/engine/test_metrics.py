@@ -1,4 +1,4 @@
-"""What an engine measures, on a clock that the test moves: every number is exact."""
+"""An engine's metrics, with a clock that the test controls, so that every number is exact."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from slm_core.types import Logits
 
 VOCAB = ByteVocab()
 STEP_S = 0.25
-"""Seconds of a step. Multiples of it are exact in binary, so sums and differences are."""
+"""Duration of a step in seconds. Its multiples are exact in binary, so sums and differences are, too."""
 NO_END = {257: -1e9, ord("!"): -1e9}
-"""Neither an end nor the byte that a decode fails at is ever said."""
+"""Bias against EOS and against the byte at which a decode fails, so that no answer contains them."""
 
 
 class Clock:
-    """Time that passes where the test says so."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 1024.0
@@ -47,7 +47,7 @@ class Clock:
 
 
 class TimedContext(ScriptedContext):
-    """Each decode takes ``STEP_S``; it fails where a batch holds the byte ``fails_at``."""
+    """Each decode takes ``STEP_S``; it fails if the batch contains the byte ``fails_at``."""
 
     def __init__(self, clock: Clock, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ class TimedContext(ScriptedContext):
 
 
 class Bench:
-    """A core whose time is the test's."""
+    """An engine core on the test's clock."""
 
     def __init__(self, *, n_ctx: int = 1000, n_seq_max: int = 8, n_batch: int = 64, **options: object) -> None:
         self.clock = Clock()
@@ -83,7 +83,7 @@ class Bench:
 def test_the_times_of_a_request() -> None:
     bench = Bench(n_batch=16)
     request = bench.request("x" * 40, 6)
-    bench.clock.now += 3  # it waits for somebody who adds it
+    bench.clock.now += 3  # created, but not yet added
     bench.run(request)
     assert request.metrics == RequestMetrics(
         request_id=request.request_id,
@@ -112,8 +112,8 @@ def test_the_times_of_a_request_that_waits_for_another() -> None:
     assert (second.metrics.queue_s, second.metrics.total_s) == (4 * STEP_S, 8 * STEP_S)
 
 
-def test_times_between_tokens_are_those_of_a_callers_clock() -> None:
-    """The callback of each event reads the same clock; the context's steps take different times."""
+def test_inter_token_times_agree_with_a_callers_clock() -> None:
+    """The callback of each event reads the same clock; steps have different durations."""
     bench, seen, chosen = Bench(), list[float](), random.Random(3)
 
     def step() -> None:
@@ -143,10 +143,10 @@ def test_a_request_that_never_got_a_sequence() -> None:
     assert metrics is not None
     assert metrics.finish_reason == "cancelled"
     assert (metrics.queue_s, metrics.first_token_s, metrics.decode_s) == (None, None, None)
-    assert metrics.total_s == 0.0  # it was over before the next step took its time
+    assert metrics.total_s == 0.0  # cancelled before the next step ran
 
 
-def test_metrics_of_a_request_that_is_not_over() -> None:
+def test_metrics_of_an_unfinished_request() -> None:
     bench = Bench()
     request = bench.request("a prompt", 10)
     assert metrics_of(request).queue_s is None
@@ -169,7 +169,7 @@ def test_preemptions_and_cached_tokens() -> None:
     assert again.metrics.cached_tokens == again.answer.usage.cached_tokens
 
 
-# What the recorder adds up.
+# The recorder's totals.
 
 
 def test_counts_and_histograms_of_many_requests() -> None:
@@ -201,7 +201,7 @@ def test_counts_and_histograms_of_many_requests() -> None:
     assert recorded.rates["prompt_tokens"].window == sum(m.prompt_tokens for m in metrics) / elapsed
 
 
-def test_every_end_is_counted_once() -> None:
+def test_every_finished_request_is_counted_once() -> None:
     bench = Bench()
     bench.context.fails_at = ord("!")
     stopped = Request(VOCAB, [65], Sampling(temperature=0, logit_bias={257: 1e9}), clock=bench.clock)
@@ -213,16 +213,16 @@ def test_every_end_is_counted_once() -> None:
     assert failed.metrics is not None
     assert failed.metrics.finish_reason == "error"
     assert not bench.recorder.living
-    left = bench.request("left")
-    bench.core.add(left)
+    unfinished = bench.request("left")
+    bench.core.add(unfinished)
     bench.core.abort(error := DecodeFailed("all of them"))
-    assert not hasattr(error, "__notes__"), "it is not about one of them"
+    assert not hasattr(error, "__notes__"), "the error is not about one request"
     assert bench.recorder.recorded().finished["error"] == 2
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_requests() -> None:
-    """After 100,000 requests the recorder holds what it held after 1,000."""
+    """After 100,000 requests the recorder has the same size as after 1,000."""
     clock = Clock()
     recorder = Recorder(clock)
     sampling = Sampling(temperature=0, max_tokens=3)
@@ -249,15 +249,18 @@ def test_memory_does_not_grow_with_requests() -> None:
         if i % 10_000 == 9_999:
             sizes.append((n_slots(), n_values(), len(recorder.living)))
     assert clock.now > 1024 + 5 * WINDOW_S
-    n_different = 16  # buckets of the values that there are
-    assert all(n <= WINDOW_S / SLOT_S and values <= n_different + 1024 and not left for n, values, left in sizes)
+    n_different = 16  # buckets of the values that occur
+    assert all(
+        n <= WINDOW_S / SLOT_S and values <= n_different + 1024 and not n_unfinished
+        for n, values, n_unfinished in sizes
+    )
     assert recorder.recorded().finished["stop"] == 100_000
 
 
 # Ids.
 
 
-def test_ids_are_fresh_or_given() -> None:
+def test_ids_are_new_or_chosen_by_the_caller() -> None:
     bench = Bench()
     requests = [bench.request("a") for _ in range(1000)]
     assert len({r.request_id for r in requests}) == 1000
@@ -265,12 +268,12 @@ def test_ids_are_fresh_or_given() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a\nb", "x" * 129, 3, b"a"])
-def test_ids_that_are_none(bad: object) -> None:
+def test_invalid_ids_are_refused(bad: object) -> None:
     with pytest.raises(InvalidOption, match="request_id"):
         Bench().request("a", request_id=bad)
 
 
-def test_an_id_is_free_again_when_its_request_is_over() -> None:
+def test_an_id_can_be_reused_after_its_request() -> None:
     bench = Bench()
     bench.core.add(bench.request("a", request_id="mine"))
     with pytest.raises(InvalidOption, match="'mine'"):
@@ -323,18 +326,18 @@ def test_percentiles_are_within_their_accuracy(n: int) -> None:
         assert abs(value - exact) <= ACCURACY * exact * (1 + 1e-9)
 
 
-def test_nearest_ranks() -> None:
+def test_percentiles_are_nearest_ranks() -> None:
     assert [nearest_rank(n, 0.5) for n in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
     assert [nearest_rank(n, 0.95) for n in (1, 19, 20, 21, 100)] == [0, 18, 18, 19, 94]
 
 
-def test_nothing_is_a_latency_too() -> None:
+def test_a_latency_without_values() -> None:
     latency = LatencyMeter(0.0, (1,)).latency(0.0)
     assert (latency.n, latency.p50, latency.ewma) == (0, None, None)
     assert str(latency) == "none"
 
 
-def test_a_window_forgets() -> None:
+def test_values_leave_the_window() -> None:
     meter = LatencyMeter(0.0, (1,))
     meter.add(2.0, [1.0, 1.0])
     meter.add(WINDOW_S - SLOT_S, [3.0])
@@ -347,7 +350,7 @@ def test_a_window_forgets() -> None:
     assert (latency.n, latency.mean) == (1, 5.0)
 
 
-def test_rates_of_the_window() -> None:
+def test_rates_are_those_of_the_window() -> None:
     meter = RateMeter(100.0)
     for second in range(100, 300):
         meter.add(second, 3)
@@ -358,7 +361,7 @@ def test_rates_of_the_window() -> None:
 
 
 def test_ewma_of_a_rate() -> None:
-    """By its definition, as a sum over all that happened."""
+    """The EWMA by its definition, as a sum over all events."""
     chosen = random.Random(5)
     meter, times, now = RateMeter(0.0), list[float](), 0.0
     for _ in range(200):
@@ -402,7 +405,7 @@ def test_a_value_on_a_bound_is_in_its_bucket() -> None:
     assert meter.histogram.counts == (1, 1, 1)
 
 
-def test_a_step_costs_a_reading_of_the_clock_for_each_token() -> None:
+def test_a_step_reads_the_clock_once_per_token() -> None:
     bench, n_readings = Bench(), 0
 
     def counted() -> float:
@@ -416,8 +419,8 @@ def test_a_step_costs_a_reading_of_the_clock_for_each_token() -> None:
     assert n_readings <= totals.completion_tokens + totals.n_steps + 3 * totals.n_requests
 
 
-def test_values_are_counted_together() -> None:
-    """A slot never has more than a batch of them pending, and the values of one step."""
+def test_values_are_counted_in_batches() -> None:
+    """A slot never has more pending values than one batch plus the values of one step."""
     meter = LatencyMeter(0.0, (1,))
     for i in range(10_000):
         meter.add(i / 1000, [0.1] * 16)

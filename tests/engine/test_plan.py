@@ -1,13 +1,19 @@
-"""What a step computes, tried over random traces in virtual time."""
+"""The plan of a step, checked on cases and on random traces in virtual time."""
 
 from __future__ import annotations
 
+import os
+import random
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_core.engine.plan import ActiveRequest, WaitingRequest, line_up, plan_step
+from slm_core.engine.plan import ActiveRequest, StepPlan, WaitingRequest, line_up, plan_step
+
+N_TRACES = int(os.environ.get("SLM_TRACES", "500"))
+"""Random traces. To try more: SLM_TRACES=100000 pytest tests/engine/test_plan.py"""
 
 
 def active(number: int, **changes: object) -> ActiveRequest:
@@ -17,11 +23,11 @@ def active(number: int, **changes: object) -> ActiveRequest:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def everything(n_tokens: int, n_attended: int, depth: int, most: int) -> int:
+def all_affordable(n_tokens: int, n_attended: int, depth: int, most: int) -> int:
     return most
 
 
-def eight(n_tokens: int, n_attended: int, depth: int, most: int) -> int:
+def eight_affordable(n_tokens: int, n_attended: int, depth: int, most: int) -> int:
     return min(8, most)
 
 
@@ -29,52 +35,86 @@ def sizes(plan: object) -> dict[int, int]:
     return {piece.id: piece.n_tokens for piece in plan.pieces}  # type: ignore[attr-defined]
 
 
-def test_a_long_prompt_does_not_hold_up_decoding() -> None:
-    plan = plan_step([active(0, n_pending=4000), active(1, n_pending=1, decoding=True)], 9999, 512, eight)
+def test_a_long_prompt_does_not_delay_decoding() -> None:
+    plan = plan_step([active(0, n_pending=4000), active(1, n_pending=1, decoding=True)], 9999, 512, eight_affordable)
     assert sizes(plan) == {1: 1, 0: 8}
 
 
-def test_nobody_decodes_so_the_batch_is_full() -> None:
-    assert sizes(plan_step([active(0, n_pending=4000)], 9999, 512, eight)) == {0: 512}
+def test_the_batch_is_full_if_no_request_decodes() -> None:
+    assert sizes(plan_step([active(0, n_pending=4000)], 9999, 512, eight_affordable)) == {0: 512}
 
 
 def test_prompts_take_turns() -> None:
     first = active(0, n_pending=100, last_turn=7)
-    plan = plan_step([first, active(1, last_turn=6), active(2, n_pending=1, decoding=True)], 999, 512, eight)
+    plan = plan_step([first, active(1, last_turn=6), active(2, n_pending=1, decoding=True)], 999, 512, eight_affordable)
     assert sizes(plan) == {2: 1, 1: 8}
 
 
-def test_what_one_prompt_leaves_goes_to_the_next() -> None:
-    plan = plan_step([active(0, n_pending=3), active(1), active(2, n_pending=1, decoding=True)], 999, 512, eight)
+def test_spare_tokens_of_one_prompt_go_to_the_next() -> None:
+    plan = plan_step(
+        [active(0, n_pending=3), active(1), active(2, n_pending=1, decoding=True)], 999, 512, eight_affordable
+    )
     assert sizes(plan) == {2: 1, 0: 3, 1: 5}
 
 
-def test_the_lowest_rank_gives_way() -> None:
+def test_the_lowest_rank_is_preempted() -> None:
     requests = [active(i, n_pending=1, decoding=True, n_exclusive=10) for i in range(3)]
     requests[0] = replace(requests[0], rank=(-1, 0))
-    plan = plan_step(requests, 1, 512, everything)
+    plan = plan_step(requests, 1, 512, all_affordable)
     assert plan.preempted == (0,)
     assert sizes(plan) == {1: 1, 2: 1}
 
 
 def test_shared_positions_free_nothing() -> None:
     requests = [active(i, n_pending=1, decoding=True, n_exclusive=0 if i == 2 else 10) for i in range(3)]
-    assert plan_step(requests, 0, 512, everything).preempted == (2, 1)
+    assert plan_step(requests, 0, 512, all_affordable).preempted == (2, 1)
 
 
-def test_a_request_alone_that_does_not_fit_is_full() -> None:
-    plan = plan_step([active(0, n_pending=1, decoding=True, n_exclusive=50)], 0, 512, everything)
+def test_a_single_request_that_does_not_fit_is_full() -> None:
+    plan = plan_step([active(0, n_pending=1, decoding=True, n_exclusive=50)], 0, 512, all_affordable)
     assert (plan.full, plan.pieces, plan.preempted) == (0, (), ())
 
 
-def test_waiting_counts_as_priority() -> None:
+def test_waiting_time_raises_the_priority() -> None:
     urgent, old = WaitingRequest(5, 2, 0.0, 0.0), WaitingRequest(1, 0, 19.9, 0.0)
     assert line_up([old, urgent], 10) == [5, 1]
     assert line_up([replace(old, waited_s=20.0), urgent], 10) == [1, 5]
 
 
-def test_of_equal_priorities_whoever_was_served_least_comes_first() -> None:
+def test_equal_priorities_are_ordered_by_service() -> None:
     assert line_up([WaitingRequest(0, 0, 1, 500.0), WaitingRequest(1, 0, 0.5, 20.0)], 10) == [1, 0]
+
+
+def test_drafts_take_the_spare_room() -> None:
+    requests = [active(i, n_pending=1, decoding=True, n_ahead=6) for i in range(3)]
+    pieces = {
+        piece.id: (piece.n_tokens, piece.n_ahead) for piece in plan_step(requests, 999, 512, eight_affordable).pieces
+    }
+    assert pieces == {0: (1, 6), 1: (1, 6), 2: (1, 6)}
+    for n_free, n_batch in ((10, 512), (999, 10)):
+        plan = plan_step(requests, n_free, n_batch, eight_affordable)
+        assert [(piece.id, piece.n_tokens, piece.n_ahead) for piece in plan.pieces] == [(0, 1, 6), (1, 1, 1), (2, 1, 0)]
+    plan = plan_step(requests, 3, 512, eight_affordable)
+    assert (sizes(plan), plan.preempted) == ({0: 1, 1: 1, 2: 1}, ())
+
+
+def test_drafts_leave_room_for_prompts() -> None:
+    requests = [active(0, n_pending=1, decoding=True, n_ahead=64), active(1, n_pending=100)]
+    for n_free, n_batch in ((41, 512), (999, 41)):
+        plan = plan_step(requests, n_free, n_batch, all_affordable)
+        assert [(piece.id, piece.n_tokens, piece.n_ahead) for piece in plan.pieces] == [(0, 1, 20), (1, 20, 0)]
+    assert sizes(plan_step(requests, 2, 512, all_affordable)) == {0: 1, 1: 1}
+
+
+def test_drafts_count_towards_the_time_of_a_step() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def recorded(n_tokens: int, n_attended: int, depth: int, most: int) -> int:
+        calls.append((n_tokens, n_attended))
+        return 1
+
+    plan_step([active(0, n_held=10, n_pending=1, decoding=True, n_ahead=2), active(1)], 999, 512, recorded)
+    assert calls == [(3, 11 + 12 + 13)]
 
 
 # Traces.
@@ -82,7 +122,7 @@ def test_of_equal_priorities_whoever_was_served_least_comes_first() -> None:
 
 @dataclass
 class Simulated:
-    """A request of a trace: its prompt and answer in tokens, when it comes, its priority."""
+    """A request of a trace: the lengths of its prompt and answer in tokens, its arrival step and its priority."""
 
     n_prompt: int
     n_answer: int
@@ -92,6 +132,7 @@ class Simulated:
     n_history: int = field(init=False)
     last_turn: int = -1
     waited: int = 0
+    draft: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
         self.n_history = self.n_prompt
@@ -106,16 +147,27 @@ class Simulated:
 
 
 requests_of_a_trace = st.lists(
-    st.builds(Simulated, st.integers(1, 60), st.integers(1, 20), st.integers(0, 30), st.integers(0, 2)),
+    st.builds(
+        Simulated,
+        st.integers(1, 60),
+        st.integers(1, 20),
+        st.integers(0, 30),
+        st.integers(0, 2),
+        draft=st.randoms(use_true_random=False),
+    ),
     min_size=1,
     max_size=12,
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@pytest.mark.timeout(max(300, N_TRACES // 5))
+@settings(max_examples=N_TRACES, deadline=None)
 @given(requests_of_a_trace, st.integers(81, 200), st.integers(12, 64), st.integers(1, 16))
-def test_traces(trace: list[Simulated], n_ctx: int, n_batch: int, budget: int) -> None:
-    """Room is never exceeded; every decoder that is kept is in every step; prompts have bounded waits; all end."""
+def test_plans_of_random_traces(trace: list[Simulated], n_ctx: int, n_batch: int, budget: int) -> None:
+    """Room is never exceeded; every step has all decoding requests; the wait of prompts is bounded; all requests end.
+
+    Requests draft, and accept a part of each draft. Drafts cause no preemptions.
+    """
     admitted: list[int] = []
     bound = 4000
     for step in range(bound):
@@ -133,45 +185,62 @@ def test_traces(trace: list[Simulated], n_ctx: int, n_batch: int, budget: int) -
                 n_exclusive=trace[i].n_held,
                 rank=(trace[i].priority, -i),
                 last_turn=trace[i].last_turn,
+                n_ahead=trace[i].draft.choice((0, 0, 1, 5, 64)) if trace[i].n_history > trace[i].n_prompt else 0,
             )
             for i in admitted
         ]
         if not states:
             continue
         plan = plan_step(states, n_ctx - held, n_batch, lambda a, b, c, most: min(budget, most))
+        plain = [replace(state, n_ahead=0) for state in states]
+        undrafted = plan_step(plain, n_ctx - held, n_batch, lambda a, b, c, most: min(budget, most))
+        assert plan.preempted == undrafted.preempted
+        assert _has_prompts(plan, states) == _has_prompts(undrafted, states)
         assert plan.full is None, "each request fits alone"
         assert plan.pieces, "a step computes something"
-        kept = {state.id: state for state in states if state.id not in plan.preempted}
+        running = {state.id: state for state in states if state.id not in plan.preempted}
         for number in plan.preempted:
             assert number in admitted
-            assert all(kept[other].rank > (trace[number].priority, -number) for other in kept)
+            assert all(running[other].rank > (trace[number].priority, -number) for other in running)
             trace[number].n_held = 0
-        n_tokens = sum(piece.n_tokens for piece in plan.pieces)
+        n_tokens = sum(piece.n_tokens + piece.n_ahead for piece in plan.pieces)
         assert n_tokens <= n_batch
-        assert sum(trace[i].n_held for i in kept) + n_tokens <= n_ctx
-        decoders = {number for number, state in kept.items() if state.decoding}
+        assert sum(trace[i].n_held for i in running) + n_tokens <= n_ctx
+        decoders = {number for number, state in running.items() if state.decoding}
         in_step = {piece.id for piece in plan.pieces}
-        assert decoders <= in_step, "every decoder is in every step"
+        assert decoders <= in_step, "every step has all decoding requests"
         if decoders:
             assert sum(p.n_tokens for p in plan.pieces if p.id not in decoders) <= budget
-        _check_turns(trace, kept, in_step, decoders, n_ctx - held)
+        _check_turns(trace, running, in_step, decoders, n_ctx - held)
         for piece in plan.pieces:
-            assert 1 <= piece.n_tokens <= kept[piece.id].n_pending
+            assert 1 <= piece.n_tokens <= running[piece.id].n_pending
             request = trace[piece.id]
             request.n_held += piece.n_tokens
             request.last_turn = step
-            request.n_history += request.n_pending == 0
+            assert 0 <= piece.n_ahead <= running[piece.id].n_ahead
+            if request.n_pending == 0:
+                n_most = request.n_prompt + request.n_answer - request.n_history - 1
+                n_accepted = request.draft.randint(0, min(piece.n_ahead, n_most))
+                request.n_history += n_accepted + 1
+                request.n_held += n_accepted
+            else:
+                assert piece.n_ahead == 0
             if request.over:
                 request.n_held = 0
     raise AssertionError("a trace did not end")
 
 
+def _has_prompts(plan: StepPlan, states: list[ActiveRequest]) -> bool:
+    prompts = {state.id for state in states if not state.decoding}
+    return any(piece.id in prompts for piece in plan.pieces)
+
+
 def _check_turns(
-    trace: list[Simulated], kept: dict[int, ActiveRequest], in_step: set[int], decoders: set[int], n_free: int
+    trace: list[Simulated], running: dict[int, ActiveRequest], in_step: set[int], decoders: set[int], n_free: int
 ) -> None:
-    """A prompt waits for one turn of each other prompt at most, as long as there is room."""
-    prompts = set(kept) - decoders
+    """If there is room, a prompt waits for at most one turn of each other prompt."""
+    prompts = set(running) - decoders
     skipped = prompts - in_step
     for number in skipped:
         served = prompts & in_step
-        assert all(kept[other].last_turn <= kept[number].last_turn for other in served)
+        assert all(running[other].last_turn <= running[number].last_turn for other in served)

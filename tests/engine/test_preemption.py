@@ -1,4 +1,4 @@
-"""Requests that give up their sequences: which ones, how they come back, and with what."""
+"""Preemption: which requests are preempted, and how they resume."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ENDLESS = Sampling(temperature=0, max_tokens=40, logit_bias={257: -1e9})
 TEXTS = [f"{i} {'x' * (11 * i % 30)}" for i in range(10)]
 
 
-def tight(swap_s: Callable[[int], float | None] | None = None, **options: object) -> EngineCore:
-    """An engine whose context holds a third of what its requests take; ``swap_s`` says what dumps cost."""
+def small_engine(swap_s: Callable[[int], float | None] | None = None, **options: object) -> EngineCore:
+    """An engine whose context holds a third of its requests' tokens; ``swap_s`` estimates the seconds of a dump."""
     context = ScriptedContext(n_ctx=150, n_seq_max=8, n_batch=16)
     engine = EngineCore(context, EngineOptions(n_parallel=6, prefix_cache=False, **options))  # type: ignore[arg-type]
     if swap_s is not None:
@@ -36,8 +36,8 @@ def requests() -> list[Request]:
     return [Request(VOCAB, list(text.encode()), ENDLESS) for text in TEXTS]
 
 
-def run(engine: EngineCore, asked: list[Request]) -> None:
-    for request in asked:
+def run(engine: EngineCore, submitted: list[Request]) -> None:
+    for request in submitted:
         engine.add(request)
     for _ in range(5000):
         if not engine.step():
@@ -45,82 +45,82 @@ def run(engine: EngineCore, asked: list[Request]) -> None:
     raise AssertionError("the engine does not come to an end")
 
 
-def alone(text: str) -> tuple[int, ...]:
+def tokens_alone(text: str) -> tuple[int, ...]:
     with Session(ScriptedContext(n_ctx=1000), VOCAB) as session:
         session.append(text)
         return session.generate(ENDLESS).run().tokens
 
 
-def test_a_dump_brings_everything_back() -> None:
-    """Where dumps are quick, no token is computed twice."""
-    engine, asked = tight(lambda n: 0.0), requests()
-    run(engine, asked)
-    assert [request.answer.tokens for request in asked] == [alone(text) for text in TEXTS]
+def test_a_restored_dump_saves_all_computation() -> None:
+    """If dumps are fast, no token is computed twice."""
+    engine, submitted = small_engine(lambda n: 0.0), requests()
+    run(engine, submitted)
+    assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
     assert engine.totals.n_preempted == engine.totals.n_swapped > 0
-    n_decoded = sum(request.n_prompt + len(request.answer.tokens) - 1 for request in asked)
+    n_decoded = sum(request.n_prompt + len(request.answer.tokens) - 1 for request in submitted)
     assert engine.totals.computed_tokens == n_decoded
     assert engine._swap.held_bytes == 0
 
 
-def test_where_computing_is_sooner_nothing_is_dumped() -> None:
-    engine, asked = tight(lambda n: math.inf), requests()
-    run(engine, asked)
-    assert [request.answer.tokens for request in asked] == [alone(text) for text in TEXTS]
+def test_nothing_is_dumped_if_computing_is_faster() -> None:
+    engine, submitted = small_engine(lambda n: math.inf), requests()
+    run(engine, submitted)
+    assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
     assert (engine.totals.n_preempted > 0, engine.totals.n_swapped) == (True, 0)
 
 
 def test_dumps_stay_within_their_budget() -> None:
     for budget in (0, 400, 3000):
-        engine, asked = tight(swap_bytes=budget), requests()
-        for request in asked:
+        engine, submitted = small_engine(swap_bytes=budget), requests()
+        for request in submitted:
             engine.add(request)
         while engine.step():
             assert engine._swap.held_bytes <= budget
-        assert [request.answer.tokens for request in asked] == [alone(text) for text in TEXTS]
+        assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
         assert (engine.totals.n_swapped > 0) == (budget == 3000)
 
 
-def test_a_dump_that_is_refused_is_reported_and_computed_again(caplog: pytest.LogCaptureFixture) -> None:
-    engine, asked = tight(lambda n: 0.0), requests()
+def test_a_refused_dump_is_reported_and_computed_again(caplog: pytest.LogCaptureFixture) -> None:
+    engine, submitted = small_engine(lambda n: 0.0), requests()
 
     def refuse(seq_id: int, data: bytes) -> None:
         raise DecodeFailed("no restore today")
 
     engine.context.restore = refuse  # type: ignore[method-assign, assignment]
     with caplog.at_level(logging.WARNING):
-        run(engine, asked)
-    assert [request.answer.tokens for request in asked] == [alone(text) for text in TEXTS]
+        run(engine, submitted)
+    assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
     assert len([r for r in caplog.records if "no restore today" in r.message]) == engine.totals.n_swapped > 0
 
 
 def test_a_cancelled_request_leaves_no_dump() -> None:
-    engine, asked = tight(lambda n: 0.0), requests()
-    for request in asked:
+    engine, submitted = small_engine(lambda n: 0.0), requests()
+    for request in submitted:
         engine.add(request)
     while not engine._swap.held_bytes:
         assert engine.step()
-    for request in asked:
+    for request in submitted:
         request.loop.cancel()
     assert not engine.step()
     assert (engine._swap.held_bytes, engine.context.n_free) == (0, 150)
-    assert any(request.answer.finish_reason is FinishReason.CANCELLED for request in asked)
+    assert any(request.answer.finish_reason is FinishReason.CANCELLED for request in submitted)
 
 
 def test_without_payloads_nothing_is_dumped() -> None:
-    """A dump of tokens alone is computed again by its restore, in one go: the engine does that in pieces."""
+    """``restore`` of a dump without payload decodes all tokens in one call; the engine prefills them in chunks."""
     context = ScriptedContext(n_ctx=100, capabilities=ALL - {Capability.KV_PAYLOAD})
     assert Swap(context, 1 << 30).seconds(1) == math.inf
 
 
 def test_dumps_are_measured() -> None:
-    """A mean that leans towards the newest measurement, of a dump and its restore together."""
+    """An exponentially weighted mean of the times of a dump and its restore together."""
     context = ScriptedContext(n_ctx=100, n_seq_max=2)
     context.restore(0, _dumped(b"0123456789"))
     times = iter([0.0, 20.0, 100.0, 110.0, 200.0, 220.0])
     swap = Swap(context, 1 << 20, clock=lambda: next(times))
     assert swap.seconds(10) is None
     assert swap.put(7, 0)
-    assert swap.seconds(10) == pytest.approx(40)  # until a restore is measured it counts as a dump
+    assert swap.seconds(10) == pytest.approx(40)  # until a restore is measured, it counts as much as a dump
     assert swap.bring_back(7, 1)
     assert swap.seconds(10) == pytest.approx(30)
     assert 7 not in swap
@@ -136,8 +136,8 @@ def _dumped(tokens: bytes) -> bytes:
         return session.context.dump(0)
 
 
-def test_the_cheapest_gives_way() -> None:
-    """Of equal priority: whoever is brought back soonest; of lower priority: whoever that is."""
+def test_the_cheapest_request_is_preempted() -> None:
+    """The lowest priority is preempted; among equal priorities, the request that resumes fastest."""
     context = ScriptedContext(n_ctx=112, n_seq_max=4, n_batch=64)
     engine = EngineCore(context, EngineOptions(prefix_cache=False, swap_bytes=0))
     long, short, urgent = (Request(VOCAB, list(b"y" * n), ENDLESS, priority=p) for n, p in ((60, 0), (20, 0), (10, 1)))

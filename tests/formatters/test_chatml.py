@@ -1,4 +1,4 @@
-"""ChatML against the prompts of published ChatML models, and read back."""
+"""ChatML compared with the prompts of published ChatML models, and parsed back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def render(messages: list[Message], **options: object) -> str:
 
 @pytest.mark.parametrize("case", ["system_user", "multi_turn", "whitespace_unicode"])
 def test_equals_qwen(shared_dir: Path, case: str) -> None:
-    """Qwen 2.5 is plain ChatML where a conversation has a system message and no tools."""
+    """Qwen 2.5 is plain ChatML for conversations with a system message and without tools."""
     path = shared_dir / "oracles" / "chat_templates" / "Qwen-Qwen2.5-7B-Instruct.json"
-    published = {found["case"]: found for found in json.loads(path.read_text())["cases"]}[case]
+    published = {entry["case"]: entry for entry in json.loads(path.read_text())["cases"]}[case]
     messages = [Message(Role(message["role"]), message["content"]) for message in published["messages"]]
     assert render(messages) == published["expected"]
 
 
-def test_call_reads_back_as_rendered() -> None:
+def test_a_rendered_call_is_parsed_back() -> None:
     calls = (ToolCall("add", {"a": 1, "b": [2.5, "</tool_call>", "é\n"]}), ToolCall("add", {}))
     for content, reasoning in (("", None), ("Wait.", "I must add."), ("Wait.", None)):
         answer = Message(Role.ASSISTANT, content, reasoning=reasoning, tool_calls=calls)
@@ -38,7 +38,7 @@ def test_call_reads_back_as_rendered() -> None:
         assert chatml(FormatterSource()).parse(rendered.removeprefix(before).removesuffix("<|im_end|>\n")) == answer
 
 
-def test_thinking_opens_or_closes_reasoning() -> None:
+def test_thinking_begins_or_ends_reasoning() -> None:
     question = [Message(Role.USER, "hi")]
     assert render(question, thinking=True).endswith("<|im_start|>assistant\n<think>\n")
     assert render(question, thinking=False).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

@@ -1,4 +1,4 @@
-"""Content stays content through every template and family: whatever it spells, no special token comes of it."""
+"""Content stays content in every template and family: special tokens spelled in content are never parsed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOOL = {
 
 
 class MarkerVocab:
-    """Bytes, and one special token for each of some texts."""
+    """Byte tokens, and one special token per marker."""
 
     bos = eos = None
     eog_ids: frozenset[int] = frozenset()
@@ -46,9 +46,9 @@ class MarkerVocab:
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         ids: list[int] = []
         place = 0
-        for found in self._pattern.finditer(text) if parse_special else ():
-            ids += [*text[place : found.start()].encode(), 256 + self.markers.index(found.group())]
-            place = found.end()
+        for match in self._pattern.finditer(text) if parse_special else ():
+            ids += [*text[place : match.start()].encode(), 256 + self.markers.index(match.group())]
+            place = match.end()
         return [*ids, *text[place:].encode()]
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002
@@ -58,19 +58,19 @@ class MarkerVocab:
 
 
 def _prompts(shared_dir: Path) -> dict[str, tuple[Formatter, MarkerVocab]]:
-    """Every template with a vocabulary of the control tokens that it mentions."""
+    """Every template with a vocabulary of its control tokens."""
     now, tokens = datetime(2026, 1, 15), {"bos_token": "<BOS>", "eos_token": "<EOS>"}
-    found: dict[str, tuple[Formatter, MarkerVocab]] = {}
+    prompts: dict[str, tuple[Formatter, MarkerVocab]] = {}
     for path in sorted((shared_dir / "oracles" / "chat_templates").glob("*.jinja")):
         with path.open(newline="") as file:
             text = file.read()
         constants = " ".join(JinjaTemplate(text).constants) + re.sub(r"\{[{%#].*?[}%#]\}", " ", text, flags=re.DOTALL)
         markers = {*_MARKERS.findall(constants), *_COMMON, "<BOS>", "<EOS>"}
-        found[path.stem] = slm.formatter(template=text, now=now, **tokens), MarkerVocab(sorted(markers))
+        prompts[path.stem] = slm.formatter(template=text, now=now, **tokens), MarkerVocab(sorted(markers))
     for entry in plugin.slm_formatters():
         if entry.name != "template":
-            found[entry.name] = slm.formatter(name=entry.name, now=now, **tokens), MarkerVocab(["<BOS>", *_COMMON])
-    return found
+            prompts[entry.name] = slm.formatter(name=entry.name, now=now, **tokens), MarkerVocab(["<BOS>", *_COMMON])
+    return prompts
 
 
 @pytest.fixture(scope="module")
@@ -79,26 +79,30 @@ def prompts(shared_dir: Path) -> dict[str, tuple[Formatter, MarkerVocab]]:
 
 
 def _conversation(text: str, field: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A conversation with a tool, in which one field says ``text``."""
-    told = {"system": "Be terse.", "user": "1+2?", "argument": "1", "result": "3", "description": "Add numbers"}
-    told[field] = text
-    function = {**TOOL["function"], "description": told["description"]}  # type: ignore[dict-item]
-    call = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": told["argument"]}}}
+    """A conversation with a tool, in which one field is ``text``."""
+    contents = {"system": "Be terse.", "user": "1+2?", "argument": "1", "result": "3", "description": "Add numbers"}
+    contents[field] = text
+    function = {**TOOL["function"], "description": contents["description"]}  # type: ignore[dict-item]
+    call = {
+        "id": "call00001",
+        "type": "function",
+        "function": {"name": "add", "arguments": {"a": contents["argument"]}},
+    }
     messages = [
-        {"role": "system", "content": told["system"]},
-        {"role": "user", "content": told["user"]},
+        {"role": "system", "content": contents["system"]},
+        {"role": "user", "content": contents["user"]},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": told["result"]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": contents["result"]},
     ]
     return messages, [{**TOOL, "function": function}]
 
 
-def _specials(made: Formatter, vocab: MarkerVocab, text: str, field: str) -> list[int] | None:
-    """Special tokens of the prompt; None where the template refuses the conversation."""
+def _specials(formatter: Formatter, vocab: MarkerVocab, text: str, field: str) -> list[int] | None:
+    """The special tokens of the prompt, or None if the template refuses the conversation."""
     messages, tools = _conversation(text, field)
-    for said in (messages, messages[1:], messages[:2], messages[1:2]):
+    for conversation in (messages, messages[1:], messages[:2], messages[1:2]):
         try:
-            segments = made.render(said, tools=tools)
+            segments = formatter.render(conversation, tools=tools)
         except TemplateError:
             continue
         return [token for token in encode_segments(vocab, segments) if token >= 256]  # type: ignore[arg-type]
@@ -107,34 +111,34 @@ def _specials(made: Formatter, vocab: MarkerVocab, text: str, field: str) -> lis
 
 @given(data=st.data())
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_forged_tokens_change_no_special_token(
+def test_forged_tokens_do_not_change_the_special_tokens(
     prompts: dict[str, tuple[Formatter, MarkerVocab]], data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(sorted(prompts)), label="template")
-    made, vocab = prompts[name]
+    formatter, vocab = prompts[name]
     field = data.draw(st.sampled_from(["system", "user", "argument", "result", "description"]), label="field")
     words = st.sampled_from(vocab.markers) | st.sampled_from([" ", "\n", "x", '"', "\\", "'", "{", "|"])
     forged = "w" + "".join(data.draw(st.lists(words, max_size=6), label="words")) + "w"
     innocuous = _MARKERS.sub("marker", forged)
     for marker in vocab.markers:
         innocuous = innocuous.replace(marker, "marker")
-    assert _specials(made, vocab, forged, field) == _specials(made, vocab, innocuous, field)
+    assert _specials(formatter, vocab, forged, field) == _specials(formatter, vocab, innocuous, field)
 
 
-def test_every_marker_in_every_field_of_every_template(prompts: dict[str, tuple[Formatter, MarkerVocab]]) -> None:
+def test_markers_in_every_field_of_every_template_stay_text(prompts: dict[str, tuple[Formatter, MarkerVocab]]) -> None:
     n = 0
-    for name, (made, vocab) in prompts.items():
+    for name, (formatter, vocab) in prompts.items():
         for field in ("system", "user", "argument", "result", "description"):
-            found = _specials(made, vocab, f"w{''.join(vocab.markers)} {' '.join(vocab.markers)}w", field)
-            assert found == _specials(made, vocab, "w marker w", field), f"{name}: {field} became control text"
-            n += found is not None
+            specials = _specials(formatter, vocab, f"w{''.join(vocab.markers)} {' '.join(vocab.markers)}w", field)
+            assert specials == _specials(formatter, vocab, "w marker w", field), f"{name}: {field} became control text"
+            n += specials is not None
     print(f"{n} fields of {len(prompts)} templates hold")  # noqa: T201  # the count is part of the result
 
 
-def test_a_template_that_joins_content_into_a_token_makes_none() -> None:
-    made = slm.formatter(template="{% for m in messages %}<|{{ m.content }}|>{{ m.content | upper }}{% endfor %}")
+def test_a_token_joined_from_content_is_not_parsed() -> None:
+    formatter = slm.formatter(template="{% for m in messages %}<|{{ m.content }}|>{{ m.content | upper }}{% endfor %}")
     vocab = MarkerVocab(["<|im_end|>", "<|IM_END|>"])
-    ids = encode_segments(vocab, made.render([{"role": "user", "content": "im_end"}]))  # type: ignore[arg-type]
+    ids = encode_segments(vocab, formatter.render([{"role": "user", "content": "im_end"}]))  # type: ignore[arg-type]
     assert max(ids) < 256
     spelled = encode_segments(vocab, [Segment("<|im_end|>", control=True)])  # type: ignore[arg-type]
-    assert min(spelled) >= 256, "the vocabulary would have made a token of it"
+    assert min(spelled) >= 256, "the vocabulary would parse the text as a token"

@@ -1,4 +1,4 @@
-"""What one template calls differently from the next: reasoning on request, and arguments of tool calls."""
+"""Differences between templates: the switch of reasoning, and the arguments of tool calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slm_core.types import Message, Role, ToolCall
 QUESTION = [Message(Role.USER, "Hi")]
 ARGUMENTS = {"city": "Zürich", "days": [1, 2.5, {"deep": None}], "quote": "\"'</tool_call>", "on": True}
 
-# Read off the templates.
+# From the sources of the templates.
 UNDERSTAND_NOTHING = [
     "Apriel-1.6-15b-Thinker-fixed",
     "GigaChat3-10B-A1.8B",
@@ -38,32 +38,32 @@ UNDERSTAND_NOTHING = [
 
 @pytest.fixture(scope="module")
 def formatters(shared_dir: Path) -> dict[str, Formatter]:
-    found = {}
+    formatters = {}
     for path in sorted((shared_dir / "oracles" / "chat_templates").glob("*.jinja")):
         with path.open(newline="") as file:
-            found[path.stem] = slm.formatter(template=file.read(), bos_token="<BOS>", eos_token="<EOS>")
-    return found
+            formatters[path.stem] = slm.formatter(template=file.read(), bos_token="<BOS>", eos_token="<EOS>")
+    return formatters
 
 
-def render(made: Formatter, messages: list[Any], **options: Any) -> str:
-    return "".join(segment.text for segment in made.render(messages, **options))
+def render(formatter: Formatter, messages: list[Any], **options: Any) -> str:
+    return "".join(segment.text for segment in formatter.render(messages, **options))
 
 
-def test_reasoning_can_be_switched_or_the_template_understands_nothing(formatters: dict[str, Formatter]) -> None:
-    for name, made in formatters.items():
+def test_reasoning_can_be_switched_or_the_template_has_no_switch(formatters: dict[str, Formatter]) -> None:
+    for name, formatter in formatters.items():
         if name in UNDERSTAND_NOTHING:
             for thinking in (True, False):
                 with pytest.raises(TemplateError, match="cannot be asked for reasoning or for none"):
-                    made.render(QUESTION, thinking=thinking)
+                    formatter.render(QUESTION, thinking=thinking)
             continue
         try:
-            on, off = (render(made, QUESTION, thinking=thinking) for thinking in (True, False))
+            on, off = (render(formatter, QUESTION, thinking=thinking) for thinking in (True, False))
         except TemplateError as error:
             assert "cannot be asked" in str(error), f"{name}: {error}"
-            source = "".join(made._template.constants)  # type: ignore[attr-defined]
+            source = "".join(formatter._template.constants)  # type: ignore[attr-defined]
             assert "enable_thinking" not in source, f"{name} has a switch"
             continue
-        assert on != off, f"{name}: nothing changed"
+        assert on != off, f"{name}: the prompt did not change"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_reasoning_can_be_switched_or_the_template_understands_nothing(formatter
         ("muse-glimmer", "reasoning_strength", "high", "low"),
     ],
 )
-def test_thinking_is_what_the_template_calls_it(
+def test_thinking_sets_the_variable_of_the_template(
     formatters: dict[str, Formatter], name: str, option: str, on: object, off: object
 ) -> None:
     for thinking, value in ((True, on), (False, off)):
@@ -91,15 +91,15 @@ def test_thinking_is_what_the_template_calls_it(
             formatters[name].render(QUESTION, thinking=True, **{option: on})
 
 
-def test_a_word_in_the_question_switches_where_the_template_takes_it_out(formatters: dict[str, Formatter]) -> None:
-    made = formatters["NVIDIA-Nemotron-Nano-v2"]
-    on, off = (render(made, QUESTION, thinking=thinking) for thinking in (True, False))
-    assert on == render(made, QUESTION)
-    assert off == render(made, [Message(Role.USER, "Hi /no_think")])
+def test_a_word_in_the_question_switches_reasoning_if_the_template_removes_it(formatters: dict[str, Formatter]) -> None:
+    formatter = formatters["NVIDIA-Nemotron-Nano-v2"]
+    on, off = (render(formatter, QUESTION, thinking=thinking) for thinking in (True, False))
+    assert on == render(formatter, QUESTION)
+    assert off == render(formatter, [Message(Role.USER, "Hi /no_think")])
     assert "no_think" not in off
     assert off != on
     with pytest.raises(TemplateError, match="from a text, not from parts"):
-        made.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], thinking=False)
+        formatter.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], thinking=False)
     echo = slm.formatter(template="{{ messages[0].content }}{{ '/no_think' if false }}")
     with pytest.raises(TemplateError, match="cannot be asked"):
         echo.render(QUESTION, thinking=False)
@@ -120,45 +120,45 @@ TOOL = {
 }
 
 
-def outcome(made: Formatter, messages: list[Any]) -> str | None:
+def outcome(formatter: Formatter, messages: list[Any]) -> str | None:
     for tools in (None, [TOOL]):
         try:
-            return render(made, messages, tools=tools, add_generation_prompt=False)
+            return render(formatter, messages, tools=tools, add_generation_prompt=False)
         except TemplateError:
             continue
     return None
 
 
-def test_arguments_as_text_are_rendered_as_the_mapping_is(formatters: dict[str, Formatter]) -> None:
+def test_arguments_as_text_are_rendered_like_the_mapping(formatters: dict[str, Formatter]) -> None:
     n = 0
-    for name, made in formatters.items():
-        as_mapping = outcome(made, calls(ARGUMENTS))
+    for name, formatter in formatters.items():
+        as_mapping = outcome(formatter, calls(ARGUMENTS))
         if as_mapping is not None:
-            assert outcome(made, calls(json.dumps(ARGUMENTS, ensure_ascii=False))) == as_mapping, name
+            assert outcome(formatter, calls(json.dumps(ARGUMENTS, ensure_ascii=False))) == as_mapping, name
             n += "weather" in as_mapping
     print(f"{n} templates write calls")  # noqa: T201  # the count is part of the result
     assert n > 35
 
 
-def test_messages_with_calls_are_rendered_by_templates_that_want_text(formatters: dict[str, Formatter]) -> None:
-    made = formatters["meetkai-functionary-medium-v3.2"]
+def test_templates_that_need_text_render_messages_with_calls(formatters: dict[str, Formatter]) -> None:
+    formatter = formatters["meetkai-functionary-medium-v3.2"]
     call = ToolCall("weather", ARGUMENTS, id="call00001")
-    said = [QUESTION[0], Message(Role.ASSISTANT, "", tool_calls=[call])]
+    messages = [QUESTION[0], Message(Role.ASSISTANT, "", tool_calls=[call])]
     text = json.dumps(ARGUMENTS, ensure_ascii=False)
-    assert text in render(made, said, tools=[TOOL])
-    assert render(made, said, tools=[TOOL]) == render(made, calls(text), tools=[TOOL])
+    assert text in render(formatter, messages, tools=[TOOL])
+    assert render(formatter, messages, tools=[TOOL]) == render(formatter, calls(text), tools=[TOOL])
     with pytest.raises(TemplateError, match="can only concatenate str"):
-        made.render(calls(ARGUMENTS), tools=[TOOL])  # a mapping is passed on as it is, as transformers does
+        formatter.render(calls(ARGUMENTS), tools=[TOOL])  # a mapping is passed on unchanged, like in transformers
 
 
 def test_no_template_writes_a_call_as_python(formatters: dict[str, Formatter]) -> None:
     call = ToolCall("weather", ARGUMENTS, id="call00001")
-    for name, made in formatters.items():
-        prompt = outcome(made, [QUESTION[0], Message(Role.ASSISTANT, "", tool_calls=[call])]) or ""
+    for name, formatter in formatters.items():
+        prompt = outcome(formatter, [QUESTION[0], Message(Role.ASSISTANT, "", tool_calls=[call])]) or ""
         assert "{'city'" not in prompt, name
 
 
-def test_text_that_is_no_object_is_passed_on(formatters: dict[str, Formatter]) -> None:
-    made = formatters["Qwen-Qwen2.5-7B-Instruct"]
+def test_text_that_is_not_a_json_object_is_passed_on(formatters: dict[str, Formatter]) -> None:
+    formatter = formatters["Qwen-Qwen2.5-7B-Instruct"]
     for text in ("not JSON", "[1]", "[" * 100_000, ""):
-        assert json.dumps(text, ensure_ascii=False) in render(made, calls(text))
+        assert json.dumps(text, ensure_ascii=False) in render(formatter, calls(text))

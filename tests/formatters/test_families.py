@@ -1,4 +1,4 @@
-"""Named families against official templates where those are at hand, else against published prompts."""
+"""Named families compared with official templates if available, else with published prompts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OFFICIAL = {
     "qwen2_5": "Qwen-Qwen2.5-7B-Instruct",
 }
 
-SAID = [
+MESSAGES = [
     Message(Role.SYSTEM, "Be terse."),
     Message(Role.USER, "Hi"),
     Message(Role.ASSISTANT, " Hello "),
@@ -84,13 +84,13 @@ QUESTION = {
 
 
 def render(name: str, messages: list[Message], **options: Any) -> str:
-    made = slm.formatter(name=name, bos_token="<s>", eos_token="</s>")
-    return "".join(segment.text for segment in made.render(messages, **options))
+    formatter = slm.formatter(name=name, bos_token="<s>", eos_token="</s>")
+    return "".join(segment.text for segment in formatter.render(messages, **options))
 
 
-def outcome(made: Any, case: dict[str, Any]) -> str:
+def outcome(formatter: Any, case: dict[str, Any]) -> str:
     try:
-        segments = made.render(
+        segments = formatter.render(
             case["messages"],
             tools=case["tools"],
             add_generation_prompt=case["add_generation_prompt"],
@@ -101,81 +101,81 @@ def outcome(made: Any, case: dict[str, Any]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def agrees(found: str, case: dict[str, Any]) -> bool:
-    """Equal bytes; or an error, in the template's words where it raises one of its own."""
+def agrees(actual: str, case: dict[str, Any]) -> bool:
+    """Whether the outcome is equal, or is an error, with the template's message if the template raises it."""
     if "error" not in case:
-        return bool(found == case["expected"])
+        return bool(actual == case["expected"])
     kind, _, words = case["error"].partition(": ")
-    return found.startswith("error: ") and (kind != "TemplateError" or words in found)
+    return actual.startswith("error: ") and (kind != "TemplateError" or words in actual)
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_equals_the_official_template_in_every_shared_case(shared_dir: Path, name: str) -> None:
     collection = json.loads((shared_dir / "oracles" / "chat_templates" / f"{OFFICIAL[name]}.json").read_text())
     now = datetime.fromisoformat(collection["now"])
-    made = slm.formatter(name=name, bos_token="<BOS>", eos_token="<EOS>", now=now)
+    formatter = slm.formatter(name=name, bos_token="<BOS>", eos_token="<EOS>", now=now)
     assert len(collection["cases"]) == 18
     for case in collection["cases"]:
-        found = outcome(made, case)
-        assert agrees(found, case), f"{case['case']}:\n{found}\n{case.get('expected', case.get('error'))}"
+        actual = outcome(formatter, case)
+        assert agrees(actual, case), f"{case['case']}:\n{actual}\n{case.get('expected', case.get('error'))}"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_prompt_is_the_published_one(name: str) -> None:
-    assert render(name, SAID) == PUBLISHED[name]
+def test_the_prompt_equals_the_published_prompt(name: str) -> None:
+    assert render(name, MESSAGES) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", QUESTION)
-def test_question_alone_brings_the_systems_own_words(name: str) -> None:
-    assert render(name, SAID[1:2]).removeprefix("<s>") == QUESTION[name]
+def test_a_question_alone_has_the_default_system_message(name: str) -> None:
+    assert render(name, MESSAGES[1:2]).removeprefix("<s>") == QUESTION[name]
 
 
 def test_every_family_is_tested() -> None:
     assert {entry.name for entry in plugin.slm_formatters()} == {"template", *OFFICIAL, *PUBLISHED}
 
 
-def test_qwen3_keeps_reasoning_after_the_last_question_only() -> None:
+def test_qwen3_keeps_reasoning_only_after_the_last_question() -> None:
     thought = Message(Role.ASSISTANT, "A", reasoning="why")
     before, after = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\n"
-    assert render("qwen3", [SAID[1], thought], add_generation_prompt=False) == (
+    assert render("qwen3", [MESSAGES[1], thought], add_generation_prompt=False) == (
         f"{before}<think>\nwhy\n</think>\n\nA{after}"
     )
-    assert render("qwen3", [SAID[1], thought, SAID[1]]) == f"{before}A{after}{before}"
+    assert render("qwen3", [MESSAGES[1], thought, MESSAGES[1]]) == f"{before}A{after}{before}"
     inline = Message(Role.ASSISTANT, "<think>\nwhy\n</think>\n\nA")
-    assert render("qwen3", [SAID[1], inline, SAID[1]]) == f"{before}A{after}{before}"
-    assert render("qwen3", [SAID[1]], thinking=False) == f"{before}<think>\n\n</think>\n\n"
-    assert render("qwen3", [SAID[1]], thinking=True) == before
+    assert render("qwen3", [MESSAGES[1], inline, MESSAGES[1]]) == f"{before}A{after}{before}"
+    assert render("qwen3", [MESSAGES[1]], thinking=False) == f"{before}<think>\n\n</think>\n\n"
+    assert render("qwen3", [MESSAGES[1]], thinking=True) == before
 
 
-def test_rwkv_world_thinks_on_request() -> None:
-    assert render("rwkv_world", [SAID[1]], thinking=True).endswith("\n\nAssistant: <think>")
-    assert render("rwkv_world", [SAID[1]], thinking=False).endswith("\n\nAssistant: <think>\n</think>")
+def test_rwkv_world_reasons_on_request() -> None:
+    assert render("rwkv_world", [MESSAGES[1]], thinking=True).endswith("\n\nAssistant: <think>")
+    assert render("rwkv_world", [MESSAGES[1]], thinking=False).endswith("\n\nAssistant: <think>\n</think>")
 
 
 def test_mistral_v3_with_tools() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}
     call = slm.ToolCall("f", {"x": 1}, id="abcdefghi")
-    said = [
+    messages = [
         Message(Role.USER, "Hi"),
         Message(Role.ASSISTANT, "", tool_calls=[call]),
         Message(Role.TOOL, "7", tool_call_id="abcdefghi"),
     ]
-    assert render("mistral_v3", said, tools=[tool]) == (
+    assert render("mistral_v3", messages, tools=[tool]) == (
         '<s>[AVAILABLE_TOOLS] [{"type": "function", "function": {"name": "f", "description": "F", "parameters": '
         '{"type": "object"}}}][/AVAILABLE_TOOLS][INST] Hi[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}, '
         '"id": "abcdefghi"}]</s>[TOOL_RESULTS] {"content": 7, "call_id": "abcdefghi"}[/TOOL_RESULTS]'
     )
     with pytest.raises(TemplateError, match="alphanumeric strings with length 9"):
-        render("mistral_v3", [said[0], Message(Role.ASSISTANT, "", tool_calls=[slm.ToolCall("f", {}, id="1")])])
+        render("mistral_v3", [messages[0], Message(Role.ASSISTANT, "", tool_calls=[slm.ToolCall("f", {}, id="1")])])
 
 
 @pytest.mark.parametrize("name", ["command_r", "gemma3", "llama2", "mistral_v1", "mistral_v3"])
-def test_turns_must_alternate_where_the_official_template_says_so(name: str) -> None:
+def test_turns_must_alternate_if_the_official_template_requires_it(name: str) -> None:
     with pytest.raises(TemplateError, match="roles must alternate"):
-        render(name, [SAID[1], SAID[1]])
+        render(name, [MESSAGES[1], MESSAGES[1]])
 
 
-def test_names_are_found_however_they_are_spelled() -> None:
+def test_names_are_found_in_any_notation() -> None:
     for spelled, name in (("Qwen2.5", "qwen2_5"), ("GPT-OSS", "gpt_oss"), ("Llama 3", "llama3"), ("chatml", "chatml")):
         assert slm.formatter(name=spelled).name == name
     with pytest.raises(TemplateError, match=r"unknown chat format 'qwen9' \(registered: alpaca, chatml, .*zephyr\)"):
@@ -186,7 +186,7 @@ def test_names_are_found_however_they_are_spelled() -> None:
     ("vocabulary", "name"),
     [("gemma-4", "gemma4"), ("qwen2", "chatml"), ("phi-3", "phi3"), ("llama-bpe", "llama3"), ("gpt-2", None)],
 )
-def test_vocabularies_tell_their_family(
+def test_families_are_detected_from_vocabularies(
     shared_dir: Path, vocabulary: str, name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = shared_dir / "oracles" / "vocabs" / f"ggml-vocab-{vocabulary}.gguf"

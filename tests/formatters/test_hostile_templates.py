@@ -1,4 +1,4 @@
-"""Templates that try to hang, to fill the memory, to break out or to crash: each ends in ``TemplateError``."""
+"""Templates that try to hang, to exhaust memory, to escape the sandbox or to crash: each raises ``TemplateError``."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ INVALID = ["{% if %}", "{{ 1 +", "{% endfor %}", "{{ a | nofilter }}", "{% unkno
 
 
 @pytest.mark.parametrize("source", [*TIME, *MEMORY, *RECURSION, *SANDBOX, *INVALID], ids=lambda source: source[:40])
-def test_hostile_template_is_an_error(source: str) -> None:
+def test_a_hostile_template_is_an_error(source: str) -> None:
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(TemplateError) as caught:
         JinjaTemplate(source, TIGHT).render([{"role": "user", "content": "hi"}], options={"text": "hi"})
-    assert "\n" not in str(caught.value), "an error is one line"
+    assert "\n" not in str(caught.value), "errors have one line"
     assert len(str(caught.value)) < 700
     assert time.monotonic() - started < 20 * TIGHT.seconds, "the time limit did not hold"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
-    assert grown < 300 * 1024, f"the template made the process {grown // 1024} MiB larger"
+    assert grown < 300 * 1024, f"the process grew by {grown // 1024} MiB"
 
 
 def test_data_nested_too_deeply_is_an_error() -> None:
@@ -104,8 +104,8 @@ def test_data_nested_too_deeply_is_an_error() -> None:
         JinjaTemplate("{{ x | tojson }}").render([], options={"x": nested})
 
 
-def test_limits_belong_to_one_rendering() -> None:
-    """A rendering that runs out leaves the template, and renderings in other threads, as they were."""
+def test_limits_apply_to_one_rendering() -> None:
+    """A rendering that exceeds its limits does not affect the template or other threads."""
     template = JinjaTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}done", TIGHT)
     outcomes: list[str] = []
     threads = [threading.Thread(target=lambda n=n: outcomes.append(_outcome(template, n))) for n in (3, 99_999, 5)]

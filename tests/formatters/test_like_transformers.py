@@ -1,4 +1,4 @@
-"""What transformers gives templates besides messages, against transformers itself."""
+"""Features of templates in transformers besides messages, compared with transformers."""
 
 # ruff: noqa: E501  # a template stays on one line
 from __future__ import annotations
@@ -45,14 +45,14 @@ def text_of(segments: list[Segment]) -> str:
 
 @pytest.fixture(scope="module")
 def templates(shared_dir: Path) -> dict[str, str]:
-    found = {}
+    templates = {}
     for path in sorted((shared_dir / "oracles" / "chat_templates").glob("*.jinja")):
         with path.open(newline="") as file:
-            found[path.stem] = file.read()
-    return found
+            templates[path.stem] = file.read()
+    return templates
 
 
-def test_generation_tags_mark_what_transformers_masks() -> None:
+def test_generation_tags_mark_the_mask_of_transformers() -> None:
     (rendered,), (spans,) = render_jinja_template(
         [TURNS], chat_template=GENERATION, return_assistant_tokens_mask=True, **TOKENS
     )
@@ -67,48 +67,48 @@ def test_generation_tags_mark_what_transformers_masks() -> None:
 def continued_by_transformers(template: str, messages: list[dict[str, Any]], field: bool | str) -> str | None:
     try:
         return render_jinja_template([messages], chat_template=template, continue_final_message=field, **TOKENS)[0][0]  # type: ignore[no-any-return]
-    except Exception:  # of whatever kind: it cannot
+    except Exception:  # any error means that it cannot
         return None
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda message: str(message)[:60])
-def test_continued_messages_are_those_of_transformers(templates: dict[str, str], ending: dict[str, Any]) -> None:
+def test_continued_messages_equal_transformers(templates: dict[str, str], ending: dict[str, Any]) -> None:
     n = 0
     for name, template in templates.items():
-        if "strftime_now" in template:  # its clock cannot be set in transformers
+        if "strftime_now" in template:  # the clock of transformers cannot be set
             continue
         for field in (True, "reasoning_content"):
             expected = continued_by_transformers(template, [*PREFIX, ending], field)
-            made = slm.formatter(template=template, **TOKENS)
+            formatter = slm.formatter(template=template, **TOKENS)
             if expected is None:
                 with pytest.raises(TemplateError):
-                    made.render([*PREFIX, ending], continue_final_message=field)
+                    formatter.render([*PREFIX, ending], continue_final_message=field)
                 continue
-            segments = made.render([*PREFIX, ending], continue_final_message=field)
+            segments = formatter.render([*PREFIX, ending], continue_final_message=field)
             assert text_of(segments) == expected, f"{name} {field}"
             n += 1
-    assert n or ending["content"] == "<think>hm</think>tail", "no template could continue it"
+    assert n or ending["content"] == "<think>hm</think>tail", "no template could continue the message"
 
 
-def test_message_can_be_continued_as_message_object() -> None:
-    made = slm.formatter(name="chatml")
-    said = [slm.Message("user", "Write."), slm.Message("assistant", "Once upon")]
-    assert text_of(made.render(said, continue_final_message=True)).endswith("<|im_start|>assistant\nOnce upon")
+def test_a_message_object_can_be_continued() -> None:
+    formatter = slm.formatter(name="chatml")
+    messages = [slm.Message("user", "Write."), slm.Message("assistant", "Once upon")]
+    assert text_of(formatter.render(messages, continue_final_message=True)).endswith("<|im_start|>assistant\nOnce upon")
     with pytest.raises(TemplateError, match="no message to continue"):
-        made.render([], continue_final_message=True)
+        formatter.render([], continue_final_message=True)
     with pytest.raises(TemplateError, match="has no 'reasoning_content' to continue"):
-        made.render(said, continue_final_message="reasoning_content")
+        formatter.render(messages, continue_final_message="reasoning_content")
 
 
-def test_reasoning_is_known_by_all_its_names() -> None:
+def test_all_names_of_reasoning_are_accepted() -> None:
     template = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}|{{ messages[0].reasoning }}"
     for name in ("reasoning_content", "thinking", "reasoning"):
-        said = [{"role": "assistant", "content": "", name: "hm", "tool_calls": None}]
-        expected = render_jinja_template([said], chat_template=template)[0][0]
-        assert text_of(slm.formatter(template=template).render(said)) == expected
+        messages = [{"role": "assistant", "content": "", name: "hm", "tool_calls": None}]
+        expected = render_jinja_template([messages], chat_template=template)[0][0]
+        assert text_of(slm.formatter(template=template).render(messages)) == expected
 
 
-def test_tools_of_functions_are_those_of_transformers() -> None:
+def test_tools_from_functions_equal_transformers() -> None:
     def add(a: int, b: int = 2) -> int:
         """Add numbers.
 
@@ -160,7 +160,7 @@ FEATURES = [
 
 
 @pytest.mark.parametrize("template", FEATURES, ids=lambda template: template[:50])
-def test_templates_can_do_what_they_can_in_transformers(template: str) -> None:
+def test_templates_have_the_features_of_transformers(template: str) -> None:
     try:
         expected = render_jinja_template([TURNS], chat_template=template, **TOKENS)[0][0]
     except Exception as error:
@@ -170,7 +170,7 @@ def test_templates_can_do_what_they_can_in_transformers(template: str) -> None:
     assert text_of(slm.formatter(template=template, **TOKENS).render(TURNS)) == expected
 
 
-def test_every_shared_case_through_the_public_call(shared_dir: Path, templates: dict[str, str]) -> None:
+def test_every_shared_case_with_the_public_api(shared_dir: Path, templates: dict[str, str]) -> None:
     from datetime import datetime
 
     n = 0
@@ -178,12 +178,16 @@ def test_every_shared_case_through_the_public_call(shared_dir: Path, templates: 
         collection = json.loads((shared_dir / "oracles" / "chat_templates" / f"{name}.json").read_text())
         now = datetime.fromisoformat(collection["now"])
         for case in collection["cases"]:
-            made = slm.formatter(template=template, bos_token=case["bos_token"], eos_token=case["eos_token"], now=now)
-            given = {"tools": case["tools"], "add_generation_prompt": case["add_generation_prompt"], **case["kwargs"]}
+            formatter = slm.formatter(
+                template=template, bos_token=case["bos_token"], eos_token=case["eos_token"], now=now
+            )
+            options = {"tools": case["tools"], "add_generation_prompt": case["add_generation_prompt"], **case["kwargs"]}
             if "error" in case:
                 with pytest.raises(TemplateError, match=re.escape(case["error"].partition(": ")[2])):
-                    made.render(case["messages"], **given)
+                    formatter.render(case["messages"], **options)
             else:
-                assert text_of(made.render(case["messages"], **given)) == case["expected"], f"{name} {case['case']}"
+                assert text_of(formatter.render(case["messages"], **options)) == case["expected"], (
+                    f"{name} {case['case']}"
+                )
             n += 1
     print(f"{n} cases of {len(templates)} templates agree")  # noqa: T201  # the count is part of the result

@@ -1,4 +1,4 @@
-"""Templates of published models against the prompts that transformers renders from them."""
+"""Templates of published models compared with the prompts of transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def templates_dir(shared_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def published(templates_dir: Path) -> list[tuple[JinjaTemplate, dict[str, Any]]]:
     collections = [json.loads(path.read_text()) for path in sorted(templates_dir.glob("*.json"))]
-    return [(JinjaTemplate(_read(templates_dir / found["template"])), found) for found in collections]
+    return [(JinjaTemplate(_read(templates_dir / entry["template"])), entry) for entry in collections]
 
 
 def _read(path: Path) -> str:
@@ -57,7 +57,7 @@ def _agrees(outcome: str, case: dict[str, Any]) -> bool:
     return bool(outcome == case["expected"])
 
 
-def test_every_published_case_renders_byte_for_byte(published: list[tuple[JinjaTemplate, dict[str, Any]]]) -> None:
+def test_every_published_case_is_rendered_byte_for_byte(published: list[tuple[JinjaTemplate, dict[str, Any]]]) -> None:
     cases = [
         (collection["template"], case, _outcome(template, collection, case))
         for template, collection in published
@@ -69,7 +69,7 @@ def test_every_published_case_renders_byte_for_byte(published: list[tuple[JinjaT
 
 
 def test_content_adds_no_control_text(published: list[tuple[JinjaTemplate, dict[str, Any]]]) -> None:
-    """What may spell special tokens is the same, whether messages spell control tokens or say nothing special."""
+    """The control text is the same for messages with and without the text of control tokens."""
     for template, collection in published:
         for case in collection["cases"]:
             if "expected" not in case:
@@ -79,13 +79,13 @@ def test_content_adds_no_control_text(published: list[tuple[JinjaTemplate, dict[
             ]
             hostile, innocuous = ([s.text for s in prompt if s.control] for prompt in prompts)
             assert hostile == innocuous, f"{collection['template']}, {case['case']}: content became control text"
-            said = "".join(segment.text for segment in prompts[0] if not segment.control)
+            content = "".join(segment.text for segment in prompts[0] if not segment.control)
             rendered_any = any("xxxx" in segment.text for segment in prompts[1])
-            assert not rendered_any or "<|im_end|>" in said, f"{collection['template']}: content was lost"
+            assert not rendered_any or "<|im_end|>" in content, f"{collection['template']}: content was lost"
 
 
 def _with_appended(case: dict[str, Any], text: str) -> dict[str, Any]:
-    """The case with ``text`` at the end of everything that anybody says."""
+    """The case with ``text`` appended to every content."""
     return case | {"messages": [_appended(message, text) for message in case["messages"]]}
 
 

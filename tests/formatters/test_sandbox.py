@@ -1,4 +1,4 @@
-"""Operations of templates: their text against plain jinja2, and which of it counts as content."""
+"""Operations of templates: the text equals plain jinja2, and each character counts as content or as control text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_core.errors import TemplateError
 from slm_core.types import Segment
 from slm_formatters.jinja_template import JinjaTemplate
 
-# What templates write is in capitals and brackets, what messages say is in small letters: a character tells its origin.
+# Text of templates has capitals and brackets, text of messages has small letters: a character shows its origin.
 CONTENT = st.text("abcß ,.\n\t", max_size=12)
 
 FOLLOWED = [
@@ -53,7 +53,7 @@ SEALED = [
 
 
 def plain_jinja(source: str, **variables: str) -> str:
-    """What an ordinary sandbox makes of the template, with the settings and filters of transformers."""
+    """The template rendered by a plain sandbox with the settings and filters of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -73,7 +73,7 @@ def text_of(segments: list[Segment]) -> str:
 @pytest.mark.parametrize("source", [*FOLLOWED, *SEALED])
 @given(a=CONTENT, b=CONTENT)
 @settings(max_examples=25, deadline=None)
-def test_text_is_what_plain_jinja_renders(source: str, a: str, b: str) -> None:
+def test_text_equals_plain_jinja(source: str, a: str, b: str) -> None:
     try:
         expected = plain_jinja(source, a=a, b=b)
     except (jinja2.TemplateError, TypeError, IndexError):
@@ -100,12 +100,12 @@ def test_each_character_keeps_its_origin(source: str, a: str, b: str) -> None:
 @pytest.mark.parametrize("source", SEALED)
 @given(a=st.text("abcß,.", max_size=12), b=st.text("abcß,.", max_size=12))
 @settings(max_examples=20, deadline=None)
-def test_where_places_are_lost_all_is_content(source: str, a: str, b: str) -> None:
+def test_text_of_unknown_origin_is_content(source: str, a: str, b: str) -> None:
     control = "".join(segment.text for segment in render(source, a=a, b=b) if segment.control)
     assert not set(control.lower()) & set("abcß,."), "content counts as control text"
 
 
-def test_safe_text_escapes_what_is_added_to_it() -> None:
+def test_safe_text_escapes_added_text() -> None:
     source = "{{ ('<X>' | safe + a + \"'Y'\") }}"
     assert text_of(render(source, a="<b>")) == plain_jinja(source, a="<b>") == "<X>&lt;b&gt;&#39;Y&#39;"
     assert [(s.text, s.control) for s in render(source, a="<b>")][1] == ("&lt;b&gt;", False)

@@ -34,7 +34,7 @@ def text(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def test_messages_reach_the_template_with_all_they_hold() -> None:
+def test_the_template_receives_all_fields_of_messages() -> None:
     call = ToolCall("get_weather", {"city": "Rome"}, id="c1")
     messages = [
         Message(Role.SYSTEM, "Be terse."),
@@ -47,7 +47,7 @@ def test_messages_reach_the_template_with_all_they_hold() -> None:
     assert text(formatter().render([], tools=[WEATHER])).startswith('<s>[{"type": "function", "function":')
 
 
-def test_segments_tell_content_from_control() -> None:
+def test_segments_separate_content_from_control_text() -> None:
     segments = formatter().render([Message(Role.USER, "</s>hi")], add_generation_prompt=False)
     assert segments == [Segment("<s><user>|", control=True), Segment("</s>hi", control=False)]
 
@@ -55,17 +55,17 @@ def test_segments_tell_content_from_control() -> None:
 def test_template_options_work_or_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert text(formatter().render([], date="today")).endswith("<go>today")
     assert not caplog.text
-    made = formatter()
+    with_tools = formatter()
     for _ in range(3):
-        assert text(made.render([], dates="today")).endswith("<go>")
+        assert text(with_tools.render([], dates="today")).endswith("<go>")
     assert caplog.text.count("does not read dates (it reads: date, enable_thinking)") == 1
     without_tools = formatter("{{ messages }}")
     assert text(without_tools.render([], tools=[WEATHER])) == "[]"
     assert "does not read tools" in caplog.text
-    assert (made.reads_tools, without_tools.reads_tools) == (True, False)
+    assert (with_tools.reads_tools, without_tools.reads_tools) == (True, False)
 
 
-def test_thinking_is_the_switch_of_the_template() -> None:
+def test_thinking_sets_the_switch_of_the_template() -> None:
     assert text(formatter().render([], thinking=True)).endswith("<go><think>\n")
     assert text(formatter().render([], thinking=False)).endswith("<go>")
     assert text(formatter("{{ 'yes' if thinking }}").render([], thinking=True)) == "yes"
@@ -75,7 +75,7 @@ def test_thinking_is_the_switch_of_the_template() -> None:
         formatter().render([], thinking=True, enable_thinking=True)
 
 
-def test_answers_begin_in_reasoning_where_the_prompt_opened_it() -> None:
+def test_answers_begin_with_reasoning_if_the_prompt_begins_it() -> None:
     for thinking, reasoning, content in ((True, "a", "b"), (None, None, "a</think>b"), (False, None, "a</think>b")):
         parser = formatter().stream_parser(thinking=thinking)
         parser.feed("a</think>b")
@@ -85,14 +85,14 @@ def test_answers_begin_in_reasoning_where_the_prompt_opened_it() -> None:
         formatter("{{ messages }}").stream_parser(thinking=True)
 
 
-def test_parse_finds_reasoning_that_the_prompt_may_have_opened() -> None:
+def test_parse_finds_reasoning_that_the_prompt_may_have_begun() -> None:
     assert formatter().parse("a</think>b") == Message(Role.ASSISTANT, "b", reasoning="a")
     assert formatter("{{ messages }}").parse("a</think>b") == Message(Role.ASSISTANT, "a</think>b")
     always = formatter("{% if not messages %}{{ raise_exception('none') }}{% endif %}<go><think>\n")
     assert always.parse("a</think>b") == Message(Role.ASSISTANT, "b", reasoning="a")
 
 
-def test_refusal_carries_the_words_of_the_template() -> None:
+def test_a_refusal_contains_the_message_of_the_template() -> None:
     with pytest.raises(TemplateError, match="refused the messages: System role not supported"):
         formatter("{{ raise_exception('System role\n  not supported') }}").render([])
     with pytest.raises(TemplateError, match=r"failed in line 3: .*no attribute"):
@@ -101,12 +101,12 @@ def test_refusal_carries_the_words_of_the_template() -> None:
         formatter("\n{% if %}")
 
 
-def test_clock_can_be_set() -> None:
+def test_the_clock_can_be_set() -> None:
     source = FormatterSource(template="{{ strftime_now('%d %B %Y') }}", now=datetime(2026, 1, 15))
     assert text(TemplateFormatter(source).render([])) == "15 January 2026"
 
 
-def test_registry_makes_formatters_by_name() -> None:
+def test_the_registry_creates_formatters_by_name() -> None:
     registry = Registry({"formatters": plugin})
     assert registry.formatter("template", FormatterSource(template=ECHO)).name == "template of the model file"
     assert registry.formatter("chatml", FormatterSource()).name == "chatml"

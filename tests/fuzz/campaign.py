@@ -1,7 +1,7 @@
-"""Fuzz targets for some seconds each: ``python -m fuzz.campaign SECONDS [TARGET...]``, with ``tests`` on the path.
+"""Fuzz targets for SECONDS each: ``python -m fuzz.campaign SECONDS [TARGET...]``, with ``tests`` on the path.
 
 Readers in Python need atheris (``pip install "slm-core[fuzz]"``), the C++ kernels clang++ with libFuzzer and CMake.
-What is missing is named. The exit status is 1 if an input broke a target; the input is kept, and its path is shown.
+Missing tools are named. The exit status is 1 if an input broke a target; the input is kept, and its path is printed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fuzz.targets import TARGETS
 
 HERE = Path(__file__).parent
 _LONGEST = 1 << 13
-_SAID = 30
+_N_LINES = 30
 
 
 def main(seconds: str, names: Sequence[str]) -> int:
-    """Fuzz; returns the exit status."""
+    """Fuzz the targets; returns the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="slm-fuzz-"))
     status, chosen = 0, set(names or (*TARGETS, *CPP_TARGETS))
     python, cpp = [name for name in TARGETS if name in chosen], [name for name in CPP_TARGETS if name in chosen]
@@ -60,14 +60,14 @@ def _build(clang: str, folder: Path, names: Sequence[str]) -> Path:
 
 
 def _fuzz(name: str, command: Sequence[str]) -> int:
-    """Run one fuzzer and say in a line how it went; of one that found something, show how it ended."""
+    """Run one fuzzer and print its result in one line, and the end of its output if it found something."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    said = done.stdout + done.stderr
-    found = re.search(r"number_of_executed_units: (\d+)", said)
-    executions = f"{int(found[1]):,}" if found else "no"
+    output = done.stdout + done.stderr
+    match = re.search(r"number_of_executed_units: (\d+)", output)
+    executions = f"{int(match[1]):,}" if match else "no"
     print(f"{name}: {executions} executions, {'nothing found' if done.returncode == 0 else 'BROKEN'}", flush=True)
     if done.returncode:
-        print("\n".join(said.splitlines()[-_SAID:]))
+        print("\n".join(output.splitlines()[-_N_LINES:]))
     return int(done.returncode != 0)
 
 

@@ -1,4 +1,4 @@
-"""What the fuzzers start from: small sound inputs of every target, made by code."""
+"""The initial corpora of the fuzzers: small generated valid inputs of every target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slm_core.types import Message, Pos, Role
 
 SMALL = ModelShape("llama", 1, 32, 32, 2, 1, 16, 1e4, 1e-5, tied=True)
 SEPARATOR = b"\xff|\xfe"
-"""Between the sections of a dump, as the target "dump parts" takes them."""
+"""The separator between the sections of a dump in the inputs of the target "dump parts"."""
 KINDS = ("sequence", "session", "chat")
 
 
@@ -43,25 +43,25 @@ def small_model(weight_type: str = "q8_0") -> bytes:
 
 @cache
 def loaded() -> LoadedModel:
-    """The small model on the native engine, for what needs one."""
+    """The small model, loaded on the native engine."""
     model = slm.load(small_model(), backend="native", device="cpu", n_threads=1)
     atexit.register(model.close)
     return model
 
 
 def dumps() -> list[bytes]:
-    """Of sequences with and without cuts, sessions with a paused answer, and chats."""
+    """Dumps of sequences with and without cuts, of sessions with a paused answer, and of chats."""
     model = loaded()
     with model.new_context(n_ctx=128, n_seq_max=2, n_batch=32) as context:
         batch = context.new_batch()
         batch.extend([5, 6, 7, 8, 9], Pos(0, 0))
         context.decode(batch)
-        found = [context.dump(0)]
+        dumps = [context.dump(0)]
         context.cut(Pos(0, 1), Pos(0, 3))
-        found.append(context.dump(0))
+        dumps.append(context.dump(0))
     with Session(model.new_context(n_ctx=128, n_batch=32), model.vocab, owns_context=True) as session:
         session.append("hello you")
-        found.append(session.dump())
+        dumps.append(session.dump())
         for constraint in (None, Regex("[a-z]{20}")):
             generation = session.generate(
                 Sampling(temperature=1.0, seed=3, max_tokens=20, stop=("zz",)),
@@ -72,25 +72,25 @@ def dumps() -> list[bytes]:
             )
             for _ in generation:
                 pass
-            found.append(session.dump())
+            dumps.append(session.dump())
             session.truncate(2)
     with model.chat(n_ctx=128, n_batch=32, messages=[Message(Role.USER, "hi"), Message(Role.ASSISTANT, "you")]) as chat:
-        found.append(chat.dump())
-    return found
+        dumps.append(chat.dump())
+    return dumps
 
 
 def dump_parts() -> list[bytes]:
-    """Dumps as the number of their kind, JSON and sections, without lengths and a checksum."""
-    found = []
+    """Dumps as the id of their kind, JSON and sections, without lengths and checksum."""
+    inputs = []
     for dump in dumps():
         kind = next(kind for kind in KINDS if f'{{"kind": "{kind}"'.encode() in dump[:40])
         meta, sections = unpack(kind, dump)
-        found.append(bytes([KINDS.index(kind)]) + SEPARATOR.join([json.dumps(meta).encode(), *sections]))
-    return found
+        inputs.append(bytes([KINDS.index(kind)]) + SEPARATOR.join([json.dumps(meta).encode(), *sections]))
+    return inputs
 
 
 def safetensors() -> list[bytes]:
-    """A file with three tensors, and one with none."""
+    """A file with three tensors, and a file without tensors."""
     header = {
         "__metadata__": {"format": "pt"},
         "a.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -132,7 +132,7 @@ def configs() -> list[bytes]:
 
 
 def tokenizers() -> list[bytes]:
-    """The ``tokenizer.json`` of a byte-level and of a WordPiece vocabulary of a few tokens."""
+    """The ``tokenizer.json`` of a small byte-level and a small WordPiece vocabulary."""
     letters = {chr(97 + i): i for i in range(6)} | {"ab": 6, "abc": 7, "<s>": 8}
     special = {"id": 8, "content": "<s>", "special": True, "normalized": False}
     special |= {"single_word": False, "lstrip": False, "rstrip": False}
@@ -179,28 +179,28 @@ CORPORA: Mapping[str, Callable[[], list[bytes]]] = {
     "dump": dumps,
     "dump_parts": dump_parts,
 }
-"""By target."""
+"""Functions that return the inputs, by target."""
 
 
 CPP_TARGETS = ("weights", "cache", "routing")
-"""The targets in ``cpp``."""
+"""The C++ targets in ``cpp``."""
 
-_N_ISAS, _N_KINDS = 8, 32  # at least as many as there are; the targets take them modulo what the machine has
+_N_ISAS, _N_KINDS = 8, 32  # upper bounds; the targets take them modulo the numbers of the machine
 
 
 def cpp_inputs(target: str) -> list[bytes]:
-    """Inputs of a C++ target: every instruction set with every kind of weights or cache, and bytes of several sorts.
+    """Inputs of a C++ target: every instruction set with every type of weights or cache, and several kinds of bytes.
 
-    The first bytes are numbers that the target takes: instruction set, kind, sizes. The rest is weights, a cache, or
-    what a router says: random bytes, or one byte again and again, of which some make numbers that are infinite or none.
+    The first bytes are the numbers of the instruction set, the type and the sizes. The rest is weights, a cache or
+    router outputs: random bytes, or one repeated byte, some of which give infinities or NaNs.
     """
     rng = np.random.default_rng(0)
-    found = []
+    inputs = []
     for isa in range(_N_ISAS):
         for kind in range(_N_KINDS):
             sizes = rng.integers(0, 256, 6, dtype=np.uint8).tobytes()
             body = rng.integers(0, 256, 400, dtype=np.uint8).tobytes()
             fill = (b"\xff", b"\x7f", b"\x00", b"\x80", b"\x7c")[kind % 5] * 40
             start = sizes[:2] if target == "routing" else bytes([isa, kind])
-            found.append(start + sizes[2:] + (body if (isa + kind) % 2 else fill))
-    return found
+            inputs.append(start + sizes[2:] + (body if (isa + kind) % 2 else fill))
+    return inputs

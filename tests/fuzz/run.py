@@ -1,7 +1,7 @@
-"""Fuzz a target, led by coverage: ``python -m fuzz.run TARGET SECONDS [CORPUS]``, with ``tests`` on the path.
+"""Fuzz a target, guided by coverage: ``python -m fuzz.run TARGET SECONDS [CORPUS]``, with ``tests`` on the path.
 
 It needs atheris (``pip install 'slm-core[fuzz]'``). An input that breaks the target is written to the folder CORPUS,
-or to a temporary one, and the program ends with a status other than 0.
+or to a temporary folder, and the exit status of the program is not 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["slm_core", "slm_native"], enable_loade
     from fuzz import targets
     from slm_core.checkpoints import families
 
-    for _module in pkgutil.iter_modules(families.__path__):  # else they are imported when it is too late
+    for _module in pkgutil.iter_modules(families.__path__):  # imported now, so that they are instrumented
         importlib.import_module(f"{families.__name__}.{_module.name}")
 
 from fuzz.corpora import CORPORA
@@ -29,7 +29,7 @@ _LONGEST_CALL_S = 20
 
 
 def main(target: str, seconds: str, corpus: str = "") -> None:
-    """Write the corpus of a target and fuzz it."""
+    """Write the corpus of a target and fuzz the target."""
     folder = Path(corpus or tempfile.mkdtemp(prefix=f"slm-fuzz-{target}-"))
     folder.mkdir(parents=True, exist_ok=True)
     for i, seed in enumerate(CORPORA[target]()):

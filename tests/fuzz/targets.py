@@ -1,4 +1,4 @@
-"""What is fuzzed: every reader of bytes from outside. Any error of slm_core.errors, in one line, is an answer."""
+"""The fuzz targets: every reader of external bytes. An error of slm_core.errors in one line is a valid outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DIGEST_SIZE = 32
 
 
 def gguf(data: bytes) -> None:
-    """Open a GGUF file, read all of it, and make its vocabulary."""
+    """Open a GGUF file, read all of it, and build its vocabulary."""
     with GgufFile.open(data) as file:
         for key in file.metadata:
             file.metadata[key]
@@ -70,7 +70,7 @@ def config(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """Read a ``tokenizer.json``, and cut a text into its tokens."""
+    """Read a ``tokenizer.json``, and tokenize a text."""
     path = _written("tokenizer.json", data)
     vocab = directory_vocab(path.parent)
     for parse_special in (False, True):
@@ -79,7 +79,7 @@ def tokenizer(data: bytes) -> None:
 
 
 def dump(data: bytes) -> None:
-    """Restore a dump, its checksum made right, as each kind."""
+    """Correct the checksum of a dump and restore it as each kind."""
     checked = data[:-_DIGEST_SIZE]
     checked += hashlib.blake2b(checked, digest_size=_DIGEST_SIZE).digest()
     for kind in KINDS:
@@ -87,7 +87,7 @@ def dump(data: bytes) -> None:
 
 
 def dump_parts(data: bytes) -> None:
-    """Restore a dump of a kind, JSON and sections, whose lengths and checksum are right."""
+    """Build a dump with right lengths and checksum from a kind, JSON and sections, and restore it."""
     kind, (meta, *sections) = KINDS[data[0] % len(KINDS)] if data else KINDS[0], data[1:].split(SEPARATOR)
     try:
         stated = json.loads(meta)
@@ -109,11 +109,11 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 
 
 def run(target: str, data: bytes) -> None:
-    """Give bytes to a target.
+    """Run a target on bytes.
 
     Raises:
-        AssertionError: it was refused, but not in one line.
-        Exception: whatever is no error of slm_core.errors.
+        AssertionError: the bytes were refused, but not in one line.
+        Exception: any error that is not in slm_core.errors.
     """
     _allowed(lambda: TARGETS[target](data))
 
@@ -127,7 +127,7 @@ def _allowed(call: Callable[[], None]) -> None:
 
 
 def _restore(kind: str, data: bytes) -> None:
-    """Restore a dump beside a sequence that stays as it is, and go on with it."""
+    """Restore a dump next to a sequence that must not change, and continue it."""
     model = loaded()
     if kind == "chat":
         with Chat.restore(model, data, n_ctx=64) as chat:
@@ -170,7 +170,7 @@ def _decode(context: Context, seq_id: int, tokens: list[int]) -> None:
 
 @cache
 def _folder() -> Path:
-    """One for the process: in memory where the system has such a place."""
+    """A folder of this process, in memory if the system has such a file system."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(prefix="slm-fuzz-", dir=memory if memory.is_dir() else None)
     atexit.register(shutil.rmtree, folder)

@@ -1,4 +1,4 @@
-"""A few seconds of fuzzing without coverage: the corpora, and inputs made of them by seeded changes."""
+"""A few seconds of fuzzing without coverage: the corpora, and seeded mutations of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fuzz.corpora import CORPORA
 from fuzz.targets import TARGETS, run
 
 N_CHANGED = {"load": 25, "tokenizer": 60, "dump": 40, "dump_parts": 60}
-"""Inputs of each seed; 150 of targets that are not named."""
+"""The number of mutated inputs per target; 150 for targets that are not listed."""
 _TELLING = (
     b"\x00",
     b"\xff",
@@ -26,25 +26,26 @@ _TELLING = (
 )
 
 
-def changed(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes: bits, bytes that tell, pieces cut out, doubled and moved; most of them near the start."""
-    found = bytearray(data)
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """The data after one to four changes, mostly near the start: flipped bits, special bytes, and removed, duplicated
+    and moved pieces."""
+    buffer = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        end = len(found) if rng.random() < 0.5 else min(len(found), 600)
+        end = len(buffer) if rng.random() < 0.5 else min(len(buffer), 600)
         place, n = rng.randrange(end + 1), rng.choice([1, 2, 4, 8, 40])
         kind = rng.randrange(5)
-        if kind == 0 and place < len(found):
-            found[place] ^= 1 << rng.randrange(8)
+        if kind == 0 and place < len(buffer):
+            buffer[place] ^= 1 << rng.randrange(8)
         elif kind == 1:
             telling = rng.choice(_TELLING)
-            found[place : place + len(telling)] = telling
+            buffer[place : place + len(telling)] = telling
         elif kind == 2:
-            del found[place : place + n]
+            del buffer[place : place + n]
         elif kind == 3:
-            found[place:place] = found[place : place + n]
+            buffer[place:place] = buffer[place : place + n]
         else:
-            found[place:place] = rng.choice(_TELLING)
-    return bytes(found)
+            buffer[place:place] = rng.choice(_TELLING)
+    return bytes(buffer)
 
 
 def test_every_target_has_a_corpus() -> None:
@@ -52,17 +53,17 @@ def test_every_target_has_a_corpus() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_sound_is_read(target: str) -> None:
+def test_valid_inputs_are_read(target: str) -> None:
     for seed in CORPORA[target]():
         TARGETS[target](seed)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_changed_is_read_or_refused(target: str) -> None:
+def test_mutated_inputs_are_read_or_refused(target: str) -> None:
     rng = random.Random(target)
     for seed in CORPORA[target]():
         for _ in range(N_CHANGED.get(target, 150)):
-            data = changed(seed, rng)
+            data = mutated(seed, rng)
             try:
                 run(target, data)
             except BaseException as error:

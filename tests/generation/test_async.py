@@ -1,4 +1,4 @@
-"""``async for`` over answers: order, backpressure, cancelled tasks, many at a time."""
+"""``async for`` over answers: order, backpressure, cancelled tasks, concurrent answers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slm_core.types import Role
 
 
 def session(*, n_prompt: int = 3) -> Session:
-    made = Session(ScriptedContext(n_batch=16), ByteVocab(), sampling=Sampling(seed=1, max_tokens=10))
-    made.append("x" * n_prompt)
-    return made
+    session = Session(ScriptedContext(n_batch=16), ByteVocab(), sampling=Sampling(seed=1, max_tokens=10))
+    session.append("x" * n_prompt)
+    return session
 
 
 def chat(*answers: str) -> Chat:
@@ -26,7 +26,7 @@ def chat(*answers: str) -> Chat:
     return Chat(held, TagFormatter())
 
 
-def test_async_iteration_gives_the_events_of_the_plain_one() -> None:
+def test_async_iteration_gives_the_events_of_plain_iteration() -> None:
     async def gather() -> list[object]:
         generation = session().generate()
         events = [event async for event in generation]
@@ -36,7 +36,7 @@ def test_async_iteration_gives_the_events_of_the_plain_one() -> None:
     assert asyncio.run(gather()) == [list(plain), plain.answer.tokens]
 
 
-def test_steps_run_in_another_thread_and_none_before_it_is_asked_for() -> None:
+def test_steps_run_in_another_thread_and_only_on_request() -> None:
     s = session()
     threads: list[int] = []
     s.context.on_decode = lambda: threads.append(threading.get_ident())
@@ -52,7 +52,7 @@ def test_steps_run_in_another_thread_and_none_before_it_is_asked_for() -> None:
     assert threading.get_ident() not in threads
 
 
-def test_the_loop_runs_on_while_a_step_blocks() -> None:
+def test_the_event_loop_runs_while_a_step_blocks() -> None:
     s = session()
     ticked = threading.Event()
     s.context.on_decode = lambda: ticked.wait(10) or pytest.fail("the event loop stood still")
@@ -69,7 +69,7 @@ def test_the_loop_runs_on_while_a_step_blocks() -> None:
 
 
 def cancel_in_a_batch(s: Session, run: Callable[[], object], *, times: int = 1) -> None:
-    """Cancel the task of ``run`` while its first batch is decoded; the batch ends some time after."""
+    """Cancel the task of ``run`` during the decode of its first batch; the decode ends some time later."""
     in_a_batch, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -88,14 +88,16 @@ def cancel_in_a_batch(s: Session, run: Callable[[], object], *, times: int = 1) 
         may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert s.context.length(s.seq_id) == s.context.n_decoded == 16, "one batch, and nothing works on behind"
+        assert s.context.length(s.seq_id) == s.context.n_decoded == 16, (
+            "one batch was decoded, and nothing runs in the background"
+        )
 
     asyncio.run(race())
     s.context.on_decode = lambda: None
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_cancelled_task_ends_with_the_batch_and_the_session_goes_on(times: int) -> None:
+def test_a_cancelled_task_ends_with_its_batch_and_the_session_continues(times: int) -> None:
     s = session(n_prompt=60)
     generation = s.generate()
     cancel_in_a_batch(s, generation.arun, times=times)
@@ -103,14 +105,14 @@ def test_a_cancelled_task_ends_with_the_batch_and_the_session_goes_on(times: int
     assert len(s.generate().run().tokens) == 10
 
 
-def test_a_chat_whose_reader_goes_away_keeps_what_was_said() -> None:
+def test_a_chat_keeps_the_text_of_an_abandoned_answer() -> None:
     c = chat("hello there")
 
     async def read() -> None:
-        said = ""
+        text = ""
         async for event in c.stream("hi"):
-            said += event.text
-            if said == "hello":
+            text += event.text
+            if text == "hello":
                 break
 
     asyncio.run(read())
@@ -120,7 +122,7 @@ def test_a_chat_whose_reader_goes_away_keeps_what_was_said() -> None:
     assert c.messages[1].content == "hello"
 
 
-def test_a_step_that_raises_raises_in_the_task() -> None:
+def test_an_error_of_a_step_is_raised_in_the_task() -> None:
     s = session()
 
     def burst() -> None:
@@ -131,7 +133,7 @@ def test_a_step_that_raises_raises_in_the_task() -> None:
         asyncio.run(s.generate().arun())
 
 
-def test_answers_of_several_contexts_run_at_a_time() -> None:
+def test_answers_of_several_contexts_run_concurrently() -> None:
     sessions = [session(n_prompt=n) for n in range(1, 6)]
     expected = [session(n_prompt=n).generate().run().tokens for n in range(1, 6)]
     meeting = threading.Barrier(5)
@@ -144,7 +146,7 @@ def test_answers_of_several_contexts_run_at_a_time() -> None:
     assert [answer.tokens for answer in asyncio.run(together())] == expected
 
 
-def test_a_pause_ends_the_async_iteration_until_it_goes_on() -> None:
+def test_a_pause_ends_the_async_iteration_until_it_is_resumed() -> None:
     async def pausing() -> tuple[int, ...]:
         s = session()
         generation = s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE])

@@ -1,10 +1,11 @@
-"""Beam search: equal to transformers on the same logits; a refusal or a failure leaves the session as it was."""
+"""Beam search equals transformers on the same logits; a refusal or a failure leaves the session unchanged."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,12 @@ def session_of(model: Any, eog: tuple[int, ...] = (), prompt: list[int] = PROMPT
     return session
 
 
-def by_transformers(model: Any, width: int, eog: tuple[int, ...], prompt: list[int] = PROMPT, **options: Any) -> Any:
+def search_by_transformers(
+    model: Any, width: int, eog: tuple[int, ...], prompt: list[int] = PROMPT, **options: Any
+) -> Any:
     import torch
 
-    found = model.generate(
+    output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         num_beams=width,
@@ -50,18 +53,18 @@ def by_transformers(model: Any, width: int, eog: tuple[int, ...], prompt: list[i
         output_scores=True,
         **options,
     )
-    return [row[len(prompt) :].tolist() for row in found.sequences], found.sequences_scores.tolist()
+    return [row[len(prompt) :].tolist() for row in output.sequences], output.sequences_scores.tolist()
 
 
-def agree(answer: BeamAnswer, expected: tuple[list[list[int]], list[float]]) -> None:
-    """Token ids are equal, up to the padding of transformers, and so are scores.
+def assert_equal_to_transformers(answer: BeamAnswer, expected: tuple[list[list[int]], list[float]]) -> None:
+    """Assert that token ids, except the padding of transformers, and scores are equal.
 
-    Both sum up to 12 log probabilities of float32 logits below 100: each is rounded by at most 1e-5 there.
+    Both sum up to 12 log probabilities of float32 logits below 100. Each rounding error is at most 1e-5.
     """
     sequences, scores = expected
-    for found, padded in zip(answer.hypotheses, sequences, strict=True):
-        n = len(found.tokens)
-        assert list(found.tokens) == padded[:n]
+    for hypothesis, padded in zip(answer.hypotheses, sequences, strict=True):
+        n = len(hypothesis.tokens)
+        assert list(hypothesis.tokens) == padded[:n]
         assert set(padded[n:]) <= {N_VOCAB}
     assert [h.score for h in answer.hypotheses] == pytest.approx(scores, abs=2e-4)
 
@@ -71,16 +74,16 @@ OPTIONS = [
     for width, penalty, early, eog in itertools.product(
         (1, 2, 4), (-0.7, 0.0, 1.0, 2.5), (False, True, "never"), ((), (11,), (2, 11, 20, 33))
     )
-    if width > 1  # transformers searches greedily, without scores, where there is one beam
+    if width > 1  # with one beam, transformers runs greedy search without scores
 ]
 
 
 @pytest.mark.parametrize(("width", "penalty", "early", "eog"), OPTIONS)
-def test_equals_transformers(model, width, penalty, early, eog) -> None:
-    biases = dict.fromkeys(eog, 4.0)  # ends come early enough that how to stop makes a difference
+def test_search_equals_transformers(model, width, penalty, early, eog) -> None:
+    biases = dict.fromkeys(eog, 4.0)  # EOG comes early enough that early stopping makes a difference
     for prompt, bias in ((PROMPT, {}), (PROMPT, biases), ([1, 1, 8], biases), ([25, 4, 13, 13], biases)):
         beams = Beams(width, n_best=width, length_penalty=penalty, early_stopping=early, max_tokens=9, logit_bias=bias)
-        expected = by_transformers(
+        expected = search_by_transformers(
             model,
             width,
             eog,
@@ -90,7 +93,7 @@ def test_equals_transformers(model, width, penalty, early, eog) -> None:
             early_stopping=early,
             sequence_bias=[[[token], value] for token, value in bias.items()] or None,
         )
-        agree(session_of(model, eog, prompt).beam_search(beams), expected)
+        assert_equal_to_transformers(session_of(model, eog, prompt).beam_search(beams), expected)
 
 
 def test_one_beam_is_greedy(model) -> None:
@@ -115,7 +118,7 @@ def test_min_tokens_and_biases_equal_transformers(model) -> None:
     answer = session_of(model, (11,)).beam_search(
         Beams(3, n_best=3, max_tokens=9, min_tokens=4, logit_bias=biases, length_penalty=0.5)
     )
-    expected = by_transformers(
+    expected = search_by_transformers(
         model,
         3,
         (11,),
@@ -124,12 +127,12 @@ def test_min_tokens_and_biases_equal_transformers(model) -> None:
         length_penalty=0.5,
         sequence_bias=[[[token], bias] for token, bias in biases.items()],
     )
-    agree(answer, expected)
+    assert_equal_to_transformers(answer, expected)
     assert all(11 not in h.tokens[:4] and 30 not in h.tokens for h in answer.hypotheses)
 
 
-class Ladder:
-    """A constraint: each token is larger than the one before, as long as that can be; then nothing may follow."""
+class IncreasingTokens:
+    """A constraint: each token is larger than the one before; it is complete when no larger token exists."""
 
     def __init__(self, last: int = -1) -> None:
         self.last = last
@@ -149,7 +152,7 @@ class Ladder:
         return Stop() if self.is_complete else Forward()
 
     def clone(self):
-        return Ladder(self.last)
+        return IncreasingTokens(self.last)
 
     def state(self) -> bytes:
         return b""
@@ -157,14 +160,14 @@ class Ladder:
 
 def test_a_constraint_equals_transformers(model) -> None:
     def allowed(batch: int, ids: Any) -> list[int]:
-        said = ids[len(PROMPT) :].tolist()
-        return list(range(max(said, default=-1) + 1, N_VOCAB))
+        generated = ids[len(PROMPT) :].tolist()
+        return list(range(max(generated, default=-1) + 1, N_VOCAB))
 
-    constraint = Ladder()
+    constraint = IncreasingTokens()
     answer = session_of(model).beam_search(Beams(4, n_best=4, max_tokens=6), constraint=constraint)
-    expected = by_transformers(model, 4, (N_VOCAB - 1,), max_new_tokens=6, prefix_allowed_tokens_fn=allowed)
-    agree(answer, expected)
-    assert constraint.last == -1, "the constraint that was given has moved"
+    expected = search_by_transformers(model, 4, (N_VOCAB - 1,), max_new_tokens=6, prefix_allowed_tokens_fn=allowed)
+    assert_equal_to_transformers(answer, expected)
+    assert constraint.last == -1, "the caller's constraint has advanced"
     reasons = {h.finish_reason for h in answer.hypotheses}
     assert reasons == {
         FinishReason.CONSTRAINT if h.tokens[-1] == N_VOCAB - 1 else FinishReason.LENGTH for h in answer.hypotheses
@@ -174,10 +177,10 @@ def test_a_constraint_equals_transformers(model) -> None:
 Scored = tuple[float, tuple[int, ...]]
 
 
-def diverse(
+def diverse_beam_search(
     context: TorchContext, width: int, n_groups: int, strength: float, n_steps: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Diverse beam search as the paper has it (arXiv 1610.02424, algorithm 1), Hamming diversity, no end tokens."""
+    """Diverse beam search of the paper (arXiv 1610.02424, algorithm 1) with Hamming diversity and no EOG tokens."""
     size = width // n_groups
     groups: list[list[Scored]] = [[(0.0, ())] for _ in range(n_groups)]
     for _ in range(n_steps):
@@ -192,29 +195,30 @@ def diverse(
                 ]
             groups[g] = sorted(candidates, reverse=True)[:size]
             taken.update(tokens[-1] for _, tokens in groups[g])
-    return sorted((found for group in groups for found in group), reverse=True)
+    return sorted((hypothesis for group in groups for hypothesis in group), reverse=True)
 
 
 @pytest.mark.parametrize(("width", "n_groups", "strength"), [(4, 2, 0.8), (6, 3, 2.0), (4, 4, 100.0)])
-def test_diverse_groups_are_those_of_the_paper(model, width, n_groups, strength) -> None:
+def test_diverse_groups_equal_the_paper(model, width, n_groups, strength) -> None:
     options = Beams(
         width, n_best=width, n_groups=n_groups, diversity_penalty=strength, max_tokens=5, length_penalty=0.0
     )
     answer = session_of(model).beam_search(options)
-    expected = diverse(TorchContext(model), width, n_groups, strength, 5)
+    expected = diverse_beam_search(TorchContext(model), width, n_groups, strength, 5)
     assert [h.tokens for h in answer.hypotheses] == [tokens for _, tokens in expected]
     assert [h.score for h in answer.hypotheses] == pytest.approx([score for score, _ in expected], abs=2e-4)
 
 
-def test_a_beam_as_wide_as_all_there_is_finds_the_best(model) -> None:
+def test_a_beam_of_full_width_finds_the_best_sequence(model) -> None:
     context = TorchContext(model)
 
+    @cache
+    def logprobs_after(*tokens: int) -> np.ndarray:
+        row = rows_of(context, [*PROMPT, *tokens])
+        return row - row.max() - np.log(np.exp(row - row.max()).sum())
+
     def total(tokens: tuple[int, ...]) -> float:
-        found = 0.0
-        for i, token in enumerate(tokens):
-            row = rows_of(context, [*PROMPT, *tokens[:i]])
-            found += row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
-        return found
+        return float(sum(logprobs_after(*tokens[:i])[token] for i, token in enumerate(tokens)))
 
     session = session_of(model, n_seq_max=N_VOCAB + 1)
     answer = session.beam_search(Beams(N_VOCAB, max_tokens=2, length_penalty=0.0))
@@ -226,28 +230,28 @@ def test_a_beam_as_wide_as_all_there_is_finds_the_best(model) -> None:
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("shared", [True, False])
-def test_any_context_finds_the_same(model, level, shared) -> None:
+def test_all_contexts_find_the_same_hypotheses(model, level, shared) -> None:
     options = Beams(4, n_best=4, max_tokens=8)
     expected = session_of(model, (11,)).beam_search(options)
     capabilities = TorchContext(model).capabilities if shared else frozenset()
     session = session_of(model, (11,), level=level, capabilities=capabilities, n_batch=3, n_seq_max=5)
-    found = session.beam_search(options)
-    assert [h.tokens for h in found.hypotheses] == [h.tokens for h in expected.hypotheses]
-    # Batches of other shapes may round otherwise.
-    assert [h.score for h in found.hypotheses] == pytest.approx([h.score for h in expected.hypotheses], abs=1e-4)
+    actual = session.beam_search(options)
+    assert [h.tokens for h in actual.hypotheses] == [h.tokens for h in expected.hypotheses]
+    # Batches of other shapes may round differently.
+    assert [h.score for h in actual.hypotheses] == pytest.approx([h.score for h in expected.hypotheses], abs=1e-4)
     assert session.context.n_free == 2000 - len(PROMPT)
     assert [session.context.length(s) for s in range(5)] == [len(PROMPT), 0, 0, 0, 0]
 
 
-def test_all_beams_are_one_batch_and_nothing_is_decoded_twice(model) -> None:
+def test_all_beams_are_one_batch_and_no_token_is_decoded_twice(model) -> None:
     session = session_of(model)
     session.beam_search(Beams(4, max_tokens=8, early_stopping=True))
     assert session.context.batches == [len(PROMPT), *[4] * 7]
     session.beam_search(Beams(2, max_tokens=3))
-    assert session.context.batches[8:] == [2, 2], "the prompt was decoded again"
+    assert session.context.batches[8:] == [2, 2], "the prompt is not decoded again"
 
 
-def test_the_session_goes_on_as_if_nothing_had_been(model) -> None:
+def test_the_session_continues_as_without_a_search(model) -> None:
     session, other = session_of(model), session_of(model)
     before = session.next_logits().copy()
     answer = session.beam_search(Beams(3, max_tokens=5))
@@ -259,7 +263,7 @@ def test_the_session_goes_on_as_if_nothing_had_been(model) -> None:
 
 
 @pytest.mark.parametrize("failing", range(6))
-def test_a_failure_leaves_no_trace(model, failing) -> None:
+def test_a_failure_leaves_the_session_unchanged(model, failing) -> None:
     session = session_of(model)
     context = session.context
     context.fails_at = failing
@@ -271,15 +275,15 @@ def test_a_failure_leaves_no_trace(model, failing) -> None:
     assert session.beam_search(Beams(15, n_best=3, max_tokens=8)).hypotheses == expected.hypotheses
 
 
-def test_too_few_sequences(model) -> None:
+def test_too_few_sequences_are_refused(model) -> None:
     session = session_of(model, n_seq_max=4)
     with pytest.raises(InvalidSequence, match=r"width 5 takes 5 free sequences, there are 3.*n_seq_max=6"):
         session.beam_search(Beams(5))
-    assert session.context.batches == [], "it was refused before the prompt was decoded"
+    assert session.context.batches == [], "the search is refused before the prompt is decoded"
 
 
-def test_a_full_context_ends_a_search_that_has_begun(model) -> None:
-    # 5 tokens of the prompt and 3 steps of 4 beams are 17 positions; forks that share storage may need fewer.
+def test_a_full_context_ends_a_begun_search(model) -> None:
+    # 5 prompt tokens and 3 steps of 4 beams take 17 positions; forks that share storage may need fewer.
     session = session_of(model, n_ctx=18, capabilities=frozenset())
     with pytest.raises(ContextFull):
         session.beam_search(Beams(4, max_tokens=8))
@@ -291,14 +295,14 @@ def test_a_full_context_ends_a_search_that_has_begun(model) -> None:
     assert shared.context.n_free == 18 - 5
 
 
-def test_cancelled(model) -> None:
-    session, asked = session_of(model), itertools.count()
-    answer = session.beam_search(Beams(3, n_best=3, max_tokens=9), cancelled=lambda: next(asked) >= 3)
+def test_a_cancelled_search_returns_its_hypotheses(model) -> None:
+    session, n_calls = session_of(model), itertools.count()
+    answer = session.beam_search(Beams(3, n_best=3, max_tokens=9), cancelled=lambda: next(n_calls) >= 3)
     assert {(len(h.tokens), h.finish_reason) for h in answer.hypotheses} == {(3, FinishReason.CANCELLED)}
     assert session_of(model).beam_search(cancelled=lambda: True).hypotheses == ()
 
 
-def test_stop_texts_end_a_hypothesis_and_are_no_part_of_it(model) -> None:
+def test_stop_strings_end_a_hypothesis_and_are_removed(model) -> None:
     free = session_of(model).beam_search(Beams(4, n_best=4, max_tokens=8))
     stop = free.best.text[2:4]
     answer = session_of(model).beam_search(Beams(4, n_best=4, max_tokens=8, stop=stop))
@@ -328,7 +332,7 @@ def test_every_hypothesis_contains_the_words(model, words, width, slack, early) 
         assert len(hypothesis.tokens) <= n
 
 
-def test_forced_words_find_what_an_exhaustive_search_finds(model) -> None:
+def test_forced_words_equal_an_exhaustive_search(model) -> None:
     word = LetterVocab().decode([7, 2])
     answer = session_of(model, n_seq_max=N_VOCAB + 1).beam_search(
         Beams(N_VOCAB, max_tokens=3, force_words=word, length_penalty=0.0)
@@ -344,10 +348,10 @@ def test_forced_words_find_what_an_exhaustive_search_finds(model) -> None:
     assert answer.best.score == pytest.approx(best[0], abs=1e-4)
 
 
-def test_what_excludes_each_other_is_said(model) -> None:
+def test_incompatible_options_are_refused(model) -> None:
     session = session_of(model)
     with pytest.raises(SamplingError, match="exclude each other"):
-        session.beam_search(Beams(2, max_tokens=4, force_words="77"), constraint=Ladder())
+        session.beam_search(Beams(2, max_tokens=4, force_words="77"), constraint=IncreasingTokens())
     with pytest.raises(InvalidOption, match=r"take 3 tokens \(accepted: up to max_tokens, 2\)"):
         session.beam_search(Beams(2, max_tokens=2, force_words="123"))
     with pytest.raises(InvalidOption, match=r"token 99 \(accepted: 0 to 36\)"):
@@ -374,7 +378,7 @@ def test_what_excludes_each_other_is_said(model) -> None:
         ({"logit_bias": {1: float("inf")}}, "logit_bias.1.=inf"),
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         Beams(**options)
 
@@ -398,11 +402,11 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "logit_bias": (ALL_OF_4, {**ALL_OF_4, "logit_bias": {5: 6.0}}),
     "force_words": (ALL_OF_4, {**ALL_OF_4, "force_words": "78"}),
 }
-"""For each option, two searches that differ in it alone, or in what it needs as well."""
+"""For each option, two searches that differ only in this option and in the options that it requires."""
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Beams)])
-def test_every_option_matters(model, name) -> None:
+def test_every_option_changes_the_result(model, name) -> None:
     session = session_of(model, (2, 11, 20, 33))
     first, second = (session.beam_search(Beams(**options)).hypotheses for options in DIFFERENT[name])
     assert first != second

@@ -1,4 +1,4 @@
-"""Several completions of one prompt: each is what it would be alone, and the prompt is decoded once."""
+"""Several completions of one prompt: each is the same as alone, and the prompt is decoded once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def session_of(**options: Any) -> Session:
     return session
 
 
-def alone(i: int, sampling: Sampling = WARM) -> tuple[int, ...]:
+def tokens_alone(i: int, sampling: Sampling = WARM) -> tuple[int, ...]:
     chain = SamplerChain.for_vocab(sampling, ByteVocab(), stream=i)
     return session_of().generate(sampling, sampler=chain).run().tokens
 
@@ -42,31 +42,31 @@ def lengths(session: Session) -> list[int]:
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
-def test_each_is_what_it_would_be_alone_however_many_there_are(n) -> None:
-    found = tokens_of(session_of().completions(n, WARM))
-    assert found == [alone(i) for i in range(n)]
-    assert len(set(found)) == n
-    assert found[0] == session_of().generate(WARM).run().tokens
+def test_completions_are_the_same_as_alone_for_any_n(n) -> None:
+    completions = tokens_of(session_of().completions(n, WARM))
+    assert completions == [tokens_alone(i) for i in range(n)]
+    assert len(set(completions)) == n
+    assert completions[0] == session_of().generate(WARM).run().tokens
 
 
-def test_options_that_are_refused_take_no_sequences() -> None:
+def test_refused_options_take_no_sequences() -> None:
     session = session_of(n_seq_max=3)
-    with pytest.raises(InvalidOption) as kept:  # its traceback holds on to what was made
+    with pytest.raises(InvalidOption) as error:  # the traceback keeps local objects alive
         session.completions(2, Sampling(logit_bias={10**6: 1.0}))
-    assert len(session.completions(2, WARM).run()) == 2, kept
+    assert len(session.completions(2, WARM).run()) == 2, error
 
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("shared", [True, False])
-def test_any_context_gives_the_same_and_is_left_as_it_was(level, shared) -> None:
+def test_all_contexts_give_the_same_completions_and_stay_unchanged(level, shared) -> None:
     capabilities = ScriptedContext().capabilities if shared else frozenset()
     session = session_of(level=level, capabilities=capabilities, n_batch=2)
-    assert tokens_of(session.completions(3, WARM)) == [alone(i) for i in range(3)]
+    assert tokens_of(session.completions(3, WARM)) == [tokens_alone(i) for i in range(3)]
     assert (session.tokens, session.n_pending) == (tuple(PROMPT.encode()), 0)
     assert lengths(session) == [len(PROMPT)] + [0] * 7
 
 
-def test_the_prompt_is_decoded_once_and_a_step_is_one_batch() -> None:
+def test_the_prompt_is_decoded_once_and_each_step_is_one_batch() -> None:
     session, sizes = session_of(n_batch=64), []
     context = session.context
     context.on_decode = lambda: sizes.append(context.n_decoded)
@@ -75,15 +75,15 @@ def test_the_prompt_is_decoded_once_and_a_step_is_one_batch() -> None:
     assert steps == [len(PROMPT), *[4] * 6], "the last of 7 tokens needs no decode"
 
 
-def test_events_come_by_turns_with_their_index() -> None:
+def test_events_alternate_and_have_an_index() -> None:
     completions = session_of().completions(3, WARM)
     events = list(completions)
     assert [event.index for event in events] == [0, 1, 2] * 7
     for completion in completions.answers:
-        own = [event.event for event in events if event.index == completion.index]
-        assert "".join(event.text for event in own) == completion.answer.text
-        assert tuple(event.token for event in own) == completion.answer.tokens
-        assert completion.mean_logprob == pytest.approx(math.fsum(event.logprob for event in own) / 7)
+        own_events = [event.event for event in events if event.index == completion.index]
+        assert "".join(event.text for event in own_events) == completion.answer.text
+        assert tuple(event.token for event in own_events) == completion.answer.tokens
+        assert completion.mean_logprob == pytest.approx(math.fsum(event.logprob for event in own_events) / 7)
 
 
 def test_usage_counts_the_prompt_once() -> None:
@@ -92,22 +92,22 @@ def test_usage_counts_the_prompt_once() -> None:
     assert [usage.cached_tokens for usage in usages] == [0, len(PROMPT), len(PROMPT)]
 
 
-def test_best_of_keeps_the_likeliest() -> None:
+def test_best_of_keeps_the_likeliest_completions() -> None:
     every = session_of().completions(6, WARM).run()
     best = sorted(every, key=lambda completion: -completion.mean_logprob)[:2]
-    kept = session_of().completions(2, WARM, best_of=6).run()
-    assert [c.answer.tokens for c in kept] == [c.answer.tokens for c in best]
-    assert kept[0].mean_logprob >= kept[1].mean_logprob
+    likeliest = session_of().completions(2, WARM, best_of=6).run()
+    assert [c.answer.tokens for c in likeliest] == [c.answer.tokens for c in best]
+    assert likeliest[0].mean_logprob >= likeliest[1].mean_logprob
 
 
-def test_without_a_seed_they_differ_from_each_other_and_from_run_to_run() -> None:
+def test_without_a_seed_completions_differ_between_each_other_and_runs() -> None:
     unseeded = Sampling(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, max_tokens=7)
-    found = [tokens for _ in range(2) for tokens in tokens_of(session_of().completions(3, unseeded))]
-    assert len(set(found)) == 6
+    completions = [tokens for _ in range(2) for tokens in tokens_of(session_of().completions(3, unseeded))]
+    assert len(set(completions)) == 6
 
 
-class Counting:
-    """A constraint: a token of its own at each step, for three steps."""
+class CountingConstraint:
+    """A constraint: one token per step, another one at each of three steps."""
 
     def __init__(self, n: int = 0) -> None:
         self.n = n
@@ -127,22 +127,22 @@ class Counting:
         return Stop() if self.is_complete else Forward()
 
     def clone(self):
-        return Counting(self.n)
+        return CountingConstraint(self.n)
 
     def state(self) -> bytes:
         return b""
 
 
 def test_each_has_its_own_copy_of_a_constraint() -> None:
-    constraint = Counting()
+    constraint = CountingConstraint()
     answers = [c.answer for c in session_of().completions(4, WARM, constraint=constraint).run()]
     assert {answer.text.lower() for answer in answers} == {"abc"}
     assert {answer.finish_reason for answer in answers} == {FinishReason.CONSTRAINT}
     assert constraint.n == 0
 
 
-def test_a_criterion_that_pauses_one_completion_lets_the_others_go_on() -> None:
-    expected = [alone(i) for i in range(3)]
+def test_pausing_one_completion_does_not_pause_the_others() -> None:
+    expected = [tokens_alone(i) for i in range(3)]
 
     def criterion(event, draft):
         odd = tuple(draft.tokens) == expected[1][:2]
@@ -159,16 +159,16 @@ def test_a_criterion_that_pauses_one_completion_lets_the_others_go_on() -> None:
     assert lengths(session)[1:] == [0] * 7
 
 
-def test_one_is_cancelled_and_the_others_go_on() -> None:
+def test_cancelling_one_completion_does_not_cancel_the_others() -> None:
     completions = session_of().completions(3, WARM)
     next(completions)
     completions.cancel(1)
     answers = [c.answer for c in completions.run()]
     assert answers[1].finish_reason is FinishReason.CANCELLED
-    assert [answers[0].tokens, answers[2].tokens] == [alone(0), alone(2)]
+    assert [answers[0].tokens, answers[2].tokens] == [tokens_alone(0), tokens_alone(2)]
 
 
-def test_cancelled_in_prefill() -> None:
+def test_cancelling_in_prefill_decodes_one_batch() -> None:
     session = session_of()
     completions = session.completions(3, WARM)
     session.context.on_decode = completions.cancel
@@ -179,7 +179,7 @@ def test_cancelled_in_prefill() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 2, 3, 5])
-def test_a_failure_gives_everything_back(failing) -> None:
+def test_a_failure_frees_everything(failing) -> None:
     session = session_of()
     n = iter(range(99))
 
@@ -191,26 +191,26 @@ def test_a_failure_gives_everything_back(failing) -> None:
     with pytest.raises(DecodeFailed):
         session.completions(3, WARM).run()
     assert lengths(session)[1:] == [0] * 7
-    assert tokens_of(session.completions(7, WARM)) == [alone(i) for i in range(7)]
+    assert tokens_of(session.completions(7, WARM)) == [tokens_alone(i) for i in range(7)]
 
 
-def test_a_full_context_ends_them_one_after_the_other() -> None:
+def test_a_full_context_ends_completions_one_by_one() -> None:
     session = session_of(n_ctx=len(PROMPT) + 10)
     answers = [c.answer for c in session.completions(4, WARM).run()]
     assert answers[0].finish_reason is FinishReason.LENGTH
     assert len(answers[0].tokens) < 7
-    assert all(answer.tokens == alone(i)[: len(answer.tokens)] for i, answer in enumerate(answers))
+    assert all(answer.tokens == tokens_alone(i)[: len(answer.tokens)] for i, answer in enumerate(answers))
     assert session.context.n_free == 10
 
 
-def test_no_room_for_the_forks() -> None:
+def test_forks_without_room_are_an_error() -> None:
     session = session_of(n_ctx=60, capabilities=frozenset())
     with pytest.raises(ContextFull):
         session.completions(3, WARM).run()
     assert lengths(session) == [len(PROMPT)] + [0] * 7
 
 
-def test_left_early_the_sequences_are_given_back() -> None:
+def test_leaving_early_frees_the_sequences() -> None:
     session = session_of()
     with session.completions(7, WARM) as completions:
         next(completions)
@@ -221,7 +221,7 @@ def test_left_early_the_sequences_are_given_back() -> None:
     session.fork()
 
 
-def test_a_session_that_changed_meanwhile_is_refused() -> None:
+def test_a_session_changed_meanwhile_is_refused() -> None:
     session = session_of()
     completions = session.completions(2, WARM)
     session.append("more")
@@ -229,7 +229,7 @@ def test_a_session_that_changed_meanwhile_is_refused() -> None:
         next(completions)
 
 
-def test_wrong_numbers() -> None:
+def test_invalid_numbers_of_completions_are_refused() -> None:
     session = session_of(n_seq_max=3)
     for options, message in (
         ({"n": 0}, "n=0 .accepted: an integer from 1 on"),
@@ -251,10 +251,10 @@ def test_async_events_are_the_same() -> None:
 
     assert asyncio.run(collect()) == [(e.index, e.event.text) for e in session_of().completions(2, WARM)]
     answers = asyncio.run(session_of().completions(2, WARM).arun())
-    assert [c.answer.tokens for c in answers] == [alone(0), alone(1)]
+    assert [c.answer.tokens for c in answers] == [tokens_alone(0), tokens_alone(1)]
 
 
-def test_on_event_sees_each_event_and_what_it_raises_ends_them() -> None:
+def test_on_event_gets_each_event_and_its_error_ends_all() -> None:
     seen = []
     session = session_of()
     events = list(session.completions(2, WARM, on_event=seen.append))
@@ -269,10 +269,12 @@ def test_on_event_sees_each_event_and_what_it_raises_ends_them() -> None:
 
 
 def test_timeout_and_progress() -> None:
-    session, told = session_of(), []
+    session, reports = session_of(), []
     session.context.on_decode = lambda: time.sleep(0.02)
-    answers = [c.answer for c in session.completions(2, WARM, timeout=0.05, progress=lambda *n: told.append(n)).run()]
+    answers = [
+        c.answer for c in session.completions(2, WARM, timeout=0.05, progress=lambda *n: reports.append(n)).run()
+    ]
     assert {answer.timed_out for answer in answers} == {True}
-    assert told == [(0, len(PROMPT)), (16, len(PROMPT)), (len(PROMPT), len(PROMPT))]
+    assert reports == [(0, len(PROMPT)), (16, len(PROMPT)), (len(PROMPT), len(PROMPT))]
     with pytest.raises(InvalidOption, match="timeout=0"):
         session.completions(2, WARM, timeout=0)

@@ -1,4 +1,4 @@
-"""Timeouts, callbacks, progress, timings: what watches over an answer."""
+"""Timeouts, callbacks, progress and timings of an answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slm_core.types import EditLevel
 
 
 def session(*, n_prompt: int = 60, **options: object) -> Session:
-    made = Session(ScriptedContext(n_batch=16, **options), ByteVocab(), sampling=Sampling(seed=1, max_tokens=10))
-    made.append("x" * n_prompt)
-    return made
+    session = Session(ScriptedContext(n_batch=16, **options), ByteVocab(), sampling=Sampling(seed=1, max_tokens=10))
+    session.append("x" * n_prompt)
+    return session
 
 
 class Clock:
@@ -45,8 +45,8 @@ def test_a_timeout_in_prefill_takes_at_most_one_more_batch(clock: Clock) -> None
     s.context.on_decode = second
     answer = generation.run()
     assert (answer.finish_reason, answer.timed_out, answer.tokens) == (FinishReason.CANCELLED, True, ())
-    assert s.context.n_decoded == 48, "three batches begin before 2.5 seconds are over"
-    assert s.generate().run().finish_reason is FinishReason.LENGTH, "the session goes on"
+    assert s.context.n_decoded == 48, "three batches begin within 2.5 seconds"
+    assert s.generate().run().finish_reason is FinishReason.LENGTH, "the session can continue"
 
 
 def test_a_timeout_in_decode_ends_the_answer_where_it_is(clock: Clock) -> None:
@@ -61,14 +61,14 @@ def test_a_timeout_in_decode_ends_the_answer_where_it_is(clock: Clock) -> None:
     assert generation.answer.text == "".join(event.text for event in events)
 
 
-def test_who_is_cancelled_is_not_timed_out(clock: Clock) -> None:
+def test_a_cancelled_answer_is_not_timed_out(clock: Clock) -> None:
     generation = session().generate(timeout=1)
     generation.cancel()
     clock.now += 5
     assert not generation.run().timed_out
 
 
-def test_a_pause_does_not_count_and_what_is_left_goes_into_a_dump(clock: Clock) -> None:
+def test_pauses_do_not_count_and_the_remaining_time_is_dumped(clock: Clock) -> None:
     s = session(n_prompt=3)
     second = s.generate(
         timeout=3.5,
@@ -91,7 +91,7 @@ def test_a_pause_does_not_count_and_what_is_left_goes_into_a_dump(clock: Clock) 
     longer = twins[1].generate(timeout=50)
     next(longer)
     clock.now += 20
-    assert not longer.run().timed_out, "a timeout that is given counts from there on"
+    assert not longer.run().timed_out, "a new timeout counts from the resumption"
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, "1", True])
@@ -106,7 +106,7 @@ def test_a_timeout_is_a_number_above_zero(timeout: object) -> None:
     assert paused.paused
 
 
-def test_on_event_sees_what_the_iteration_yields_first() -> None:
+def test_on_event_gets_events_before_the_iteration() -> None:
     seen: list[Event] = []
     generation = session().generate(on_event=seen.append)
     for n, event in enumerate(generation, start=1):
@@ -115,7 +115,7 @@ def test_on_event_sees_what_the_iteration_yields_first() -> None:
     assert len(seen) == 10
 
 
-def test_a_callback_that_raises_leaves_a_session_that_goes_on() -> None:
+def test_a_session_continues_after_an_error_of_a_callback() -> None:
     s, plain = session(), session()
 
     def burst(event: Event) -> None:
@@ -129,18 +129,18 @@ def test_a_callback_that_raises_leaves_a_session_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("level", list(EditLevel))
-def test_progress_counts_what_is_decoded_before_the_first_token(level: EditLevel) -> None:
+def test_progress_counts_tokens_decoded_before_the_first_token(level: EditLevel) -> None:
     s = session(level=level)
-    said: list[tuple[int, int]] = []
-    s.generate(progress=lambda done, total: said.append((done, total))).run()
-    assert said == [(0, 60), (16, 60), (32, 60), (48, 60), (60, 60)]
+    reports: list[tuple[int, int]] = []
+    s.generate(progress=lambda done, total: reports.append((done, total))).run()
+    assert reports == [(0, 60), (16, 60), (32, 60), (48, 60), (60, 60)]
     s.truncate(50)
-    said.clear()
-    s.generate(progress=lambda done, total: said.append((done, total))).run()
-    assert said[-1] == ((50, 50) if level is EditLevel.REPLAY else (1, 1)), "tokens that have to be decoded again count"
+    reports.clear()
+    s.generate(progress=lambda done, total: reports.append((done, total))).run()
+    assert reports[-1] == ((50, 50) if level is EditLevel.REPLAY else (1, 1)), "recomputed tokens count"
 
 
-def test_progress_that_raises_leaves_what_was_decoded() -> None:
+def test_an_error_of_progress_keeps_the_decoded_tokens() -> None:
     s = session()
 
     def burst(done: int, total: int) -> None:
@@ -176,7 +176,7 @@ def test_cancelling_from_another_thread_in_prefill_takes_at_most_one_more_batch(
     assert s.context.n_decoded == 16
 
 
-def test_timings_add_up_to_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from slm_core.generation import loop
 
     now = [0.0]
@@ -196,13 +196,13 @@ def test_timings_add_up_to_what_happened(monkeypatch: pytest.MonkeyPatch) -> Non
     answer = generation.answer
     timings = answer.timings
     assert (timings.queue_s, timings.prefill_s, timings.first_token_s) == (5, 2, 7)
-    assert timings.decode_s == 9, "one batch for each of ten tokens but the first; the reader's time is not counted"
+    assert timings.decode_s == 9, "one batch for each of ten tokens except the first; the reader's time is not counted"
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (64, 32)
     assert answer.prefill_tokens_per_second == 16
     assert answer.tokens_per_second == 1
 
 
-def test_an_answer_without_a_token_has_no_first_token() -> None:
+def test_an_answer_without_tokens_has_no_time_to_first_token() -> None:
     answer = session().generate(Sampling(max_tokens=0)).run()
     assert answer.timings.first_token_s is None
     assert answer.tokens_per_second == answer.prefill_tokens_per_second == 0

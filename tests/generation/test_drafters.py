@@ -1,4 +1,4 @@
-"""What drafts: earlier text by brute force, models by what they say on their own, lengths by what pays."""
+"""Drafters: prompt lookup compared with brute force, draft models with their own answers; adaptive draft lengths."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from slm_core.types import EditLevel
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-def longest_end(text: Sequence[int], most: int) -> int:
-    """Length of the longest end of ``text``, up to ``most``, that begins somewhere earlier in it."""
+def longest_suffix_length(text: Sequence[int], most: int) -> int:
+    """Length of the longest suffix of ``text``, up to ``most``, that also begins earlier in it."""
     sizes = range(min(most, len(text) - 1), 0, -1)
     ends = (size for size in sizes if any(text[i : i + size] == text[-size:] for i in range(len(text) - size)))
     return next(ends, 0)
 
 
-def follows(text: Sequence[int], size: int, drafted: Sequence[int]) -> bool:
-    """Whether ``drafted`` is what followed the last ``size`` tokens somewhere earlier, copied on at the end."""
+def is_continuation(text: Sequence[int], size: int, drafted: Sequence[int]) -> bool:
+    """Whether ``drafted`` followed an earlier occurrence of the last ``size`` tokens, copied past the end of text."""
     for start in range(size, len(text)):
         if text[start - size : start] == text[-size:]:
             whole = list(text)
@@ -51,17 +51,17 @@ def follows(text: Sequence[int], size: int, drafted: Sequence[int]) -> bool:
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.integers(1, 9))
-def test_prompt_lookup_proposes_what_followed_the_longest_run(text: list[int], n: int) -> None:
+def test_prompt_lookup_proposes_the_continuation_of_the_longest_match(text: list[int], n: int) -> None:
     lookup = PromptLookup(5, 2)
-    size = longest_end(text, 5)
+    size = longest_suffix_length(text, 5)
     drafted = lookup.draft(text, n).tokens
     assert len(drafted) == (n if size >= 2 else 0)
-    assert not drafted or follows(text, size, drafted)
+    assert not drafted or is_continuation(text, size, drafted)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 9))
-def test_prompt_lookup_grows_with_the_history_and_begins_anew(histories: list[list[int]], n: int) -> None:
+def test_prompt_lookup_follows_growing_and_new_histories(histories: list[list[int]], n: int) -> None:
     lookup = PromptLookup(3, 1)
     for history in histories:
         for end in range(1, len(history) + 1):
@@ -75,34 +75,34 @@ def test_prompt_lookup_takes_the_last_occurrence() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS)
-def test_the_automaton_finds_the_longest_end_that_was_there_before(text: list[int]) -> None:
+def test_the_automaton_finds_the_longest_suffix_with_an_earlier_occurrence(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     for end, token in enumerate(text, start=1):
         automaton.append(token)
         length, place = automaton.seen_before()
-        assert length == longest_end(text[:end], end)
+        assert length == longest_suffix_length(text[:end], end)
         assert length == 0 or (place < end and text[place - length : place] == text[end - length : end])
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, st.integers(1, 9))
-def test_a_suffix_index_proposes_what_followed_the_longest_end(text: list[int], n: int) -> None:
+def test_a_suffix_index_proposes_the_continuation_of_the_longest_suffix(text: list[int], n: int) -> None:
     drafted = SuffixIndex(2).draft(text, n).tokens
-    size = longest_end(text, len(text))
+    size = longest_suffix_length(text, len(text))
     assert len(drafted) == (n if size >= 2 else 0)
-    assert not drafted or follows(text, size, drafted)
+    assert not drafted or is_continuation(text, size, drafted)
 
 
-def test_a_suffix_index_knows_what_other_histories_said() -> None:
+def test_a_suffix_index_proposes_from_other_histories() -> None:
     index = SuffixIndex(corpus=[[1, 2, 3, 4, 5, 6]])
     assert index.draft([9, 2, 3], 2).tokens == [4, 5]
     index.draft([10, 11, 12, 13, 14], 1)
-    assert index.draft([8, 8, 11, 12], 5).tokens == [13, 14], "up to where that history ends"
+    assert index.draft([8, 8, 11, 12], 5).tokens == [13, 14], "up to the end of that history"
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(TEXTS, min_size=2, max_size=6))
-def test_a_suffix_index_never_proposes_over_the_border_of_two_histories(histories: list[list[int]]) -> None:
+def test_a_suffix_index_never_proposes_across_two_histories(histories: list[list[int]]) -> None:
     index = SuffixIndex(1)
     for history in histories:
         drafted = index.draft(history, 20).tokens
@@ -111,12 +111,14 @@ def test_a_suffix_index_never_proposes_over_the_border_of_two_histories(historie
 
 def test_a_suffix_index_forgets_the_older_half() -> None:
     index = SuffixIndex(max_tokens=256)
-    said = np.random.default_rng(1).integers(0, 50, 4000).tolist()
+    history = np.random.default_rng(1).integers(0, 50, 4000).tolist()
     for end in range(0, 4000, 40):
-        index.draft(said[:end], 4)
+        index.draft(history[:end], 4)
         assert len(index._known.text) <= 256 + 40
-    assert index.draft([*said[:3960], *said[3900:3910]], 3).tokens == said[3910:3913], "what is recent is known"
-    assert index.draft([*said[:3960], *said[100:110]], 3).tokens != said[110:113], "what is old is not"
+    assert index.draft([*history[:3960], *history[3900:3910]], 3).tokens == history[3910:3913], (
+        "recent tokens are found"
+    )
+    assert index.draft([*history[:3960], *history[100:110]], 3).tokens != history[110:113], "old tokens are forgotten"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +131,13 @@ def test_a_suffix_index_forgets_the_older_half() -> None:
         lambda: SuffixIndex(max_tokens=10),
     ],
 )
-def test_sizes_out_of_range_are_refused(make: object) -> None:
+def test_sizes_of_drafters_out_of_range_are_refused(make: object) -> None:
     with pytest.raises(InvalidOption, match="accepted"):
         make()
 
 
 @pytest.mark.parametrize("drafter", [PromptLookup(5, 3), SuffixIndex(4, max_tokens=1000)])
-def test_settings_make_the_same_drafter(drafter: PromptLookup | SuffixIndex) -> None:
+def test_settings_rebuild_the_same_drafter(drafter: PromptLookup | SuffixIndex) -> None:
     twin = drafter_of(drafter.settings())
     assert (type(twin), twin.settings()) == (type(drafter), drafter.settings())
 
@@ -151,7 +153,7 @@ def test_settings_make_the_same_drafter(drafter: PromptLookup | SuffixIndex) -> 
         {"drafter": "suffix_index", "max_tokens": True},
     ],
 )
-def test_settings_that_do_not_fit_are_refused(meta: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(meta: dict[str, object]) -> None:
     with pytest.raises(InvalidOption):
         drafter_of(meta)
 
@@ -159,25 +161,25 @@ def test_settings_that_do_not_fit_are_refused(meta: dict[str, object]) -> None:
 # Models.
 
 
-def held(n_ctx: int = 400, n_batch: int = 16) -> ScriptedContext:
+def draft_context(n_ctx: int = 400, n_batch: int = 16) -> ScriptedContext:
     return ScriptedContext(n_ctx=n_ctx, n_batch=n_batch, n_seq_max=1)
 
 
-def on_its_own(text: str, sampling: Sampling, n: int) -> list[int]:
-    session = Session(held(), ByteVocab())
+def tokens_of_draft_model(text: str, sampling: Sampling, n: int) -> list[int]:
+    session = Session(draft_context(), ByteVocab())
     session.append(text)
     return list(session.generate(sampling).run().tokens)[:n]
 
 
-def test_a_draft_model_says_what_it_would_say_on_its_own() -> None:
-    drafter = DraftModel(held(), ByteVocab())
+def test_a_draft_is_the_answer_of_the_draft_model_alone() -> None:
+    drafter = DraftModel(draft_context(), ByteVocab())
     for text in ("abc", "abcdef", "abx", "q", "abcdefgh"):
-        wanted = on_its_own(text, Sampling(temperature=0, max_tokens=5), 5)
-        assert list(drafter.draft(list(text.encode()), 5).tokens) == wanted
+        expected = tokens_of_draft_model(text, Sampling(temperature=0, max_tokens=5), 5)
+        assert list(drafter.draft(list(text.encode()), 5).tokens) == expected
 
 
-def test_a_draft_model_decodes_only_what_is_new() -> None:
-    drafter = DraftModel(context := held(), ByteVocab())
+def test_a_draft_model_decodes_only_new_tokens() -> None:
+    drafter = DraftModel(context := draft_context(), ByteVocab())
     history = list(b"abcdefgh")
     drafted = drafter.draft(history, 4).tokens
     before = context.n_decoded
@@ -186,36 +188,36 @@ def test_a_draft_model_decodes_only_what_is_new() -> None:
 
 
 def test_reading_a_long_history_can_be_cancelled_before_each_batch() -> None:
-    drafter = DraftModel(context := held(n_batch=8), ByteVocab())
+    drafter = DraftModel(context := draft_context(n_batch=8), ByteVocab())
     history = list(b"x" * 20)
-    asked: list[int] = []
+    n_decoded: list[int] = []
 
     def cancelled() -> bool:
-        asked.append(context.n_decoded)
-        return len(asked) == 3
+        n_decoded.append(context.n_decoded)
+        return len(n_decoded) == 3
 
     assert drafter.draft(history, 2, cancelled).tokens == ()
-    assert asked == [0, 8, 16]
+    assert n_decoded == [0, 8, 16]
     assert len(drafter.draft(history, 2).tokens) == 2
-    assert context.n_decoded == 16 + 4 + 1, "what was read before it was cancelled is kept"
+    assert context.n_decoded == 16 + 4 + 1, "tokens decoded before the cancellation are kept"
 
 
-def test_a_draft_model_is_silent_where_it_has_no_room_or_does_not_know_the_token() -> None:
+def test_a_draft_is_empty_without_room_and_for_unknown_tokens() -> None:
     class Small(ByteVocab):
         size = 100
 
-    assert DraftModel(held(n_ctx=8), ByteVocab()).draft(list(b"1234567"), 3).tokens == ()
-    assert list(DraftModel(held(n_ctx=9), ByteVocab()).draft(list(b"1234567"), 3).tokens) != []
-    assert DraftModel(held(), Small()).draft([1, 200], 3).tokens == ()
+    assert DraftModel(draft_context(n_ctx=8), ByteVocab()).draft(list(b"1234567"), 3).tokens == ()
+    assert list(DraftModel(draft_context(n_ctx=9), ByteVocab()).draft(list(b"1234567"), 3).tokens) != []
+    assert DraftModel(draft_context(), Small()).draft([1, 200], 3).tokens == ()
 
 
-def test_a_draft_ends_with_the_end() -> None:
+def test_a_draft_ends_with_eog() -> None:
     drafter = DraftModel(ScriptedContext(lambda data: END, n_seq_max=1), ByteVocab())
     assert drafter.draft([1, 2], 5).tokens == [END]
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=1)])
-def test_tokens_that_the_answering_model_lacks_are_never_drafted(sampling: Sampling | None) -> None:
+def test_tokens_missing_in_the_target_vocabulary_are_never_drafted(sampling: Sampling | None) -> None:
     class Fewer(ByteVocab):
         size = 200
 
@@ -225,10 +227,10 @@ def test_tokens_that_the_answering_model_lacks_are_never_drafted(sampling: Sampl
     assert max(drafted) < 200
 
 
-def test_drawn_drafts_have_the_odds_of_the_chain_and_depend_on_the_position_alone() -> None:
+def test_sampled_drafts_have_the_chains_probabilities_and_a_draw_per_position() -> None:
     options = Sampling(temperature=1.3, top_k=20, seed=5, repeat_penalty=1.2)
-    proposal = DraftModel(held(), ByteVocab(), sampling=options).draft(list(b"abc"), 6)
-    session = Session(held(), ByteVocab())
+    proposal = DraftModel(draft_context(), ByteVocab(), sampling=options).draft(list(b"abc"), 6)
+    session = Session(draft_context(), ByteVocab())
     session.append("abc")
     chain = SamplerChain.for_vocab(options, session.vocab)
     chain.set_history(list(b"abc"))
@@ -238,16 +240,16 @@ def test_drawn_drafts_have_the_odds_of_the_chain_and_depend_on_the_position_alon
         np.testing.assert_allclose(probabilities, expected)
         chain.accept(token)
         session.append_tokens([token])
-    again = DraftModel(held(), ByteVocab(), sampling=options)
+    again = DraftModel(draft_context(), ByteVocab(), sampling=options)
     again.draft(list(b"zzz"), 6)
     assert again.draft(list(b"abc"), 6).tokens == proposal.tokens
     other = Sampling(temperature=1.3, top_k=20, seed=6, repeat_penalty=1.2)
-    assert DraftModel(held(), ByteVocab(), sampling=other).draft(list(b"abc"), 6).tokens != proposal.tokens
+    assert DraftModel(draft_context(), ByteVocab(), sampling=other).draft(list(b"abc"), 6).tokens != proposal.tokens
 
 
-def test_drawn_drafts_come_as_often_as_their_odds() -> None:
+def test_sampled_drafts_occur_with_their_probabilities() -> None:
     options = Sampling(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, seed=5)
-    drafter = DraftModel(held(), ByteVocab(), sampling=options)
+    drafter = DraftModel(draft_context(), ByteVocab(), sampling=options)
     counts: dict[int, int] = {}
     for seed in range(600):
         drafter._seed = seed
@@ -259,13 +261,13 @@ def test_drawn_drafts_come_as_often_as_their_odds() -> None:
     assert statistic < 2 + 6 * 2, "two degrees of freedom: mean 2, standard deviation 2"
 
 
-def test_a_draft_model_that_cannot_take_back_is_refused() -> None:
+def test_a_draft_model_that_cannot_truncate_is_refused() -> None:
     with pytest.raises(InvalidOption, match="edit level REPLAY"):
         DraftModel(ScriptedContext(level=EditLevel.REPLAY), ByteVocab())
 
 
 def test_a_closed_drafter_closes_its_context() -> None:
-    context = held()
+    context = draft_context()
     with DraftModel(context, ByteVocab()):
         pass
     with pytest.raises(ContextClosed):
@@ -276,7 +278,7 @@ def test_a_closed_drafter_closes_its_context() -> None:
 
 
 class PairVocab(ByteVocab):
-    """Another vocabulary: bytes moved up by one, and a token for each of a few pairs of letters."""
+    """Another vocabulary: byte tokens with ids moved up by one, and tokens for a few pairs of letters."""
 
     pairs = (b"an", b"na", b"en", " é".encode()[:2])
     size = N_VOCAB + 1 + len(pairs)
@@ -299,7 +301,7 @@ class PairVocab(ByteVocab):
 
 
 class PairContext(ScriptedContext):
-    """A model of ``PairVocab`` that goes on with the alphabet, or ends after z."""
+    """A model with ``PairVocab`` that continues the alphabet, and ends after z."""
 
     def _row(self, state: object) -> np.ndarray:
         data = b"".join(PairVocab().token_bytes(token, special=True) for token, _ in state)
@@ -308,39 +310,39 @@ class PairContext(ScriptedContext):
         return row
 
 
-def translated() -> TranslatedDraftModel:
+def translated_drafter() -> TranslatedDraftModel:
     drafter = draft_model(PairContext(n_seq_max=1, n_batch=64), PairVocab(), ByteVocab())
     assert isinstance(drafter, TranslatedDraftModel)
     return drafter
 
 
-def test_translated_drafts_are_the_text_that_the_other_model_says() -> None:
-    drafter = translated()
+def test_translated_drafts_are_the_text_of_the_draft_model() -> None:
+    drafter = translated_drafter()
     for text in ("banana a", "banana abc", "banan", "é m", "banana anana"):
         last = text.encode()[-1]
-        wanted = bytes(range(last + 1, last + 5)) if last < 128 else b""
-        assert bytes(drafter.draft(list(text.encode()), 4).tokens) == wanted[:4], text
+        expected = bytes(range(last + 1, last + 5)) if last < 128 else b""
+        assert bytes(drafter.draft(list(text.encode()), 4).tokens) == expected[:4], text
 
 
-def test_a_translated_end_is_the_end() -> None:
-    assert translated().draft(list(b"wx"), 4).tokens == [ord("y"), ord("z"), END]
+def test_eog_is_translated_to_eog() -> None:
+    assert translated_drafter().draft(list(b"wx"), 4).tokens == [ord("y"), ord("z"), END]
 
 
-def test_in_the_middle_of_a_character_there_is_no_draft() -> None:
-    drafter = translated()
+def test_an_incomplete_character_has_no_draft() -> None:
+    drafter = translated_drafter()
     data = "a🙂b".encode()
     drafted = [len(drafter.draft(list(data[:end]), 2).tokens) for end in range(1, len(data) + 1)]
     assert drafted[:4] == [2, 0, 0, 0]
     assert drafted[5] == 2
 
 
-def test_the_translation_follows_a_history_that_was_changed_anywhere() -> None:
-    drafter = translated()
+def test_the_translation_follows_any_change_of_the_history() -> None:
+    drafter = translated_drafter()
     texts = ["a🙂b banana", "a🙂c", "a🙃c", "a🙂", "banana a🙂 nab", "banana a", "\xff\xfe"]
     for text in [*texts, *reversed(texts)]:
         for data in (text.encode(), text.encode()[:-1]):
             drafter._follow(list(data))
-            fresh = translated()
+            fresh = translated_drafter()
             fresh._follow(list(data))
             assert drafter._seen == list(data) == fresh._seen
             assert PairVocab().decode(drafter._translated) == PairVocab().decode(fresh._translated)
@@ -348,17 +350,17 @@ def test_the_translation_follows_a_history_that_was_changed_anywhere() -> None:
 
 
 def test_control_tokens_are_translated_by_their_names() -> None:
-    drafter = translated()
+    drafter = translated_drafter()
     drafter._follow([START, ord("a")])
     assert drafter._translated == [START + 1, ord("a") + 1]
 
 
-def test_which_way_a_draft_model_works_depends_on_the_vocabularies() -> None:
+def test_different_vocabularies_need_a_translated_draft_model() -> None:
     assert same_tokens(ByteVocab(), ByteVocab())
     assert not same_tokens(ByteVocab(), PairVocab())
-    assert isinstance(draft_model(held(), ByteVocab(), ByteVocab()), DraftModel)
+    assert isinstance(draft_model(draft_context(), ByteVocab(), ByteVocab()), DraftModel)
     with pytest.raises(InvalidOption, match="sampling"):
-        draft_model(held(), PairVocab(), ByteVocab(), sampling=Sampling())
+        draft_model(draft_context(), PairVocab(), ByteVocab(), sampling=Sampling())
 
 
 # The length of drafts.
@@ -367,7 +369,8 @@ def test_which_way_a_draft_model_works_depends_on_the_vocabularies() -> None:
 def play(
     draft_length: AdaptiveDraftLength, *, acceptance: float, verify_s: float, draft_s: float, rounds: int = 200
 ) -> list[int]:
-    """Rounds in which a decode of n tokens takes 1 + (n - 1) * verify_s, and so many drafted tokens are right."""
+    """Draft lengths of rounds: a decode of n tokens takes 1 + (n - 1) * verify_s, a drafted token is right with
+    probability ``acceptance``."""
     random, lengths = np.random.default_rng(1), []
     for _ in range(rounds):
         n = draft_length.length()
@@ -380,22 +383,22 @@ def play(
     return lengths
 
 
-def tokens_a_second(k: int, *, acceptance: float, verify_s: float, draft_s: float) -> float:
+def tokens_per_second(k: int, *, acceptance: float, verify_s: float, draft_s: float) -> float:
     return sum(acceptance**i for i in range(k + 1)) / (1 + k * verify_s + k * draft_s)
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("verify_s", [0.02, 0.2])
 @pytest.mark.parametrize("draft_s", [0.0, 0.1])
-def test_lengths_approach_the_best_one(acceptance: float, verify_s: float, draft_s: float) -> None:
+def test_adaptive_lengths_approach_the_best_length(acceptance: float, verify_s: float, draft_s: float) -> None:
     costs = {"acceptance": acceptance, "verify_s": verify_s, "draft_s": draft_s}
     lengths = play(AdaptiveDraftLength(16, adaptive=True), **costs)[50:]
-    best = max(tokens_a_second(k, **costs) for k in range(17))
-    reached = np.mean([tokens_a_second(k, **costs) for k in lengths])
+    best = max(tokens_per_second(k, **costs) for k in range(17))
+    reached = np.mean([tokens_per_second(k, **costs) for k in lengths])
     assert reached > 0.9 * best
 
 
-def test_drafting_goes_off_where_it_loses_and_is_tried_ever_more_rarely() -> None:
+def test_drafting_stops_if_it_costs_time_and_is_tried_ever_more_rarely() -> None:
     draft_length = AdaptiveDraftLength(8, adaptive=True)
     lengths = play(draft_length, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=1000)
     probes = [i for i, n in enumerate(lengths) if n]
@@ -403,10 +406,10 @@ def test_drafting_goes_off_where_it_loses_and_is_tried_ever_more_rarely() -> Non
     assert draft_length.n_switched_off == 1
     assert len(probes) < 20
     gaps = np.diff(probes)[-5:]
-    assert (gaps[1:] >= gaps[:-1]).all(), "each time that it does not pay, the next try comes later"
+    assert (gaps[1:] >= gaps[:-1]).all(), "after each try that does not pay, the next try comes later"
 
 
-def test_drafting_comes_back_where_it_pays_again() -> None:
+def test_drafting_resumes_when_it_saves_time_again() -> None:
     draft_length = AdaptiveDraftLength(8, adaptive=True)
     play(draft_length, acceptance=0.0, verify_s=0.3, draft_s=0.1, rounds=60)
     assert not draft_length.on
@@ -416,9 +419,9 @@ def test_drafting_comes_back_where_it_pays_again() -> None:
     assert np.mean(lengths[-50:]) > 6
 
 
-def test_a_length_that_is_not_adaptive_stays() -> None:
+def test_a_fixed_length_stays() -> None:
     assert set(play(AdaptiveDraftLength(5, adaptive=False), acceptance=0, verify_s=9, draft_s=9, rounds=30)) == {5}
 
 
-def test_options_say_what_they_accept() -> None:
+def test_errors_of_options_list_the_accepted_values() -> None:
     assert Speculation(PromptLookup()).n_max == 16

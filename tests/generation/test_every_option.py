@@ -1,4 +1,4 @@
-"""Every parameter of ``Session.generate`` does something: one that is added without a test here fails."""
+"""Every parameter of ``Session.generate`` has an effect: a new parameter without a check here fails."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from slm_core.types import Logits
 
 
 def session() -> Session:
-    made = Session(ScriptedContext(n_batch=4), ByteVocab(), sampling=Sampling(temperature=0, max_tokens=8))
-    made.append("prompt>")
-    return made
+    session = Session(ScriptedContext(n_batch=4), ByteVocab(), sampling=Sampling(temperature=0, max_tokens=8))
+    session.append("prompt>")
+    return session
 
 
-def plain() -> tuple[int, ...]:
+def plain_tokens() -> tuple[int, ...]:
     return session().generate().run().tokens
 
 
 def check_sampling() -> None:
-    assert session().generate(Sampling(temperature=0, max_tokens=3)).run().tokens == plain()[:3]
+    assert session().generate(Sampling(temperature=0, max_tokens=3)).run().tokens == plain_tokens()[:3]
 
 
 def check_stopping_criteria() -> None:
     answer = session().generate(stopping_criteria=[lambda event, draft: StoppingAction.STOP]).run()
-    assert (answer.tokens, answer.finish_reason) == (plain()[:1], FinishReason.CANCELLED)
+    assert (answer.tokens, answer.finish_reason) == (plain_tokens()[:1], FinishReason.CANCELLED)
 
 
 def check_constraint() -> None:
     assert session().generate(constraint=Regex("[ab]{5}")).run().text.strip("ab") == ""
 
 
-class Always:
-    """A sampler that says one token."""
+class AlwaysOneToken:
+    """A sampler that always returns one token."""
 
     def sample(self, logits: Logits) -> int:
         return START
@@ -56,32 +56,34 @@ class Always:
 
 
 def check_sampler() -> None:
-    assert session().generate(sampler=Always()).run().tokens == (START,) * 8
+    assert session().generate(sampler=AlwaysOneToken()).run().tokens == (START,) * 8
 
 
 def check_special() -> None:
-    texts = [session().generate(sampler=Always(), special=special).run().text for special in (False, True)]
+    texts = [session().generate(sampler=AlwaysOneToken(), special=special).run().text for special in (False, True)]
     assert texts == ["", "<|start|>" * 8]
 
 
 def check_speculation() -> None:
-    said = plain()
+    expected = plain_tokens()
     s = session()
     answer = s.generate(
-        speculation=Speculation(DraftFunction(lambda tokens, n: said[len(tokens) - 7 :][:n]), adaptive=False)
+        speculation=Speculation(DraftFunction(lambda tokens, n: expected[len(tokens) - 7 :][:n]), adaptive=False)
     ).run()
-    assert answer.tokens == said
+    assert answer.tokens == expected
     assert answer.speculation is not None
-    assert answer.speculation.accepted == 5, "of eight, the first comes of the prompt, and a batch carries four"
+    assert answer.speculation.accepted == 5, (
+        "of eight tokens, the prompt's logits give the first, and a batch has room for four"
+    )
 
 
 def check_shift() -> None:
     def full() -> Session:
-        made = Session(
+        session = Session(
             ScriptedContext(n_ctx=12, n_batch=4), ByteVocab(), sampling=Sampling(temperature=0, max_tokens=8)
         )
-        made.append("prompt>")
-        return made
+        session.append("prompt>")
+        return session
 
     assert full().generate().run().finish_reason is FinishReason.LENGTH
     assert len(full().generate().run().tokens) == 6
@@ -96,7 +98,7 @@ def check_timeout() -> None:
 def check_on_event() -> None:
     seen: list[int | None] = []
     session().generate(on_event=lambda event: seen.append(event.token)).run()
-    assert tuple(seen) == plain()
+    assert tuple(seen) == plain_tokens()
 
 
 def check_progress() -> None:
@@ -117,7 +119,7 @@ def test_each_parameter_of_generate_changes_something(name: str) -> None:
     CHECKS[name]()
 
 
-def test_nothing_is_checked_that_is_no_parameter() -> None:
+def test_every_check_belongs_to_a_parameter() -> None:
     assert set(CHECKS) == set(PARAMETERS)
 
 
@@ -140,15 +142,17 @@ def test_a_value_of_the_wrong_kind_is_refused(name: str) -> None:
     s = session()
     with pytest.raises(InvalidOption, match=rf"^{name}=.* \(accepted: "):
         s.generate(**{name: WRONG_KINDS[name]})
-    assert s.generate().run().tokens == plain(), "nothing has changed"
+    assert s.generate().run().tokens == plain_tokens(), "the session is unchanged"
 
 
-@pytest.mark.parametrize("given", [None, True, "stop"])
-def test_a_criterion_has_an_opinion_or_says_that_it_has_none(given: object) -> None:
+@pytest.mark.parametrize("returned", [None, True, "stop"])
+def test_a_stopping_criterion_returns_an_action(returned: object) -> None:
     s = session()
     with pytest.raises(InvalidOption, match=r"^a stopping criterion gave .* \(accepted: a StoppingAction"):
-        s.generate(stopping_criteria=[lambda event, draft: given]).run()
-    assert s.text == "prompt>" + bytes(plain()[:1]).decode("utf-8", "replace"), "the token it was asked about is said"
+        s.generate(stopping_criteria=[lambda event, draft: returned]).run()
+    assert s.text == "prompt>" + bytes(plain_tokens()[:1]).decode("utf-8", "replace"), (
+        "the token of the failed call stays"
+    )
 
 
 def test_searches_and_completions_refuse_values_of_the_wrong_kind() -> None:
@@ -157,9 +161,9 @@ def test_searches_and_completions_refuse_values_of_the_wrong_kind() -> None:
             ask()
 
 
-def test_next_logits_of_a_session_are_its_own_copy() -> None:
+def test_next_logits_returns_a_copy() -> None:
     s = session()
     row = s.next_logits()
-    kept = row.copy()
+    before = row.copy()
     s.fork().append("other")
-    np.testing.assert_array_equal(row, kept)
+    np.testing.assert_array_equal(row, before)

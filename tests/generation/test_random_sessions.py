@@ -1,4 +1,4 @@
-"""Random programs over two sessions, one that is drafted for and one that is not: nobody can tell which is which."""
+"""Random programs over two sessions, one with drafts and one without: their observable behaviour is the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_STEPS = 25
 
 
 def repeats(history: bytes) -> int | None:
-    """A model that likes to say again what it said four tokens ago."""
+    """A script that often repeats the token four tokens before."""
     return history[-4] if len(history) > 4 and history[-1] % 3 else None
 
 
@@ -40,7 +40,7 @@ class Pair:
         return ScriptedContext(repeats, n_batch=self.random.choice([8, 64]), **self.options)
 
     def _speculation(self) -> Speculation:
-        drafter = self.random.choice([PromptLookup(3, 1), SuffixIndex(1), DraftFunction(noise)])
+        drafter = self.random.choice([PromptLookup(3, 1), SuffixIndex(1), DraftFunction(sometimes_right)])
         return Speculation(drafter, n_max=self.random.randint(1, 9), adaptive=self.random.random() < 0.3)
 
     def step(self) -> None:
@@ -66,7 +66,7 @@ class Pair:
             np.testing.assert_array_equal(self.drafted.next_logits(), self.plain.next_logits(), step.__name__)
 
     def answer(self) -> None:
-        """Begin an answer, or go on with one; it pauses, or is left alone, or ends."""
+        """Begin or resume an answer, which pauses, is abandoned, or ends."""
         n = self.random.randint(1, 15)
         options = Sampling(temperature=self.random.choice([0, 1.0]), seed=n, max_tokens=n, top_k=0, min_p=0)
         at, action = self.random.randint(1, 15), self.random.choice(list(StoppingAction))
@@ -74,7 +74,7 @@ class Pair:
         def criterion(event: Event, draft: Draft) -> StoppingAction:
             return action if len(draft.tokens) == at else StoppingAction.NEXT
 
-        n_read, own = self.random.randint(1, 20), self.random.random() < 0.7
+        n_read, passes_options = self.random.randint(1, 20), self.random.random() < 0.7
         texts = []
         for session, drafts in ((self.plain, None), (self.drafted, self._speculation())):
             running = session._generation
@@ -82,10 +82,10 @@ class Pair:
                 generation = session.generate(stopping_criteria=[criterion])
             else:
                 generation = session.generate(
-                    options if own else None, speculation=drafts, stopping_criteria=[criterion]
+                    options if passes_options else None, speculation=drafts, stopping_criteria=[criterion]
                 )
             texts.append([event.text for event, _ in zip(generation, range(n_read), strict=False)])
-            if not generation.paused and not generation.finished and not own:
+            if not generation.paused and not generation.finished and not passes_options:
                 generation.cancel()
                 generation.run()
         assert texts[0] == texts[1]
@@ -97,20 +97,20 @@ class Pair:
             session.append(text)
 
     def truncate(self) -> None:
-        """Take the end away."""
+        """Truncate both sessions."""
         length = self.random.randint(3, self.plain.n_tokens)
         for session in (self.plain, self.drafted):
             session.truncate(length)
 
     def remove(self) -> None:
-        """Take a span away, computing the rest again: a cut keeps what the rest saw, and that depends on the past."""
+        """Remove a range and recompute the rest: after a cut, the logits would depend on the history of edits."""
         start = self.random.randint(3, self.plain.n_tokens)
         end = self.random.randint(start, self.plain.n_tokens)
         for session in (self.plain, self.drafted):
             session.remove_span(start, end, exact=True)
 
     def dump(self) -> None:
-        """Go on in another context; a paused answer whose drafter is code gets it again later, so it goes on here."""
+        """Continue in another context, except with a paused answer whose drafter is a function: a dump lacks it."""
         running = self.drafted._generation
         unfinished = running is not None and not running.finished
         if unfinished and (not running.paused or running.speculation.speculation.drafter.settings() is None):
@@ -120,21 +120,21 @@ class Pair:
         )
 
     def scratch_branch(self) -> None:
-        """Go elsewhere and come back."""
+        """Begin a scratch branch, and leave it."""
         for session, drafts in ((self.plain, None), (self.drafted, self._speculation())):
             with session.scratch_branch() as elsewhere:
                 elsewhere.append("xyz")
                 elsewhere.generate(Sampling(temperature=0, max_tokens=5), speculation=drafts).run()
 
 
-def noise(tokens: Sequence[int], n: int) -> Sequence[int]:
-    """Right now and then."""
+def sometimes_right(tokens: Sequence[int], n: int) -> Sequence[int]:
+    """A drafter that is sometimes right."""
     return [tokens[-4] if i % 3 else 7 for i in range(n)] if len(tokens) > 4 else []
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "copied"])
 @pytest.mark.parametrize("level", list(EditLevel))
-def test_drafts_are_unseen_whatever_is_done(level: EditLevel, shared: bool) -> None:
+def test_drafts_are_invisible_in_random_programs(level: EditLevel, shared: bool) -> None:
     for seed in range(15):
         pair = Pair(seed, level, shared=shared)
         for _ in range(N_STEPS):

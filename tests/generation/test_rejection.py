@@ -1,4 +1,4 @@
-"""Drafts that are drawn: what comes has the distribution of plain draws, by chi-square, over a Markov chain."""
+"""Sampled drafts: the tokens have the distribution of plain sampling, by chi-square tests on a Markov chain."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from slm_core.types import EditLevel
 
 N = 8
 N_DRAWS = 50_000
-TABLE = np.random.default_rng(3).standard_normal((N, N)).astype(np.float32)  # logits of the next token by the last one
+TABLE = (
+    np.random.default_rng(3).standard_normal((N, N)).astype(np.float32)
+)  # logits of the next token, by the last token
 OTHER = np.random.default_rng(4).standard_normal((N, N))
 
 
-class Table:
-    """A history whose next logits are a row of ``TABLE``, known ahead as far as was expected."""
+class TableHistory:
+    """A history whose next logits are a row of ``TABLE``; logits after right expected tokens are known in advance."""
 
     edit_level = EditLevel.TRUNCATE
 
@@ -71,8 +73,8 @@ class Table:
         self.known = False
 
 
-class Drawn:
-    """Draws from softmax of ``OTHER``, by the last token."""
+class SampledDrafter:
+    """A drafter that samples from the softmax of the row of ``OTHER`` for the last token."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -91,8 +93,8 @@ class Drawn:
         return
 
 
-class Few:
-    """Allows half of the tokens."""
+class HalfOfTokens:
+    """A constraint that allows half of the tokens."""
 
     is_complete = False
     allowed = (0, 3, 4, 6)
@@ -107,7 +109,7 @@ class Few:
             raise InvalidToken(f"{token}")
         return Forward()
 
-    def clone(self) -> Few:
+    def clone(self) -> HalfOfTokens:
         return self
 
     def state(self) -> bytes:
@@ -117,7 +119,7 @@ class Few:
 def generated(
     drafter: Drafter, sampling: Sampling, n: int = N_DRAWS, constraint: Constraint | None = None
 ) -> tuple[list[int], Generation]:
-    source, progress = Table(), Progress(1, 0, n, ())
+    source, progress = TableHistory(), Progress(1, 0, n, ())
     drafts = SpeculativeSource(source, Speculation(drafter, n_max=3, adaptive=False), progress, constraint=constraint)
     generation = Generation(
         drafts, ByteVocab(), SamplerChain(sampling), progress, constraint=constraint, speculation=drafts
@@ -127,15 +129,15 @@ def generated(
 
 
 def check(history: Sequence[int], probabilities: NDArray[np.float64]) -> None:
-    """Chi-square of all transitions against the table of their probabilities."""
+    """Chi-square test of all transitions against the table of their probabilities."""
     counts = np.zeros((N, N))
     np.add.at(counts, (np.array(history[:-1]), np.array(history[1:])), 1)
     expected = counts.sum(axis=1, keepdims=True) * probabilities
-    assert not counts[probabilities == 0].any(), "a token came that must not"
+    assert not counts[probabilities == 0].any(), "a token of probability 0 was generated"
     assert expected[probabilities > 0].min() > 10, "too few draws for a chi-square"
     statistic = float(((counts - expected)[probabilities > 0] ** 2 / expected[probabilities > 0]).sum())
     freedom = int((probabilities > 0).sum()) - int((probabilities > 0).any(axis=1).sum())
-    # Mean k, variance 2k; six standard deviations are not reached by chance in a billion runs.
+    # Chi-square has mean k and variance 2k; chance reaches six standard deviations in less than one of a billion runs.
     assert abs(statistic - freedom) < 6 * np.sqrt(2 * freedom), f"chi-square {statistic:.0f} of {freedom} degrees"
 
 
@@ -152,27 +154,31 @@ def table_of(sampling: Sampling) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "cut"])
-def test_drawn_drafts_keep_the_distribution(sampling: Sampling) -> None:
-    history, generation = generated(Drawn(5), sampling)
+def test_sampled_drafts_keep_the_distribution(sampling: Sampling) -> None:
+    history, generation = generated(SampledDrafter(5), sampling)
     check(history, table_of(sampling))
     q = np.exp(OTHER) / np.exp(OTHER).sum(axis=1, keepdims=True)
     overlap = np.minimum(q, table_of(sampling)).sum(axis=1)
     stats = generation.answer.speculation
-    assert overlap.min() * 0.5 < stats.acceptance < overlap.max(), "as often as both distributions allow"
+    assert overlap.min() * 0.5 < stats.acceptance < overlap.max(), (
+        "the acceptance is within the overlap of the distributions"
+    )
     assert stats.rounds > 1000
 
 
-def test_drawn_drafts_keep_the_distribution_of_what_a_constraint_allows() -> None:
-    history, generation = generated(Drawn(5), PLAIN, 20_000, Few())
-    weights = np.where(np.isin(np.arange(N), Few.allowed), np.exp(TABLE.astype(np.float64)), 0)[list(Few.allowed)]
+def test_sampled_drafts_keep_the_distribution_under_a_constraint() -> None:
+    history, generation = generated(SampledDrafter(5), PLAIN, 20_000, HalfOfTokens())
+    weights = np.where(np.isin(np.arange(N), HalfOfTokens.allowed), np.exp(TABLE.astype(np.float64)), 0)[
+        list(HalfOfTokens.allowed)
+    ]
     probabilities = np.zeros((N, N))
-    probabilities[list(Few.allowed)] = weights / weights.sum(axis=1, keepdims=True)
+    probabilities[list(HalfOfTokens.allowed)] = weights / weights.sum(axis=1, keepdims=True)
     check(history, probabilities)
     assert generation.answer.speculation.accepted > 1000
 
 
 @pytest.mark.parametrize("drafter", [PromptLookup(3, 1), SuffixIndex(1), DraftFunction(lambda tokens, n: [2] * n)])
-def test_found_drafts_keep_the_very_tokens(drafter: Drafter) -> None:
+def test_looked_up_drafts_keep_the_exact_tokens(drafter: Drafter) -> None:
     history, generation = generated(drafter, PLAIN, 3000)
     chain, plain = SamplerChain(PLAIN), [0]
     while len(plain) < len(history):
@@ -181,7 +187,7 @@ def test_found_drafts_keep_the_very_tokens(drafter: Drafter) -> None:
     assert generation.answer.speculation.accepted > 300
 
 
-def test_a_token_of_equal_odds_is_always_taken() -> None:
+def test_a_draft_from_an_equal_distribution_is_always_accepted() -> None:
     chain = SamplerChain(PLAIN)
     for row in TABLE:
         ids, p = chain.distribution(row)
@@ -189,7 +195,7 @@ def test_a_token_of_equal_odds_is_always_taken() -> None:
             assert accept_or_draw(chain, row, token, (ids, p)) == token
 
 
-def test_a_token_that_the_chain_excludes_never_comes() -> None:
+def test_a_token_excluded_by_the_chain_is_never_generated() -> None:
     chain = SamplerChain(Sampling(temperature=0))
     for row in TABLE:
         for token in range(N):
@@ -198,4 +204,4 @@ def test_a_token_that_the_chain_excludes_never_comes() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_again() -> None:
-    assert generated(Drawn(5), PLAIN, 1000)[0] == generated(Drawn(5), PLAIN, 1000)[0]
+    assert generated(SampledDrafter(5), PLAIN, 1000)[0] == generated(SampledDrafter(5), PLAIN, 1000)[0]

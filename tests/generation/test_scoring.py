@@ -1,4 +1,4 @@
-"""Scores and log-probabilities against a softmax written out over rows that are decoded one by one."""
+"""Scores and log probabilities compared with a plain softmax over rows that are decoded token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_core.generation import scoring
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Capability, EditLevel
 
-# float32 rows summed in float64: an ulp of the logit, relative 6e-8, of logits below 100.
+# Rows are float32, with a relative rounding error of 6e-8 for logits below 100; sums are float64.
 TOLERANCE = 1e-5
 
 
@@ -29,19 +29,19 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
 
 
 def expected(text: bytes, before: bytes = b"") -> list[float]:
-    """Log-probabilities of bytes, from rows that are decoded token by token."""
-    s, found = session(), []
+    """The log probabilities of bytes, from rows that are decoded token by token."""
+    s, logprobs = session(), []
     s.append_tokens(list(before))
     for token in text:
-        found.append(float(log_softmax(s.next_logits())[token]) if s.n_tokens else math.nan)
+        logprobs.append(float(log_softmax(s.next_logits())[token]) if s.n_tokens else math.nan)
         s.append_tokens([token])
-    return found
+    return logprobs
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("before", [b"", b"It is a truth"])
-def test_a_score_is_the_sum_of_log_softmax_and_leaves_no_trace(level: EditLevel, shared: bool, before: bytes) -> None:
+def test_a_score_is_the_sum_of_log_softmax_and_changes_nothing(level: EditLevel, shared: bool, before: bytes) -> None:
     s, text = session(level, shared=shared), b" universally acknowledged, that a single man"
     if before:
         s.append_tokens(list(before))
@@ -60,7 +60,7 @@ def test_a_score_is_the_sum_of_log_softmax_and_leaves_no_trace(level: EditLevel,
 
 
 @pytest.mark.parametrize("before", [b"", b"It is"])
-def test_the_likeliest_tokens_in_the_place_of_each(before: bytes) -> None:
+def test_the_top_tokens_of_each_position(before: bytes) -> None:
     s, twin, text = session(n_batch=5), session(), b" a truth universally"
     for each in (s, twin):
         each.append_tokens(list(before))
@@ -68,22 +68,22 @@ def test_the_likeliest_tokens_in_the_place_of_each(before: bytes) -> None:
     assert score.logprobs == s.score(list(text)).logprobs and not s.score(list(text)).top
     for token, places in zip(text, score.top, strict=True):
         if twin.n_tokens:
-            wanted = log_softmax(twin.next_logits())
-            best = np.argsort(-wanted, kind="stable")[:3]
+            model_logprobs = log_softmax(twin.next_logits())
+            best = np.argsort(-model_logprobs, kind="stable")[:3]
             assert [place for place, _ in places] == best.tolist()
-            np.testing.assert_allclose([logprob for _, logprob in places], wanted[best], atol=TOLERANCE)
+            np.testing.assert_allclose([logprob for _, logprob in places], model_logprobs[best], atol=TOLERANCE)
         else:
             assert places == ()
         twin.append_tokens([token])
 
 
 @pytest.mark.parametrize("top", [-1, 1001, 1.0, True])
-def test_how_many_of_the_likeliest_is_a_number_in_bounds(top: object) -> None:
+def test_the_number_of_top_tokens_is_checked(top: object) -> None:
     with pytest.raises(InvalidOption, match="top="):
         session().score("x", top=top)
 
 
-def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a text that takes several batches"
     whole = session(n_batch=64).score(text)
     monkeypatch.setattr(scoring, "_MAX_LOGITS", 3 * N_VOCAB)
@@ -91,7 +91,7 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(session(n_batch=5).score(text).logprobs, whole.logprobs, atol=TOLERANCE)
 
 
-def test_tokens_are_scored_as_they_are() -> None:
+def test_tokens_are_scored_like_text() -> None:
     s = session()
     s.append("x")
     assert s.score(list(b"yz")) == s.score("yz")
@@ -100,7 +100,7 @@ def test_tokens_are_scored_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_failed_score_leaves_no_trace(shared: bool) -> None:
+def test_a_failed_score_changes_nothing(shared: bool) -> None:
     s = session(n_ctx=40, shared=shared)
     s.append("0123456789")
     row = s.next_logits().copy()
@@ -114,7 +114,7 @@ def test_a_failed_score_leaves_no_trace(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 4])
-def test_events_have_the_likeliest_tokens_before_and_after_the_chain(n: int) -> None:
+def test_events_have_the_top_tokens_before_and_after_the_chain(n: int) -> None:
     sampling = Sampling(seed=3, temperature=1.7, top_k=6, top_p=1.0, min_p=0.0, max_tokens=5, logprobs=n)
     s, twin = session(), session()
     for each in (s, twin):
@@ -126,9 +126,12 @@ def test_events_have_the_likeliest_tokens_before_and_after_the_chain(n: int) -> 
         drawn = log_softmax(row[best[:6]] / 1.7)
         assert event.logprob == pytest.approx(model[event.token], abs=TOLERANCE)
         assert event.logprobs.chosen == pytest.approx(drawn[best[:6].tolist().index(event.token)], abs=TOLERANCE)
-        for found, wanted in ((event.logprobs.model, model[best[:n]]), (event.logprobs.sampled, drawn[:n])):
-            assert [token for token, _ in found] == best[:n].tolist()
-            np.testing.assert_allclose([logprob for _, logprob in found], wanted, atol=TOLERANCE)
+        for top_logprobs, expected_logprobs in (
+            (event.logprobs.model, model[best[:n]]),
+            (event.logprobs.sampled, drawn[:n]),
+        ):
+            assert [token for token, _ in top_logprobs] == best[:n].tolist()
+            np.testing.assert_allclose([logprob for _, logprob in top_logprobs], expected_logprobs, atol=TOLERANCE)
         twin.append_tokens([event.token])
 
 
@@ -138,26 +141,26 @@ def test_without_logprobs_events_have_none() -> None:
     assert all(event.logprobs is None for event in s.generate(Sampling(temperature=0, max_tokens=2)))
 
 
-def test_a_banned_token_that_is_forced_has_no_chance_after_the_chain() -> None:
+def test_a_forced_banned_token_has_no_probability_after_the_chain() -> None:
     from slm_core.generation.logprobs import logprobs_of
 
     row = np.array([2.0, 1.0, 0.0], np.float32)
     chain = SamplerChain(Sampling.preset("neutral", banned_tokens=[0], logprobs=2))
-    assert logprobs_of(chain, row, 1).sampled == (), "nothing was drawn yet"
+    assert logprobs_of(chain, row, 1).sampled == (), "no token was sampled yet"
     chain.distribution(row)
-    found = logprobs_of(chain, row, 0)
-    assert (found.chosen, [token for token, _ in found.model], [token for token, _ in found.sampled]) == (
+    logprobs = logprobs_of(chain, row, 0)
+    assert (logprobs.chosen, [token for token, _ in logprobs.model], [token for token, _ in logprobs.sampled]) == (
         -math.inf,
         [0, 1],
         [1, 2],
     )
 
 
-def test_min_tokens_of_a_paused_answer_goes_on_after_a_dump() -> None:
-    """Tokens that were said before the dump count."""
+def test_min_tokens_of_a_paused_answer_counts_on_after_a_dump() -> None:
+    """Tokens generated before the dump count."""
     from slm_core.generation import StoppingAction
 
-    s = Session(ScriptedContext(lambda data: 257), ByteVocab())  # it would end at once
+    s = Session(ScriptedContext(lambda data: 257), ByteVocab())  # without min_tokens the answer would end at once
     s.append("abc")
     options = Sampling(temperature=0, min_tokens=6, max_tokens=20)
     paused = s.generate(
@@ -166,22 +169,22 @@ def test_min_tokens_of_a_paused_answer_goes_on_after_a_dump() -> None:
     )
     list(paused)
     twin = Session.restore(ScriptedContext(lambda data: 257), ByteVocab(), s.dump())
-    assert len(twin.generate(stopping_criteria=()).run().tokens) == 7, "six tokens, and the one that ends it"
+    assert len(twin.generate(stopping_criteria=()).run().tokens) == 7, "six tokens and EOG"
 
 
 @pytest.mark.parametrize("n_ctx", [1, 2, 10, 11, 43, 44, 200])
-def test_a_text_beyond_the_context_is_scored_by_windows(n_ctx: int) -> None:
-    """Each token has the half of the context before it at least, and what its window has beside."""
+def test_a_text_longer_than_the_context_is_scored_in_windows(n_ctx: int) -> None:
+    """Each token is scored after at least half a context of text."""
     text = b"It is a truth universally acknowledged, that"
-    found = scoring.score_windows(ScriptedContext(n_ctx=n_ctx), list(text)).logprobs
-    assert len(found) == len(text)
+    logprobs = scoring.score_windows(ScriptedContext(n_ctx=n_ctx), list(text)).logprobs
+    assert len(logprobs) == len(text)
     tops = scoring.score_windows(ScriptedContext(n_ctx=n_ctx), list(text), top=N_VOCAB).top
     assert [dict(places).get(token, math.nan) for places, token in zip(tops, text, strict=True)] == pytest.approx(
-        list(found), nan_ok=True
-    ), "each place has the windows of its token"
+        list(logprobs), nan_ok=True
+    ), "the top tokens of each position come from the window of its token"
     half = n_ctx // 2
-    for i, logprob in enumerate(found):
+    for i, logprob in enumerate(logprobs):
         window = i - (i - n_ctx) % (n_ctx - half) - half if i >= n_ctx else 0
         assert i < n_ctx or i - window >= half
-        wanted = expected(text[window : i + 1])[-1]
-        assert logprob == pytest.approx(wanted, abs=TOLERANCE, nan_ok=True)
+        exact = expected(text[window : i + 1])[-1]
+        assert logprob == pytest.approx(exact, abs=TOLERANCE, nan_ok=True)

@@ -1,4 +1,4 @@
-"""Answers that go on in a full context: what stays, what goes, and that it is told."""
+"""Answers that continue in a full context: the kept tokens, the dropped tokens, and the report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def session_of(n_ctx: int = 24, **options: Any) -> Session:
     return session
 
 
-def by_hand(level: EditLevel, shift: TokenShift, n_ctx: int = 24) -> tuple[list[int], list[int]]:
-    """The answer, and the history that is left, by calls of a context alone."""
+def shifted_answer(level: EditLevel, shift: TokenShift, n_ctx: int = 24) -> tuple[list[int], list[int]]:
+    """The answer and the remaining history, computed by plain calls of a context."""
     context = ScriptedContext(n_ctx=n_ctx, n_batch=n_ctx, level=EditLevel.CUT)
-    history, said = list(PROMPT.encode()), []
+    history, answer = list(PROMPT.encode()), []
 
     def feed(tokens: list[int]) -> np.ndarray:
         batch = context.new_batch()
@@ -39,10 +39,10 @@ def by_hand(level: EditLevel, shift: TokenShift, n_ctx: int = 24) -> tuple[list[
 
     row = feed(history)
     while True:
-        said.append(int(row.argmax()))
-        history.append(said[-1])
-        if len(said) == GREEDY.max_tokens or said[-1] in ByteVocab.eog_ids:
-            return said, history
+        answer.append(int(row.argmax()))
+        history.append(answer[-1])
+        if len(answer) == GREEDY.max_tokens or answer[-1] in ByteVocab.eog_ids:
+            return answer, history
         if context.n_free == 0:
             end = shift.keep + math.ceil((len(history) - shift.keep) * shift.share)
             del history[shift.keep : end]
@@ -55,26 +55,26 @@ def by_hand(level: EditLevel, shift: TokenShift, n_ctx: int = 24) -> tuple[list[
 
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("shift", [TokenShift(), TokenShift(keep=1, share=0.1), TokenShift(keep=8, share=0.9)])
-def test_the_first_tokens_stay_and_the_answer_goes_on(level, shift) -> None:
+def test_the_first_tokens_stay_and_the_answer_continues(level, shift) -> None:
     session = session_of(level=level)
     answer = session.generate(GREEDY, shift=shift).run()
-    said, left = by_hand(level, shift)
-    assert list(answer.tokens) == said and len(said) > 24
-    assert list(session.tokens) == left
+    expected, remaining = shifted_answer(level, shift)
+    assert list(answer.tokens) == expected and len(expected) > 24
+    assert list(session.tokens) == remaining
     assert bytes(session.tokens[: shift.keep]) == PROMPT.encode()[: shift.keep]
     assert answer.overflowed is not None
-    assert answer.overflowed.n_tokens == len(PROMPT) + len(said) - len(left)
+    assert answer.overflowed.n_tokens == len(PROMPT) + len(expected) - len(remaining)
     assert answer.overflowed.level is min(level, EditLevel.CUT)
     assert answer.overflowed.messages == ()
 
 
-def test_without_it_the_answer_ends() -> None:
+def test_without_a_shift_the_answer_ends() -> None:
     answer = session_of().generate(GREEDY).run()
     assert (answer.finish_reason, answer.overflowed) == (FinishReason.LENGTH, None)
     assert session_of(n_ctx=200).generate(GREEDY, shift=TokenShift()).run().overflowed is None
 
 
-def test_marks_in_what_goes_are_stale_and_those_behind_it_move() -> None:
+def test_marks_in_the_dropped_range_become_stale_and_later_marks_move() -> None:
     session = session_of()
     early, inner = session.mark(), None
     generation = session.generate(GREEDY, shift=TokenShift(keep=4))
@@ -87,7 +87,7 @@ def test_marks_in_what_goes_are_stale_and_those_behind_it_move() -> None:
             session.rollback(mark)
 
 
-def test_a_context_that_others_fill() -> None:
+def test_a_shift_in_a_context_filled_by_others() -> None:
     session = session_of()
     other = Session(session.context, ByteVocab())
     other.append("0123456789abcde")
@@ -98,7 +98,7 @@ def test_a_context_that_others_fill() -> None:
     assert tight.generate(GREEDY, shift=TokenShift(keep=9)).run().finish_reason is FinishReason.LENGTH
 
 
-def test_what_does_not_go_with_it() -> None:
+def test_incompatible_options_are_refused() -> None:
     session = session_of()
     with pytest.raises(InvalidOption, match="do not go together"):
         session.generate(GREEDY, shift=TokenShift(), speculation=Speculation(PromptLookup()))

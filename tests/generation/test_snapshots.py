@@ -1,4 +1,4 @@
-"""A paused answer that is dumped after any token goes on elsewhere as if nothing had happened, whatever rules it."""
+"""A paused answer, dumped after any token, continues in another context with the same tokens, under all options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import slm_core as slm
-from clear_answer import ANSWER, PENALTY, QUESTION, least_lead
+from clear_answer import ANSWER, PENALTY, QUESTION, smallest_gap
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
@@ -24,7 +24,7 @@ WIDE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.4, "seed": 9, "
 
 
 def draft_model() -> Speculation:
-    """Another model, which draws; a fixed length makes the answer a function of the seeds."""
+    """A draft model that samples; with a fixed draft length, the answer depends only on the seeds."""
     drawn = Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.4, seed=4)
     context = ScriptedContext(lambda data: None, n_seq_max=1)
     return Speculation(DraftModel(context, ByteVocab(), sampling=drawn), n_max=4, adaptive=False)
@@ -59,9 +59,9 @@ CASES: Mapping[str, Callable[[], dict[str, object]]] = {
 
 
 def begin() -> Session:
-    made = Session(ScriptedContext(n_batch=16), ByteVocab(), sampling=Sampling(seed=1))
-    made.append("abc, yes!abd, no!")
-    return made
+    session = Session(ScriptedContext(n_batch=16), ByteVocab(), sampling=Sampling(seed=1))
+    session.append("abc, yes!abd, no!")
+    return session
 
 
 def read(generation: Generation) -> str:
@@ -70,7 +70,7 @@ def read(generation: Generation) -> str:
 
 @pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_dumped_after_any_token(name: str, payload_format: str) -> None:
+def test_an_answer_dumped_after_any_token_continues(name: str, payload_format: str) -> None:
     whole = begin().generate(**CASES[name]()).run()
     assert len(whole.tokens) > 10
     for n in range(1, len(whole.tokens), 3 if payload_format == "2" else 1):
@@ -87,7 +87,7 @@ def test_dumped_after_any_token(name: str, payload_format: str) -> None:
         assert twin.tokens[-len(whole.tokens) :] == whole.tokens
 
 
-def test_a_dump_of_a_dump_is_the_same_again() -> None:
+def test_a_dump_of_a_restored_dump_has_the_same_bytes() -> None:
     s = begin()
     list(s.generate(**CASES["draft model"](), stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
     twin = Session.restore(ScriptedContext(), ByteVocab(), s.dump())
@@ -97,15 +97,15 @@ def test_a_dump_of_a_dump_is_the_same_again() -> None:
         assert answer.tokens == begin().generate(**CASES["draft model"]()).run().tokens
 
 
-def test_the_answer_of_the_demo_model_is_clear() -> None:
-    """What the tests below rely on: no engine within clause 9 chooses another token."""
+def test_the_answer_of_the_demo_model_has_clear_gaps() -> None:
+    """The tests below rely on this: no engine within the tolerance of clause 9 chooses another token."""
     with slm.load(demo_model_path(), backend="native") as model:
-        lead, error = least_lead(model.vocab)
+        lead, error = smallest_gap(model.vocab)
     assert lead > error
 
 
 @pytest.mark.parametrize("target", ["native", "llamacpp"])
-def test_a_paused_answer_goes_on_in_another_backend(target: str) -> None:
+def test_a_paused_answer_continues_in_another_backend(target: str) -> None:
     source = "llamacpp" if target == "native" else "native"
     options = Sampling(temperature=0, repeat_penalty=PENALTY)
     with (

@@ -1,4 +1,4 @@
-"""The text stream: however bytes are split, the text is the same and no stop text leaks."""
+"""The text stream: for any split of the bytes, the text is the same and no stop string leaks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def run(chunks: list[bytes], stop: list[str]) -> tuple[str, bool, list[str]]:
 
 
 @given(pieces, stops)
-def test_the_text_is_all_that_precedes_the_first_stop(chunks: list[bytes], stop: list[str]) -> None:
+def test_the_text_ends_before_the_first_stop_string(chunks: list[bytes], stop: list[str]) -> None:
     whole = b"".join(chunks).decode("utf-8", "replace")
-    found = [at for at in (whole.find(text) for text in stop) if at >= 0]
+    starts = [at for at in (whole.find(text) for text in stop) if at >= 0]
     text, stopped, _ = run(chunks, stop)
-    # A stop that completes earlier wins over one that begins earlier but completes later.
+    # A stop string that completes earlier wins over another that begins earlier but completes later.
     ends = min((whole.find(s) + len(s) for s in stop if s in whole), default=None)
-    assert stopped == bool(found)
+    assert stopped == bool(starts)
     if ends is None:
         assert text == whole
     else:
         assert whole.startswith(text)
-        assert not any(s in text for s in stop), f"{text!r} holds a stop text of {stop}"
+        assert not any(s in text for s in stop), f"{text!r} contains a stop string of {stop}"
 
 
 @given(st.text("ab<|é語", max_size=20), st.lists(st.text("ab<|", min_size=1, max_size=3), max_size=3))
@@ -62,7 +62,7 @@ def test_an_incomplete_character_at_the_end_becomes_one_replacement() -> None:
     assert stream.flush() == ("�", False)
 
 
-def test_what_may_become_a_stop_is_held_and_comes_out_if_it_does_not() -> None:
+def test_a_possible_stop_string_is_held_until_it_is_decided() -> None:
     stream = TextStream(["STOP"])
     assert stream.feed(b"a ST") == ("a ", False)
     assert stream.held == "ST"
@@ -70,10 +70,10 @@ def test_what_may_become_a_stop_is_held_and_comes_out_if_it_does_not() -> None:
     assert stream.feed(b"STOPx") == ("", True)
 
 
-def test_a_stream_continues_from_pending_and_held() -> None:
+def test_a_stream_continues_from_pending_bytes_and_held_text() -> None:
     first = TextStream(["END"])
     first.feed(b"xE")
     first.feed("語".encode()[:2])
-    # The held text came out: the incomplete character cannot be part of a stop text, but it is not known yet.
+    # The held text was emitted: the incomplete character cannot be part of a stop string, but it is not known yet.
     twin = TextStream(["END"], first.pending, first.held)
     assert twin.feed("語".encode()[2:]) == first.feed("語".encode()[2:])

@@ -1,4 +1,4 @@
-"""A context whose logits are those of a small torch model: what transformers generates with it can be compared."""
+"""A context with the logits of a small torch model, for comparisons with ``generate`` of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N_VOCAB = 37
 
 
 def make_model(seed: int = 0) -> Any:
-    """A Llama with random weights, large ones, so that the choices matter."""
+    """A Llama with large random weights, so that tokens have clearly different probabilities."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +38,7 @@ def make_model(seed: int = 0) -> Any:
 
 
 class LetterVocab:
-    """Token i is the i-th character from "0" on, two letters where it is a multiple of seven."""
+    """Token i is the i-th character from "0" on, or two letters if i is a multiple of seven."""
 
     size, bos, eos = N_VOCAB, None, None
 
@@ -56,7 +56,7 @@ class LetterVocab:
 
 
 class TorchContext(ContextBase):
-    """Every row is computed from the whole history; a decode can be made to fail."""
+    """Computes every row from the whole history; a decode can be made to fail."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class TorchContext(ContextBase):
         if self.fails_at == len(self.batches):
             self.fails_at = None
             raise DecodeFailed("as the test wants it")
-        asked: dict[int, list[tuple[int, list[int]]]] = {}  # by length: the row, and its history
+        outputs: dict[int, list[tuple[int, list[int]]]] = {}  # by length: the index of a row and its history
         n_rows = 0
-        for token, seq_id, wanted in zip(batch.tokens.tolist(), batch.seq_ids, batch.logits_mask, strict=True):
+        for token, seq_id, is_output in zip(batch.tokens.tolist(), batch.seq_ids, batch.logits_mask, strict=True):
             self.held[seq_id].append(token)
-            if wanted:
-                asked.setdefault(len(self.held[seq_id]), []).append((n_rows, list(self.held[seq_id])))
+            if is_output:
+                outputs.setdefault(len(self.held[seq_id]), []).append((n_rows, list(self.held[seq_id])))
                 n_rows += 1
         rows = np.empty((n_rows, N_VOCAB), np.float32)
-        for alike in asked.values():
+        for alike in outputs.values():
             with torch.no_grad():
                 rows[[row for row, _ in alike]] = self.model(torch.tensor([held for _, held in alike])).logits[:, -1]
         self.batches.append(len(batch))

@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU: skipped, and said so, where there is none."""
+"""Tests that need an NVIDIA GPU; without one they are skipped with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch tier on CUDA: kernels against float64, models against the reference tier, memory, dumps."""
+"""The torch tier on CUDA: kernels against float64, models against the reference tier, memory and dumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_IN = 2048
 
 @pytest.fixture
 def kernels():
-    from slm_native.kernels import select_kernels
+    from slm_native.kernels.select import select_kernels
 
     return select_kernels("torch", device="cuda", dtype="float32").kernels
 
@@ -47,21 +47,21 @@ def random_tensor(ggml_type: GgmlType, n_out: int) -> QuantizedTensor:
 @pytest.mark.parametrize("ggml_type", [t for t in supported_types() if t is not GgmlType.IQ1_M], ids=lambda t: t.name)
 @pytest.mark.parametrize("n_rows", [1, 5, 8, 40, 200])
 def test_products(kernels, ggml_type, n_rows):
-    """Few rows, many rows and expanded weights: sums of 2048 float32 products in any order."""
+    """Few rows, many rows and dequantized weights, within the rounding of float32 sums of 2048 products."""
     tensor = random_tensor(ggml_type, 333)
     x = np.random.default_rng(1).standard_normal((n_rows, N_IN), np.float32)
-    found = kernels.to_host(kernels.matmul(kernels.from_host(x), kernels.prepare(tensor)))
+    actual = kernels.to_host(kernels.matmul(kernels.from_host(x), kernels.prepare(tensor)))
     w = dequantize(tensor.data, ggml_type, tensor.shape).astype(np.float64)
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(w.T)
-    worst = np.max(np.abs(found - x.astype(np.float64) @ w.T) / ((N_IN + 8) * 2.0**-24 * magnitude))
+    worst = np.max(np.abs(actual - x.astype(np.float64) @ w.T) / ((N_IN + 8) * 2.0**-24 * magnitude))
     assert worst <= 1, f"off by {worst:.2f} times the bound of float32 rounding"
 
 
-def decoded(path, device: str, dtype: str, kv_type: KvType, **more: object) -> tuple[np.ndarray, bytes]:
-    """Logits of a prefill, and of steps of three sequences; a dump of one that was cut."""
+def decode(path, device: str, dtype: str, kv_type: KvType, **extra_options: object) -> tuple[np.ndarray, bytes]:
+    """Logits of a prefill and of steps of three sequences, and a dump of a sequence after a cut."""
     rng, rows = np.random.default_rng(1), []
     tier = {"tier": "reference"} if device == "cpu" else {}
-    options = ModelOptions(device=device, backend_options={"dtype": dtype, **tier, **more})
+    options = ModelOptions(device=device, backend_options={"dtype": dtype, **tier, **extra_options})
     with (
         NativeBackend().load(path, options) as model,
         model.new_context(ContextOptions(1024, 3, 256, kv_type, kv_type)) as context,
@@ -78,27 +78,27 @@ def decoded(path, device: str, dtype: str, kv_type: KvType, **more: object) -> t
 @pytest.mark.parametrize("kv_type", KvType)
 @pytest.mark.parametrize(("architecture", "weights"), [("llama", "q8_0"), ("llama", "f16"), ("qwen3", "f32")])
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("float16", 1e-2)])
-def test_logits_are_those_of_the_reference(tmp_path, architecture, weights, kv_type, dtype, bound):
+def test_logits_equal_the_reference(tmp_path, architecture, weights, kv_type, dtype, bound):
     path = make_tiny_model(architecture, weights).write(tmp_path / "tiny.gguf")
-    found, dump = decoded(path, "cuda", dtype, kv_type)
-    wanted, _ = decoded(path, "cpu", "auto", kv_type)
-    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    actual, dump = decode(path, "cuda", dtype, kv_type)
+    expected, _ = decode(path, "cpu", "auto", kv_type)
+    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
     steps = {KvType.F32: 0.0, KvType.F16: 1e-3, KvType.BF16: 1e-2, KvType.Q8_0: 1e-2}
-    step = steps.get(kv_type, 0.1)  # where rounding tips a stored value
+    step = steps.get(kv_type, 0.1)  # rounding may move a stored value to the next code
     assert errors.max() < bound + step, f"relative error {errors.max():.1e}"
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
         context = model.new_context(ContextOptions(1024, 1, 256, kv_type, kv_type))
         context.restore(0, dump)
-        assert context.dump(0) == dump, "the dump was not taken by its bytes"
+        assert context.dump(0) == dump, "restoring the dump changed its bytes"
 
 
-def test_captured_steps_give_the_logits_of_steps_that_are_not(tmp_path):
-    """In float32, where filling up moves logits by the rounding of sums in another order."""
+def test_captured_steps_give_the_same_logits(tmp_path):
+    """In float32, in which padding changes only the order of sums."""
     path, profile = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), tmp_path / "p.toml"
     profile.write_text("[decode]\nbuckets = [1, 2, 4]\ncapture = true\nwarm = 64\n")
-    found, _ = decoded(path, "cuda", "float32", KvType.F32, profile=str(profile))
-    wanted, _ = decoded(path, "cuda", "float32", KvType.F32)
-    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(profile))
+    expected, _ = decode(path, "cuda", "float32", KvType.F32)
+    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
 
@@ -112,23 +112,26 @@ def test_captured_steps_give_the_logits_of_steps_that_are_not(tmp_path):
     ],
     ids=["chunk", "captured chunk", "compile", "tune"],
 )
-def test_profiles_give_the_logits_of_none(tmp_path, monkeypatch, profile):
+def test_profiles_give_the_logits_without_a_profile(tmp_path, monkeypatch, profile):
     monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path / "cache"))
     path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
     (tmp_path / "p.toml").write_text(profile)
-    found, _ = decoded(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "p.toml"))
-    wanted, _ = decoded(path, "cuda", "float32", KvType.F32)
-    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "p.toml"))
+    expected, _ = decode(path, "cuda", "float32", KvType.F32)
+    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
 
 def test_whole_chunks_are_captured(tmp_path):
-    """Prompts that want no logits but the last: all but the last part goes through graphs."""
+    """Prompts that request only the last logits: graphs run all chunks except the last."""
     path, rows = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), []
     (tmp_path / "p.toml").write_text("[prefill]\nchunk = 64\ncapture = true\n")
     for options in ({}, {"profile": str(tmp_path / "p.toml")}):
-        given = ModelOptions(device="cuda", backend_options={"dtype": "float32", **options})
-        with NativeBackend().load(path, given) as model, model.new_context(ContextOptions(1024, 1, 512)) as context:
+        model_options = ModelOptions(device="cuda", backend_options={"dtype": "float32", **options})
+        with (
+            NativeBackend().load(path, model_options) as model,
+            model.new_context(ContextOptions(1024, 1, 512)) as context,
+        ):
             for first in (0, 300):
                 batch = context.new_batch()
                 batch.extend([5 + i % 200 for i in range(300)], Pos(0, first), logits="last")
@@ -138,25 +141,25 @@ def test_whole_chunks_are_captured(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {}], ids=["greedy", "default"])
-def test_answers_picked_on_the_device_are_those_of_whole_rows(tmp_path, options):
+def test_answers_from_device_top_k_equal_those_from_full_rows(tmp_path, options):
     path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
     with NativeBackend().load(path, ModelOptions(device="cuda")) as model, model.new_context(ContextOptions(256)) as c:
         assert Capability.DEVICE_SAMPLING in c.capabilities
         sampling, answers = Sampling(seed=4, max_tokens=40, **options), []
-        for more in ({"logprobs": 1}, {}):  # which takes whole rows
+        for extra_options in ({"logprobs": 1}, {}):  # the first needs full rows of logits
             session = Session(c, model.vocab)
             session.append("The quick brown fox jumps")
-            answers.append(session.generate(replace(sampling, **more)).run())
+            answers.append(session.generate(replace(sampling, **extra_options)).run())
             session.close()
             c.clear()
     assert answers[0].tokens == answers[1].tokens
 
 
-def test_streamed_layers_give_the_same_logits(tmp_path):
+def test_offloaded_layers_give_the_same_logits(tmp_path):
     path = make_tiny_model("llama", "f32").write(tmp_path / "tiny.gguf")
-    wanted, _ = decoded(path, "cuda", "float32", KvType.F32)
-    found, _ = decoded(path, "cuda", "float32", KvType.F32, resident_bytes=800_000)
-    np.testing.assert_array_equal(found, wanted)
+    expected, _ = decode(path, "cuda", "float32", KvType.F32)
+    actual, _ = decode(path, "cuda", "float32", KvType.F32, resident_bytes=800_000)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_closing_frees_the_memory(tmp_path):

@@ -1,4 +1,4 @@
-"""A long run: ``python -m tests.hostile --seconds 3600``. Ends with 1 where something crashed, hung or leaked."""
+"""A long run: ``python -m tests.hostile --seconds 3600``. The exit status is 1 if a case crashed, hung or leaked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.hostile.kinds import KINDS
-from tests.hostile.pool import VERDICTS, Found, run, targets
+from tests.hostile.pool import VERDICTS, RunResult, run, targets
 
 
 def main() -> int:
-    """Run what the command line says, and print a table."""
+    """Run the kinds and backends of the command line, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together, on one worker")
     parser.add_argument("--kind", choices=KINDS, help="one kind of input alone")
@@ -25,20 +25,20 @@ def main() -> int:
         parser.error(f"nothing attacks backend {args.backend!r} with {args.kind!r}")
     share = args.seconds * args.workers / len(chosen)
     with ThreadPoolExecutor(args.workers) as executor:
-        found = list(executor.map(lambda target: run(*target, share, args.first, args.cases), chosen))
-    sys.stdout.write(f"{table(found)}\n")
-    for one in found:
+        results = list(executor.map(lambda target: run(*target, share, args.first, args.cases), chosen))
+    sys.stdout.write(f"{table(results)}\n")
+    for one in results:
         for seed, verdict, message in one.bad:
             sys.stdout.write(f"{one.kind} {one.backend} case {seed}: {verdict}: {message}\n")
-    return int(any(one.bad for one in found))
+    return int(any(one.bad for one in results))
 
 
-def table(found: list[Found]) -> str:
-    """The counts in Markdown."""
+def table(results: list[RunResult]) -> str:
+    """The counts as a Markdown table."""
     head = ("input", "backend", "tried", *VERDICTS, "slowest")
     rows = [
         (one.kind, one.backend, one.counts.total(), *(one.counts[name] for name in VERDICTS), f"{one.slowest[0]:.1f} s")
-        for one in found
+        for one in results
     ]
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Model directories as files in memory, and broken ones made of them."""
+"""Model directories as files in memory, and damaged directories derived from them."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ _BLOCK_NAMES = {
 
 
 def transformers_folders(folder: Path) -> list[Folder]:
-    """Directories as transformers writes them: a llama and a qwen3."""
+    """Directories of transformers: a llama and a qwen3."""
     return [_transformers_folder(folder, make_tiny_model(name)) for name in ("llama", "qwen3")]
 
 
 def onnx_folders(folder: Path) -> list[Folder]:
-    """Directories as optimum, onnxruntime-genai and this package's converter write them."""
+    """Directories of optimum, of onnxruntime-genai and of ``slm convert``."""
     from slm_onnx.convert import convert
     from tests.foreign_onnx import LAYOUTS, write_directory
 
     tiny = make_tiny_model("qwen2")
     source = tiny.write(folder / "onnx.gguf")
-    found = []
+    folders = []
     for layout in LAYOUTS:
-        made = write_directory(tiny, folder / layout.replace(" ", "-"), layout, _tokenizer(source))
-        found.append(_read(made))
+        written = write_directory(tiny, folder / layout.replace(" ", "-"), layout, _tokenizer(source))
+        folders.append(_read(written))
     convert(source, folder / "converted", lambda share: None)
-    return [*found, _read(folder / "converted")]
+    return [*folders, _read(folder / "converted")]
 
 
 def mutated(rng: np.random.Generator, sound: Folder) -> dict[str, bytes]:
-    """A broken directory; equal ones for equal generators."""
+    """A damaged directory, which depends only on the state of the generator."""
     files = dict(sound)
     for _ in range(1 + int(rng.integers(2))):
         names = sorted(files)
@@ -90,9 +90,9 @@ def mutated(rng: np.random.Generator, sound: Folder) -> dict[str, bytes]:
         if rng.random() < 0.04:
             del files[name]
         elif name.endswith(".json") and rng.random() < 0.92:
-            files[name] = _spoiled_json(rng, files[name])
+            files[name] = _damaged_json(rng, files[name])
         elif name.endswith(".safetensors") and rng.random() < 0.8:
-            files[name] = _spoiled_header(rng, files[name])
+            files[name] = _damaged_header(rng, files[name])
         else:
             files[name] = _damaged(rng, files[name])
         if not files:
@@ -174,16 +174,16 @@ def _with_header(header: object, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def _spoiled_header(rng: np.random.Generator, file: bytes) -> bytes:
+def _damaged_header(rng: np.random.Generator, file: bytes) -> bytes:
     try:
         (n,) = struct.unpack_from("<Q", file)
         header = json.loads(file[8 : 8 + n])
-    except (struct.error, ValueError):  # an earlier change has spoiled it
+    except (struct.error, ValueError):  # an earlier change has damaged it
         return file
     return _with_header(json_mutations.mutated(rng, header, _TEXTS), file[8 + n :])
 
 
-def _spoiled_json(rng: np.random.Generator, file: bytes) -> bytes:
+def _damaged_json(rng: np.random.Generator, file: bytes) -> bytes:
     try:
         stated = json.loads(file)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A GGUF file as its parts, which can be changed one by one and put together again, nonsense included."""
+"""The parts of a GGUF file, which can be changed one by one and written again, also with invalid values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
-"""Value types of fixed size, by their number in the file."""
+"""Value types of fixed size, by their id in the file."""
 _ALIGNMENT = 32
 
 
 @dataclass
 class Pair:
-    """A metadata key, the number of its type, and its value as the file holds it."""
+    """A metadata key, the id of its type, and the bytes of its value."""
 
     key: bytes
     kind: int
@@ -22,7 +22,7 @@ class Pair:
 
 @dataclass
 class Tensor:
-    """The entry of a tensor: its dimensions are in the file's order, columns first."""
+    """The entry of a tensor, with its dimensions in the file's order, columns first."""
 
     name: bytes
     dims: list[int]
@@ -33,7 +33,7 @@ class Tensor:
 
 @dataclass
 class GgufForm:
-    """A file in parts. ``n_pairs`` and ``n_tensors`` are what the header claims; None for the truth."""
+    """A file in parts. ``n_pairs`` and ``n_tensors`` are the counts in the header; None means the right counts."""
 
     pairs: list[Pair]
     tensors: list[Tensor]
@@ -44,7 +44,7 @@ class GgufForm:
     n_tensors: int | None = None
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         n_tensors = len(self.tensors) if self.n_tensors is None else self.n_tensors
         n_pairs = len(self.pairs) if self.n_pairs is None else self.n_pairs
         parts = [self.magic, struct.pack("<IQQ", self.version, n_tensors, n_pairs)]
@@ -57,18 +57,18 @@ class GgufForm:
         return header + bytes(-len(header) % _ALIGNMENT) + bytes(self.data)
 
     def copy(self) -> GgufForm:
-        """One that shares nothing that changes."""
+        """A copy that shares no mutable object."""
         pairs = [replace(pair) for pair in self.pairs]
         tensors = [replace(tensor, dims=list(tensor.dims)) for tensor in self.tensors]
         return replace(self, pairs=pairs, tensors=tensors, data=bytearray(self.data))
 
     def pair(self, key: str) -> Pair | None:
-        """The first pair of that key."""
+        """The first pair with this key."""
         return next((pair for pair in self.pairs if pair.key == key.encode()), None)
 
 
 def parse(data: bytes) -> GgufForm:
-    """Take a sound file apart."""
+    """Parse a valid file."""
     reader = _Reader(data)
     magic, version, n_tensors, n_pairs = reader.take(4), *reader.unpack("<IQQ")
     pairs = [reader.pair() for _ in range(n_pairs)]
@@ -115,12 +115,12 @@ class _Reader:
 
 
 def text_value(text: bytes) -> bytes:
-    """A string as the value of a pair."""
+    """The value bytes of a string."""
     return _string(text)
 
 
 def array_value(kind: int, n: int, items: bytes) -> bytes:
-    """An array as the value of a pair; ``n`` may be a lie."""
+    """The value bytes of an array; ``n`` may be wrong."""
     return struct.pack("<IQ", kind, n) + items
 
 

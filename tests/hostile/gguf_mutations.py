@@ -1,4 +1,4 @@
-"""Broken model files: a sound GGUF file with one to three things changed."""
+"""Damaged model files: a valid GGUF file with one to three changes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ _TYPES = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 16, 18, 20, 24, 26, 28, 30
 
 
 def mutated(rng: Rng, sound: GgufForm) -> bytes:
-    """A broken file; equal ones for equal generators."""
+    """A damaged file, which depends only on the state of the generator."""
     form = sound.copy()
     for _ in range(1 + int(rng.choice(3, p=[0.6, 0.25, 0.15]))):
         _CHANGES[int(rng.choice(len(_CHANGES), p=_SHARES))](rng, form)
@@ -166,7 +166,7 @@ def _architecture(form: GgufForm) -> str:
 
 
 def _set_number(rng: Rng, form: GgufForm) -> None:
-    """Another number under a key that the file has."""
+    """Change the number of an existing key."""
     pairs = [pair for pair in form.pairs if pair.kind in SCALARS]
     if pairs:
         pair = pairs[rng.integers(len(pairs))]
@@ -185,13 +185,13 @@ def _number(rng: Rng, kind: int, old: bytes) -> bytes:
 
 
 def _add_number(rng: Rng, form: GgufForm) -> None:
-    """A number or a flag under a key that engines may read."""
+    """Add a number or a flag with a key that engines may read."""
     kind = (UINT32, INT32, FLOAT32, BOOL, UINT64)[rng.choice(5, p=[0.5, 0.1, 0.2, 0.1, 0.1])]
     _put(form, _any_key(rng, form), kind, _number(rng, kind, bytes(8)[: struct.calcsize(SCALARS[kind])]))
 
 
 def _add_array(rng: Rng, form: GgufForm) -> None:
-    """An array under such a key, as if layers differed."""
+    """Add an array with such a key, as if layers differed."""
     kind = (UINT32, INT32, FLOAT32, BOOL)[rng.integers(4)]
     n = int(rng.choice([0, 1, 2, 3, 4, 5, 512, 513]))
     zero = bytes(struct.calcsize(SCALARS[kind]))
@@ -215,14 +215,14 @@ def _put(form: GgufForm, key: str, kind: int, value: bytes) -> None:
 
 
 def _set_text(rng: Rng, form: GgufForm) -> None:
-    """Another text under a key that has one."""
+    """Change the text of an existing key."""
     pairs = [pair for pair in form.pairs if pair.kind == STRING]
     if pairs:
         pairs[rng.integers(len(pairs))].value = text_value(_WORDS[rng.integers(len(_WORDS))])
 
 
 def _set_architecture(rng: Rng, form: GgufForm) -> None:
-    """The file claims to be of another architecture; as a rule its keys do, too."""
+    """Change the architecture, and usually the prefix of its keys, too."""
     old, new = _architecture(form), ARCHITECTURES[rng.integers(len(ARCHITECTURES))]
     _put(form, "general.architecture", STRING, text_value(new.encode()))
     if rng.random() < 0.85:
@@ -232,7 +232,7 @@ def _set_architecture(rng: Rng, form: GgufForm) -> None:
 
 
 def _edit_array(rng: Rng, form: GgufForm) -> None:
-    """An array that is shorter, longer, claims another length or item type, or has another item."""
+    """Make an array shorter or longer, or change its stated length, its item type or an item."""
     pairs = [pair for pair in form.pairs if pair.kind == ARRAY]
     if not pairs:
         return
@@ -257,12 +257,12 @@ def _edit_array(rng: Rng, form: GgufForm) -> None:
 
 
 def _edit_tokens(rng: Rng, form: GgufForm) -> None:
-    """A vocabulary or its merges with fewer, double, empty, wild or very long entries."""
+    """Give a vocabulary or its merges fewer, duplicate, empty, random or very long entries."""
     pair = form.pair(("tokenizer.ggml.tokens", "tokenizer.ggml.merges")[rng.integers(2)])
     if pair is None or pair.kind != ARRAY or struct.unpack_from("<I", pair.value)[0] != STRING:
         return
     texts, at = [], 12
-    while at + 8 <= len(pair.value):  # an earlier change may have made the count a lie
+    while at + 8 <= len(pair.value):  # the count may be wrong after an earlier change
         n = struct.unpack_from("<Q", pair.value, at)[0]
         texts.append(pair.value[at + 8 : at + 8 + n])
         at += 8 + n
@@ -282,7 +282,7 @@ def _edit_tokens(rng: Rng, form: GgufForm) -> None:
 
 
 def _move_pairs(rng: Rng, form: GgufForm) -> None:
-    """A key that is missing, there twice, spelled otherwise or of another type."""
+    """Remove, duplicate or rename a key, or change its type."""
     if not form.pairs:
         return
     i = int(rng.integers(len(form.pairs)))
@@ -299,7 +299,7 @@ def _move_pairs(rng: Rng, form: GgufForm) -> None:
 
 
 def _edit_tensor(rng: Rng, form: GgufForm) -> None:
-    """A tensor of another shape, type or name, elsewhere, missing or there twice."""
+    """Change the shape, type, name or offset of a tensor, or remove or duplicate it."""
     if not form.tensors:
         return
     i = int(rng.integers(len(form.tensors)))
@@ -328,7 +328,7 @@ def _edit_tensor(rng: Rng, form: GgufForm) -> None:
 
 
 def _fit_tensor(rng: Rng, form: GgufForm) -> None:
-    """A tensor of another width whose data is as long as it claims: nothing but its width is wrong."""
+    """Give a tensor another width and data of the matching length, so that only its width is wrong."""
     if not form.tensors:
         return
     tensor = form.tensors[int(rng.integers(len(form.tensors)))]
@@ -340,8 +340,8 @@ def _fit_tensor(rng: Rng, form: GgufForm) -> None:
         form.data += rng.standard_normal(min(1 << 20, int(np.prod(tensor.dims)))).astype("<f4").tobytes()
 
 
-def _spoil_weights(rng: Rng, form: GgufForm) -> None:
-    """Numbers among the weights that no training gives."""
+def _damage_weights(rng: Rng, form: GgufForm) -> None:
+    """Insert numbers into the weights that no training gives."""
     word = struct.pack("<I", int(rng.choice([0, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0xFF800000, 0xFFFFFFFF])))
     for _ in range(int(rng.choice([1, 4, 64]))):
         at = 4 * int(rng.integers(max(1, len(form.data) // 4)))
@@ -349,7 +349,7 @@ def _spoil_weights(rng: Rng, form: GgufForm) -> None:
 
 
 def _claim(rng: Rng, form: GgufForm) -> None:
-    """A header that claims another version, or other counts."""
+    """Change the version or the counts in the header."""
     match int(rng.integers(4)):
         case 0:
             form.version = int(rng.choice([0, 1, 2, 4, 2**24 * 3, 2**32 - 1]))
@@ -362,7 +362,7 @@ def _claim(rng: Rng, form: GgufForm) -> None:
 
 
 def _damaged(rng: Rng, data: bytes) -> bytes:
-    """Bytes that are wrong, missing or too many, most of them in the header."""
+    """Change, remove or insert bytes, mostly in the header."""
     reach = len(data) if rng.random() < 0.3 else max(1, min(len(data), 20_000))
     at, raw = int(rng.integers(reach)), bytearray(data)
     match int(rng.integers(4)):
@@ -380,7 +380,7 @@ def _damaged(rng: Rng, data: bytes) -> bytes:
 _WEIGHTED: tuple[tuple[Change, float], ...] = (
     *((_set_number, 6), (_add_number, 5), (_add_array, 2), (_set_text, 1.5), (_set_architecture, 1.5)),
     *((_edit_array, 1.5), (_edit_tokens, 2), (_move_pairs, 1.5), (_edit_tensor, 3), (_fit_tensor, 2)),
-    *((_spoil_weights, 1), (_claim, 0.5)),
+    *((_damage_weights, 1), (_claim, 0.5)),
 )
 _CHANGES = [change for change, _ in _WEIGHTED]
 _SHARES = np.array([share for _, share in _WEIGHTED]) / sum(share for _, share in _WEIGHTED)

@@ -1,4 +1,4 @@
-"""JSON values with one or two places changed."""
+"""JSON values with one or two changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutated(rng: Rng, value: Any, more: Sequence[Any] = ()) -> Any:
-    """A copy with one or two places changed; ``more`` are values to put in besides ``VALUES``."""
+    """A copy with one or two changes; ``more`` are values to insert in addition to ``VALUES``."""
     changed = {"": _copied(value)}
     for _ in range(1 + int(rng.integers(2))):
         _change(rng, changed, more)
@@ -47,7 +47,7 @@ def mutated(rng: Rng, value: Any, more: Sequence[Any] = ()) -> Any:
 
 def _change(rng: Rng, root: dict[str, Any], more: Sequence[Any]) -> None:
     places = list(_places(root))
-    small = [place for place in places if len(place[0]) < 100]  # not always an entry of the vocabulary
+    small = [place for place in places if len(place[0]) < 100]  # otherwise most changes would be in the vocabulary
     chosen = small if small and rng.random() < 0.7 else places
     parent, key = chosen[rng.integers(len(chosen))]
     old = parent[key]
@@ -79,12 +79,12 @@ def _any(rng: Rng, more: Sequence[Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy; nothing here may be as deep as Python's recursion goes."""
+    """A deep copy; no value may be nested deeper than Python's recursion limit."""
     return json.loads(json.dumps(value))
 
 
 def _places(root: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value inside, as its parent and its key there."""
+    """Every inner value, as its parent and its key."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

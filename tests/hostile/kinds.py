@@ -1,4 +1,4 @@
-"""What is attacked: each kind makes a hostile input from a number, hands it over, and says what came of it."""
+"""The kinds of hostile inputs: each makes an input from a seed, passes it to a backend, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _STATES = ("lfm2", "mamba2", "rwkv7")
 
 
 class Nonsense(Exception):
-    """Something was accepted, and what it gave cannot be."""
+    """An input was accepted, but its results are impossible."""
 
 
 class Kind(ABC):
-    """One kind of hostile input against one backend. ``attack`` may raise SlmError, which is what is hoped for."""
+    """One kind of hostile input for one backend. ``attack`` may raise SlmError, which means a refusal."""
 
     def __init__(self, backend: str, folder: Path) -> None:
         self.backend = backend
@@ -46,15 +46,15 @@ class Kind(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what sound inputs are made of."""
+        """Create the valid inputs that ``attack`` damages."""
 
     @abstractmethod
     def attack(self, seed: int) -> None:
-        """Hand over the input of that number; equal ones for equal numbers.
+        """Pass the input of this seed to the backend; equal seeds give equal inputs.
 
         Raises:
-            SlmError: it was refused.
-            Nonsense: it was accepted, and should not have been.
+            SlmError: the input was refused.
+            Nonsense: the input was accepted wrongly.
         """
 
 
@@ -62,18 +62,18 @@ class Files(Kind):
     """Model files."""
 
     def prepare(self) -> None:
-        """One small model of each of many architectures."""
+        """One small model per architecture, for many architectures."""
         self._backend = make_backend(self.backend)
         self._forms: dict[str, GgufForm] = {}
 
     def attack(self, seed: int) -> None:
-        """Load a broken file; where that works, use the model."""
+        """Load a damaged file; if it loads, use the model."""
         path = self.folder / "model.gguf"
-        path.write_bytes(self.made(seed))
+        path.write_bytes(self.damaged_file(seed))
         use_file(self._backend, path)
 
-    def made(self, seed: int) -> bytes:
-        """The broken file of that number."""
+    def damaged_file(self, seed: int) -> bytes:
+        """The damaged file of this seed."""
         rng = np.random.default_rng([seed, 0])
         name = _FILE_FAMILIES[rng.integers(len(_FILE_FAMILIES))] if rng.random() < 0.8 else "llama"
         if name not in self._forms:
@@ -82,7 +82,7 @@ class Files(Kind):
 
 
 def use_file(backend: Any, path: Path) -> None:
-    """Load a model from a file or directory and use it; an error of ``supports`` counts, too."""
+    """Load a model from a file or directory and use it; an error of ``supports`` is raised, too."""
     support = backend.supports(path)
     if not support.supported and "\n" in support.reason:
         raise Nonsense(f"a reason of several lines: {support.reason!r}")
@@ -130,13 +130,13 @@ class Folders(Kind):
     """Model directories."""
 
     def prepare(self) -> None:
-        """Sound ones."""
+        """Valid directories."""
         self._backend = make_backend(self.backend)
         make = folders.onnx_folders if self.backend == "onnx" else folders.transformers_folders
         self._sound = make(self.folder)
 
     def attack(self, seed: int) -> None:
-        """Load a broken directory; where that works, use the model."""
+        """Load a damaged directory; if it loads, use the model."""
         rng = np.random.default_rng([seed, 2])
         files = folders.mutated(rng, self._sound[rng.integers(len(self._sound))])
         place = self.folder / "broken"
@@ -145,12 +145,12 @@ class Folders(Kind):
 
 
 class Dumps(Kind):
-    """Dumps with right checksums, restored beside a sequence that must not notice."""
+    """Dumps with right checksums, restored next to a sequence that must not change."""
 
     _FAMILIES: Sequence[str] = ("llama", "gemma3")
 
     def prepare(self) -> None:
-        """Contexts of several models and KV types, and dumps of theirs."""
+        """Contexts of several models and KV types, and their dumps."""
         backend = make_backend(self.backend)
         self._targets = []
         for family in self._FAMILIES:
@@ -158,11 +158,11 @@ class Dumps(Kind):
             for kv_type in ("f32", "f16", "bf16", "q8_0", "q4_0"):
                 try:
                     self._targets.append(_Target(model, KvType(kv_type)))
-                except InvalidOption:  # not one of this backend's
+                except InvalidOption:  # this backend lacks the KV type
                     continue
 
     def attack(self, seed: int) -> None:
-        """Restore a broken dump; where that works, decode on, there and beside."""
+        """Restore a damaged dump; if it is accepted, decode more tokens in it and in the other sequence."""
         target = self._targets[seed % len(self._targets)]
         try:
             target.attack(seed // len(self._targets))
@@ -175,7 +175,7 @@ class Dumps(Kind):
 
 
 class StateDumps(Dumps):
-    """The same of models whose layers keep a state."""
+    """Dumps of models with recurrent layers."""
 
     _FAMILIES = _STATES
 
@@ -207,15 +207,15 @@ class _Target:
         self.check_bystander()
 
     def check_bystander(self) -> None:
-        found = self._beside()
-        _check_finite(found, "a sequence beside the restored one")
-        error = np.linalg.norm(found - self._expected) / np.linalg.norm(self._expected)
-        # Other cells change the order of sums, and what f16 rounds: 2**-11 each, over a few layers.
+        logits = self._beside()
+        _check_finite(logits, "a sequence beside the restored one")
+        error = np.linalg.norm(logits - self._expected) / np.linalg.norm(self._expected)
+        # Other KV cells change the order of sums and the rounding to f16, 2**-11 each, over a few layers.
         if error > 2e-2:
             raise Nonsense(f"the logits of a sequence beside the restored one moved by {error:.1e}")
 
     def _beside(self) -> np.ndarray:
-        """What follows sequence 0, found on a copy."""
+        """The logits after sequence 0, computed on a fork."""
         self._context.fork(0, 2)
         try:
             return _decoded(self._context, self._next, self._model.vocab, 2)
@@ -248,12 +248,12 @@ class Constraints(Kind):
     """Schemas, grammars and expressions."""
 
     def prepare(self) -> None:
-        """A vocabulary."""
+        """The vocabulary."""
         with GgufFile.open(family_model(self.folder, "llama")) as gguf:
             self._vocab = build_vocab(gguf)
 
     def attack(self, seed: int) -> None:
-        """Compile one, and follow it for some tokens."""
+        """Compile a constraint, and advance it by some tokens."""
         rng = np.random.default_rng([seed, 3])
         constraint = constraints.compile(text_mutations.mutated(rng), self._vocab)
         for _ in range(12):
@@ -274,10 +274,10 @@ class Templates(Kind):
     """Chat templates."""
 
     def prepare(self) -> None:
-        """Nothing is needed."""
+        """Templates need no preparation."""
 
     def attack(self, seed: int) -> None:
-        """Compile one and render a conversation."""
+        """Compile a template and render a conversation."""
         template_mutations.attack(np.random.default_rng([seed, 4]))
 
 
@@ -289,5 +289,5 @@ KINDS: dict[str, tuple[Callable[[str, Path], Kind], tuple[str, ...]]] = {
     "constraints": (Constraints, ("core",)),
     "templates": (Templates, ("core",)),
 }
-"""By name: what attacks, and the backends that it attacks."""
+"""By name: the kind of inputs, and the backends that it attacks."""
 assert set(_FILE_FAMILIES) <= FAMILIES.keys() | ENCODERS.keys()

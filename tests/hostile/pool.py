@@ -1,4 +1,4 @@
-"""A worker that is watched: one that dies or hangs is noticed and replaced, and the case is what did it."""
+"""A supervised worker process: a worker that dies or hangs is replaced, and its case is reported."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.hostile.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 10.0
-"""Seconds of processor time that a case may take, whatever else the machine does. Sound inputs take a tenth of one."""
+"""Limit of CPU seconds per case, which does not depend on other load. Valid inputs take a tenth of a second."""
 _WALL_S = 120.0
-"""Seconds that it may take in all: one that sleeps or waits for itself uses no processor."""
+"""Limit of wall-clock seconds per case: a case that sleeps or deadlocks uses no CPU time."""
 _START_S = 240.0
 VERDICTS = ("accepted", "refused", "crashed", "hung", "leaked", "nonsense")
 BAD = VERDICTS[2:]
 
 
 @dataclass
-class Found:
-    """What a run against one backend came to.
+class RunResult:
+    """The result of a run against one backend.
 
     Attributes:
-        counts: cases by verdict.
-        bad: number, verdict and message of each case that should not be.
-        slowest: seconds of the slowest case that ended, and its number.
+        counts: numbers of cases by verdict.
+        bad: seed, verdict and message of each failed case.
+        slowest: seconds of the slowest case that ended, and its seed.
     """
 
     kind: str
@@ -57,28 +57,28 @@ class Found:
 
 
 def targets(kind: str | None = None, backend: str | None = None) -> Iterator[tuple[str, str]]:
-    """Every kind with every backend that it attacks, or those that are named."""
+    """Every kind with every backend that it attacks, or only those with the given names."""
     for name, (_, backends) in KINDS.items():
         for one in backends:
             if kind in (None, name) and backend in (None, one):
                 yield name, one
 
 
-def run(kind: str, backend: str, seconds: float, first: int = 0, most: int = 1 << 60) -> Found:
-    """Attack one backend for some time, with cases from ``first`` on, at most so many."""
-    found = Found(kind, backend)
+def run(kind: str, backend: str, seconds: float, first: int = 0, most: int = 1 << 60) -> RunResult:
+    """Attack one backend for ``seconds``, with at most ``most`` cases, from the seed ``first`` on."""
+    result = RunResult(kind, backend)
     with Worker(kind, backend) as worker:
         deadline = time.monotonic() + seconds
         for seed in range(first, first + most):
             start = time.monotonic()
             if start >= deadline:
                 break
-            found.add(seed, *worker.attack(seed), time.monotonic() - start)
-    return found
+            result.add(seed, *worker.attack(seed), time.monotonic() - start)
+    return result
 
 
 class Worker:
-    """A process that takes cases, and another after it where it ends."""
+    """A process that runs cases, and that is replaced if it ends."""
 
     def __init__(self, kind: str, backend: str, patience_s: float = PATIENCE_S, wall_s: float = _WALL_S) -> None:
         self._target = kind, backend
@@ -99,7 +99,7 @@ class Worker:
         self._folder.cleanup()
 
     def attack(self, seed: int) -> tuple[str, str]:
-        """The verdict on a case, and what there is to say."""
+        """The verdict on a case, and a message."""
         if self._process is None:
             self._start()
         assert self._process is not None
@@ -146,11 +146,11 @@ class Worker:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what was written last, to a worker that has died
+                    with contextlib.suppress(BrokenPipeError):  # a buffered write to a dead worker
                         stream.close()
 
     def _line(self, wall_s: float, processor_s: float = math.inf) -> bytes | None:
-        """The next line; b"" where the process has ended, None where none comes in time."""
+        """The next line, b"" if the process has ended, or None after the time limit."""
         assert self._process is not None
         assert self._process.stdout is not None
         deadline, used = time.monotonic() + wall_s, _processor_seconds(self._process.pid)
@@ -174,7 +174,7 @@ class Worker:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process and all its threads; 0 where the system does not say."""
+    """CPU seconds of a process with all its threads, or 0 if the system does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Broken and costly chat templates."""
+"""Damaged and costly chat templates."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 
 def attack(rng: np.random.Generator) -> None:
-    """Compile a broken template and render with it."""
+    """Compile a damaged template and render it."""
     template = JinjaTemplate(_mutated(rng), Limits(seconds=1.0))
     template.render(_MESSAGES, tools=_TOOLS if rng.random() < 0.5 else None, tokens={"bos_token": "<s>"})
 

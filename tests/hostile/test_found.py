@@ -1,4 +1,4 @@
-"""What runs of the harness have found, each as a small case: it ended the process, hung it, or got past a check."""
+"""Regression tests of inputs found by long runs: they crashed the process, hung it, or passed a check wrongly."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_ended_llamacpp(tmp_path: Path, name: str) -> None:
-    """Checked without llama.cpp: were one let through, it would end these tests."""
+def test_files_that_crashed_llamacpp(tmp_path: Path, name: str) -> None:
+    """Checked without llama.cpp: an accepted file would crash the test process."""
     family, change, words = FILES[name]
     form = parse(family_model(tmp_path, family).read_bytes())
     change(form)
@@ -97,13 +97,13 @@ def test_files_that_ended_llamacpp(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("family", sorted({family for family, _, _ in FILES.values()}))
-def test_the_files_were_sound_before(tmp_path: Path, family: str) -> None:
+def test_the_files_are_valid_before_the_change(tmp_path: Path, family: str) -> None:
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama_cpp is not installed: pip install 'slm-core[llamacpp]'")
     assert LlamaCppBackend().supports(family_model(tmp_path, family)).supported
 
 
-def test_llamacpp_quotes_no_long_text() -> None:
+def test_errors_of_llamacpp_quote_no_long_text() -> None:
     assert len(reason_in([Complaint(40, "unknown tokenizer: " + "a" * 70_000)])) < 400
 
 
@@ -158,7 +158,7 @@ def test_constraints_that_took_minutes(name: str) -> None:
         {"properties": {str(n): {"type": "integer", "multipleOf": n} for n in (7, 24, 60, 365, 1000)}},
     ],
 )
-def test_honest_divisors_compile(schema: Any) -> None:
+def test_ordinary_divisors_compile(schema: Any) -> None:
     constraints.compile(JsonSchema(schema), VOCAB)
 
 
@@ -169,8 +169,8 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_values_nested_too_deep() -> None:
-    """They went through what looks at schemas, and ended in a RecursionError where values are."""
+def test_values_nested_too_deeply() -> None:
+    """They passed the check of schemas, and raised a RecursionError in the check of values."""
     for schema in ({"const": nested(400)}, json.dumps({"enum": [nested(400)]})):
         with pytest.raises(ConstraintError, match="nests deeper"):
             JsonSchema(schema)
@@ -185,20 +185,20 @@ def test_a_message_quotes_no_long_text() -> None:
 
 
 @pytest.mark.parametrize("value", [10**39, 10**400, -(10**400), 1e39, float("inf"), float("nan"), True])
-def test_numbers_that_no_float_holds(value: Any) -> None:
+def test_numbers_outside_the_range_of_float(value: Any) -> None:
     for read in (lambda c: c.number("a"), lambda c: c.items("b", float, 2)):
         with pytest.raises(InvalidModelFile):
             read(Config(Path("config.json"), {"a": value, "b": [1.0, value]}))
 
 
-def test_integers_that_no_array_holds() -> None:
+def test_integers_outside_the_range_of_arrays() -> None:
     config = Config(Path("config.json"), {"a": [1, 2**63]})
     for read in (lambda: config.items("a", int, 2), lambda: config.integers("a")):
         with pytest.raises(InvalidModelFile):
             read()
 
 
-def test_a_file_nested_too_deep(tmp_path: Path) -> None:
+def test_a_file_nested_too_deeply(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"rope_theta": nested(300)}))
     with pytest.raises(InvalidModelFile, match="nests 301 levels"):
@@ -206,7 +206,7 @@ def test_a_file_nested_too_deep(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
-    """Its post-processor names a token that it does not describe; the library panics when it encodes."""
+    """Its post-processor names an undefined token, and the library panics when it encodes."""
     sound = dict(folders.transformers_folders(tmp_path)[0])
     stated = json.loads(sound["tokenizer.json"])
     special = stated["post_processor"]["special_tokens"]
@@ -240,7 +240,7 @@ def test_a_panic_while_encoding_is_an_error_of_the_vocabulary(tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_numbers_of_dumps(dtype: type[np.floating[Any]]) -> None:
-    """A float16 was compared with a bound that NumPy rounded to infinity, so that infinite ones passed."""
+    """NumPy rounded the bound of float16 values to infinity, so that infinite values passed."""
     for value in (np.inf, -np.inf, np.nan, *((1.1e12, -3e38) if dtype is not np.float16 else ())):
         with pytest.raises(InvalidSnapshot, match="no model computes"):
             check_numbers(np.array([0, value], dtype), "it")
@@ -249,6 +249,6 @@ def test_numbers_of_dumps(dtype: type[np.floating[Any]]) -> None:
 
 
 def test_the_bound_on_numbers_of_dumps_keeps_squares_finite() -> None:
-    """As its derivation says: 2**14 squares of the bound times the L1 norm of a row of weights."""
+    """Its derivation: 2**14 squares of the bound times the L1 norm of a row of weights are finite."""
     row = float(LARGEST_NUMBER) * 1e5
     assert 2**14 * row**2 < float(np.finfo(np.float32).max) < 2**14 * (2 * row) ** 2

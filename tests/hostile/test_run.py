@@ -22,7 +22,7 @@ CASES = {
     ("constraints", "core"): 800,
     ("templates", "core"): 800,
 }
-"""As many as a minute of two cores has room for. They are the same in every run."""
+"""Numbers of cases for about one minute on two cores. The cases are the same in every run."""
 _ENGINES = {"llamacpp": "llama_cpp", "onnx": "onnxruntime"}
 
 
@@ -31,11 +31,13 @@ def test_hostile_inputs_are_refused_or_harmless(kind: str, backend: str) -> None
     engine = _ENGINES.get(backend)
     if engine is not None and importlib.util.find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed: pip install 'slm-core[{backend}]'")
-    found = run(kind, backend, seconds=200, most=CASES[kind, backend])
-    told = "\n".join(f"case {seed}: {verdict}: {message}" for seed, verdict, message in found.bad)
-    assert not found.bad, f"of {found.counts.total()} inputs, {len(found.bad)} were not refused as they should:\n{told}"
-    assert found.counts["refused"] > found.counts.total() // 20, "hardly any was refused: are they broken at all?"
-    assert found.counts["accepted"] > 0, "none was accepted: nothing beyond the first check was reached"
+    result = run(kind, backend, seconds=200, most=CASES[kind, backend])
+    failures = "\n".join(f"case {seed}: {verdict}: {message}" for seed, verdict, message in result.bad)
+    assert not result.bad, f"of {result.counts.total()} inputs, {len(result.bad)} were handled wrongly:\n{failures}"
+    assert result.counts["refused"] > result.counts.total() // 20, (
+        "too few inputs were refused: are they damaged at all?"
+    )
+    assert result.counts["accepted"] > 0, "no input was accepted: only the first checks were reached"
 
 
 def test_every_kind_is_run() -> None:

@@ -1,4 +1,4 @@
-"""The harness notices what it is for: a worker that dies, hangs, leaks or accepts nonsense."""
+"""The harness detects a worker that dies, hangs, leaks or accepts invalid inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Panic(BaseException):
 
 
 class _Engine(Kind):
-    """Does by number what engines do."""
+    """Shows a behaviour of engines, chosen by the seed."""
 
     def prepare(self) -> None:
         pass
@@ -41,7 +41,7 @@ class _Engine(Kind):
 @pytest.mark.parametrize(
     ("seed", "verdict"), [(0, "accepted"), (1, "refused"), (2, "leaked"), (3, "nonsense"), (4, "leaked"), (5, "leaked")]
 )
-def test_outcomes(tmp_path: Path, seed: int, verdict: str) -> None:
+def test_each_outcome_has_its_verdict(tmp_path: Path, seed: int, verdict: str) -> None:
     assert outcome(_Engine("core", tmp_path), seed)[0] == verdict
 
 
@@ -52,7 +52,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced() -> None:
         verdict, message = worker.attack(1)
         assert (verdict, message[:7]) == ("crashed", "SIGABRT")
         assert worker.attack(0)[0] in ("accepted", "refused")
-        os.kill(_pid(worker), signal.SIGSTOP)  # it stops, and answers nothing
+        os.kill(_pid(worker), signal.SIGSTOP)  # the stopped process does not answer
         assert worker.attack(1)[0] == "hung"
         assert worker.attack(0)[0] in ("accepted", "refused")
 

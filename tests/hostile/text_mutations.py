@@ -1,4 +1,4 @@
-"""Broken and costly constraints: schemas, grammars in two notations, and regular expressions."""
+"""Damaged and costly constraints: schemas, grammars in two notations, and regular expressions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def mutated(rng: Rng) -> Spec:
-    """A spec to compile; ConstraintError where it cannot even be written down."""
+    """A spec to compile; raises ConstraintError if the constructor of the spec refuses it."""
     match int(rng.choice(6, p=[0.4, 0.2, 0.2, 0.14, 0.03, 0.03])):
         case 0:
             return JsonSchema(_schema(rng), compact=bool(rng.random() < 0.3))
@@ -144,7 +144,7 @@ def mutated(rng: Rng) -> Spec:
 
 
 def _schema(rng: Rng) -> Any:
-    """A schema, or the text of one, with keywords that do not fit or cost much."""
+    """A schema, or its text, with contradictory or costly keywords."""
     schema = SCHEMAS[rng.integers(len(SCHEMAS))]
     if rng.random() < 0.1:
         divisors = [{"type": "integer", "multipleOf": int(2 ** rng.uniform(0, 34))} for _ in range(2)]

@@ -1,6 +1,6 @@
-"""Takes hostile inputs in a process of its own: ``python -m tests.hostile.worker KIND BACKEND FOLDER``.
+"""Runs hostile inputs in its own process: ``python -m tests.hostile.worker KIND BACKEND FOLDER``.
 
-Numbers of cases come in on standard input, one a line; for each, one line of JSON goes out.
+It reads seeds of cases from standard input, one per line, and writes one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from slm_core.errors import SlmError
 from tests.hostile.kinds import KINDS, LONGEST_MESSAGE, Kind, Nonsense
 
 ROOM = 3 << 30
-"""Bytes of addresses beyond what sound inputs take: a hostile input of a megabyte must not ask for more."""
+"""Limit of additional address space in bytes: a hostile input of a megabyte must not allocate more."""
 
 
 def main(kind_name: str, backend: str, folder: str) -> None:
     """Attack until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)  # engines that print must not write into the answers
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # so that output of engines does not mix with the answers
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     kind = KINDS[kind_name][0](backend, Path(folder))
@@ -34,7 +34,7 @@ def main(kind_name: str, backend: str, folder: str) -> None:
 
 
 def warm_up(kind: Kind) -> None:
-    """Have engines loaded before memory is bounded."""
+    """Load the engine before memory is limited."""
     if kind.backend in ("native", "onnx", "llamacpp"):
         from slm_conformance.oracle.factories import tiny_model
         from tests.hostile.kinds import use_file
@@ -51,7 +51,7 @@ def _backend(kind: Kind):
 
 
 def outcome(kind: Kind, seed: int) -> list[str]:
-    """What came of a case: accepted, refused, leaked or nonsense; and the message."""
+    """The verdict on a case (accepted, refused, leaked or nonsense) and its message."""
     try:
         kind.attack(seed)
     except SlmError as error:
@@ -61,7 +61,7 @@ def outcome(kind: Kind, seed: int) -> list[str]:
         return ["refused", f"{type(error).__name__}: {message}"]
     except Nonsense as error:
         return ["nonsense", str(error)]
-    except BaseException as error:  # a PanicException of Rust's is no Exception
+    except BaseException as error:  # the PanicException of Rust libraries is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return ["leaked", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{_place(error)}"]
@@ -69,7 +69,7 @@ def outcome(kind: Kind, seed: int) -> list[str]:
 
 
 def _place(error: BaseException) -> str:
-    """Where it came from, in our code."""
+    """The innermost place of the traceback in our code."""
     place, trace = "", error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename

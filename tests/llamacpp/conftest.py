@@ -1,4 +1,4 @@
-"""Fixtures of the llama.cpp tests: models on one thread, verdicts of the probe in a folder of their own."""
+"""Fixtures of the llama.cpp tests: models on one thread, and a temporary cache folder for results of the probe."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def qwen2_file(model_dir: Path) -> Path:
 
 @pytest.fixture
 def no_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence that llama.cpp holds otherwise than the ledger is decoded again, which would hide what is tested."""
+    """Fail if a sequence is decoded again because llama.cpp and the ledger differ: it would hide the tested bugs."""
 
     def fail(_context: LlamaCppContext, seq_id: int) -> None:
-        pytest.fail(f"llama.cpp held sequence {seq_id} otherwise than the ledger")
+        pytest.fail(f"llama.cpp and the ledger differ in sequence {seq_id}")
 
     monkeypatch.setattr(LlamaCppContext, "_rebuild", fail)
 

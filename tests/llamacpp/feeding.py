@@ -1,4 +1,4 @@
-"""Short ways to run tokens."""
+"""Helpers that decode tokens and compare logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random models of the kinds that the conformance suite does not have."""
+"""Tiny random models of kinds that the conformance suite lacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def windowed_model(path: Path, window: int) -> Path:
 
 
 def recurrent_model(path: Path) -> Path:
-    """Mamba: a state in place of keys and values."""
+    """Mamba: recurrent states instead of keys and values."""
     rng = np.random.default_rng(2)
     n_embd, n_layers, kernel, n_state, rank = 32, 2, 4, 8, 6
     n_inner = 2 * n_embd
@@ -106,7 +106,7 @@ def wide_model(path: Path, n_ff: int) -> Path:
 
 
 def changed_model(path: Path, **metadata: Value | None) -> Path:
-    """The tiny llama with other metadata: keys with ``__`` for a point; None takes a key away."""
+    """The tiny llama with other metadata: ``__`` in keys stands for a dot; the value None removes a key."""
     model = make_tiny_model("llama")
     keys = {key.replace("__", "."): value for key, value in metadata.items()}
     kept = {key: value for key, value in (model.metadata | keys).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Status, support, loading and what loading refuses."""
+"""Status, support, loading and refused files."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def backend() -> LlamaCppBackend:
     return LlamaCppBackend()
 
 
-def test_it_registers_without_its_engine() -> None:
+def test_the_plugin_registers_without_importing_its_engine() -> None:
     script = (
         "import sys; from slm_core.plugins import Registry; from slm_llamacpp import plugin;"
         "backend = Registry({'llamacpp': plugin}).backend('llamacpp');"
         "assert backend.name == 'llamacpp' and backend.load_options;"
         "print(sorted(name for name in sys.modules if name.startswith(('llama_cpp', 'torch', 'onnx', 'tokenizers'))))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, "[]\n"), process.stderr
 
 
 def test_the_entry_has_a_hint() -> None:
@@ -83,7 +83,7 @@ class TestStatus:
         assert (status.installed, "\n" in status.reason) == (False, False)
         assert reason in status.reason
 
-    def test_it_never_raises(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_status_never_raises(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(status_probe, "status", lambda: 1 / 0)
         assert "ZeroDivisionError" in backend.status().reason
 
@@ -92,19 +92,19 @@ class TestStatus:
             "import sys; from slm_llamacpp.backend import LlamaCppBackend;"
             "assert LlamaCppBackend().status().installed; print('llama_cpp' in sys.modules)"
         )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert done.stdout == "False\n", done.stderr
+        process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert process.stdout == "False\n", process.stderr
 
 
 class TestSupports:
-    def test_yes(self, backend: LlamaCppBackend, llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_supported_files(self, backend: LlamaCppBackend, llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(library, "has_gpu_build", lambda: False)
         for device in ("auto", "cpu"):
             support = backend.supports(llama_file, device)
             assert (support.supported, support.rank) == (True, 50)
 
     @pytest.mark.parametrize(("gpus", "rank"), [(("CUDA0",), 80), ((), 50)])
-    def test_a_gpu_that_is_there_speaks_for_it(
+    def test_an_available_gpu_raises_the_rank(
         self,
         backend: LlamaCppBackend,
         llama_file: Path,
@@ -112,15 +112,15 @@ class TestSupports:
         gpus: tuple[str, ...],
         rank: int,
     ) -> None:
-        found = [devices.Device(1, "CPU", "", devices.DeviceKind.CPU)]
-        found += [devices.Device(2, name, "", devices.DeviceKind.GPU) for name in gpus]
+        available = [devices.Device(1, "CPU", "", devices.DeviceKind.CPU)]
+        available += [devices.Device(2, name, "", devices.DeviceKind.GPU) for name in gpus]
         monkeypatch.setattr(library, "has_gpu_build", lambda: True)
-        monkeypatch.setattr(devices, "all_devices", lambda: found)
+        monkeypatch.setattr(devices, "all_devices", lambda: available)
         assert backend.supports(llama_file).rank == rank
-        assert backend.supports(llama_file, "cpu").rank == 50, "no GPU was asked for"
+        assert backend.supports(llama_file, "cpu").rank == 50, "the CPU was requested"
 
     @pytest.mark.parametrize(
-        ("names", "is_there"),
+        ("names", "has_gpu"),
         [
             (("libggml.so", "libggml.so.0", "libggml-base.so", "libggml-cpu-haswell.so", "libllama.so"), False),
             (("ggml-blas.dll", "ggml-rpc.dll", "libggml-cpu.so.0.25.3"), False),
@@ -129,8 +129,8 @@ class TestSupports:
             (("ggml-vulkan.dll",), True),
         ],
     )
-    def test_builds_for_gpus_are_known_by_their_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], is_there: bool
+    def test_gpu_builds_are_recognized_by_their_libraries(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], has_gpu: bool
     ) -> None:
         (tmp_path / "lib").mkdir()
         for name in names:
@@ -139,7 +139,7 @@ class TestSupports:
         assert spec.submodule_search_locations is not None
         spec.submodule_search_locations.append(str(tmp_path))
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-        assert library.has_gpu_build() == is_there
+        assert library.has_gpu_build() == has_gpu
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -154,7 +154,9 @@ class TestSupports:
             ({"tokenizer__ggml__tokens": None}, "tokenizer.ggml.tokens"),
         ],
     )
-    def test_no(self, backend: LlamaCppBackend, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    def test_unsupported_files(
+        self, backend: LlamaCppBackend, tmp_path: Path, changes: dict[str, Any], words: str
+    ) -> None:
         support = backend.supports(changed_model(tmp_path / "model.gguf", **changes))
         assert not support.supported
         assert words in support.reason
@@ -165,7 +167,7 @@ class TestSupports:
         with pytest.raises(UnsupportedModel, match="a vocabulary only"):
             backend.load(path, ModelOptions())
 
-    def test_a_device_that_is_missing(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+    def test_a_missing_device(self, backend: LlamaCppBackend, llama_file: Path) -> None:
         assert "no device 'cuda:7'" in backend.supports(llama_file, "cuda:7").reason
         with pytest.raises(BackendUnavailable, match="no device 'cuda:7'"):
             backend.load(llama_file, ModelOptions(device="cuda:7"))
@@ -182,8 +184,8 @@ class TestSupports:
                     call()
                 assert "\n" not in str(caught.value)
 
-    def test_every_architecture_that_is_claimed_is_known_to_llamacpp(self, tmp_path: Path) -> None:
-        # A name that llama.cpp does not know is "unknown"; a known one lacks this or that.
+    def test_llamacpp_knows_every_claimed_architecture(self, tmp_path: Path) -> None:
+        # llama.cpp complains about the architecture if it is unknown, and about missing keys if it is known.
         script = (
             "import sys; from pathlib import Path; from slm_llamacpp import library, logs, source;"
             "from tests.llamacpp.models import changed_model; api = library.load(); path = Path(sys.argv[1])\n"
@@ -196,8 +198,8 @@ class TestSupports:
         )
         command = [sys.executable, "-c", script, str(tmp_path / "model.gguf")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert (process.returncode, process.stdout) == (0, ""), process.stderr
 
 
 class TestLoad:
@@ -214,12 +216,12 @@ class TestLoad:
         expected = feed(new_context(load(llama_file)), some_tokens(20))
         assert error(feed(new_context(load(llama_file, **options)), some_tokens(20)), expected) <= 1e-5
 
-    def test_flash_attention_is_what_was_asked_for(self, load: LoadModel, llama_file: Path) -> None:
+    def test_flash_attention_follows_the_option(self, load: LoadModel, llama_file: Path) -> None:
         off, on = (
             feed(new_context(load(llama_file, flash_attention=flash)), some_tokens(20)) for flash in (False, True)
         )
         default = feed(new_context(load(llama_file)), some_tokens(20))
-        assert (default == off).all(), "off on a CPU"
+        assert (default == off).all(), "the default on a CPU is off"
         assert 1e-5 < error(on, off) < 1e-2, "llama.cpp's flash attention rounds keys and values to f16"
 
     def test_check_tensors_finds_a_damaged_weight(self, load: LoadModel, tmp_path: Path) -> None:
@@ -254,7 +256,9 @@ class TestLoad:
             assert feed(new_context(load(llama_file, **options)), [1]).shape[0] == 1
 
     @pytest.mark.parametrize("n_threads", [0, -1, 1.5, True, "2", 10_000])
-    def test_threads_that_do_not_fit(self, backend: LlamaCppBackend, llama_file: Path, n_threads: Any) -> None:
+    def test_wrong_numbers_of_threads_are_refused(
+        self, backend: LlamaCppBackend, llama_file: Path, n_threads: Any
+    ) -> None:
         with pytest.raises(InvalidOption, match="n_threads="):
             backend.load(llama_file, ModelOptions(n_threads=n_threads))
 
@@ -276,7 +280,7 @@ class TestLoad:
 
 
 class TestProgress:
-    def test_it_rises_to_the_end(self, backend: LlamaCppBackend, llama_file: Path) -> None:
+    def test_progress_rises_from_0_to_1(self, backend: LlamaCppBackend, llama_file: Path) -> None:
         shares: list[float] = []
         backend.load(llama_file, ModelOptions(n_threads=1, progress=shares.append)).close()
         assert shares == sorted(shares)
@@ -297,11 +301,11 @@ class TestProgress:
         with pytest.raises(type(raised)) as caught:
             backend.load(llama_file, ModelOptions(n_threads=1, progress=progress))
         assert caught.value is raised
-        assert len(calls) == after + 1, "nothing is loaded after the exception"
+        assert len(calls) == after + 1, "loading continued after the exception"
 
 
 class TestRefusals:
-    """Files that a header check passes and llama.cpp does not load: one line, with its reason."""
+    """Files that pass the header check, but that llama.cpp does not load: a one-line error with its reason."""
 
     @pytest.mark.parametrize(
         ("changes", "kind", "words"),

@@ -1,4 +1,4 @@
-"""Spans of a model with windows: llama.cpp masks by the window in them, so that they must not be longer."""
+"""Bidirectional blocks with sliding windows: llama.cpp applies the window inside a block, so blocks must fit it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_native.backend import NativeBackend
 
 WINDOW, N = 48, 90
 F32 = {"kv_type_k": KvType.F32, "kv_type_v": KvType.F32}
-BOUND = 1e-3  # llama.cpp looks GELU up in a table of half precision
+BOUND = 1e-3  # relative; llama.cpp computes GELU by a table in half precision
 
 
 @pytest.fixture(scope="module")
@@ -27,41 +27,41 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return family_model(tmp_path_factory.mktemp("family"), "gemma3")
 
 
-def decoded(context: Context, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Three batches, each of which ends in a span of rows and tokens."""
-    found = []
+def decode(context: Context, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Decode three batches. Each ends in a bidirectional block of embedding rows and tokens."""
+    rows_of_logits = []
     for start in range(0, N, 30):
         batch = context.new_batch()
         batch.extend(tokens[start : start + 10], Pos(0, start), logits="all")
         batch.add_embeddings(rows[start + 10 : start + 20], Pos(0, start + 10), logits="all")
         batch.extend(tokens[start + 20 : start + 30], Pos(0, start + 20), logits="all")
         batch.join_block(15)
-        found.append(context.decode(batch).copy())
-    return np.concatenate(found)
+        rows_of_logits.append(context.decode(batch).copy())
+    return np.concatenate(rows_of_logits)
 
 
 def test_bidirectional_blocks_in_windows_equal_the_native_engine(gemma3: Path) -> None:
-    """The rows of some tokens stand in their place: llama.cpp multiplies embeddings of tokens alone."""
+    """Embedding rows replace some tokens. llama.cpp scales the embeddings of tokens, not rows."""
     tokens = np.random.default_rng(2).integers(0, 300, N).tolist()
     with GgufFile.open(gemma3) as file:
         table = file.tensors[EMBEDDING]
         rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], np.array(tokens))
-    found = []
+    logits = []
     reference = ModelOptions(backend_options={"tier": "reference"})
-    for backend, how in ((NativeBackend(), reference), (LlamaCppBackend(), ModelOptions(n_threads=1))):
-        with backend.load(gemma3, how) as model:
-            found.append(_rows_of(model, tokens, 3 * rows))
-    errors = np.linalg.norm(found[0] - found[1], axis=1) / np.linalg.norm(found[0], axis=1)
+    for backend, options in ((NativeBackend(), reference), (LlamaCppBackend(), ModelOptions(n_threads=1))):
+        with backend.load(gemma3, options) as model:
+            logits.append(_rows_of(model, tokens, 3 * rows))
+    errors = np.linalg.norm(logits[0] - logits[1], axis=1) / np.linalg.norm(logits[0], axis=1)
     assert errors.max() <= BOUND
 
 
 def _rows_of(model: Model, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     with model.new_context(ContextOptions(n_ctx=128, n_seq_max=1, n_batch=WINDOW, **F32)) as context:
         assert Capability.BIDIRECTIONAL_BLOCKS in context.capabilities
-        return decoded(context, tokens, rows)
+        return decode(context, tokens, rows)
 
 
-def test_batches_that_are_larger_than_the_window_have_no_spans(gemma3: Path) -> None:
+def test_blocks_are_undeclared_if_batches_exceed_the_window(gemma3: Path) -> None:
     with (
         LlamaCppBackend().load(gemma3, ModelOptions(n_threads=1)) as model,
         model.new_context(ContextOptions(n_ctx=128, n_seq_max=1, n_batch=WINDOW + 1)) as context,

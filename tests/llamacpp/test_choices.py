@@ -1,4 +1,4 @@
-"""What is decided before a model is loaded: options, devices, threads."""
+"""Decisions before a model is loaded: options, devices, threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = [*CUDA, INTEGRATED, BLAS, CPU]
 
 class TestDevices:
     @pytest.mark.parametrize(
-        ("devices", "wanted", "names", "label"),
+        ("devices", "requested", "names", "label"),
         [
             (ALL, "auto", ["CUDA0", "CUDA1"], "cuda:0,cuda:1"),
             (ALL, "cpu", [], "cpu"),
@@ -36,14 +36,14 @@ class TestDevices:
             ([NEW_METAL, CPU], "metal", ["MTL0"], "mtl:0"),
         ],
     )
-    def test_choice(self, devices: list[Device], wanted: str, names: list[str], label: str) -> None:
-        choice = choose(wanted, devices)
+    def test_choice(self, devices: list[Device], requested: str, names: list[str], label: str) -> None:
+        choice = choose(requested, devices)
         assert ([gpu.name for gpu in choice.gpus], choice.label) == (names, label)
 
-    @pytest.mark.parametrize("wanted", ["cuda:2", "CUDA", "cud", "rocm", "blas", "cpu:0", "", "cuda:", "cuda:-1"])
-    def test_a_device_that_is_missing(self, wanted: str) -> None:
+    @pytest.mark.parametrize("requested", ["cuda:2", "CUDA", "cud", "rocm", "blas", "cpu:0", "", "cuda:", "cuda:-1"])
+    def test_a_missing_device(self, requested: str) -> None:
         with pytest.raises(BackendUnavailable) as caught:
-            choose(wanted, ALL)
+            choose(requested, ALL)
         assert "(accepted: auto, cpu, cuda:0, cuda:1, vulkan:0)" in str(caught.value)
 
 
@@ -53,8 +53,8 @@ class TestOptions:
         assert set(DESCRIPTIONS) == set(LoadOptions.__dataclass_fields__)
 
     def test_values(self) -> None:
-        given = {"n_gpu_layers": -1, "tensor_split": [1, 2.5], "flash_attention": True, "split_mode": "row"}
-        parsed = LoadOptions.parse(given)
+        values = {"n_gpu_layers": -1, "tensor_split": [1, 2.5], "flash_attention": True, "split_mode": "row"}
+        parsed = LoadOptions.parse(values)
         assert (parsed.n_gpu_layers, parsed.tensor_split, parsed.flash_attention) == (-1, (1.0, 2.5), True)
         assert LoadOptions.parse({"flash_attention": "auto"}).flash_attention is None
 
@@ -90,16 +90,16 @@ class TestOptions:
             ("offload_kv", "no"),
         ],
     )
-    def test_a_value_that_does_not_fit(self, name: str, value: object) -> None:
+    def test_wrong_values_are_refused(self, name: str, value: object) -> None:
         with pytest.raises(InvalidOption, match=rf"{name}=.*\(accepted: "):
             LoadOptions.parse({name: value})
 
     @pytest.mark.parametrize(
-        "given",
+        "values",
         [{"n_gpu_layers": 3}, {"split_mode": "row"}, {"main_gpu": 0}, {"tensor_split": [1]}, {"offload_kv": True}],
     )
-    def test_gpu_options_without_a_gpu(self, given: dict[str, object]) -> None:
-        options = LoadOptions.parse(given)
+    def test_gpu_options_without_a_gpu(self, values: dict[str, object]) -> None:
+        options = LoadOptions.parse(values)
         with pytest.raises(InvalidOption, match="the model runs on the CPU"):
             options.check_gpus(0, 16)
         options.check_gpus(1, 16)
@@ -124,7 +124,7 @@ class TestThreads:
         ("inner", "outer", "quota"),
         [("max 100000", "max 100000", None), ("150000 100000", "max 100000", 1.5), ("max 100000", "50000 100000", 0.5)],
     )
-    def test_the_least_quota_on_the_way_up_counts(
+    def test_the_smallest_quota_of_all_parent_groups_counts(
         self, tmp_path: Path, inner: str, outer: str, quota: float | None
     ) -> None:
         group = tmp_path / "cgroup" / "slice" / "job"
@@ -136,5 +136,5 @@ class TestThreads:
         assert cpu_quota(tmp_path / "cgroup", membership) == quota
         assert cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
 
-    def test_within_what_this_process_may_use(self) -> None:
+    def test_usable_cores_is_within_the_number_of_cpus(self) -> None:
         assert 1 <= usable_cores() <= (os.cpu_count() or 1)

@@ -1,6 +1,6 @@
-"""Cuts, forks and dumps where llama.cpp's own ways would go wrong, against the float64 reference of the suite.
+"""Cuts, forks and dumps that llama.cpp's own functions would get wrong, against the float64 reference of the suite.
 
-The tolerance is the contract's for a tier that computes in float32 (clause 9): weights, keys and values are float32.
+The tolerance is that of clause 9 of the contract for float32: weights, keys and values are float32.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ def cut(context: Context, start: int, end: int, seq_id: int = 0) -> None:
     context.cut(Pos(seq_id, start), Pos(seq_id, end))
 
 
-def test_a_cut_leaves_a_fork_as_it_was(context: Context, reference: Reference) -> None:
+def test_a_cut_does_not_change_a_fork(context: Context, reference: Reference) -> None:
     for engine in (context, reference):
         engine.decode(some_tokens(24)) if engine is reference else feed(context, some_tokens(24))
         engine.fork(0, 1)
-    feed(context, some_tokens(6, seed=1))  # the tail is now in part shared, in part not
+    feed(context, some_tokens(6, seed=1))  # now the tail is partly shared
     reference.decode(some_tokens(6, seed=1))
     cut(context, 5, 11)
     reference.cut(5, 11)
     n_free = context.n_free
     for seq_id in (0, 1):
-        found, expected = feed(context, [7, 8, 9], seq_id), reference.decode([7, 8, 9], seq_id)
-        assert error(found, expected) <= TOLERANCE, f"sequence {seq_id} after a cut in what both shared"
-    assert n_free == 256 - 24 - 6 - 13, "the cut copied the 13 shared cells behind it and freed none"
+        actual, expected = feed(context, [7, 8, 9], seq_id), reference.decode([7, 8, 9], seq_id)
+        assert error(actual, expected) <= TOLERANCE, f"sequence {seq_id} after a cut in shared cells"
+    assert n_free == 256 - 24 - 6 - 13, "the cut copied the 13 shared cells after it and freed none"
 
 
-def test_a_cut_of_a_fork_fits_a_cache_without_room_to_spare(load: LoadModel, llama_file: Path) -> None:
-    # llama.cpp has 256 cells, so nothing beyond what the ledger counts is there.
+def test_a_cut_of_a_fork_fits_an_almost_full_cache(load: LoadModel, llama_file: Path) -> None:
+    # llama.cpp has 256 cells: no more than the ledger counts.
     context = new_context(load(llama_file), n_ctx=256)
     reference = Reference(Weights.of(make_tiny_model("llama", "f32")))
     feed(context, some_tokens(128))
@@ -71,7 +71,7 @@ def test_a_cut_of_a_fork_fits_a_cache_without_room_to_spare(load: LoadModel, lla
         assert error(feed(context, [3], seq_id), reference.decode([3], seq_id)) <= TOLERANCE
 
 
-def test_a_dump_right_after_a_cut_has_its_keys_rotated(context: Context, reference: Reference) -> None:
+def test_a_dump_after_a_cut_has_rotated_keys(context: Context, reference: Reference) -> None:
     feed(context, some_tokens(20))
     reference.decode(some_tokens(20))
     cut(context, 3, 9)
@@ -88,9 +88,9 @@ def test_a_dump_after_a_cut_in_a_full_cache(load: LoadModel, llama_file: Path) -
     feed(context, some_tokens(200))
     reference.decode(some_tokens(200))
     context.fork(0, 1)
-    cut(context, 100, 144)  # the 56 cells behind it are shared, and copies of them take all that is free
+    cut(context, 100, 144)  # copies of the 56 shared cells after the cut take all free cells
     reference.cut(100, 144)
-    assert context.n_free == 0, "no room for the token that llama.cpp decodes when it re-rotates keys"
+    assert context.n_free == 0, "there must be no cell for the token that llama.cpp decodes to re-rotate keys"
     data = context.dump(0)
     context.clear()
     context.restore(0, data)
@@ -122,8 +122,8 @@ def test_a_cut_in_a_fork_of_a_fork(context: Context, reference: Reference) -> No
     cut(context, 2, 4, 1)
     reference.cut(2, 4, 1)
     for seq_id in (0, 1, 2):
-        found, expected = feed(context, [20, 21], seq_id), reference.decode([20, 21], seq_id)
-        assert error(found, expected) <= TOLERANCE, f"sequence {seq_id}"
+        actual, expected = feed(context, [20, 21], seq_id), reference.decode([20, 21], seq_id)
+        assert error(actual, expected) <= TOLERANCE, f"sequence {seq_id}"
 
 
 def test_one_sequence_takes_all_of_n_ctx(load: LoadModel, llama_file: Path) -> None:
@@ -134,29 +134,29 @@ def test_one_sequence_takes_all_of_n_ctx(load: LoadModel, llama_file: Path) -> N
 
 
 @pytest.mark.parametrize("head_dim", [64, 32])
-def test_quantized_keys_are_cut_only_where_llamacpp_survives_it(
+def test_quantized_keys_are_cut_only_if_llamacpp_does_not_crash(
     load: LoadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head_dim: int
 ) -> None:
     shape = replace(factories.SHAPES["qwen3"], head_dim=head_dim)
     monkeypatch.setitem(factories.SHAPES, "qwen3", shape)
-    made = make_tiny_model("qwen3", "f32")
-    model = load(made.write(tmp_path / "model.gguf"))
+    tiny = make_tiny_model("qwen3", "f32")
+    model = load(tiny.write(tmp_path / "model.gguf"))
     context = new_context(model, kv_type=KvType.Q8_0)
     if head_dim % 64:
         assert context.edit_level is EditLevel.TRUNCATE
         return
-    exact, rounded = (Reference(Weights.of(made), round_kept=rounding) for rounding in (lambda x: x, _q8_0))
+    exact, rounded = (Reference(Weights.of(tiny), round_kv=rounding) for rounding in (lambda x: x, _q8_0))
     for engine in (exact, rounded):
         engine.decode(some_tokens(40))
         engine.cut(5, 20)
     feed(context, some_tokens(40))
     cut(context, 5, 20)
-    found = feed(context, some_tokens(16, seed=1))
+    actual = feed(context, some_tokens(16, seed=1))
     expected, with_rounding = (engine.decode(some_tokens(16, seed=1)) for engine in (exact, rounded))
-    # llama.cpp rounds once more when it re-rotates keys, independently: sqrt(2) times the error, and room for luck.
-    assert error(found, expected) <= 2 * np.sqrt(2) * error(with_rounding, expected)
-    fresh = Reference(Weights.of(made)).decode(some_tokens(40)[:5] + some_tokens(40)[20:] + some_tokens(16, seed=1))
-    assert error(found, fresh[-16:]) > 4 * error(found, expected), "the cut is not a fresh prefill"
+    # llama.cpp rounds keys once more when it re-rotates them: sqrt(2) times the error, and a factor of 2 for chance.
+    assert error(actual, expected) <= 2 * np.sqrt(2) * error(with_rounding, expected)
+    fresh = Reference(Weights.of(tiny)).decode(some_tokens(40)[:5] + some_tokens(40)[20:] + some_tokens(16, seed=1))
+    assert error(actual, fresh[-16:]) > 4 * error(actual, expected), "the cut is not a fresh prefill"
 
 
 def test_keys_in_bf16_are_not_cut(load: LoadModel, llama_file: Path) -> None:

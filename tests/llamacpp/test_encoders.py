@@ -1,4 +1,4 @@
-"""Encoders on llama.cpp, against the native engine, whose oracle is transformers."""
+"""Encoders on llama.cpp against the native engine; other tests compare the native engine with transformers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slm_core.protocols import Model
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pooling, Pos
 
 OPTIONS = ContextOptions(n_ctx=256, n_seq_max=3, n_batch=256)
-# llama.cpp looks GELU up in a table of half precision: two errors of 2 ** -11 a layer, whose squares add up.
+# llama.cpp computes GELU by a table in half precision: two errors of 2 ** -11 per layer, whose squares add up.
 BOUNDS = {"nomic_bert": 1e-4}
-BOUND_OF_A_LAYER = 2 * 2**-11
+BOUND_PER_LAYER = 2 * 2**-11
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
@@ -28,17 +28,17 @@ def family(request) -> str:
 
 @pytest.fixture(scope="module")
 def models(family, tmp_path_factory) -> Iterator[dict[str, Model]]:
-    path, found = family_model(tmp_path_factory.mktemp("encoder"), family), {}
+    path, models = family_model(tmp_path_factory.mktemp("encoder"), family), {}
     for name in ("native", "llamacpp"):
         backend = registry().backend(name)
         assert backend.supports(path).supported, backend.supports(path).reason
-        found[name] = backend.load(path, ModelOptions())
-    yield found
-    for model in found.values():
+        models[name] = backend.load(path, ModelOptions())
+    yield models
+    for model in models.values():
         model.close()
 
 
-def test_sequences_in_turns_equal_the_native_engines(models, family, random_tokens):
+def test_interleaved_sequences_equal_the_native_engine(models, family, random_tokens):
     rows, tokens = [], random_tokens(200)
     for model in models.values():
         with model.new_context(OPTIONS) as context:
@@ -47,23 +47,23 @@ def test_sequences_in_turns_equal_the_native_engines(models, family, random_toke
                 batch.add(token, Pos(i % 2, i // 2), logits=i % 3 != 1)
             context.embed(batch)
             rows.append(context.embed(batch).copy())
-            assert context.n_free == context.n_ctx, "nothing is kept"
+            assert context.n_free == context.n_ctx, "an encoder stores nothing"
     n_layers = int(str(ENCODERS[family].metadata["block_count"]))
     errors = np.linalg.norm(rows[0] - rows[1], axis=1) / np.linalg.norm(rows[1], axis=1)
-    assert errors.max() < BOUNDS.get(family, BOUND_OF_A_LAYER * n_layers**0.5)
+    assert errors.max() < BOUNDS.get(family, BOUND_PER_LAYER * n_layers**0.5)
 
 
-def test_texts_are_embedded_as_the_file_says(models, random_tokens):
+def test_texts_are_pooled_as_the_file_declares(models, random_tokens):
     texts = [random_tokens(n, seed=n) for n in (5, 90, 1, 30)]
-    made = []
+    results = []
     for model in models.values():
         with model.new_context(OPTIONS) as context:
-            made.append(embed(context, texts, model.info.pooling))
-    assert made[0].pooling is made[1].pooling
-    assert made[0].vectors == pytest.approx(made[1].vectors, abs=5e-3)
+            results.append(embed(context, texts, model.info.pooling))
+    assert results[0].pooling is results[1].pooling
+    assert results[0].vectors == pytest.approx(results[1].vectors, abs=5e-3)
 
 
-def test_what_is_declared_and_refused(models, family, random_tokens):
+def test_capabilities_and_refused_calls(models, family, random_tokens):
     context = models["llamacpp"].new_context(OPTIONS)
     assert context.capabilities == {Capability.EMBEDDINGS, Capability.ENCODER}
     assert context.edit_level is EditLevel.REPLAY

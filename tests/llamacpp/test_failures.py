@@ -1,4 +1,4 @@
-"""What llama.cpp reports is checked, and whatever fails leaves the context as it was."""
+"""Results of llama.cpp are checked, and failed calls leave the context unchanged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
 from tests.llamacpp.models import recurrent_model
 
-EXACT = 1e-6  # the same numbers, added in another order: float32 holds seven digits
+EXACT = 1e-6  # relative; float32 sums of the same numbers in another order
 
 
-class Interposed:
-    """The low-level functions with some of them replaced."""
+class PatchedApi:
+    """The low-level API with some functions replaced."""
 
     def __init__(self, api: Any, **replaced: Callable[..., Any]) -> None:
         self._api = api
@@ -35,14 +35,14 @@ def context(load: LoadModel, llama_file: Path) -> Context:
     return new_context(load(llama_file))
 
 
-def interpose(context: Any, **replaced: Callable[..., Any]) -> Any:
+def patch_api(context: Any, **replaced: Callable[..., Any]) -> Any:
     """Replace functions of one context; returns the original ones."""
     original = context._api
-    context._api = context._memory._api = Interposed(original, **replaced)
+    context._api = context._memory._api = PatchedApi(original, **replaced)
     return original
 
 
-def undo(context: Any, original: Any) -> None:
+def restore_api(context: Any, original: Any) -> None:
     context._api = context._memory._api = original
 
 
@@ -56,13 +56,13 @@ def test_a_failed_decode_changes_nothing(context: Any, code: int, words: str) ->
         batch.extend([5, 6, 7], Pos(seq_id, context.length(seq_id)), logits="all")
 
     def decode_and_fail(pointer: int, llama_batch: Any) -> int:
-        assert api.llama_decode(pointer, llama_batch) == 0, "as when the first of several parts succeeds"
+        assert api.llama_decode(pointer, llama_batch) == 0, "as if the first of several micro-batches succeeded"
         return code
 
-    api = interpose(context, llama_decode=decode_and_fail)
+    api = patch_api(context, llama_decode=decode_and_fail)
     with pytest.raises(DecodeFailed, match=words):
         context.decode(batch)
-    undo(context, api)
+    restore_api(context, api)
     assert (context.length(0), context.length(1)) == (10, 4)
     expected = new_context(context._model)
     feed(expected, before)
@@ -76,19 +76,19 @@ def test_an_interrupt_after_a_decode_changes_nothing(context: Any) -> None:
         api.llama_decode(pointer, llama_batch)
         raise KeyboardInterrupt
 
-    api = interpose(context, llama_decode=decode_and_interrupt)
+    api = patch_api(context, llama_decode=decode_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         feed(context, [5, 6, 7])
-    undo(context, api)
+    restore_api(context, api)
     expected = new_context(context._model)
     feed(expected, some_tokens(10))
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
 
 
-def test_an_interrupt_between_llamacpp_and_the_ledger_is_made_good(context: Any) -> None:
+def test_an_interrupt_between_llamacpp_and_the_ledger_is_repaired(context: Any) -> None:
     feed(context, some_tokens(12))
     context.cut(Pos(0, 2), Pos(0, 4))
-    context._memory.remove(0, 7)  # as if a truncate had been interrupted before the ledger knew of it
+    context._memory.remove(0, 7)  # as if a truncate was interrupted before the ledger changed
     assert context.length(0) == 10
     expected = new_context(context._model)
     feed(expected, some_tokens(12))
@@ -96,23 +96,23 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_made_good(context: Any)
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
 
 
-def test_no_logits_is_a_failure(context: Any) -> None:
+def test_missing_logits_are_a_failure(context: Any) -> None:
     feed(context, some_tokens(3))
-    api = interpose(context, llama_get_logits=lambda pointer: None)
+    api = patch_api(context, llama_get_logits=lambda pointer: None)
     with pytest.raises(DecodeFailed, match="no rows"):
         feed(context, [1])
-    undo(context, api)
+    restore_api(context, api)
     assert context.length(0) == 3
     feed(context, [1])
 
 
-def test_cells_that_cannot_be_copied_leave_both_sequences(context: Any) -> None:
+def test_a_failed_copy_of_cells_changes_neither_sequence(context: Any) -> None:
     feed(context, some_tokens(10))
     context.fork(0, 1)
-    api = interpose(context, llama_state_seq_set_data_ext=lambda *_: 0)
+    api = patch_api(context, llama_state_seq_set_data_ext=lambda *_: 0)
     with pytest.raises(DecodeFailed, match="shares"):
         context.cut(Pos(0, 1), Pos(0, 4))
-    undo(context, api)
+    restore_api(context, api)
     assert context.n_free == 256 - 10
     expected = new_context(context._model)
     feed(expected, some_tokens(10))
@@ -123,21 +123,21 @@ def test_cells_that_cannot_be_copied_leave_both_sequences(context: Any) -> None:
 
 def test_a_refused_removal_is_reported(context: Any) -> None:
     feed(context, some_tokens(10))
-    api = interpose(context, llama_memory_seq_rm=lambda *_: False)
+    api = patch_api(context, llama_memory_seq_rm=lambda *_: False)
     with pytest.raises(DecodeFailed, match="refused to forget"):
         context.truncate(Pos(0, 4))
-    undo(context, api)
+    restore_api(context, api)
     assert context.length(0) == 10
 
 
 class TestRecurrent:
-    """Mamba: nothing can be undone but by decoding again."""
+    """Mamba: only decoding again can undo anything."""
 
     @pytest.fixture
     def context(self, load: LoadModel, tmp_path: Path) -> Context:
         return new_context(load(recurrent_model(tmp_path / "mamba.gguf")))
 
-    def test_declares_what_it_can(self, context: Context) -> None:
+    def test_declared_edit_level(self, context: Context) -> None:
         assert context.edit_level is EditLevel.REPLAY
         feed(context, some_tokens(8))
         with pytest.raises(UnsupportedEdit):
@@ -162,7 +162,7 @@ class TestRecurrent:
         context.restore(1, data)
         assert error(feed(context, [3], 1), feed(context, [3])) <= EXACT
 
-    def test_a_failed_decode_is_made_good_by_decoding_again(self, context: Any) -> None:
+    def test_a_failed_decode_is_repaired_by_decoding_again(self, context: Any) -> None:
         feed(context, some_tokens(8))
         failing = True
 
@@ -171,10 +171,10 @@ class TestRecurrent:
             code, failing = (-3, False) if failing else (0, False)
             return api.llama_decode(pointer, llama_batch) or code
 
-        api = interpose(context, llama_decode=fail_once)
+        api = patch_api(context, llama_decode=fail_once)
         with pytest.raises(DecodeFailed, match="code -3"):
             feed(context, [5, 6, 7])
-        undo(context, api)
+        restore_api(context, api)
         expected = feed(context, [*some_tokens(8), 9], 1)[8:]
         assert error(feed(context, [9]), expected) <= EXACT
 
@@ -191,7 +191,7 @@ class TestContextOptions:
             (ContextOptions(n_ctx=2**31 - 256, kv_type_k=KvType.F32), r"takes 1152 GiB of keys and values"),
         ],
     )
-    def test_what_llamacpp_cannot_is_refused(
+    def test_unsupported_context_options_are_refused(
         self, load: LoadModel, qwen2_file: Path, options: ContextOptions, words: str
     ) -> None:
         with pytest.raises(InvalidOption, match=words) as caught:
@@ -207,7 +207,7 @@ class TestContextOptions:
         exact, quantized = (
             feed(new_context(model, kv_type=kv_type), some_tokens(40)) for kv_type in (KvType.F32, KvType.Q8_0)
         )
-        # Half a step of 1/127 of the largest of 32 is a relative error of a value of about 1/127; it averages out.
+        # A value errs by half a step, 1/254 of the largest of 32: about 1/127 relative, less in sums.
         assert 0 < error(quantized, exact) < 0.1
 
     def test_a_batch_larger_than_the_context(self, load: LoadModel, llama_file: Path) -> None:

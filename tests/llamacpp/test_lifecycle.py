@@ -1,4 +1,4 @@
-"""Closing frees memory, in any order; an interpreter may end at any time."""
+"""Closing frees memory in any order, and the interpreter may exit at any time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START = (
 )
 
 
-MEASURED = """
+MEMORY_PROGRAM = """
 import sys
 from pathlib import Path
 from slm_core.types import ContextOptions, ModelOptions
@@ -41,7 +41,7 @@ def load(**options):
 def measure():
     print(4096 * int(Path("/proc/self/statm").read_text().split()[1]))
 
-load().close()  # what llama.cpp allocates once is not counted
+load().close()  # excludes memory that llama.cpp allocates only once
 measure()
 model = load(use_mmap=False)
 measure()
@@ -54,14 +54,14 @@ measure()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured with /proc")
 def test_close_frees_memory_now(tmp_path: Path) -> None:
-    """In a process of its own: in another, memory that was let go of before may be taken, and nothing grows."""
+    """Measured in a new process: this one could reuse freed memory, and nothing would grow."""
     n_ff = 2**16
     weights = 9 * 96 * n_ff * 2  # nine matrices of f16
-    cells = 2**15 * 3 * 2 * 64 * 2  # layers, keys and values, their width, f16
+    cells = 2**15 * 3 * 2 * 64 * 2  # layers, keys and values, width, bytes of f16
     path = wide_model(tmp_path / "wide.gguf", n_ff)
-    before, loaded, with_context, without, closed = map(int, run(MEASURED, path).split())
+    before, loaded, with_context, without, closed = map(int, run(MEMORY_PROGRAM, path).split())
     assert loaded - before > 0.9 * weights
     assert with_context - loaded > 0.9 * cells
     assert with_context - without > 0.9 * cells
@@ -82,18 +82,18 @@ def test_closing_a_model_closes_its_contexts_first(load: LoadModel, llama_file: 
     assert model.info.architecture == "llama"
 
 
-def test_a_context_keeps_its_model(load: LoadModel, llama_file: Path) -> None:
+def test_a_context_keeps_its_model_alive(load: LoadModel, llama_file: Path) -> None:
     model = load(llama_file)
     context: Any = new_context(model)
-    kept = weakref.ref(context._model)
+    model_reference = weakref.ref(context._model)
     del model
     gc.collect()
-    assert kept() is not None
+    assert model_reference() is not None
     assert feed(context, [1]).shape == (1, 305)
 
 
-def test_what_is_forgotten_is_freed(llama_file: Path) -> None:
-    # In a process of its own: no fixture may hold the model.
+def test_unreferenced_models_and_contexts_are_freed(llama_file: Path) -> None:
+    # In a new process, because fixtures here reference the model.
     script = START + (
         "freed = []; api = context._api; handle = model._handle; free = handle._free;"
         "handle._free = lambda pointer: freed.append('model') or free(pointer);"
@@ -120,30 +120,30 @@ def test_what_is_forgotten_is_freed(llama_file: Path) -> None:
         "sys.exit(0)",
     ],
 )
-def test_the_interpreter_may_end(llama_file: Path, ending: str) -> None:
+def test_the_interpreter_may_exit(llama_file: Path, ending: str) -> None:
     assert run(START + ending, llama_file) == ""
 
 
-def test_a_busy_context_is_not_pulled_away(load: LoadModel, llama_file: Path) -> None:
+def test_a_model_with_a_busy_context_cannot_be_closed(load: LoadModel, llama_file: Path) -> None:
     model = load(llama_file)
     context: Any = new_context(model)
-    inside, leave = threading.Event(), threading.Event()
+    entered, may_continue = threading.Event(), threading.Event()
     original = context._memory
 
     class Slow:
         def __getattr__(self, name: str) -> Any:
-            inside.set()
-            leave.wait(30)
+            entered.set()
+            may_continue.wait(30)
             return getattr(original, name)
 
     context._memory = Slow()
     thread = threading.Thread(target=feed, args=(context, [1, 2]))
     thread.start()
-    assert inside.wait(30)
+    assert entered.wait(30)
     with pytest.raises(ContextBusy):
         model.close()
     new_context(model).close()  # a close that raises leaves the model open
-    leave.set()
+    may_continue.set()
     thread.join()
     model.close()
     with pytest.raises(ContextClosed):
@@ -152,21 +152,21 @@ def test_a_busy_context_is_not_pulled_away(load: LoadModel, llama_file: Path) ->
         model.new_context(ContextOptions())
 
 
-def test_threads_share_a_model(load: LoadModel, llama_file: Path) -> None:
+def test_threads_may_share_a_model(load: LoadModel, llama_file: Path) -> None:
     model: Model = load(llama_file)
     expected = feed(new_context(model), some_tokens(30))
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def work(number: int) -> None:
         with new_context(model) as context:
-            found[number] = feed(context, some_tokens(30))
+            results[number] = feed(context, some_tokens(30))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all((found[number] == expected).all() for number in range(4))
+    assert all((results[number] == expected).all() for number in range(4))
 
 
 def test_logits_outlive_their_context(load: LoadModel, llama_file: Path) -> None:
@@ -177,6 +177,6 @@ def test_logits_outlive_their_context(load: LoadModel, llama_file: Path) -> None
 
 
 def run(script: str, path: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    process = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout

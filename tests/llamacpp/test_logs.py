@@ -1,4 +1,4 @@
-"""llama.cpp's log: one record a line, at its level, nothing on stderr."""
+"""llama.cpp's log: one record per line, at its level, and nothing on stderr."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_lines_are_joined_and_levels_mapped(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-def test_complaints_are_collected_where_they_are_asked_for() -> None:
+def test_complaints_go_to_the_innermost_collector() -> None:
     with logs.collected() as outer:
         logs.receive(ERROR, b"first\n", None)
         with logs.collected() as inner:
@@ -65,7 +65,9 @@ def test_nothing_on_stderr(llama_file: Path) -> None:
         "import sys; from pathlib import Path; from slm_core.types import ContextOptions, ModelOptions;"
         "from slm_llamacpp.backend import LlamaCppBackend;"
         "model = LlamaCppBackend().load(Path(sys.argv[1]), ModelOptions(n_threads=1));"
-        "model.new_context(ContextOptions(n_ctx=4096))"  # more than it was trained for: a warning
+        "model.new_context(ContextOptions(n_ctx=4096))"  # longer than its training context: a warning
     )
-    done = subprocess.run([sys.executable, "-c", script, str(llama_file)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(llama_file)], capture_output=True, text=True, check=False
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

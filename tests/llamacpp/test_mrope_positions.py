@@ -1,4 +1,4 @@
-"""Rows that stand apart in time, height and width, against transformers; edits of some against the native engine."""
+"""Rows with M-RoPE positions against transformers, and some edits of them against the native engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_llamacpp.temporal_patches import patch_begin
 from slm_native.backend import NativeBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import feed as feed_tokens
-from tests.llamacpp.test_failures import interpose, undo
+from tests.llamacpp.test_failures import patch_api, restore_api
 
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
 SIZES = ContextOptions(n_ctx=256, n_seq_max=4, n_batch=128, kv_type_k=KvType.F32, kv_type_v=KvType.F32)
@@ -39,21 +39,21 @@ def native(example: Example) -> Iterator[Context]:
         yield model.new_context(SIZES)
 
 
-def test_rows_in_a_grid_equal_transformers(example, context, assert_close) -> None:
+def test_rows_with_mrope_positions_equal_transformers(example, context, assert_close) -> None:
     assert context.edit_level is EditLevel.TRUNCATE
     assert Capability.MROPE_POSITIONS in context.capabilities
     assert_close(feed(context, example, 0, N), example.expected, BOUND)
 
 
-def test_an_image_in_pieces_is_the_same(example, context, assert_close) -> None:
+def test_an_image_in_several_batches_gives_the_same_logits(example, context, assert_close) -> None:
     bounds = [0, 10, 33, 40, 61, 62, 75, 90, N]
     rows = [feed(context, example, *pair) for pair in itertools.pairwise(bounds)]
     assert_close(np.concatenate(rows), example.expected, BOUND)
 
 
 @pytest.mark.parametrize("end", [19, 20, 21, 30, 43, 44, 45, 60, 63, 66, 70, 77, 78, 90])
-def test_what_is_kept_of_an_image_goes_on(example, context, assert_close, end) -> None:
-    """Behind a fork and a truncate in text, in an image, between frames of a video, and in one."""
+def test_forks_and_truncations_in_images_keep_mrope_positions(example, context, assert_close, end) -> None:
+    """A fork and a truncation in text, in an image, between temporal patches of a video, and inside one."""
     feed(context, example, 0, 90)
     context.fork(0, 1, end)
     context.truncate(Pos(0, end))
@@ -61,18 +61,18 @@ def test_what_is_kept_of_an_image_goes_on(example, context, assert_close, end) -
         assert_close(feed(context, example, end, N, seq_id), example.expected[end:], BOUND)
 
 
-def test_a_dump_with_images_goes_on(example, context, load, assert_close) -> None:
+def test_a_restored_dump_with_images_continues(example, context, load, assert_close) -> None:
     feed(context, example, 0, 70)
     other = load(example.path).new_context(SIZES)
     other.restore(2, context.dump(0))
     assert_close(feed(other, example, 70, N, seq_id=2), example.expected[70:], BOUND)
 
 
-def test_a_fork_shares_whole_frames_and_takes_cells_for_the_rest(example, load) -> None:
+def test_a_fork_shares_whole_temporal_patches_and_copies_the_rest(example, load) -> None:
     sizes = ContextOptions(n_ctx=98, n_seq_max=3, n_batch=98, kv_type_k=KvType.F32, kv_type_v=KvType.F32)
     context = load(example.path).new_context(sizes)
     feed(context, example, 0, 90)
-    context.fork(0, 1, 66)  # a frame of the video ends there
+    context.fork(0, 1, 66)  # the end of a temporal patch of the video
     assert context.n_free == 8
     context.fork(0, 2, 63)  # three of its rows
     assert context.n_free == 5
@@ -83,7 +83,7 @@ def test_a_fork_shares_whole_frames_and_takes_cells_for_the_rest(example, load) 
     assert context.n_free == 0
 
 
-def test_text_is_edited_as_that_of_other_models(example, context, no_rebuild) -> None:
+def test_edits_of_text_decode_nothing_again(example, context, no_rebuild) -> None:
     whole = feed_tokens(context, list(range(40)))
     context.fork(0, 1, 20)
     context.truncate(Pos(0, 30))
@@ -91,8 +91,8 @@ def test_text_is_edited_as_that_of_other_models(example, context, no_rebuild) ->
         assert np.allclose(feed_tokens(context, list(range(length, 40)), seq_id), whole[length:], atol=1e-4)
 
 
-def test_spans_in_an_image_are_decoded_again_as_such(example, context, native, assert_close) -> None:
-    found = []
+def test_bidirectional_blocks_in_an_image_are_replayed_as_blocks(example, context, native, assert_close) -> None:
+    logits = []
     for each in (context, native):
         batch = each.new_batch()
         batch.extend(example.tokens[:20], Pos(0, 0))
@@ -100,26 +100,26 @@ def test_spans_in_an_image_are_decoded_again_as_such(example, context, native, a
         batch.join_block(12)
         batch.extend(example.tokens[44:50], Pos(0, 44))
         each.decode(batch)
-        each.fork(0, 1, 32)  # where the span begins
+        each.fork(0, 1, 32)  # the start of the block
         each.truncate(Pos(0, 44))
-        found.append([feed_tokens(each, example.tokens[80:90], seq_id) for seq_id in (0, 1)])
-    for ours, wanted in zip(*found, strict=True):
-        assert_close(ours, wanted, BOUND)
+        logits.append([feed_tokens(each, example.tokens[80:90], seq_id) for seq_id in (0, 1)])
+    for ours, expected in zip(*logits, strict=True):
+        assert_close(ours, expected, BOUND)
 
 
 @pytest.mark.parametrize("code", [1, None])
 def test_a_batch_that_fails_in_an_image_changes_nothing(example, context, assert_close, code) -> None:
-    """The rows that came in before it failed stand at the same time as those that are held."""
+    """The rows of the failed batch have the same temporal position as rows before it."""
     feed(context, example, 0, 25)
 
     def decode_and_fail(pointer: int, llama_batch: Any) -> int:
         api.llama_decode(pointer, llama_batch)
-        undo(context, api)
+        restore_api(context, api)
         if code is None:
             raise KeyboardInterrupt
         return code
 
-    api = interpose(context, llama_decode=decode_and_fail)
+    api = patch_api(context, llama_decode=decode_and_fail)
     with pytest.raises((DecodeFailed, KeyboardInterrupt)):
         feed(context, example, 25, 40)
     assert context.length(0) == 25
@@ -135,10 +135,10 @@ def test_an_edit_that_fails_in_an_image_changes_nothing(
     feed(context, example, 0, 70)
 
     def decode_and_fail(pointer: int, llama_batch: Any) -> int:
-        undo(context, api)
+        restore_api(context, api)
         return 1
 
-    api = interpose(context, llama_decode=decode_and_fail)
+    api = patch_api(context, llama_decode=decode_and_fail)
     with pytest.raises(DecodeFailed, match="no room"):
         edit(context)
     assert (context.length(0), context.length(1), context.n_free) == (70, 0, 256 - 70)
@@ -151,14 +151,14 @@ def test_an_edit_that_fails_in_an_image_changes_nothing(
 @pytest.mark.parametrize(
     "offsets",
     [
-        [(0, 0, 0), (0, 0, 0)],  # in one place
+        [(0, 0, 0), (0, 0, 0)],  # equal positions
         [(0, 1, 0), (0, 0, 1)],
         [(1, 0, 0), (0, 5, 5)],
         [(-2, 0, 0), (0, 0, 0)],  # before the text
-        [(-1, -2, 0), (0, 0, 0)],  # at the time of its end, and above it
+        [(-1, -2, 0), (0, 0, 0)],  # at the temporal position of its end, but higher
     ],
 )
-def test_rows_that_would_see_others_are_refused(example, context, native, offsets) -> None:
+def test_rows_that_would_attend_to_later_rows_are_refused(example, context, native, offsets) -> None:
     for each in (context, native):
         feed_tokens(each, [1, 2, 3])
         batch = each.new_batch()
@@ -174,18 +174,18 @@ def test_rows_that_would_see_others_are_refused(example, context, native, offset
     feed_tokens(context, [4])
 
 
-def test_rows_at_the_time_of_text_are_a_frame_with_it(example, context, native, assert_close) -> None:
-    found = []
+def test_rows_at_the_temporal_position_of_text_form_a_patch_with_it(example, context, native, assert_close) -> None:
+    logits = []
     for each in (context, native):
         feed_tokens(each, [1, 2, 3])
         batch = each.new_batch()
         batch.add_embeddings(example.rows[:3], Pos(0, 3), offsets=np.array([(-1, 0, 0), (-1, 0, 1), (0, 0, 0)]))
         each.decode(batch)
         each.truncate(Pos(0, 4))
-        found.append(feed_tokens(each, [4, 5, 6]))
-    assert_close(*found, BOUND)
+        logits.append(feed_tokens(each, [4, 5, 6]))
+    assert_close(*logits, BOUND)
 
 
-def test_frames_begin_where_their_time_does() -> None:
-    places = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [2, 1, 1], [2, 1, 2], [4, 4, 4]], np.int64)
-    assert [patch_begin(places, length) for length in range(7)] == [0, 1, 1, 3, 3, 5, 6]
+def test_patch_begin() -> None:
+    positions = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [2, 1, 1], [2, 1, 2], [4, 4, 4]], np.int64)
+    assert [patch_begin(positions, length) for length in range(7)] == [0, 1, 1, 3, 3, 5, 6]

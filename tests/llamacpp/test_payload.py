@@ -1,4 +1,4 @@
-"""Dumps whose container is sound and whose KV payload is not: refused in one line, and never by a crash."""
+"""Dumps with a valid container and an invalid KV payload: a one-line error, never a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def context(load: LoadModel, llama_file: Path) -> Context:
 
 
 def forge(data: bytes, change: Callable[[bytearray], bytes]) -> bytes:
-    """A dump with a changed payload and a checksum that fits."""
+    """A dump with a changed payload and a matching checksum."""
     snapshot = SequenceSnapshot.from_bytes(data)
     fields = {name: getattr(snapshot, name) for name in ("backend", "payload_format", "fingerprint", "tokens", "edits")}
     return SequenceSnapshot(**fields, payload=bytes(change(bytearray(snapshot.payload)))).to_bytes()
@@ -101,8 +101,8 @@ def test_a_hostile_payload_is_refused(context: Context, name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_type", [KvType.F32, KvType.F16])
-def test_a_number_of_one_sequence_would_reach_another(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
-    """Why numbers are checked: past the check, a NaN in one sequence spoils the logits of a stranger."""
+def test_unchecked_nan_would_spread_to_another_sequence(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
+    """Why payloads are checked: without the check, a NaN in one sequence changes the logits of another."""
     context = new_context(load(llama_file), kv_type=kv_type)
     feed(context, some_tokens(N_TOKENS))
     feed(context, some_tokens(4, seed=1), 1)
@@ -112,23 +112,23 @@ def test_a_number_of_one_sequence_would_reach_another(load: LoadModel, llama_fil
     with pytest.raises(InvalidSnapshot, match="no model computes"):
         check_payload(bytes(payload), N_TOKENS, kv_type, kv_type)
     context._memory.remove(0, 0)
-    assert context._memory.load(0, bytes(payload)), "llama.cpp takes it"
+    assert context._memory.load(0, bytes(payload)), "llama.cpp loads the payload"
     assert np.isnan(feed(context, [7], 1)).any()
 
 
 @pytest.mark.parametrize("kv_type", GGML_TYPES)
-def test_every_type_of_keys_and_values_travels(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
+def test_dumps_of_every_kv_type_can_be_restored(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
     context = new_context(load(llama_file), kv_type=kv_type)
     feed(context, some_tokens(N_TOKENS))
     context.restore(1, context.dump(0))
-    # The cells are others, so sums come in another order; with f16 values, of terms that are rounded to f16.
+    # Other cells change the order of sums; with f16 values, their terms are rounded to f16.
     assert error(feed(context, [5], 1), feed(context, [5])) <= (1e-6 if kv_type is KvType.F32 else 2**-10)
     n_free = context.n_free
     context.truncate(Pos(1, 4))
-    assert context.n_free == n_free + N_TOKENS + 1 - 4, "a restored sequence shares nothing"
+    assert context.n_free == n_free + N_TOKENS + 1 - 4, "a restored sequence shares no cells"
 
 
-def test_a_dump_of_other_types_is_decoded_again(load: LoadModel, llama_file: Path) -> None:
+def test_a_dump_of_another_kv_type_is_replayed(load: LoadModel, llama_file: Path) -> None:
     model = load(llama_file)
     exact, halved = (new_context(model, kv_type=kv_type) for kv_type in (KvType.F32, KvType.F16))
     feed(exact, some_tokens(N_TOKENS))
@@ -138,7 +138,7 @@ def test_a_dump_of_other_types_is_decoded_again(load: LoadModel, llama_file: Pat
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offset=st.integers(0, DATA + 200), value=st.integers(0, 255))
-def test_any_flipped_byte_leaves_a_context_that_works(context: Context, offset: int, value: int) -> None:
+def test_any_changed_byte_leaves_a_working_context(context: Context, offset: int, value: int) -> None:
     data = forge(context.dump(0), set_at("<B", offset, value))
     try:
         context.restore(1, data)

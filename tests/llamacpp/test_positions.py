@@ -1,4 +1,4 @@
-"""Learned positions end where llama.cpp would end the process."""
+"""Decoding beyond learned positions raises, where llama.cpp would abort the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from slm_core.plugins import registry
 from slm_core.types import ContextOptions, ModelOptions, Pos
 
 
-def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, feed, random_tokens, llama_cpp_logits):
+def test_decoding_beyond_learned_positions_is_refused_and_changes_nothing(
+    tmp_path, feed, random_tokens, llama_cpp_logits
+):
     tokens, path = random_tokens(N_CTX + 1), family_model(tmp_path, "gpt2")
     with registry().backend("llamacpp").load(path, ModelOptions(n_threads=1)) as model:
         context = model.new_context(ContextOptions(n_ctx=N_CTX + 64, n_batch=N_CTX + 64))
@@ -23,5 +25,7 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, feed, random_
                 call(batch)
             assert context.length(0) == 0
         last = feed(context, tokens[:N_CTX])[-1]
-        wanted = llama_cpp_logits(path, tokens[:N_CTX])[-1]
-        assert np.linalg.norm(last - wanted) < 1e-2 * np.linalg.norm(wanted), "keys and values are in f16 here"
+        expected = llama_cpp_logits(path, tokens[:N_CTX])[-1]
+        assert np.linalg.norm(last - expected) < 1e-2 * np.linalg.norm(expected), (
+            "keys and values are in f16, so the bound is 1e-2"
+        )

@@ -1,4 +1,4 @@
-"""Headers that end the process when llama.cpp sees them (it asserts what it should report): refused before it does."""
+"""Headers that make llama.cpp abort the process on a failed assertion: the preflight checks refuse them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_metadata(load: LoadModel, tmp_path: Path, key: str, value: Any, accepte
     assert "\n" not in message
 
 
-def test_keys_that_only_this_package_reads(load: LoadModel, tmp_path: Path) -> None:
-    """llama.cpp would ignore them, and compute something else than the file says."""
+def test_keys_that_only_slm_core_reads_are_refused(load: LoadModel, tmp_path: Path) -> None:
+    """llama.cpp would ignore them and compute another model."""
     path = changed_model(tmp_path / "model.gguf", slm__rope__yarn_truncate=False)
     with pytest.raises(UnsupportedModel, match=r"'slm\.rope\.yarn_truncate' is no key of GGUF's"):
         load(path)
@@ -71,7 +71,7 @@ def test_expert_groups(load: LoadModel, tmp_path: Path, groups: int, used: int) 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("key", ["head_count", "key_length"])
-def test_heads_that_do_not_fit_their_tensors(load: LoadModel, tmp_path: Path, architecture: str, key: str) -> None:
+def test_heads_that_do_not_match_their_tensors(load: LoadModel, tmp_path: Path, architecture: str, key: str) -> None:
     model = make_tiny_model(architecture)  # type: ignore[arg-type]
     changed = {f"{architecture}.attention.{key}": 2, f"{architecture}.rope.dimension_count": 2}
     if key == "head_count":
@@ -95,25 +95,25 @@ def test_a_vector_in_16_bit(load: LoadModel, tmp_path: Path, name: str) -> None:
     ("family", "key", "value", "accepted"),
     [("jamba", "ssm.inner_size", 100, "288"), ("rwkv7", "token_shift_count", 1, "2")],
 )
-def test_models_with_a_state(
+def test_recurrent_models(
     load: LoadModel, tmp_path: Path, monkeypatch: Any, family: str, key: str, value: int, accepted: str
 ) -> None:
     tensors = {
         name: StoredTensor.pack(np.ones(shape, np.float32), "f32") for name, shape in family_tensors(family).items()
     }
-    about = FAMILIES[family]
-    monkeypatch.setitem(FAMILIES, family, replace(about, metadata={**about.metadata, key: value}))
+    family_entry = FAMILIES[family]
+    monkeypatch.setitem(FAMILIES, family, replace(family_entry, metadata={**family_entry.metadata, key: value}))
     path = write_family(tmp_path / "model.gguf", family, tensors)
     with pytest.raises(UnsupportedModel, match=rf"{key}' is {value} \(accepted by llama.cpp: {accepted}\)"):
         load(path)
 
 
-def test_supports_says_so_too(tmp_path: Path) -> None:
+def test_supports_runs_the_same_checks(tmp_path: Path) -> None:
     path = changed_model(tmp_path / "model.gguf", llama__rope__scaling__type="bogus")
     support = LlamaCppBackend().supports(path)
     assert (support.supported, "'bogus'" in support.reason) == (False, True)
 
 
-def test_sound_files_pass(load: LoadModel, tmp_path: Path) -> None:
+def test_valid_files_pass(load: LoadModel, tmp_path: Path) -> None:
     path = changed_model(tmp_path / "model.gguf", llama__rope__scaling__type="linear", llama__expert_count=0)
     assert np.isfinite(feed(new_context(load(path)), [1, 2])).all()

@@ -1,4 +1,4 @@
-"""The probe: what is concluded from how it ends, what is remembered, and that it runs here."""
+"""The probe of llama.cpp: its outcomes, the cached verdicts, and a run on this machine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slm_llamacpp.probe import Outcome
 
 
 def probe_of(*outcomes: Outcome) -> tuple[Callable[[bool], Outcome], list[bool]]:
-    """A probe that ends as told, and the list of what it was asked."""
-    asked: list[bool] = []
-    left = list(outcomes)
+    """A fake probe with the given outcomes, and the list of its arguments."""
+    calls: list[bool] = []
+    remaining = list(outcomes)
 
     def run(repack: bool) -> Outcome:
-        asked.append(repack)
-        return left.pop(0)
+        calls.append(repack)
+        return remaining.pop(0)
 
-    return run, asked
+    return run, calls
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "may_repack", "is_kept"),
+    ("outcomes", "may_repack", "is_cached"),
     [
         ([Outcome.PASSED], True, True),
         ([Outcome.INCONCLUSIVE], True, False),
@@ -38,16 +38,16 @@ def probe_of(*outcomes: Outcome) -> tuple[Callable[[bool], Outcome], list[bool]]
     ],
 )
 def test_verdicts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, outcomes: list[Outcome], may_repack: bool, is_kept: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, outcomes: list[Outcome], may_repack: bool, is_cached: bool
 ) -> None:
     file = tmp_path / "deep" / "verdict.json"
-    run, asked = probe_of(*outcomes)
+    run, calls = probe_of(*outcomes)
     assert probe.remembered(file, run) is may_repack
-    assert asked == [True, False][: len(outcomes)]
-    assert bool(caplog.records) is (outcomes != [Outcome.PASSED]), "whatever is not as it should be is logged"
-    again, asked = probe_of(Outcome.PASSED)
-    assert probe.remembered(file, again) is (may_repack if is_kept else True)
-    assert asked == ([] if is_kept else [True])
+    assert calls == [True, False][: len(outcomes)]
+    assert bool(caplog.records) is (outcomes != [Outcome.PASSED]), "every outcome except a pass is logged"
+    second_run, calls = probe_of(Outcome.PASSED)
+    assert probe.remembered(file, second_run) is (may_repack if is_cached else True)
+    assert calls == ([] if is_cached else [True])
 
 
 def test_a_build_that_always_crashes_is_unavailable(tmp_path: Path) -> None:
@@ -58,21 +58,21 @@ def test_a_build_that_always_crashes_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"repack": "yes"}', "null", "\xff"])
-def test_a_damaged_verdict_is_made_anew(tmp_path: Path, text: str) -> None:
+def test_a_damaged_verdict_is_replaced(tmp_path: Path, text: str) -> None:
     file = tmp_path / "verdict.json"
     file.write_bytes(text.encode("latin-1"))
     for outcomes in ([Outcome.CRASHED, Outcome.PASSED], []):
         run, _ = probe_of(*outcomes)
         assert probe.remembered(file, run) is False
-    assert [path.name for path in tmp_path.iterdir()] == ["verdict.json"], "no parts are left"
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict.json"], "temporary files are left"
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+def test_the_probe_works_without_a_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    run, asked = probe_of(Outcome.PASSED, Outcome.PASSED)
+    run, calls = probe_of(Outcome.PASSED, Outcome.PASSED)
     for _ in range(2):
         assert probe.remembered(tmp_path / "file" / "verdict.json", run) is True
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None
         (f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", Outcome.INCONCLUSIVE),
     ],
 )
-def test_how_a_process_ends(script: str, outcome: Outcome) -> None:
+def test_outcomes_of_processes(script: str, outcome: Outcome) -> None:
     assert probe.outcome_of([sys.executable, "-S", "-c", script]) is outcome
 
 
@@ -111,11 +111,11 @@ def test_the_probe_passes_here_without_repacking(caplog: pytest.LogCaptureFixtur
         assert probe.run(False) is Outcome.PASSED, caplog.text
 
 
-def test_the_probe_with_repacking_passes_here_or_meets_the_known_crash(caplog: pytest.LogCaptureFixture) -> None:
-    """A build by gcc 12 crashes on a processor with AMX, and nowhere else."""
-    foreseen = {Outcome.PASSED, Outcome.CRASHED} if has_amx() else {Outcome.PASSED}
+def test_the_probe_with_repacking_passes_or_hits_the_known_crash(caplog: pytest.LogCaptureFixture) -> None:
+    """Builds by gcc 12 crash on processors with AMX, and only there."""
+    expected = {Outcome.PASSED, Outcome.CRASHED} if has_amx() else {Outcome.PASSED}
     with caplog.at_level(logging.WARNING, "slm_llamacpp"):
-        assert probe.run(True) in foreseen, caplog.text
+        assert probe.run(True) in expected, caplog.text
 
 
 def test_the_key_depends_on_library_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,28 +131,28 @@ def test_the_key_depends_on_library_and_cpu(tmp_path: Path, monkeypatch: pytest.
     assert len(keys) == 3
 
 
-def test_the_verdict_is_kept_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Path] = []
+def test_the_verdict_is_stored_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Path] = []
     monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(probe, "remembered", lambda path, run: asked.append(path) or True)
+    monkeypatch.setattr(probe, "remembered", lambda path, run: calls.append(path) or True)
     assert probe.may_repack.__wrapped__()
-    assert [path.parent for path in asked] == [tmp_path]
+    assert [path.parent for path in calls] == [tmp_path]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "asked", "expected"), [(False, {}, False), (True, {}, True), (True, {"repack": False}, False)]
+    ("verdict", "options", "expected"), [(False, {}, False), (True, {}, True), (True, {"repack": False}, False)]
 )
-def test_a_model_is_loaded_as_the_verdict_says(
-    monkeypatch: pytest.MonkeyPatch, llama_file: Path, verdict: bool, asked: dict[str, object], expected: bool
+def test_models_are_loaded_as_the_verdict_allows(
+    monkeypatch: pytest.MonkeyPatch, llama_file: Path, verdict: bool, options: dict[str, object], expected: bool
 ) -> None:
     monkeypatch.setattr(probe, "may_repack", lambda: verdict)
-    given: list[bool] = []
+    repack_flags: list[bool] = []
     load = backend.LlamaCppModel
 
-    def note(api: object, gguf: object, settings: backend.Settings, progress: object) -> object:
-        given.append(settings.repack)
+    def recording_load(api: object, gguf: object, settings: backend.Settings, progress: object) -> object:
+        repack_flags.append(settings.repack)
         return load(api, gguf, settings, progress)
 
-    monkeypatch.setattr(backend, "LlamaCppModel", note)
-    backend.LlamaCppBackend().load(llama_file, ModelOptions(n_threads=1, backend_options=asked)).close()
-    assert given == [expected]
+    monkeypatch.setattr(backend, "LlamaCppModel", recording_load)
+    backend.LlamaCppBackend().load(llama_file, ModelOptions(n_threads=1, backend_options=options)).close()
+    assert repack_flags == [expected]

@@ -1,4 +1,4 @@
-"""llama.cpp's vocabulary at its edges, against published cases and the vocabulary that slm-core builds itself."""
+"""Edge cases of llama.cpp's vocabulary, against published cases and the vocabulary of slm-core."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def check_agreement(theirs: Vocab, ours: Vocab) -> None:
             assert theirs.decode(ids) == ours.decode(ids), f"{text!r}, {flags}"
     sample = [*range(0, theirs.size, 97), *theirs.eog_ids]
     for special in (False, True):
-        found, expected = ({i: v.token_bytes(i, special=special) for i in sample} for v in (theirs, ours))
-        assert found == expected
+        actual, expected = ({i: v.token_bytes(i, special=special) for i in sample} for v in (theirs, ours))
+        assert actual == expected
 
 
 def test_special_tokens(vocab: Vocab) -> None:
@@ -90,7 +90,7 @@ def test_special_tokens(vocab: Vocab) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 305, 2**31, -(2**31)])
-def test_tokens_outside_are_never_passed_on(vocab: Vocab, token: int) -> None:
+def test_tokens_out_of_range_never_reach_llamacpp(vocab: Vocab, token: int) -> None:
     assert vocab.size == 305
     for call in (lambda: vocab.token_bytes(token), lambda: vocab.decode([0, token])):
         with pytest.raises(InvalidToken, match=rf"{token} .* \(0 to 304\)"):
@@ -98,7 +98,7 @@ def test_tokens_outside_are_never_passed_on(vocab: Vocab, token: int) -> None:
 
 
 def test_long_words_do_not_overflow_the_stack(tmp_path: Path) -> None:
-    # tekken cuts text with std::regex, which recurses for every character: 100,000 in a row end the process otherwise.
+    # tekken splits text with std::regex, which recurses per character: a run of 100,000 would overflow the stack.
     path = changed_model(tmp_path / "tekken.gguf", tokenizer__ggml__pre="tekken")
     script = (
         "import sys; from pathlib import Path; from slm_core.types import ModelOptions;"
@@ -108,12 +108,12 @@ def test_long_words_do_not_overflow_the_stack(tmp_path: Path) -> None:
         "ids = model.vocab.encode(text, add_special=False, parse_special=False);"
         "print(model.vocab.decode(ids) == text)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    process = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, "True\n"), process.stderr
 
 
-def test_a_text_longer_than_the_first_guess_of_its_tokens(vocab: Vocab) -> None:
-    text = "é" * 40_000  # two tokens for each character: more than one for two bytes
+def test_texts_with_more_tokens_than_the_first_buffer_holds(vocab: Vocab) -> None:
+    text = "é" * 40_000  # two tokens per character, one per byte
     assert len(vocab.encode(text, add_special=True, parse_special=True)) == 80_001
 
 
@@ -122,8 +122,8 @@ def test_many_threads(vocab: Vocab) -> None:
     expected = [vocab.encode(text, add_special=True, parse_special=True) for text in texts]
     before = threading.stack_size()
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: vocab.encode(text, add_special=True, parse_special=True), texts))
-    assert found == expected
+        actual = list(pool.map(lambda text: vocab.encode(text, add_special=True, parse_special=True), texts))
+    assert actual == expected
     assert threading.stack_size() == before
 
 
@@ -139,21 +139,21 @@ def test_after_close(load: LoadModel, llama_file: Path) -> None:
 
 
 class TestSentencePiece:
-    def test_bytes_spell_what_is_unknown(self, load: LoadModel, tmp_path: Path) -> None:
+    def test_unknown_characters_become_byte_tokens(self, load: LoadModel, tmp_path: Path) -> None:
         vocab = load(sentencepiece_model(tmp_path / "bytes.gguf", byte_tokens=True)).vocab
         ids = vocab.encode("hello é\0", add_special=False, parse_special=False)
         assert vocab.decode(ids) == "hello é\0"
         assert vocab.token_bytes(ids[0]) == b" "
         assert b"".join(map(vocab.token_bytes, ids)) == " hello é\0".encode()
 
-    def test_text_that_cannot_be_spelled_is_refused(self, load: LoadModel, tmp_path: Path) -> None:
+    def test_characters_without_tokens_are_refused(self, load: LoadModel, tmp_path: Path) -> None:
         vocab = load(sentencepiece_model(tmp_path / "plain.gguf", byte_tokens=False)).vocab
         assert vocab.decode(vocab.encode("hello hell", add_special=True, parse_special=False)) == "hello hell"
         with pytest.raises(VocabError, match="no token for 'z'"):
             vocab.encode("hezo", add_special=False, parse_special=False)
 
 
-def test_control_tokens_are_never_content_of_an_rwkv_vocabulary(load: LoadModel, tmp_path: Path) -> None:
+def test_control_tokens_are_never_content_in_rwkv_vocabularies(load: LoadModel, tmp_path: Path) -> None:
     tokens = ["<s>", *(repr(bytes([i]))[2:-1] for i in range(256)), *(f"piece {i}" for i in range(48))]
     path = changed_model(
         tmp_path / "rwkv.gguf",
@@ -177,9 +177,9 @@ def test_control_tokens_are_never_content_of_an_rwkv_vocabulary(load: LoadModel,
 
 
 class TestAddedTokens:
-    """llama.cpp takes Falcon's token 11 for BOS and EOS of a byte-pair vocabulary that names none."""
+    """llama.cpp assumes token 11 (Falcon's) as BOS and EOS if a byte-pair vocabulary names none."""
 
-    def test_none_is_assumed(self, load: LoadModel, tmp_path: Path) -> None:
+    def test_bos_and_eos_are_not_assumed(self, load: LoadModel, tmp_path: Path) -> None:
         path = changed_model(
             tmp_path / "model.gguf",
             tokenizer__ggml__add_bos_token=False,
@@ -192,13 +192,13 @@ class TestAddedTokens:
             assert vocab.eog_ids == build_vocab(gguf).eog_ids
         assert 11 not in vocab.eog_ids
 
-    def test_adding_one_that_is_missing_is_an_error(self, load: LoadModel, tmp_path: Path) -> None:
+    def test_adding_a_missing_bos_is_an_error(self, load: LoadModel, tmp_path: Path) -> None:
         path = changed_model(tmp_path / "model.gguf", tokenizer__ggml__bos_token_id=None)
         with pytest.raises(InvalidModelFile, match="bos_token_id is missing"):
             load(path)
 
 
-def test_two_tokens_of_one_text_are_an_error(load: LoadModel, tmp_path: Path) -> None:
+def test_two_tokens_with_the_same_text_are_an_error(load: LoadModel, tmp_path: Path) -> None:
     tokens: list[Any] = [f"t{i}" for i in range(305)]
     tokens[7] = "t3"
     with pytest.raises(InvalidModelFile, match="tokens 3 and 7 are both 't3'"):

@@ -1,4 +1,4 @@
-"""A sliding window: llama.cpp reuses cells that the window has passed, and must not."""
+"""Sliding windows: cells that left the window must stay, although llama.cpp would reuse them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.llamacpp.models import windowed_model
 pytestmark = pytest.mark.usefixtures("no_rebuild")
 
 WINDOW = 8
-TOLERANCE = 1e-2  # the contract's for 16 bit: Gemma's GELU is a table of f16 in llama.cpp
+TOLERANCE = 1e-2  # clause 9 for 16 bit: llama.cpp computes Gemma's GELU by a table in f16
 
 
 @pytest.fixture
@@ -28,26 +28,26 @@ def context(model: Model) -> Context:
     return new_context(model)
 
 
-def test_declares_what_it_can(context: Context) -> None:
+def test_declared_edit_level_and_capabilities(context: Context) -> None:
     assert context.edit_level is EditLevel.TRUNCATE
-    assert Capability.KV_PAYLOAD not in context.capabilities, "llama.cpp's dump leaves out what the window has passed"
+    assert Capability.KV_PAYLOAD not in context.capabilities, "llama.cpp's state omits cells that left the window"
 
 
-def test_truncate_and_replay_behind_the_window(context: Context) -> None:
+def test_truncate_beyond_the_window_and_replay(context: Context) -> None:
     tokens = some_tokens(60)
     rows = feed(context, tokens)
     context.truncate(Pos(0, 20))
     assert error(feed(context, tokens[20:]), rows[20:]) <= TOLERANCE
 
 
-def test_another_sequence_does_not_take_cells_that_the_window_has_passed(context: Context) -> None:
-    # Of llama.cpp's 256 cells, 0-99 are freed, so the search for cells begins there and comes to those of sequence 1.
+def test_other_sequences_do_not_take_cells_that_left_the_window(context: Context) -> None:
+    # Cells 0 to 99 of llama.cpp's 256 are freed: its search for cells starts there and reaches those of sequence 1.
     tokens = some_tokens(100, seed=1)
     feed(context, some_tokens(100))
     rows = feed(context, tokens, 1)
     context.drop(0)
     feed(context, some_tokens(150, seed=2), 2)
-    context.truncate(Pos(1, 52))  # without precautions, positions from 50 on are left, and the window begins at 44
+    context.truncate(Pos(1, 52))  # unprotected, positions from 50 on would be left; the window starts at 44
     assert error(feed(context, tokens[52:60], 1), rows[52:60]) <= TOLERANCE
     context.truncate(Pos(1, 30))
     assert error(feed(context, tokens[30:36], 1), rows[30:36]) <= TOLERANCE
@@ -72,6 +72,6 @@ def test_a_dump_replays(context: Context) -> None:
     assert error(feed(context, [5], 2), feed(context, [5])) <= TOLERANCE
 
 
-def test_sequences_have_twins(model: Model) -> None:
+def test_every_sequence_has_a_twin_sequence(model: Model) -> None:
     context = new_context(model, n_seq_max=128)
     assert feed(context, [1], 127).shape == (1, model.vocab.size)

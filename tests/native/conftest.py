@@ -1,4 +1,4 @@
-"""What the tests of the native engine share: its tiers, and loading."""
+"""Fixtures of the native engine's tests: every tier, and a function that loads models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_native.model import NativeModel
 
 @pytest.fixture(params=["reference", "cpu", "torch"])
 def tier(request: pytest.FixtureRequest) -> str:
-    """Every tier; one whose extension is not built is skipped by name."""
+    """Each tier in turn; a tier whose extension is not built is skipped with a message."""
     if request.param == "cpu" and (missing := _extension.why_missing()) is not None:
         pytest.skip(f"the cpu tier is not tested, as the C++ extension is missing: {missing}")
     if request.param == "torch" and (missing := torch_devices.why_missing()) is not None:
@@ -25,7 +25,7 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def load() -> Iterator[Callable[..., NativeModel]]:
-    """Loads a model; it is closed when the test is over."""
+    """A function that loads a model; the model is closed at the end of the test."""
     models: list[NativeModel] = []
 
     def load_model(path: Path, tier: str = "reference", **options: object) -> NativeModel:

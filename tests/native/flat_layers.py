@@ -1,4 +1,4 @@
-"""Layers as one flat record, of which tests change one field at a time, and what the cpu tier makes of them."""
+"""A layer as one flat record, so that tests can change one field at a time, and its fused form on the cpu tier."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatLayer:
-    """All that one call can compute of a layer; None for what the layer lacks. Steps have the same names for it."""
+    """All parts of a layer that one fused call can compute; None for absent parts. Steps use the same names."""
 
     attn_norm: Norm | None
     head_dim: int
@@ -87,24 +87,24 @@ class FlatLayer:
     embedding: LayerEmbedding | None = None
     output_scale: Rows | None = None
 
-    def attention_alone(self) -> FlatLayer:
-        """The layer up to where its attention ends, and with nothing around it."""
-        alone = replace(self, ffn_norm=None, gate=None, up=None, gate_threshold=None, down=None, moe=None)
-        return replace(alone, ffn_post_norm=None, altup=None, embedding=None, output_scale=None)
+    def attention_only(self) -> FlatLayer:
+        """The attention of the layer, without AltUp, layer embedding and output scale."""
+        only_attention = replace(self, ffn_norm=None, gate=None, up=None, gate_threshold=None, down=None, moe=None)
+        return replace(only_attention, ffn_post_norm=None, altup=None, embedding=None, output_scale=None)
 
     def steps(self, kernels: KernelSet, index: int = 0, *, is_last: bool = True) -> list[Step]:
-        """The steps of the layer, whose cache has its number."""
+        """The steps of the layer; ``index`` is the number of the layer and of its KV cache."""
         attention, feed_forward = self._attention(kernels, index, is_last), self._feed_forward(kernels)
         steps: list[Step] = [attention]
         if feed_forward is not None:
             steps = [ParallelStep(attention, feed_forward, is_last)] if self.parallel else [attention, feed_forward]
         scales = [] if self.output_scale is None else [ScaleStep(self.output_scale)]
-        around: tuple[Any, ...] = kernels, index, is_last
+        first_arguments: tuple[Any, ...] = kernels, index, is_last
         if self.altup is not None:
-            how: tuple[Any, ...] = self.active_stream, self.altup, self.embedding, self.activation
-            return [AltUpStep(*around, *how, [*steps, *scales])]
+            altup_arguments: tuple[Any, ...] = self.active_stream, self.altup, self.embedding, self.activation
+            return [AltUpStep(*first_arguments, *altup_arguments, [*steps, *scales])]
         if self.embedding is not None:
-            steps.append(LayerEmbeddingStep(*around, self.embedding, self.activation))
+            steps.append(LayerEmbeddingStep(*first_arguments, self.embedding, self.activation))
         return [*steps, *scales]
 
     def _attention(self, kernels: KernelSet, index: int, is_last: bool) -> Step:
@@ -132,23 +132,27 @@ class FlatLayer:
         return FfnStep(self.ffn_norm, residual, FeedForward(*dense), self.activation, self.gate_threshold)
 
 
-class OneCall:
-    """Layers as one call into C++.
+class FusedLayers:
+    """Layers that the cpu tier fused into one call into C++.
 
     Args:
-        step: what the cpu tier made of them.
+        step: the fused step.
     """
 
     def __init__(self, step: CpuLayers) -> None:
         self.step = step
 
-    def run_as_told(self, streams: Sequence[Rows], plan: BatchPlan, cache: KvLayer, own: Sequence[Rows | None]) -> Any:
-        """The call with any streams and embeddings, no rotation, and the same cache for all layers."""
+    def run_unchecked(
+        self, streams: Sequence[Rows], plan: BatchPlan, cache: KvLayer, layer_embeddings: Sequence[Rows | None]
+    ) -> Any:
+        """Pass any residual streams and embeddings to C++, without rotation, with one KV cache for all layers."""
         assert isinstance(plan, CpuPlan) and isinstance(cache, CpuKvLayer)
-        layers, nothing = [each.native for each in self.step.layers], np.empty((len(streams[0]), 0), np.float32)
-        angles = [_extension.load().Angles.of(nothing, nothing, False)] * len(layers)
-        where = plan.pages, plan.slots, plan.native
-        return self.step.kernels.run_layers(streams, layers, [cache.native] * len(layers), angles, own, *where, None)
+        layers, no_angles = [each.native for each in self.step.layers], np.empty((len(streams[0]), 0), np.float32)
+        angles = [_extension.load().Angles.of(no_angles, no_angles, False)] * len(layers)
+        batch = plan.pages, plan.slots, plan.native
+        return self.step.kernels.run_layers(
+            streams, layers, [cache.native] * len(layers), angles, layer_embeddings, *batch, None
+        )
 
     def run(
         self,
@@ -156,20 +160,20 @@ class OneCall:
         rotations: Sequence[Rotation | None],
         plan: BatchPlan,
         caches: Sequence[KvLayer],
-        own: Sequence[Rows | None],
+        layer_embeddings: Sequence[Rows | None],
         output_mask: NDArray[np.bool_] | None = None,
     ) -> list[Rows]:
-        """What leaves the last layer in each residual stream."""
+        """The output of the last layer, one array per residual stream."""
         positions = [LayerPositions(rotation, None) for rotation in rotations]
-        inputs = StepInputs(positions, [plan] * len(positions), caches, [], own, output_mask)
+        inputs = StepInputs(positions, [plan] * len(positions), caches, [], layer_embeddings, output_mask)
         if self.step.has_streams:
             return list(self.step.run(streams, inputs))
         (x,) = streams
         return [self.step.run(x, inputs)]
 
 
-def native_layer_as_told(layer: FlatLayer) -> Any:
-    """A layer in C++ of all matrices of the record, whether or not any step has them together."""
+def native_layer_unchecked(layer: FlatLayer) -> Any:
+    """A C++ layer of all parts of the record, even if no step combines them."""
     linears = native_linears(layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down, None, None)
     norms = [None if norm is None else native_norm(norm) for norm in (layer.attn_norm, *[None] * 7)]
     native: Any = _extension.load()
@@ -186,10 +190,10 @@ def native_layer_as_told(layer: FlatLayer) -> Any:
     )
 
 
-def one_call(kernels: CpuKernels, layers: Sequence[FlatLayer]) -> OneCall | None:
-    """The layers as one call; None where the tier needs more than one step for them."""
+def fuse_layers(kernels: CpuKernels, layers: Sequence[FlatLayer]) -> FusedLayers | None:
+    """The layers as one fused call; None if the tier needs more than one step."""
     last = len(layers) - 1
     steps = [step for i, layer in enumerate(layers) for step in layer.steps(kernels, i, is_last=i == last)]
-    found = kernels.fuse(steps)
-    is_one = len(found) == 1 and isinstance(found[0], CpuLayers) and len(found[0].layers) == len(layers)
-    return OneCall(found[0]) if is_one and isinstance(found[0], CpuLayers) else None
+    fused = kernels.fuse(steps)
+    is_one = len(fused) == 1 and isinstance(fused[0], CpuLayers) and len(fused[0].layers) == len(layers)
+    return FusedLayers(fused[0]) if is_one and isinstance(fused[0], CpuLayers) else None

@@ -1,4 +1,4 @@
-"""Strictness: what a file says is read, known to be neutral, or refused by name."""
+"""Each metadata key and tensor of a file is read, known to be neutral, or refused by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_core.types import ContextOptions
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads and checks a model whose metadata and tensors are changed: None takes a key or a tensor away."""
+    """Reads and checks a model with changed metadata and tensors; the value None removes a key or a tensor."""
 
     def read_changed(architecture, metadata=None, tensors=None):
         tiny = make_tiny_model(architecture)
@@ -39,11 +39,11 @@ def zeros(*shape: int) -> StoredTensor:
 
 
 @pytest.mark.parametrize("architecture", SHAPES)
-def test_sizes_are_those_of_the_file(read, architecture):
+def test_sizes_equal_the_files(read, architecture):
     spec, shape = read(architecture), SHAPES[architecture]
-    found = (spec.n_layers, spec.n_embd, spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.norm_eps)
-    wanted = (shape.n_layers, shape.n_embd, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.norm_eps)
-    assert found == pytest.approx(wanted)
+    actual = (spec.n_layers, spec.n_embd, spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.norm_eps)
+    expected = (shape.n_layers, shape.n_embd, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.norm_eps)
+    assert actual == pytest.approx(expected)
     assert {layer.rope.freq_base for layer in spec.layers} == {shape.rope_freq_base}
 
 
@@ -53,12 +53,12 @@ def test_sizes_are_those_of_the_file(read, architecture):
     ["block_count", "embedding_length", "feed_forward_length", "attention.head_count",
      "attention.layer_norm_rms_epsilon"],
 )  # fmt: skip
-def test_a_missing_key_is_named(read, architecture, key):
+def test_the_error_names_a_missing_key(read, architecture, key):
     with pytest.raises(UnsupportedModel, match=f"'{architecture}.{key}' is missing"):
         read(architecture, {f"{architecture}.{key}": None})
 
 
-def test_the_rope_base_may_be_missing_in_llama_files_only(read):
+def test_only_llama_files_may_omit_the_rope_base(read):
     assert read("llama", {"llama.rope.freq_base": None}).layers[0].rope.freq_base == 10_000
     for architecture in ("qwen2", "qwen3"):
         with pytest.raises(UnsupportedModel, match=f"'{architecture}.rope.freq_base' is missing"):
@@ -84,7 +84,7 @@ def test_the_rope_base_may_be_missing_in_llama_files_only(read):
         ("pooling.kind", ["a", "b"], r"\['a', 'b'\]"),
     ],
 )
-def test_a_value_that_is_not_implemented_is_named(read, architecture, key, value, shown):
+def test_the_error_names_an_unimplemented_value(read, architecture, key, value, shown):
     with pytest.raises(UnsupportedModel, match=rf"{key}'?.*") as raised:
         read(architecture, {f"{architecture}.{key}": value})
     assert raised.match(shown)
@@ -93,7 +93,7 @@ def test_a_value_that_is_not_implemented_is_named(read, architecture, key, value
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(("window", "shown"), [(4096, "4096"), ([0, 0, 0], "array")])
-def test_a_window_is_refused_where_it_is_not_implemented(read, architecture, window, shown):
+def test_an_unimplemented_sliding_window_is_refused(read, architecture, window, shown):
     with pytest.raises(UnsupportedModel, match=f"attention.sliding_window.*{shown}"):
         read(architecture, {f"{architecture}.attention.sliding_window": window})
 
@@ -113,7 +113,7 @@ def test_a_window_is_refused_where_it_is_not_implemented(read, architecture, win
         ("vocab_size", 17),
     ],
 )
-def test_values_that_change_nothing_are_accepted(read, key, value):
+def test_neutral_values_are_accepted(read, key, value):
     assert read("llama", {f"llama.{key}": value}) == read("llama")
 
 
@@ -136,7 +136,7 @@ def test_values_that_change_nothing_are_accepted(read, key, value):
         ("block_count", 2**31 - 1),  # must not take long either
     ],
 )
-def test_a_value_that_cannot_be_is_named(read, key, value):
+def test_an_impossible_value_is_refused_in_one_line(read, key, value):
     changes = {f"llama.{key}": value}
     if key == "attention.key_length":
         changes |= {"llama.attention.value_length": value, "llama.rope.dimension_count": value}
@@ -145,14 +145,14 @@ def test_a_value_that_cannot_be_is_named(read, key, value):
     assert "\n" not in str(raised.value)
 
 
-def test_keys_of_ours_are_read_as_strictly(read):
-    """Without YaRN, nothing asks for how its ramp is rounded."""
+def test_slm_keys_are_checked_as_strictly(read):
+    """Without YaRN no code reads whether the YaRN ramp is truncated, so the key is unknown."""
     for key in ("slm.rope.yarn_truncate", "slm.something.new"):
         with pytest.raises(UnsupportedModel, match=rf"'{key}' is False.*unknown here"):
             read("llama", {key: False})
 
 
-def test_an_architecture_that_is_unknown_is_named(read):
+def test_the_error_lists_the_architectures_if_one_is_unknown(read):
     for name in ("gemma9", "_decoder", "llama.evil", "../llama", "x" * 10_000):
         with pytest.raises(UnsupportedModel, match=r"is unknown here \(accepted: .*llama, .*qwen2, .*qwen3") as raised:
             read("llama", {"general.architecture": name})
@@ -169,13 +169,13 @@ def test_an_architecture_that_is_unknown_is_named(read):
         ("qwen3", "blk.0.attn_q_norm.weight"),
     ],
 )
-def test_a_missing_tensor_is_named(read, architecture, name):
+def test_the_error_names_a_missing_tensor(read, architecture, name):
     with pytest.raises((InvalidModelFile, UnsupportedModel), match=rf"tensor '{name}'.* is missing"):
         read(architecture, tensors={name: None})
 
 
 @pytest.mark.parametrize(
-    ("architecture", "name", "shape", "wanted"),
+    ("architecture", "name", "shape", "expected"),
     [
         ("llama", "blk.0.attn_q.weight", (96, 192), r"\(192, 96\)"),
         ("llama", "rope_freqs.weight", (32,), r"\(16,\)"),
@@ -185,9 +185,9 @@ def test_a_missing_tensor_is_named(read, architecture, name):
         ("qwen3", "blk.2.attn_k_norm.weight", (64,), r"\(32,\)"),
     ],
 )
-def test_a_wrong_shape_is_named(read, architecture, name, shape, wanted):
-    found = str(shape).replace("(", r"\(").replace(")", r"\)")
-    with pytest.raises(InvalidModelFile, match=rf"tensor '{name}' has the shape {found}, not {wanted}"):
+def test_the_error_names_a_wrong_shape(read, architecture, name, shape, expected):
+    actual = str(shape).replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(InvalidModelFile, match=rf"tensor '{name}' has the shape {actual}, not {expected}"):
         read(architecture, tensors={name: zeros(*shape)})
 
 
@@ -201,18 +201,20 @@ def test_a_wrong_shape_is_named(read, architecture, name, shape, wanted):
         ("qwen3", "blk.0.ffn_gate_exps.weight", (8, 160, 64)),
     ],
 )
-def test_a_tensor_that_the_architecture_does_not_have_is_refused(read, architecture, name, shape):
+def test_an_unknown_tensor_is_refused(read, architecture, name, shape):
     with pytest.raises(UnsupportedModel, match=f"tensor '{name}' is unknown for {architecture} models"):
         read(architecture, tensors={name: zeros(*shape)})
 
 
-def test_a_vocabulary_alone_is_no_model(read):
+def test_a_file_with_only_a_vocabulary_is_refused(read):
     tensors = dict.fromkeys(make_tiny_model("llama").tensors)
     with pytest.raises(UnsupportedModel, match="holds no weights, only a vocabulary"):
         read("llama", tensors=tensors)
 
 
-def test_optional_biases_of_llama_files_are_used(tmp_path, load, feed, random_tokens, assert_close, llama_cpp_logits):
+def test_optional_biases_in_llama_files_are_applied(
+    tmp_path, load, feed, random_tokens, assert_close, llama_cpp_logits
+):
     tiny = make_tiny_model("llama", seed=4)
     rng = np.random.default_rng(0)
     for name, matrix in list(tiny.tensors.items()):
@@ -224,8 +226,8 @@ def test_optional_biases_of_llama_files_are_used(tmp_path, load, feed, random_to
         assert_close(feed(context, tokens), llama_cpp_logits(path, tokens), 1e-4)
 
 
-def test_scales_of_matrices_are_used(tmp_path, load, feed, random_tokens, assert_close, llama_cpp_logits):
-    """NVFP4 files have them; they scale the product, not the bias (attn_q has one here)."""
+def test_scales_of_matrices_are_applied(tmp_path, load, feed, random_tokens, assert_close, llama_cpp_logits):
+    """NVFP4 files have such scales. A scale multiplies the product, not the bias; attn_q has a bias here."""
     tiny = make_tiny_model("llama", seed=4)
     rng = np.random.default_rng(0)
     tiny.tensors["blk.0.attn_q.bias"] = StoredTensor.pack(rng.standard_normal(192).astype(np.float32), "f32")
@@ -236,19 +238,19 @@ def test_scales_of_matrices_are_used(tmp_path, load, feed, random_tokens, assert
         assert_close(feed(context, tokens), llama_cpp_logits(path, tokens), 1e-4)
 
 
-def test_a_tensor_that_changes_nothing_here_is_reported(read, caplog):
+def test_an_ignored_tensor_is_logged(read, caplog):
     with caplog.at_level(logging.INFO, "slm_core"):
         read("qwen3", tensors={"blk.1.ffn_up.input_scale": zeros(1)})
     assert "blk.1.ffn_up.input_scale" in caplog.text
 
 
-def test_a_tensor_of_a_type_that_is_not_for_weights_is_refused(tmp_path):
+def test_a_tensor_of_an_integer_type_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
     tiny = make_tiny_model("llama")
     name = "blk.1.ffn_norm.weight"
     tiny.write(path)
     data = bytearray(path.read_bytes())
-    at = data.index(name.encode()) + len(name) + 4 + 8  # behind the number of dimensions and the one dimension
+    at = data.index(name.encode()) + len(name) + 4 + 8  # after the number of dimensions and the single dimension
     assert data[at : at + 4] == bytes(4), "F32"
     data[at : at + 4] = (26).to_bytes(4, "little")
     path.write_bytes(data)

@@ -1,7 +1,8 @@
-"""Attention of the C++ kernels, every instruction set of this machine, against softmaxes in float64.
+"""Attention of the C++ kernels, on every instruction set of this machine, against softmaxes in float64.
 
-The oracle attends to what the codec makes of keys and values. Bounds are those of float32: a score is a sum of D
-products, a weight an exponential, the result a mean of S values; each operation errs by half a unit of the last place.
+The oracle reads keys and values that the codec encoded and decoded. Bounds are those of float32: a score is a sum of D
+products, a weight is an exponential, the result is a mean of S values. Each operation errs by half a unit in the last
+place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if (_missing := _extension.why_missing()) is not None:
 native = _extension.load()
 ISAS = native.available_isas()
 U = 2.0**-24
-FEW_ROWS = 8  # up to so many queries and heads of a sequence, or for one token, keys are not expanded
+FEW_ROWS = 8  # keys are not dequantized for at most 8 rows (queries x heads) of a sequence, nor for one token
 BLOCK = 32
 CODED = (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
 TYPES = (KvType.F32, KvType.F16, KvType.BF16, *CODED)
@@ -41,28 +42,28 @@ def f32(*shape: int, seed: int) -> NDArray[np.float32]:
 
 @dataclass
 class Heads:
-    """A shape: K heads of keys, each read by ``group`` heads of queries, all of width D."""
+    """A shape: K key/value heads of width D, each shared by ``group`` query heads."""
 
     n_kv: int
     group: int
     width: int
 
 
-class Cached:
-    """A cache of one kernel set, and beside it the keys and values of each sequence."""
+class CacheWithCopy:
+    """A KV cache of one kernel set, and a copy of the keys and values of each sequence."""
 
     def __init__(self, isa: str, heads: Heads, k_type: str, v_type: str, n_threads: int = 2, n_ctx: int = 1024) -> None:
         self.heads = heads
         self.kernels = CpuKernels(isa, n_threads, 0)
         self.codecs = codec_of(k_type, heads.width), codec_of(v_type, heads.width)
-        # Three layers, of which the second is used: an offset that is wrong hits another.
+        # The tests use the second of three layers: a wrong offset would read another layer.
         layout = PageLayout(range(3), heads.n_kv, heads.width, *self.codecs)
         self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(n_ctx, 4), 4, self.kernels.new_pages)
         self.layer = self.cache.layers[1]
         self.held: dict[int, list[NDArray[np.float32]]] = {}
 
     def append(self, counts: dict[int, int], seed: int, shuffled: bool = False) -> BatchPlan:
-        """Bring so many tokens for each sequence, mixed among each other where ``shuffled``."""
+        """Append ``counts[seq_id]`` tokens to each sequence; ``shuffled`` mixes the tokens of the sequences."""
         seq_ids = np.concatenate([np.full(n, seq_id, np.int32) for seq_id, n in counts.items()])
         if shuffled:
             np.random.default_rng(seed).shuffle(seq_ids)
@@ -93,11 +94,11 @@ class Cached:
         return f32(n_tokens, self.heads.n_kv * self.heads.group, self.heads.width, seed=seed)
 
     def check(self, plan: BatchPlan, seed: int, scoring: Scoring = PLAIN) -> None:
-        """Compare what is found of a batch, of which runs of spans lie on whatever the sequence holds."""
+        """Compare the attention of a batch with the oracle, run by run."""
         q = self.queries(len(plan.pages), seed)
         scale = self.heads.width**-0.5
-        found = self.kernels.attention_over_runs(q, self.layer, plan, scale, scoring)
-        assert (found.shape, found.dtype) == (q.shape, np.float32)
+        actual = self.kernels.attention_over_runs(q, self.layer, plan, scale, scoring)
+        assert (actual.shape, actual.dtype) == (q.shape, np.float32)
         for run in plan.runs:
             k, v = (held[: run.n_held] for held in self.held[run.seq_id])
             assert len(k) == run.n_held
@@ -105,13 +106,13 @@ class Cached:
             is_few = len(queries) == 1 or len(queries) * self.heads.group <= FEW_ROWS
             if self.codecs[0].kv_type in CODED and is_few:
                 queries = rounded_to_int8(queries)
-            wanted, bound = attention(queries, k, v, scoring, bidirectional=run.bidirectional)
-            worst = np.max(np.abs(found[run.rows] - wanted) / bound)
+            expected, bound = attention(queries, k, v, scoring, bidirectional=run.bidirectional)
+            worst = np.max(np.abs(actual[run.rows] - expected) / bound)
             assert worst <= 1, f"sequence {run.seq_id} is off by {worst:.3g} times the bound"
 
 
 def rounded_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Blocks of 32 with one scale."""
+    """Activations rounded to int8 in blocks of 32 with one scale."""
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     peaks = np.abs(blocks).max(axis=-1, keepdims=True)
     codes = np.rint(blocks * (np.float32(127) / peaks))
@@ -121,28 +122,29 @@ def rounded_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def attention(
     q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scoring: Scoring, *, bidirectional: bool = False
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The mean of values and its bound, in float64, one query and head at a time; ``q`` is scaled."""
+    """The mean of values and its error bound, in float64, one query and head at a time; ``q`` is already scaled."""
     n_tokens, n_heads, _ = q.shape
     n_held, n_kv_heads, _ = k.shape
-    wanted, bound = np.empty(q.shape), np.empty(q.shape)
+    expected, bound = np.empty(q.shape), np.empty(q.shape)
     for t in range(n_tokens):
         position = n_held - n_tokens + t
         first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
-        seen = np.arange(min(first, n_held - n_tokens), n_held) if bidirectional else np.arange(first, position + 1)
+        visible = np.arange(min(first, n_held - n_tokens), n_held) if bidirectional else np.arange(first, position + 1)
         for h in range(n_heads):
-            keys, values = k[seen, h // (n_heads // n_kv_heads)], v[seen, h // (n_heads // n_kv_heads)]
-            wanted[t, h], bound[t, h] = mean_of_values(q[t, h], keys, values, position - seen, scoring, h)
-    return wanted, bound
+            keys, values = k[visible, h // (n_heads // n_kv_heads)], v[visible, h // (n_heads // n_kv_heads)]
+            expected[t, h], bound[t, h] = mean_of_values(q[t, h], keys, values, position - visible, scoring, h)
+    return expected, bound
 
 
 def mean_of_values(
     q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], distance: NDArray[Any], scoring: Scoring, head: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One query's result and how far float32 may be from it.
+    """The result of one query, and the error bound of a float32 computation.
 
-    A weight's relative error is the absolute error of its score, and that of an exponential: eight units, two for each
-    unit of its argument (which is rounded, and multiplied by a rounded log2(e)), and as much again for each page, as
-    sums shrink when a larger score is found. A tanh as a quotient of exponentials errs by eight units of the cap.
+    The relative error of a weight is the absolute error of its score plus the error of an exponential: eight units, two
+    for each unit of the argument (which is rounded, and multiplied by a rounded log2(e)). Each page adds this error
+    once more, because a larger score rescales the sums. A tanh as a quotient of exponentials errs by eight units of
+    the cap.
     """
     q, keys, values = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
     scores = keys @ q
@@ -160,9 +162,9 @@ def mean_of_values(
     n_pages = len(scores) / PAGE_TOKENS + 2
     share = weights / total
     relative = error + U * (8 + 2 * depth) * n_pages + U * (len(scores) + 4)
-    wanted = share @ values
-    off = (share * relative) @ np.abs(values) + np.abs(wanted) * (share @ relative + 8 * U)
-    return wanted, 1.1 * off + 2.0**-120  # a tenth for products of errors
+    expected = share @ values
+    bound = (share * relative) @ np.abs(values) + np.abs(expected) * (share @ relative + 8 * U)
+    return expected, 1.1 * bound + 2.0**-120  # one tenth more for products of errors
 
 
 SHAPES = {
@@ -199,7 +201,7 @@ def usable(kv_type: str, width: int) -> bool:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_scoring_and_shapes(isa: str, shape: str, scoring: str) -> None:
     heads, n_tokens, n_held = SHAPES[shape]
-    cached = Cached(isa, heads, "f32", "f16")
+    cached = CacheWithCopy(isa, heads, "f32", "f16")
     if n_held > n_tokens:
         cached.append({0: n_held - n_tokens}, seed=1)
     plan = cached.append({0: n_tokens}, seed=3)
@@ -213,7 +215,7 @@ def test_each_kv_type(isa: str, kv_type: KvType, shape: str) -> None:
     heads, n_tokens, n_held = SHAPES[shape]
     if not usable(kv_type, heads.width):
         heads = Heads(heads.n_kv, heads.group, -(-heads.width // BLOCK) * BLOCK)
-    cached = Cached(isa, heads, kv_type, kv_type)
+    cached = CacheWithCopy(isa, heads, kv_type, kv_type)
     if n_held > n_tokens:
         cached.append({0: n_held - n_tokens}, seed=1)
     plan = cached.append({0: n_tokens}, seed=3)
@@ -225,7 +227,7 @@ def test_each_kv_type(isa: str, kv_type: KvType, shape: str) -> None:
 @pytest.mark.parametrize("k_type", TYPES)
 @pytest.mark.parametrize("v_type", TYPES)
 def test_keys_and_values_of_different_types(isa: str, k_type: KvType, v_type: KvType) -> None:
-    cached = Cached(isa, Heads(2, 2, 32), k_type, v_type)
+    cached = CacheWithCopy(isa, Heads(2, 2, 32), k_type, v_type)
     cached.check(cached.append({0: 67}, seed=1), 3)
     cached.check(cached.append({0: 2}, seed=4), 5)
 
@@ -233,7 +235,7 @@ def test_keys_and_values_of_different_types(isa: str, k_type: KvType, v_type: Kv
 @every_isa
 @pytest.mark.parametrize("n_tokens", [*range(1, 20), 31, 32, 33, 47, 48, 49, 63, 64, 65])
 def test_every_number_of_tokens(isa: str, n_tokens: int) -> None:
-    cached = Cached(isa, Heads(1, 3, 40), "f16", "f32")
+    cached = CacheWithCopy(isa, Heads(1, 3, 40), "f16", "f32")
     cached.append({0: 61}, seed=1)
     cached.check(cached.append({0: n_tokens}, seed=3), 5, Scoring(window=50))
 
@@ -241,24 +243,24 @@ def test_every_number_of_tokens(isa: str, n_tokens: int) -> None:
 @every_isa
 @pytest.mark.parametrize("window", [None, 1, 20, 64, 200])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (2, 3), (3, 70, 5, 130), (300,), (40, 100, 64)], ids=str)
-def test_spans(isa: str, lengths: tuple[int, ...], window: int | None) -> None:
-    """Every second run of a batch sees all of itself, from wherever on a page it begins."""
+def test_bidirectional_blocks(isa: str, lengths: tuple[int, ...], window: int | None) -> None:
+    """Every second run of a batch is a bidirectional block, at any offset in a page."""
     for kv_type in ("f32", "q8_0"):
-        cached = Cached(isa, Heads(2, 3, BLOCK), kv_type, kv_type)
+        cached = CacheWithCopy(isa, Heads(2, 3, BLOCK), kv_type, kv_type)
         cached.append({0: 77}, seed=1)
         plan = cached.append({0: sum(lengths)}, seed=3)
         runs = [np.arange(n - 1, -1, -1) * (i % 2 == len(lengths) % 2) for i, n in enumerate(lengths, 1)]
-        spanned = in_blocks(plan, np.concatenate(runs).astype(np.int32))
-        assert sum(run.bidirectional for run in spanned.runs) == sum(bool(run.any()) for run in runs)
-        cached.check(cached.kernels.place(spanned), seed=5, scoring=Scoring(window=window))
+        blocked = in_blocks(plan, np.concatenate(runs).astype(np.int32))
+        assert sum(run.bidirectional for run in blocked.runs) == sum(bool(run.any()) for run in runs)
+        cached.check(cached.kernels.place(blocked), seed=5, scoring=Scoring(window=window))
 
 
 @every_isa
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_sequences_that_share_pages(isa: str, kv_type: str, n_threads: int) -> None:
-    """Tokens of four sequences in any order: a fork on a page's border and one within, and one sequence of its own."""
-    cached = Cached(isa, Heads(2, 2, 64), kv_type, kv_type, n_threads)
+    """Tokens of four sequences in any order: forks at a page boundary and inside a page, an independent sequence."""
+    cached = CacheWithCopy(isa, Heads(2, 2, 64), kv_type, kv_type, n_threads)
     cached.append({0: 200}, seed=1)
     cached.fork(0, 1, 128)
     cached.fork(0, 2, 77)
@@ -270,8 +272,8 @@ def test_sequences_that_share_pages(isa: str, kv_type: str, n_threads: int) -> N
 
 @every_isa
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
-def test_long_contexts_are_read_in_parts(isa: str, n_kv_heads: int) -> None:
-    cached = Cached(isa, Heads(n_kv_heads, 2, 32), "f16", "q8_0", n_threads=4, n_ctx=4096)
+def test_long_contexts_are_split_into_parts(isa: str, n_kv_heads: int) -> None:
+    cached = CacheWithCopy(isa, Heads(n_kv_heads, 2, 32), "f16", "q8_0", n_threads=4, n_ctx=4096)
     cached.append({0: 3000}, seed=1)
     plan = cached.append({0: 1}, seed=3)
     for scoring in ("plain", "sinks"):
@@ -281,54 +283,54 @@ def test_long_contexts_are_read_in_parts(isa: str, n_kv_heads: int) -> None:
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 100])
-def test_the_number_of_threads_changes_no_bit(isa: str, n_tokens: int) -> None:
-    found = []
+def test_the_result_is_bitwise_equal_for_any_number_of_threads(isa: str, n_tokens: int) -> None:
+    results = []
     for n_threads in (1, 2, 3):
-        cached = Cached(isa, Heads(1, 2, 64), "f16", "f16", n_threads, n_ctx=4096)
+        cached = CacheWithCopy(isa, Heads(1, 2, 64), "f16", "f16", n_threads, n_ctx=4096)
         cached.append({0: 2500}, seed=1)
         plan = cached.append({0: n_tokens}, seed=3)
-        found.append(cached.kernels.attention_over_runs(cached.queries(n_tokens, seed=5), cached.layer, plan, 0.125))
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0], other)
+        results.append(cached.kernels.attention_over_runs(cached.queries(n_tokens, seed=5), cached.layer, plan, 0.125))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
 
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 40])
 def test_large_scores(isa: str, n_tokens: int) -> None:
-    """Only the nearest key counts: exponentials underflow, and none overflows."""
-    cached = Cached(isa, Heads(1, 2, 16), "f32", "f32")
+    """Only the key with the largest score counts: the other exponentials underflow, and none overflows."""
+    cached = CacheWithCopy(isa, Heads(1, 2, 16), "f32", "f32")
     plan = cached.append({0: 150}, seed=1) if n_tokens > 1 else None
     plan = cached.append({0: n_tokens}, seed=3)
     q = cached.queries(n_tokens, seed=4) * np.float32(1e4)
-    found = cached.kernels.attention_over_runs(q, cached.layer, plan, 1.0)
+    actual = cached.kernels.attention_over_runs(q, cached.layer, plan, 1.0)
     k, v = cached.held[0]
     for t in range(n_tokens):
         for h in range(2):
             end = len(k) - n_tokens + t + 1
-            np.testing.assert_allclose(found[t, h], v[np.argmax(k[:end, 0].astype(float) @ q[t, h]), 0], rtol=1e-6)
+            np.testing.assert_allclose(actual[t, h], v[np.argmax(k[:end, 0].astype(float) @ q[t, h]), 0], rtol=1e-6)
 
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 40])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_no_number_shows(isa: str, n_tokens: int, bad: float) -> None:
-    """In the heads that read it, from its page on (where it is masked, its weight is 0), and nowhere else."""
-    cached = Cached(isa, Heads(2, 2, 16), "f32", "f32")
+def test_nan_and_infinity_propagate(isa: str, n_tokens: int, bad: float) -> None:
+    """Only the heads that read the value show it, from its page on: where the value is masked, its weight is 0."""
+    cached = CacheWithCopy(isa, Heads(2, 2, 16), "f32", "f32")
     plan = cached.append({0: 90}, seed=1)
     k, v = f32(90, 2, 16, seed=1), f32(90, 2, 16, seed=2)
     v[70, 1, 3] = bad
     cached.layer.write(plan.pages, plan.slots, k, v)
     plan = plan if n_tokens > 1 else cached.append({0: 1}, seed=3)
-    found = cached.kernels.attention_over_runs(cached.queries(len(plan.pages), 5), cached.layer, plan, 0.25)
-    wanted = np.ones(found.shape, bool)
-    wanted[70 if n_tokens > 1 else 0 :, 2:, 3] = False
-    sure = np.delete(np.arange(len(found)), np.arange(PAGE_TOKENS, 70) if n_tokens > 1 else [])
-    np.testing.assert_array_equal(np.isfinite(found)[sure], wanted[sure])
+    actual = cached.kernels.attention_over_runs(cached.queries(len(plan.pages), 5), cached.layer, plan, 0.25)
+    expected = np.ones(actual.shape, bool)
+    expected[70 if n_tokens > 1 else 0 :, 2:, 3] = False
+    checked = np.delete(np.arange(len(actual)), np.arange(PAGE_TOKENS, 70) if n_tokens > 1 else [])
+    np.testing.assert_array_equal(np.isfinite(actual)[checked], expected[checked])
 
 
 @every_isa
-def test_what_lies_behind_the_end_is_not_read(isa: str) -> None:
-    cached = Cached(isa, Heads(1, 2, 16), "f32", "f32")
+def test_slots_after_the_last_token_are_not_read(isa: str) -> None:
+    cached = CacheWithCopy(isa, Heads(1, 2, 16), "f32", "f32")
     cached.append({0: 70}, seed=1)
     for plane in (*cached.layer._key_planes, *cached.layer._value_planes):
         plane[1, :, 20:] = np.nan
@@ -338,9 +340,9 @@ def test_what_lies_behind_the_end_is_not_read(isa: str) -> None:
 
 @every_isa
 @pytest.mark.parametrize("kv_type", TYPES)
-def test_written_as_the_codec_encodes(isa: str, kv_type: KvType) -> None:
-    """Bit for bit, the values that rounding finds hardest among them."""
-    cached = Cached(isa, Heads(3, 1, 96), kv_type, kv_type)
+def test_kernels_write_the_bits_of_the_codec(isa: str, kv_type: KvType) -> None:
+    """Bit for bit, including the values that are hardest to round."""
+    cached = CacheWithCopy(isa, Heads(3, 1, 96), kv_type, kv_type)
     x = f32(70, 3, 96, seed=1) * np.float32(10) ** np.random.default_rng(2).integers(-9, 9, (70, 3, 96))
     x = x.astype(np.float32)
     x[5], x[6, 1] = 0, -0.0
@@ -351,34 +353,34 @@ def test_written_as_the_codec_encodes(isa: str, kv_type: KvType) -> None:
     x[11] = np.float32(1) + np.arange(96, dtype=np.float32) * np.float32(2.0**-12)
     plan = cached.kernels.place(cached.cache.plan(np.zeros(70, np.int32), np.arange(70, dtype=np.int32)))
     cached.layer.write(plan.pages, plan.slots, x, -x)
-    for found, wanted in (
+    for planes, encoded in (
         (cached.layer._key_planes, cached.codecs[0].encode(x)),
         (cached.layer._value_planes, cached.codecs[1].encode(-x)),
     ):
-        for plane, expected in zip(found, wanted, strict=True):
+        for plane, expected in zip(planes, encoded, strict=True):
             np.testing.assert_array_equal(plane[plan.pages, :, plan.slots], expected)
 
 
 @every_isa
 @pytest.mark.parametrize("kv_type", TYPES)
-def test_what_is_no_number_is_kept(isa: str, kv_type: KvType) -> None:
-    cached = Cached(isa, Heads(1, 1, 64), kv_type, kv_type)
+def test_nan_is_stored_as_nan(isa: str, kv_type: KvType) -> None:
+    cached = CacheWithCopy(isa, Heads(1, 1, 64), kv_type, kv_type)
     plan = cached.append({0: 3}, seed=1)
     x = f32(3, 1, 64, seed=2)
     x[1, 0, 40] = np.nan
     cached.layer.write(plan.pages, plan.slots, x, x)
-    kept = cached.layer.keys(slice(0, 1), 3)
+    stored = cached.layer.keys(slice(0, 1), 3)
     n_bad = BLOCK if kv_type in CODED else 1
-    assert np.isnan(kept).sum() == n_bad
-    assert np.isnan(kept[1, 0, 40])
+    assert np.isnan(stored).sum() == n_bad
+    assert np.isnan(stored[1, 0, 40])
 
 
 @every_isa
-def test_two_callers_at_once(isa: str) -> None:
-    cached = [Cached(isa, Heads(2, 2, 32), "f16", "f16") for _ in range(2)]
+def test_two_threads_may_attend_at_once(isa: str) -> None:
+    cached = [CacheWithCopy(isa, Heads(2, 2, 32), "f16", "f16") for _ in range(2)]
     errors: list[BaseException] = []
 
-    def attend(one: Cached) -> None:
+    def attend(one: CacheWithCopy) -> None:
         try:
             for seed in range(10):
                 one.check(one.append({0: 40}, seed=seed), seed)
@@ -394,7 +396,7 @@ def test_two_callers_at_once(isa: str) -> None:
 
 
 @every_isa
-def test_arguments_are_checked(isa: str) -> None:
+def test_wrong_arguments_are_refused(isa: str) -> None:
     kernels = native.Kernels(isa, 1)
     pages = PageLayout(range(2), 3, 32, codec_of("f16", 32), codec_of("q8_0", 32)).pages(2)
     sizes = {"keys": "f16", "values": "q8_0", "n_layers": 2, "layer": 1, "n_kv_heads": 3, "head_dim": 32}

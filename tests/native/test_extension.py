@@ -1,4 +1,4 @@
-"""The C++ extension and its stub: the one must be what the other says."""
+"""The C++ extension and its stub declare the same interface."""
 
 import ast
 import importlib
@@ -20,24 +20,24 @@ STUB = Path(inspect.getfile(_extension)).with_name("_native.pyi")
 
 
 def _parameters(definition: ast.FunctionDef) -> list[str]:
-    """Names, and which may be left out. An object's own is not among them."""
-    given = definition.args
-    needed = len(given.args) - len(given.defaults)
-    names = [arg.arg + ("" if i < needed else "=") for i, arg in enumerate(given.args) if arg.arg != "self"]
-    return names + [f"*{arg.arg}" for arg in given.kwonlyargs]
+    """Parameter names without ``self``; "=" marks an optional one, "*" a keyword-only one."""
+    arguments = definition.args
+    n_required = len(arguments.args) - len(arguments.defaults)
+    names = [arg.arg + ("" if i < n_required else "=") for i, arg in enumerate(arguments.args) if arg.arg != "self"]
+    return names + [f"*{arg.arg}" for arg in arguments.kwonlyargs]
 
 
-def _told() -> dict[str, list[str]]:
-    """What the stub says there is: parameters of each function, an attribute's as none."""
-    told = {}
+def _stub_interface() -> dict[str, list[str]]:
+    """The parameters of each function in the stub; an attribute has none."""
+    interface = {}
     for scope, body in _scopes(ast.parse(STUB.read_text())):
         for node in body:
             if isinstance(node, ast.FunctionDef):
                 is_property = any(ast.unparse(decorator) == "property" for decorator in node.decorator_list)
-                told[scope + node.name] = [] if is_property else _parameters(node)
+                interface[scope + node.name] = [] if is_property else _parameters(node)
             elif isinstance(node, ast.AnnAssign):
-                told[scope + ast.unparse(node.target)] = []
-    return told
+                interface[scope + ast.unparse(node.target)] = []
+    return interface
 
 
 def _scopes(tree):
@@ -45,31 +45,31 @@ def _scopes(tree):
     yield from ((node.name + ".", node.body) for node in tree.body if isinstance(node, ast.ClassDef))
 
 
-def _made(extension: ModuleType) -> dict[str, list[str]]:
-    """What the extension has, as nanobind writes it down."""
-    made = {}
+def _extension_interface(extension: ModuleType) -> dict[str, list[str]]:
+    """The parameters of each function in the extension, from the signatures that nanobind generates."""
+    interface = {}
     for scope, holder in [("", extension), *((f"{n}.", c) for n, c in vars(extension).items() if isinstance(c, type))]:
         for name, value in vars(holder).items():
             if name.startswith("_") and name != "__init__":
                 continue
             if isinstance(value, (property, str)):
-                made[scope + name] = []
+                interface[scope + name] = []
             elif (value := getattr(holder, name)) and hasattr(value, "__nb_signature__"):
-                made[scope + name] = _parameters(_signature(value.__nb_signature__[0][0]))
-    return made
+                interface[scope + name] = _parameters(_signature(value.__nb_signature__[0][0]))
+    return interface
 
 
 def _signature(text: str) -> ast.FunctionDef:
-    """Parse what nanobind writes, without what stands in brackets: ``ndarray[dtype=uint8]`` is no Python."""
+    """Parse a signature of nanobind, without the text in brackets: ``ndarray[dtype=uint8]`` is not valid Python."""
     while (plain := re.sub(r"\[[^][]*\]", "", text)) != text:
         text = plain
     return ast.parse(f"{text}: ...").body[0]
 
 
-def test_the_stub_says_what_the_extension_has():
-    told, made = _told(), _made(_extension.load())
-    assert len(told) > 20
-    assert told == made
+def test_the_stub_equals_the_extension():
+    stub, extension = _stub_interface(), _extension_interface(_extension.load())
+    assert len(stub) > 20
+    assert stub == extension
 
 
 @pytest.fixture
@@ -81,18 +81,18 @@ def changed_stub(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("changed_stub")
-def test_an_extension_of_another_interface_is_refused():
+def test_an_extension_that_differs_from_the_stub_is_refused():
     with pytest.raises(BackendUnavailable, match=r"does not fit the Python sources .* build it again") as caught:
         _extension.load()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("changed_stub")
-def test_a_status_tells_of_it():
+def test_the_status_reports_an_outdated_extension():
     assert "build it again" in NativeBackend().status().reason
 
 
-def test_one_that_says_nothing_of_its_interface_is_refused(monkeypatch):
+def test_an_extension_without_signatures_is_refused(monkeypatch):
     old = ModuleType("slm_native._native")
     old.__file__ = "old.so"
     monkeypatch.setattr(importlib, "import_module", lambda name: old)
@@ -100,6 +100,6 @@ def test_one_that_says_nothing_of_its_interface_is_refused(monkeypatch):
         _extension.load()
 
 
-def test_without_stubs_there_is_nothing_to_compare(changed_stub):
+def test_the_extension_loads_without_a_stub(changed_stub):
     changed_stub.unlink()
     assert _extension.load().available_isas()

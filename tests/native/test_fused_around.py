@@ -1,6 +1,6 @@
-"""What lies around fused blocks, and experts in them: several streams, embeddings of a block's own, a scale.
+"""Fused layers with more parts: residual streams (AltUp), per-layer embeddings, an output scale, experts.
 
-Against the steps that they are made of, on the same tier; attention and dense layers have their own tests.
+The oracle is the unfused steps on the same tier. Attention and dense layers have tests of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from native.flat_layers import FlatLayer, native_layer_as_told, one_call
+from native.flat_layers import FlatLayer, fuse_layers, native_layer_unchecked
 from random_matrices import random_matrix
 from slm_core.architectures import Activation, ExpertsSpec, Gating, NormKind
 from slm_core.gguf import GgmlType
@@ -30,11 +30,11 @@ if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
 
 Rows = NDArray[np.float32]
-WIDTH, HEAD_DIM, N_FF, N_OWN, N_STREAMS, ACTIVE, N_BLOCKS = 96, 32, 160, 64, 3, 1, 2
+WIDTH, HEAD_DIM, N_FF, N_LAYER_EMBD, N_STREAMS, ACTIVE, N_LAYERS = 96, 32, 160, 64, 3, 1, 2
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("n_tokens", [1, 5, 97])
-# The hyperbolic tangent is NumPy's in one and the C++ library's in the other: some units of the last place, in shares
-# of N streams, and rounding errors of what follows.
+# The tanh of the router is NumPy's in the oracle and the C++ library's in the kernels: they differ by some units in the
+# last place, and later steps add rounding errors.
 CLOSE = 1e-5
 
 
@@ -46,17 +46,17 @@ def _norm(width: int, seed: int) -> Norm:
     return Norm(_f32(width, seed=seed), None, NormKind.RMS, 1e-3)
 
 
-class Around:
-    """Plain blocks of attention and a dense layer, a cache, and what can be put around them."""
+class LayerStack:
+    """Plain layers of attention and a dense feed-forward, their KV cache, and parts that can be added."""
 
     def __init__(self, isa: str, ggml_type: GgmlType = GgmlType.F32) -> None:
         self.kernels, self._type = CpuKernels(isa, 2, 0), ggml_type
-        self.blocks = [self._block(10 * i) for i in range(N_BLOCKS)]
+        self.layers = [self._layer(10 * i) for i in range(N_LAYERS)]
         codec = codec_of(KvType.F32, HEAD_DIM)
-        layout = PageLayout(range(N_BLOCKS), 1, HEAD_DIM, codec, codec)
+        layout = PageLayout(range(N_LAYERS), 1, HEAD_DIM, codec, codec)
         self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(200, 1), 1, self.kernels.new_pages)
 
-    def _block(self, seed: int) -> FlatLayer:
+    def _layer(self, seed: int) -> FlatLayer:
         return FlatLayer(
             attn_norm=_norm(WIDTH, seed),
             q=self.linear(3 * HEAD_DIM, WIDTH, seed + 1),
@@ -82,7 +82,7 @@ class Around:
 
     def embedding(self, seed: int) -> LayerEmbedding:
         return LayerEmbedding(
-            self.linear(N_OWN, WIDTH, seed), self.linear(WIDTH, N_OWN, seed + 1), _norm(WIDTH, seed + 2)
+            self.linear(N_LAYER_EMBD, WIDTH, seed), self.linear(WIDTH, N_LAYER_EMBD, seed + 1), _norm(WIDTH, seed + 2)
         )
 
     def altup(self, seed: int) -> AltUp:
@@ -100,74 +100,81 @@ class Around:
 
     def run(
         self,
-        blocks: Sequence[FlatLayer],
+        layers: Sequence[FlatLayer],
         streams: Sequence[Rows],
         plan: BatchPlan,
-        own: Sequence[Rows | None],
-        wanted: NDArray[np.bool_] | None = None,
+        layer_embeddings: Sequence[Rows | None],
+        output_mask: NDArray[np.bool_] | None = None,
         first: int = 0,
     ) -> list[Rows]:
-        fused = one_call(self.kernels, blocks)
+        fused = fuse_layers(self.kernels, layers)
         assert fused is not None
-        layers = self.cache.layers[first : first + len(blocks)]
-        return fused.run(streams, [None] * len(blocks), plan, layers, own, wanted)
+        kv_layers = self.cache.layers[first : first + len(layers)]
+        return fused.run(streams, [None] * len(kv_layers), plan, kv_layers, layer_embeddings, output_mask)
 
-    def alone(self, i: int, x: Rows, plan: BatchPlan) -> Rows:
-        """What block ``i`` makes of ``x`` without anything around it."""
-        (made,) = self.run([self.blocks[i]], [x], plan, [None], first=i)
-        return made
+    def run_plain(self, i: int, x: Rows, plan: BatchPlan) -> Rows:
+        """The output of plain layer ``i`` for ``x``."""
+        (output,) = self.run([self.layers[i]], [x], plan, [None], first=i)
+        return output
 
 
-def _assert_close(found: Rows, wanted: Rows) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=CLOSE * np.abs(wanted).max(initial=0))
+def _assert_close(actual: Rows, expected: Rows) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=CLOSE * np.abs(expected).max(initial=0))
 
 
 @every_isa
 @every_batch
 def test_streams(isa: str, n_tokens: int) -> None:
-    """Predicted before each block, and corrected behind it by what it made of one of them."""
-    around, n = Around(isa), n_tokens
-    kernels, plan, own = around.kernels, around.plan(n), [_f32(n, N_OWN, seed=50 + i) for i in range(N_BLOCKS)]
+    """Each layer predicts all streams, computes the active one, and corrects all streams by its output."""
+    stack, n = LayerStack(isa), n_tokens
+    kernels, plan, layer_embeddings = (
+        stack.kernels,
+        stack.plan(n),
+        [_f32(n, N_LAYER_EMBD, seed=50 + i) for i in range(N_LAYERS)],
+    )
     streams = [_f32(n, WIDTH, seed=60 + i) for i in range(N_STREAMS)]
-    blocks, wanted = [], streams
-    for i, block in enumerate(around.blocks):
-        altup, embedding = around.altup(70 + 10 * i), around.embedding(75 + 10 * i)
-        blocks.append(replace(block, altup=altup, active_stream=ACTIVE, embedding=embedding))
-        (step,) = blocks[-1].steps(kernels)
+    layers, expected = [], streams
+    for i, layer in enumerate(stack.layers):
+        altup, embedding = stack.altup(70 + 10 * i), stack.embedding(75 + 10 * i)
+        layers.append(replace(layer, altup=altup, active_stream=ACTIVE, embedding=embedding))
+        (step,) = layers[-1].steps(kernels)
         assert isinstance(step, AltUpStep)
-        guessed = step.predict(wanted)
-        made = around.alone(i, guessed[ACTIVE], plan)
-        wanted = step.correct(guessed, made, own[i])
+        predicted = step.predict(expected)
+        output = stack.run_plain(i, predicted[ACTIVE], plan)
+        expected = step.correct(predicted, output, layer_embeddings[i])
     before = [stream.copy() for stream in streams]
-    some = np.arange(n) % 3 == 1
-    for found, stream in zip(around.run(blocks, streams, plan, own), wanted, strict=True):
-        _assert_close(found, stream)
-    for found, stream in zip(around.run(blocks, streams, plan, own, some), wanted, strict=True):
-        _assert_close(found, stream[some])
+    output_mask = np.arange(n) % 3 == 1
+    for actual, stream in zip(stack.run(layers, streams, plan, layer_embeddings), expected, strict=True):
+        _assert_close(actual, stream)
+    for actual, stream in zip(stack.run(layers, streams, plan, layer_embeddings, output_mask), expected, strict=True):
+        _assert_close(actual, stream[output_mask])
     for stream, copy in zip(streams, before, strict=True):
-        np.testing.assert_array_equal(stream, copy, "what came in was written")
+        np.testing.assert_array_equal(stream, copy, "the input was overwritten")
 
 
 @every_isa
 @every_batch
 @pytest.mark.parametrize("ggml_type", [GgmlType.F32, GgmlType.Q8_0], ids=lambda t: t.name)
 def test_embeddings_and_scales(isa: str, n_tokens: int, ggml_type: GgmlType) -> None:
-    """Of one stream: some blocks have them."""
-    around, n = Around(isa, ggml_type), n_tokens
-    x, own, plan = _f32(n, WIDTH, seed=1), _f32(n, N_OWN, seed=2), around.plan(n)
-    embedding, scale = around.embedding(30), np.array([0.75], np.float32)
-    first, second = around.blocks
-    blocks = [replace(first, embedding=embedding, output_scale=scale), replace(second, output_scale=scale * 3)]
-    after = around.alone(0, x, plan)
-    after = (after + let_in(around.kernels, embedding, after, own, first.activation)) * scale
-    wanted = around.alone(1, after, plan) * (scale * 3)
-    (found,) = around.run(blocks, [x], plan, [own, None])
-    np.testing.assert_array_equal(found, wanted)
-    some = np.arange(n) % 2 == 0
+    """With one residual stream; not every layer has an embedding."""
+    stack, n = LayerStack(isa, ggml_type), n_tokens
+    x, layer_embeddings, plan = _f32(n, WIDTH, seed=1), _f32(n, N_LAYER_EMBD, seed=2), stack.plan(n)
+    embedding, scale = stack.embedding(30), np.array([0.75], np.float32)
+    first, second = stack.layers
+    layers = [replace(first, embedding=embedding, output_scale=scale), replace(second, output_scale=scale * 3)]
+    after = stack.run_plain(0, x, plan)
+    after = (after + let_in(stack.kernels, embedding, after, layer_embeddings, first.activation)) * scale
+    expected = stack.run_plain(1, after, plan) * (scale * 3)
+    (actual,) = stack.run(layers, [x], plan, [layer_embeddings, None])
+    np.testing.assert_array_equal(actual, expected)
+    output_mask = np.arange(n) % 2 == 0
     last = [replace(first, embedding=embedding)]
-    (whole,), (part,) = around.run(last, [x], plan, [own]), around.run(last, [x], plan, [own], some)
+    (whole,), (part,) = (
+        stack.run(last, [x], plan, [layer_embeddings]),
+        stack.run(last, [x], plan, [layer_embeddings], output_mask),
+    )
     if ggml_type is GgmlType.F32:
-        _assert_close(part, whole[some])
+        _assert_close(part, whole[output_mask])
 
 
 @every_isa
@@ -175,100 +182,109 @@ def test_embeddings_and_scales(isa: str, n_tokens: int, ggml_type: GgmlType) -> 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("ggml_type", [GgmlType.F32, GgmlType.Q8_0], ids=lambda t: t.name)
 def test_experts(isa: str, n_tokens: int, parallel: bool, ggml_type: GgmlType) -> None:
-    around, n = Around(isa, ggml_type), n_tokens
-    x, plan, kernels = _f32(n, WIDTH, seed=1), around.plan(n), around.kernels
-    mixture = kernels.moe(_experts(around))
-    block = replace(around.blocks[0].attention_alone(), parallel=parallel)
+    stack, n = LayerStack(isa, ggml_type), n_tokens
+    x, plan, kernels = _f32(n, WIDTH, seed=1), stack.plan(n), stack.kernels
+    moe = kernels.moe(_experts(stack))
+    layer = replace(stack.layers[0].attention_only(), parallel=parallel)
     post_norm, ffn_norm = _norm(WIDTH, 3), _norm(WIDTH, 4)
-    after = around.run([block], [x], plan, [None])[0]
-    made = kernels.normed(mixture.run(x if parallel else after, ffn_norm), post_norm)
-    wanted = after + made * np.float32(block.residual_scale)
-    whole = replace(block, moe=mixture, ffn_norm=ffn_norm, ffn_post_norm=post_norm)
-    (found,) = around.run([whole], [x], plan, [None])
-    np.testing.assert_array_equal(found, wanted)
-    second = around.blocks[1]
-    (both,) = around.run([whole, second], [x], plan, [None, None])
-    np.testing.assert_array_equal(both, around.alone(1, found, plan))
+    after = stack.run([layer], [x], plan, [None])[0]
+    moe_output = kernels.normed(moe.run(x if parallel else after, ffn_norm), post_norm)
+    expected = after + moe_output * np.float32(layer.residual_scale)
+    whole = replace(layer, moe=moe, ffn_norm=ffn_norm, ffn_post_norm=post_norm)
+    (actual,) = stack.run([whole], [x], plan, [None])
+    np.testing.assert_array_equal(actual, expected)
+    second = stack.layers[1]
+    (both,) = stack.run([whole, second], [x], plan, [None, None])
+    np.testing.assert_array_equal(both, stack.run_plain(1, actual, plan))
 
 
-def _experts(around: Around) -> Experts:
-    def fed(seed: int) -> FeedForward:
-        up, down = around.linear(N_FF, WIDTH, seed + 1), around.linear(WIDTH, N_FF, seed + 2)
-        return FeedForward(around.linear(N_FF, WIDTH, seed), up, down)
+def _experts(stack: LayerStack) -> Experts:
+    def feed_forward(seed: int) -> FeedForward:
+        up, down = stack.linear(N_FF, WIDTH, seed + 1), stack.linear(WIDTH, N_FF, seed + 2)
+        return FeedForward(stack.linear(N_FF, WIDTH, seed), up, down)
 
     spec = ExpertsSpec(5, 2, Gating.SOFTMAX, normalized=True)
-    router = around.linear(5, WIDTH, 90, GgmlType.F32)
-    return Experts(spec, router, None, [fed(100 + 3 * i) for i in range(5)], Activation.SILU, shared=fed(130))
+    router = stack.linear(5, WIDTH, 90, GgmlType.F32)
+    return Experts(
+        spec, router, None, [feed_forward(100 + 3 * i) for i in range(5)], Activation.SILU, shared=feed_forward(130)
+    )
 
 
 @every_isa
-def test_each_part_of_it_matters(isa: str) -> None:
-    around = Around(isa)
-    plan, own = around.plan(7), _f32(7, N_OWN, seed=2)
+def test_each_part_changes_the_output(isa: str) -> None:
+    stack = LayerStack(isa)
+    plan, layer_embeddings = stack.plan(7), _f32(7, N_LAYER_EMBD, seed=2)
     streams = [_f32(7, WIDTH, seed=60 + i) for i in range(N_STREAMS)]
-    altup, embedding = around.altup(70), around.embedding(80)
-    block = replace(around.blocks[0], altup=altup, active_stream=ACTIVE, embedding=embedding)
+    altup, embedding = stack.altup(70), stack.embedding(80)
+    layer = replace(stack.layers[0], altup=altup, active_stream=ACTIVE, embedding=embedding)
 
-    def made(changed: FlatLayer) -> Rows:
-        return np.stack(around.run([changed], streams, plan, [own]))
+    def output(changed: FlatLayer) -> Rows:
+        return np.stack(stack.run([changed], streams, plan, [layer_embeddings]))
 
-    whole, other = made(block), around.altup(85)
+    whole, other = output(layer), stack.altup(85)
     for name in ("router", "router_norm", "predict", "correct", "scale"):
-        changed = replace(block, altup=replace(altup, **{name: getattr(other, name)}))
-        assert not np.array_equal(made(changed), whole), name
-    assert not np.array_equal(made(replace(block, active_stream=2)), whole)
-    another = around.embedding(95)
+        changed = replace(layer, altup=replace(altup, **{name: getattr(other, name)}))
+        assert not np.array_equal(output(changed), whole), name
+    assert not np.array_equal(output(replace(layer, active_stream=2)), whole)
+    another = stack.embedding(95)
     for name in ("gate", "project", "norm"):
-        changed = replace(block, embedding=replace(embedding, **{name: getattr(another, name)}))
-        found = made(changed)
-        np.testing.assert_array_equal(found[0], whole[0], "the first stream does without")
-        assert not np.array_equal(found[1:], whole[1:]), name
+        changed = replace(layer, embedding=replace(embedding, **{name: getattr(another, name)}))
+        actual = output(changed)
+        np.testing.assert_array_equal(actual[0], whole[0], "the embedding must not change the first stream")
+        assert not np.array_equal(actual[1:], whole[1:]), name
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    around = Around("scalar")
-    plan, own, x = around.plan(2), _f32(2, N_OWN, seed=1), _f32(2, WIDTH, seed=2)
-    block, altup, embedding = around.blocks[0], around.altup(70), around.embedding(80)
-    whole = replace(block, altup=altup, embedding=embedding)
+def test_mismatched_parts_are_refused() -> None:
+    stack = LayerStack("scalar")
+    plan, layer_embeddings, x = stack.plan(2), _f32(2, N_LAYER_EMBD, seed=1), _f32(2, WIDTH, seed=2)
+    layer, altup, embedding = stack.layers[0], stack.altup(70), stack.embedding(80)
+    whole = replace(layer, altup=altup, embedding=embedding)
 
-    def refused(match: str, changed: FlatLayer, streams: Sequence[Any], given: Any) -> None:
+    def assert_refused(match: str, changed: FlatLayer, streams: Sequence[Any], embedding_rows: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            around.run([changed], streams, plan, [given])
+            stack.run([changed], streams, plan, [embedding_rows])
 
-    refused("takes another number of streams", whole, [x, x], own)
-    refused("streams that differ in shape", whole, [x, x, x[:1]], own)
-    refused("none for one with", whole, [x] * 3, None)
-    refused(r"embeddings are \[2, 32\]", whole, [x] * 3, own[:, :32].copy())
-    refused("the active stream is none of them", replace(whole, active_stream=3), [x] * 3, own)
-    refused("streams without embeddings", replace(whole, embedding=None), [x] * 3, None)
-    refused("streams without embeddings, or scaled", replace(whole, output_scale=_f32(1, seed=1)), [x] * 3, own)
-    other = replace(altup, predict=around.linear(8, 3, 1))
-    refused(r"predict is \[8, 3\], not \[9, 3\]", replace(whole, altup=other), [x] * 3, own)
-    other = replace(embedding, project=around.linear(WIDTH, 96, 1))
-    refused(r"the embedding's project is \[96, 96\], not \[96, 64\]", replace(whole, embedding=other), [x] * 3, own)
+    assert_refused("takes another number of streams", whole, [x, x], layer_embeddings)
+    assert_refused("streams that differ in shape", whole, [x, x, x[:1]], layer_embeddings)
+    assert_refused("none for one with", whole, [x] * 3, None)
+    assert_refused(r"embeddings are \[2, 32\]", whole, [x] * 3, layer_embeddings[:, :32].copy())
+    assert_refused("the active stream is none of them", replace(whole, active_stream=3), [x] * 3, layer_embeddings)
+    assert_refused("streams without embeddings", replace(whole, embedding=None), [x] * 3, None)
+    assert_refused(
+        "streams without embeddings, or scaled", replace(whole, output_scale=_f32(1, seed=1)), [x] * 3, layer_embeddings
+    )
+    other = replace(altup, predict=stack.linear(8, 3, 1))
+    assert_refused(r"predict is \[8, 3\], not \[9, 3\]", replace(whole, altup=other), [x] * 3, layer_embeddings)
+    other = replace(embedding, project=stack.linear(WIDTH, 96, 1))
+    assert_refused(
+        r"the embedding's project is \[96, 96\], not \[96, 64\]",
+        replace(whole, embedding=other),
+        [x] * 3,
+        layer_embeddings,
+    )
 
 
-def test_what_no_step_asks_for_is_refused() -> None:
-    """C++ checks what it is given, whoever gives it."""
-    around = Around("scalar")
-    block, plan, x = around.blocks[0], around.plan(2), _f32(2, WIDTH, seed=2)
-    call = one_call(around.kernels, [block])
-    assert call is not None
+def test_arguments_that_no_step_passes_are_refused() -> None:
+    """C++ checks its arguments even if no step can pass wrong ones."""
+    stack = LayerStack("scalar")
+    layer, plan, x = stack.layers[0], stack.plan(2), _f32(2, WIDTH, seed=2)
+    fused = fuse_layers(stack.kernels, [layer])
+    assert fused is not None
     with pytest.raises(ValueError, match="streams that differ in shape"):
-        call.run_as_told([x[:, :64].copy(), x], plan, around.cache.layers[0], [None])
+        fused.run_unchecked([x[:, :64].copy(), x], plan, stack.cache.layers[0], [None])
     with pytest.raises(ValueError, match="an embedding for a layer without"):
-        call.run_as_told([x], plan, around.cache.layers[0], [_f32(2, N_OWN, seed=1)])
+        fused.run_unchecked([x], plan, stack.cache.layers[0], [_f32(2, N_LAYER_EMBD, seed=1)])
     with pytest.raises(ValueError, match="experts beside a feed-forward layer"):
-        native_layer_as_told(replace(block, moe=around.kernels.moe(_experts(around))))
+        native_layer_unchecked(replace(layer, moe=stack.kernels.moe(_experts(stack))))
 
 
-def test_experts_of_steps_are_not_fused() -> None:
-    """What precedes them is."""
-    around = Around("scalar")
-    experts = _experts(around)
-    iq = random_matrix(GgmlType.IQ2_XS, N_FF, 256, 1)
-    down = Linear(around.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    mixture = around.kernels.moe(replace(experts, shared=FeedForward(None, down, down)))
-    block = replace(around.blocks[0].attention_alone(), moe=mixture)
-    assert one_call(around.kernels, [block]) is None
-    assert one_call(around.kernels, [block.attention_alone()]) is not None
+def test_experts_without_kernels_are_not_fused() -> None:
+    """The attention before them is fused."""
+    stack = LayerStack("scalar")
+    experts = _experts(stack)
+    iq2_xs = random_matrix(GgmlType.IQ2_XS, N_FF, 256, 1)
+    down = Linear(stack.kernels.prepare(QuantizedTensor("iq", iq2_xs.shape, iq2_xs.ggml_type, iq2_xs.data)))
+    moe = stack.kernels.moe(replace(experts, shared=FeedForward(None, down, down)))
+    layer = replace(stack.layers[0].attention_only(), moe=moe)
+    assert fuse_layers(stack.kernels, [layer]) is None
+    assert fuse_layers(stack.kernels, [layer.attention_only()]) is not None

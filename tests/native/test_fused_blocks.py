@@ -1,4 +1,4 @@
-"""Whole blocks in one call of the cpu tier: bit for bit what the steps give one by one, which have their own tests."""
+"""Layers that the cpu tier fuses into one call, bit for bit against the unfused steps. The steps have other tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from native.flat_layers import FlatLayer, OneCall, one_call
+from native.flat_layers import FlatLayer, FusedLayers, fuse_layers
 from random_matrices import random_matrix
 from slm_core.architectures import Activation, NormKind, RopeStyle
 from slm_core.gguf import GgmlType
@@ -26,13 +26,13 @@ if (_missing := _extension.why_missing()) is not None:
 Rows = NDArray[np.float32]
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("seq_ids", [[0], [2, 0, 1, 0, 2, 2], [0] * 90 + [1] * 7], ids=["1", "6", "97"])
-N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_BLOCKS = 16, 2, 32, 256, 768, 7
+N_HEADS, N_KV_HEADS, HEAD_DIM, WIDTH, N_FF, N_LAYERS = 16, 2, 32, 256, 768, 7
 
 
-class Blocks:
-    """Blocks of different kinds, and a cache that already holds something.
+class LayerStack:
+    """Layers of seven kinds and their KV cache.
 
-    Factors are powers of two: whether a product and a sum are rounded once or twice is then the same.
+    Factors are powers of two, so that a fused multiply-add rounds to the same number as a product and a sum.
     """
 
     def __init__(self, isa: str, types: Sequence[GgmlType]) -> None:
@@ -67,10 +67,10 @@ class Blocks:
             "output": replace(plain.output, bias=_f32(WIDTH, seed=9)),
         }
         scoring = Scoring(window=20, softcap=3.0, slopes=abs(_f32(N_HEADS, seed=5)), sinks=_f32(N_HEADS, seed=6))
-        self.blocks = [
+        self.layers = [
             plain,
             replace(plain, **biased, down=replace(plain.down, bias=_f32(WIDTH, seed=7)), q_norm=None, k_norm=None),
-            # Without norms its numbers are large; those of the blocks behind it must not be lost in their rounding.
+            # Without norms its output is large: a small residual scale keeps the later layers above its rounding.
             replace(plain, scoring=scoring, attn_norm=None, ffn_norm=None, scale=0.7, residual_scale=2.0**-12),
             replace(
                 plain,
@@ -103,22 +103,22 @@ class Blocks:
             replace(plain, k=None, v=None, k_norm=None, ffn_norm=None, gate=None, up=None, down=None),
         ]
         layout = PageLayout(
-            range(N_BLOCKS), N_KV_HEADS, HEAD_DIM, codec_of(KvType.F16, HEAD_DIM), codec_of(KvType.Q8_0, HEAD_DIM)
+            range(N_LAYERS), N_KV_HEADS, HEAD_DIM, codec_of(KvType.F16, HEAD_DIM), codec_of(KvType.Q8_0, HEAD_DIM)
         )
         self.cache = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, self.kernels.new_pages)
 
     def _linear(self, n_out: int, n_in: int, seed: int) -> Linear:
         matrix = random_matrix(self._types[seed % len(self._types)], n_out, n_in, seed)
         weight = self.kernels.prepare(QuantizedTensor(f"w{seed}", matrix.shape, matrix.ggml_type, matrix.data))
-        return Linear(weight, None if seed in {11, 12} else np.array([2.0**-4], np.float32))  # some, lest sums explode
+        return Linear(weight, None if seed in {11, 12} else np.array([2.0**-4], np.float32))  # keeps sums finite
 
     @property
     def caches(self) -> list[KvLayer]:
-        """Where each block's keys are: those of the last are the first's."""
+        """The KV cache of each layer; the last layer shares that of the first."""
         return [*self.cache.layers[:-1], self.cache.layers[0]]
 
-    def fused(self) -> OneCall:
-        fused = one_call(self.kernels, self.blocks)
+    def fused(self) -> FusedLayers:
+        fused = fuse_layers(self.kernels, self.layers)
         assert fused is not None
         return fused
 
@@ -128,9 +128,9 @@ class Blocks:
         rotations: Sequence[Rotation | None],
         plan: BatchPlan,
         caches: Sequence[KvLayer],
-        wanted: NDArray[np.bool_] | None = None,
+        output_mask: NDArray[np.bool_] | None = None,
     ) -> Rows:
-        (y,) = self.fused().run([x], rotations, plan, caches, [None] * len(self.blocks), wanted)
+        (y,) = self.fused().run([x], rotations, plan, caches, [None] * len(self.layers), output_mask)
         return y
 
     def plan(self, seq_ids: Sequence[int], start: int) -> BatchPlan:
@@ -138,36 +138,40 @@ class Blocks:
         positions = np.array([start + seq_ids[:i].count(seq_id) for i, seq_id in enumerate(seq_ids)], np.int32)
         return self.kernels.place(self.cache.plan(ids, positions))
 
-    def step_by_step(
+    def run_unfused(
         self, x: Rows, rotations: Sequence[Rotation | None], plan: BatchPlan, caches: Sequence[KvLayer]
     ) -> Rows:
         kernels = self.kernels
-        for block, rotation, cache in zip(self.blocks, rotations, caches, strict=True):
-            linears = [linear for linear in (block.q, block.k, block.v) if linear is not None]
-            flat = kernels.project(x, block.attn_norm, linears)
-            q, *kv = flat if block.qkv_limit is None else [kernels.clip(each, block.qkv_limit) for each in flat]
+        for layer, rotation, cache in zip(self.layers, rotations, caches, strict=True):
+            linears = [linear for linear in (layer.q, layer.k, layer.v) if linear is not None]
+            flat = kernels.project(x, layer.attn_norm, linears)
+            q, *kv = flat if layer.qkv_limit is None else [kernels.clip(each, layer.qkv_limit) for each in flat]
             if kv:
-                v = kernels.heads(kv[-1], HEAD_DIM, block.v_norm).reshape(len(x), -1)
-                kernels.store(cache, plan, kv[0], v, HEAD_DIM, block.k_norm, rotation)
-            q = kernels.heads(q, HEAD_DIM, block.q_norm, rotation)
-            mixed = kernels.attention_over_runs(q, cache, plan, block.scale, block.scoring).reshape(len(x), -1)
-            after = self._added(x, mixed, block.output, block.attn_post_norm, block.residual_scale)
-            if block.laurel is not None:
-                read = kernels.normed(x, block.attn_norm)
-                low = kernels.linear(read, block.laurel.left)
-                made = self._added(read + after, low, block.laurel.right, block.laurel.norm, 1.0)
-                after = made * np.float32(2**-0.5)
-            if block.up is None or block.down is None:
-                x = after
+                v = kernels.heads(kv[-1], HEAD_DIM, layer.v_norm).reshape(len(x), -1)
+                kernels.store(cache, plan, kv[0], v, HEAD_DIM, layer.k_norm, rotation)
+            q = kernels.heads(q, HEAD_DIM, layer.q_norm, rotation)
+            attention = kernels.attention_over_runs(q, cache, plan, layer.scale, layer.scoring).reshape(len(x), -1)
+            attention_output = self._add_product(x, attention, layer.output, layer.attn_post_norm, layer.residual_scale)
+            if layer.laurel is not None:
+                normed = kernels.normed(x, layer.attn_norm)
+                low = kernels.linear(normed, layer.laurel.left)
+                laurel_output = self._add_product(
+                    normed + attention_output, low, layer.laurel.right, layer.laurel.norm, 1.0
+                )
+                attention_output = laurel_output * np.float32(2**-0.5)
+            if layer.up is None or layer.down is None:
+                x = attention_output
                 continue
-            given = x if block.parallel else after
-            inner = kernels.gate_up(given, block.ffn_norm, block.gate, block.up, block.activation, block.gate_threshold)
-            x = self._added(after, inner, block.down, block.ffn_post_norm, block.residual_scale)
+            ffn_input = x if layer.parallel else attention_output
+            inner = kernels.gate_up(
+                ffn_input, layer.ffn_norm, layer.gate, layer.up, layer.activation, layer.gate_threshold
+            )
+            x = self._add_product(attention_output, inner, layer.down, layer.ffn_post_norm, layer.residual_scale)
         return x
 
-    def _added(self, residual: Rows, x: Rows, linear: Linear, norm: Norm | None, scale: float) -> Rows:
-        made: Rows = self.kernels.normed(self.kernels.linear(x, linear), norm)
-        return residual + made * np.float32(scale)
+    def _add_product(self, residual: Rows, x: Rows, linear: Linear, norm: Norm | None, scale: float) -> Rows:
+        output: Rows = self.kernels.normed(self.kernels.linear(x, linear), norm)
+        return residual + output * np.float32(scale)
 
 
 def _f32(*shape: int, seed: int) -> Rows:
@@ -195,36 +199,36 @@ def _rotation(n_tokens: int, half: int, style: RopeStyle, seed: int) -> Rotation
 @every_isa
 @every_batch
 @pytest.mark.parametrize("types", [(GgmlType.F32, GgmlType.F16), (GgmlType.Q4_0, GgmlType.Q6_K, GgmlType.Q8_0)])
-def test_blocks_are_their_steps(isa: str, seq_ids: list[int], types: tuple[GgmlType, ...]) -> None:
-    blocks = Blocks(isa, types)
+def test_fused_layers_equal_their_steps(isa: str, seq_ids: list[int], types: tuple[GgmlType, ...]) -> None:
+    stack = LayerStack(isa, types)
     n = len(seq_ids)
     rotations = _rotations(n)
-    for turn in range(2):  # the second reads what the first has stored
-        x, plan = _f32(n, WIDTH, seed=turn), blocks.plan(seq_ids, 0 if turn == 0 else seq_ids.count(seq_ids[0]))
-        if turn and len(set(seq_ids)) > 1:
-            return  # sequences of different lengths: one turn is enough
+    for batch in range(2):  # the second batch reads the keys and values of the first
+        x, plan = _f32(n, WIDTH, seed=batch), stack.plan(seq_ids, 0 if batch == 0 else seq_ids.count(seq_ids[0]))
+        if batch and len(set(seq_ids)) > 1:
+            return  # sequences of different lengths: one batch is enough
         before = x.copy()
-        caches = blocks.caches
-        wanted = blocks.step_by_step(x, rotations, plan, caches)
-        stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in blocks.cache.layers]
-        found = blocks.run(x, rotations, plan, caches)
-        np.testing.assert_array_equal(found, wanted)
-        some = np.arange(n) % 3 != 1  # of many rows still many: kernels for few add up in another order
-        np.testing.assert_array_equal(blocks.run(x, rotations, plan, caches, some), wanted[some])
-        np.testing.assert_array_equal(x, before, "what came in was written")
-        for layer, keys in zip(blocks.cache.layers, stored, strict=True):
+        caches = stack.caches
+        expected = stack.run_unfused(x, rotations, plan, caches)
+        stored = [layer.keys(slice(0, 9), 9 * 64).copy() for layer in stack.cache.layers]
+        actual = stack.run(x, rotations, plan, caches)
+        np.testing.assert_array_equal(actual, expected)
+        output_mask = np.arange(n) % 3 != 1  # most rows: kernels for few rows sum in another order
+        np.testing.assert_array_equal(stack.run(x, rotations, plan, caches, output_mask), expected[output_mask])
+        np.testing.assert_array_equal(x, before, "the input was overwritten")
+        for layer, keys in zip(stack.cache.layers, stored, strict=True):
             np.testing.assert_array_equal(layer.keys(slice(0, 9), 9 * 64), keys)
-        blocks.cache.commit(plan)
+        stack.cache.commit(plan)
 
 
 @every_isa
-def test_each_part_of_a_block_matters(isa: str) -> None:
-    """What is left out of one block changes what leaves the last: no part is passed over."""
-    blocks = Blocks(isa, (GgmlType.F32,))
-    x, plan = _f32(40, WIDTH, seed=1), blocks.plan([0] * 40, 0)
+def test_each_part_of_a_layer_changes_the_output(isa: str) -> None:
+    """Without any one part of any layer, the output of the last layer differs: the fused call skips no part."""
+    stack = LayerStack(isa, (GgmlType.F32,))
+    x, plan = _f32(40, WIDTH, seed=1), stack.plan([0] * 40, 0)
     rotations = _rotations(40)
-    whole = blocks.run(x, rotations, plan, blocks.caches)
-    original = blocks.blocks
+    whole = stack.run(x, rotations, plan, stack.caches)
+    original = stack.layers
     first, second, third, fourth, fifth, sixth, last = original
     scores = ("window", "softcap", "slopes", "sinks")
     unbiased = {name: replace(getattr(second, name), bias=None) for name in ("q", "k", "v", "output", "down")}
@@ -262,56 +266,56 @@ def test_each_part_of_a_block_matters(isa: str) -> None:
         (6, replace(last, k=first.k, v=first.v)),
         (6, replace(last, up=first.up, down=first.down)),
     ]
-    for number, (i, block) in enumerate(parts):
-        blocks.blocks = [block if i == k else other for k, other in enumerate(original)]
-        assert not np.array_equal(blocks.run(x, rotations, plan, blocks.caches), whole), number
+    for number, (i, layer) in enumerate(parts):
+        stack.layers = [layer if i == k else other for k, other in enumerate(original)]
+        assert not np.array_equal(stack.run(x, rotations, plan, stack.caches), whole), number
 
 
 @every_isa
-def test_other_blocks_are_not_fused(isa: str) -> None:
-    blocks = Blocks(isa, (GgmlType.F32,))
-    first, *others = blocks.blocks
+def test_layers_without_kernels_are_not_fused(isa: str) -> None:
+    stack = LayerStack(isa, (GgmlType.F32,))
+    first, *others = stack.layers
     iq = random_matrix(GgmlType.IQ2_XS, N_FF, WIDTH, 1)
-    no_kernel = Linear(blocks.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
-    assert one_call(blocks.kernels, [replace(first, up=no_kernel), *others]) is None
+    no_kernel = Linear(stack.kernels.prepare(QuantizedTensor("iq", iq.shape, iq.ggml_type, iq.data)))
+    assert fuse_layers(stack.kernels, [replace(first, up=no_kernel), *others]) is None
 
 
 @every_isa
-def test_what_does_not_fit_is_refused(isa: str) -> None:
+def test_mismatched_arguments_are_refused(isa: str) -> None:
     native_module = _extension.load()
-    blocks = Blocks(isa, (GgmlType.F32,))
-    x, plan, angles = _f32(2, WIDTH, seed=1), blocks.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
-    caches = blocks.caches
+    stack = LayerStack(isa, (GgmlType.F32,))
+    x, plan, angles = _f32(2, WIDTH, seed=1), stack.plan([0, 0], 0), _rotation(2, 16, RopeStyle.HALF_SPLIT, 1)
+    caches = stack.caches
     with pytest.raises(ValueError, match="x has rows of 255, the layer takes 256"):
-        blocks.run(x[:, :255], [angles] * 7, plan, caches)
+        stack.run(x[:, :255], [angles] * 7, plan, caches)
     with pytest.raises(ValueError, match="tokens that x"):
-        blocks.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
+        stack.run(_f32(3, WIDTH, seed=1), [None] * 7, plan, caches)
     with pytest.raises(ValueError, match="at most half a head"):
-        blocks.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
-    call, where = blocks.fused().step, (plan.pages, plan.slots, plan.native)
-    layers, native = [each.native for each in call.layers], [cache.native for cache in caches]
-    turned = [native_module.Angles.of(angles.cos, angles.sin, False)] * 7
+        stack.run(x, [_rotation(2, 17, RopeStyle.HALF_SPLIT, 1)] * 7, plan, caches)
+    fused, batch = stack.fused().step, (plan.pages, plan.slots, plan.native)
+    native_layers, native_caches = [each.native for each in fused.layers], [cache.native for cache in caches]
+    native_angles = [native_module.Angles.of(angles.cos, angles.sin, False)] * 7
     with pytest.raises(ValueError, match="differ in number"):
-        call.kernels.run_layers([x], layers, native[:2], turned, [None] * 7, *where, None)
+        fused.kernels.run_layers([x], native_layers, native_caches[:2], native_angles, [None] * 7, *batch, None)
     layout = PageLayout(range(7), N_KV_HEADS, 16, codec_of(KvType.F32, 16), codec_of(KvType.F32, 16))
-    other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, blocks.kernels.new_pages)
+    other = PagedKvCache([layout], PagedKvCache.n_pages_for(600, 3), 3, stack.kernels.new_pages)
     with pytest.raises(ValueError, match="the cache has other heads than the layer"):
-        blocks.run(x, [angles] * 7, plan, other.layers)
+        stack.run(x, [angles] * 7, plan, other.layers)
     with pytest.raises(ValueError, match="cos and sin differ in shape"):
         native_module.Angles.of(_f32(2, 4, seed=1), _f32(2, 5, seed=1), False)
-    with pytest.raises(ValueError, match="wanted tokens are none of x"):
-        blocks.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
+    with pytest.raises(ValueError, match="output_tokens are not tokens of x"):
+        stack.run(x, [angles] * 7, plan, caches, np.array([False, False, True]))
     with pytest.raises(ValueError, match="attn_norm has not the width 256"):
-        one_call(blocks.kernels, [replace(blocks.blocks[0], attn_norm=_norm(255, 1))])
+        fuse_layers(stack.kernels, [replace(stack.layers[0], attn_norm=_norm(255, 1))])
     with pytest.raises(ValueError, match="q_norm covers neither a head"):
-        one_call(blocks.kernels, [replace(blocks.blocks[0], q_norm=_norm(31, 1))])
+        fuse_layers(stack.kernels, [replace(stack.layers[0], q_norm=_norm(31, 1))])
     with pytest.raises(ValueError, match="a threshold without a gate"):
-        one_call(blocks.kernels, [replace(blocks.blocks[0], gate=None, gate_threshold=0.5)])
-    no_right = Laurel(blocks._linear(24, WIDTH, 1), blocks._linear(WIDTH, 25, 1), _norm(WIDTH, 1))
+        fuse_layers(stack.kernels, [replace(stack.layers[0], gate=None, gate_threshold=0.5)])
+    mismatched = Laurel(stack._linear(24, WIDTH, 1), stack._linear(WIDTH, 25, 1), _norm(WIDTH, 1))
     with pytest.raises(ValueError, match=r"right is \[256, 25\], not \[256, 24\]"):
-        one_call(blocks.kernels, [replace(blocks.blocks[0], laurel=no_right)])
+        fuse_layers(stack.kernels, [replace(stack.layers[0], laurel=mismatched)])
     with pytest.raises(ValueError, match="a feed-forward layer without up, or down"):
-        one_call(blocks.kernels, [replace(blocks.blocks[0], down=None)])
-    elsewhere = Blocks(isa, (GgmlType.F32,))
+        fuse_layers(stack.kernels, [replace(stack.layers[0], down=None)])
+    other_stack = LayerStack(isa, (GgmlType.F32,))
     with pytest.raises(ValueError, match=r"output is \[768, 512\], not \[256, 512\]"):
-        one_call(elsewhere.kernels, [replace(blocks.blocks[0], output=elsewhere._linear(768, 512, 1))])
+        fuse_layers(other_stack.kernels, [replace(stack.layers[0], output=other_stack._linear(768, 512, 1))])

@@ -1,4 +1,4 @@
-"""Steps that the cpu tier fuses, every instruction set of this machine, against their composition in float64."""
+"""Operations that the cpu tier fuses, on every instruction set of this machine, against float64 compositions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if (_missing := _extension.why_missing()) is not None:
 Rows = NDArray[np.float32]
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_count = pytest.mark.parametrize("n_tokens", [0, 1, 3, 8, 9, 40, 700])
-CLOSE = 2e-6  # float32 sums over at most 160 terms, in lanes: a few roundings of 2 ** -24 on top of one another
+CLOSE = 2e-6  # relative; float32 sums of at most 160 terms in SIMD lanes: a few roundings of 2 ** -24
 
 
 def f32(*shape: int, seed: int) -> Rows:
@@ -35,14 +35,14 @@ def f32(*shape: int, seed: int) -> Rows:
 def linear(
     kernels: CpuKernels, n_out: int, n_in: int, seed: int, bias: bool = False
 ) -> tuple[Linear, NDArray[np.float64]]:
-    """Weights of F32, which products do not round, and their float64 form."""
+    """F32 weights, which kernels do not quantize, and the same weights in float64."""
     w = f32(n_out, n_in, seed=seed)
     tensor = QuantizedTensor(f"w{seed}", w.shape, GgmlType.F32, w.reshape(-1).view(np.uint8))
     return Linear(kernels.prepare(tensor), bias=f32(n_out, seed=seed + 1) if bias else None), w.astype(np.float64)
 
 
 def native_linear(kernels: CpuKernels, n_out: int, n_in: int, seed: int) -> object:
-    """A linear as C++ has it."""
+    """A linear as the C++ extension takes it."""
     prepared = linear(kernels, n_out, n_in, seed)[0].weight
     assert isinstance(prepared, CpuWeight)
     return _extension.load().Linear(prepared.packed, 1.0, None)
@@ -53,11 +53,13 @@ def rms(x: Rows, weight: Rows, eps: float) -> NDArray[np.float64]:
     return wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight
 
 
-def assert_close(found: Rows, wanted: NDArray[np.float64]) -> None:
-    assert found.dtype == np.float32
-    assert found.shape == wanted.shape
-    scale = np.abs(wanted).max(initial=0)
-    assert np.abs(found - wanted).max(initial=0) <= CLOSE * max(scale, 1), f"of numbers up to {scale:.1f}"
+def assert_close(actual: Rows, expected: NDArray[np.float64]) -> None:
+    assert actual.dtype == np.float32
+    assert actual.shape == expected.shape
+    scale = np.abs(expected).max(initial=0)
+    assert np.abs(actual - expected).max(initial=0) <= CLOSE * max(scale, 1), (
+        f"not close; the largest expected magnitude is {scale:.1f}"
+    )
 
 
 @every_isa
@@ -80,7 +82,7 @@ def test_project(isa: str, n_tokens: int, normed: bool) -> None:
 @pytest.mark.parametrize("shape", [(1,), (16,), (75,), (3, 24), (5, 7)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_normed(isa: str, n_tokens: int, kind: NormKind, shape: tuple[int, ...], biased: bool) -> None:
-    """Over rows of any width, weights of their own for each row of several."""
+    """Rows of any width, with one weight vector for all rows or one for each."""
     weight, x = f32(*shape, seed=1), f32(n_tokens, *shape, seed=2) + 3
     norm = Norm(weight, f32(*shape, seed=3) if biased else None, kind, 1e-3)
     wide = x.astype(np.float64)
@@ -117,13 +119,13 @@ def test_gate_up(
     activation: AnyActivation,
     formula: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> None:
-    """With a gate, and without."""
+    """With and without a gate."""
     kernels = CpuKernels(isa, 2, 0)
     x, weight = f32(n_tokens, 40, seed=1), f32(40, seed=2)
     (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3, biased), linear(kernels, 51, 40, 5, biased)
     norm, normed = Norm(weight, None, NormKind.RMS, 1e-5), rms(x, weight, 1e-5)
     g, u = (
-        normed @ wide.T + (0 if made.bias is None else made.bias) for wide, made in ((wide_gate, gate), (wide_up, up))
+        normed @ wide.T + (0 if each.bias is None else each.bias) for wide, each in ((wide_gate, gate), (wide_up, up))
     )
     assert_close(kernels.gate_up(x, norm, gate, up, activation), formula(g) * u)
     assert_close(kernels.gate_up(x, norm, None, up, activation), formula(u))
@@ -133,7 +135,7 @@ def test_gate_up(
 @pytest.mark.parametrize("n_tokens", [1, 40])
 def test_clamped_swiglu(isa: str, n_tokens: int) -> None:
     kernels = CpuKernels(isa, 2, 0)
-    x = 6 * f32(n_tokens, 40, seed=1)  # so that either clamp holds some
+    x = 6 * f32(n_tokens, 40, seed=1)  # so that each clamp is active for some values
     (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3), linear(kernels, 51, 40, 5)
     g, u = np.minimum(x.astype(np.float64) @ wide_gate.T, 7), np.clip(x.astype(np.float64) @ wide_up.T, -7, 7)
     assert (g == 7).any()
@@ -144,15 +146,15 @@ def test_clamped_swiglu(isa: str, n_tokens: int) -> None:
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 40])
 def test_gates_above_a_threshold(isa: str, n_tokens: int) -> None:
-    """Some are, by their own row's mean and deviation; the others are nothing."""
+    """Gates above the mean of their row plus 0.8 standard deviations pass, shifted by it; other gates are 0."""
     kernels = CpuKernels(isa, 2, 0)
     x = f32(n_tokens, 40, seed=1) + 0.1
     (gate, wide_gate), (up, wide_up) = linear(kernels, 51, 40, 3, bias=True), linear(kernels, 51, 40, 5)
     g = x.astype(np.float64) @ wide_gate.T + gate.bias
     g = np.maximum(g - g.mean(axis=1, keepdims=True) - 0.8 * g.std(axis=1, keepdims=True), 0)
     assert 0.05 < (g > 0).mean() < 0.5
-    wanted = _gelu(g) * (x.astype(np.float64) @ wide_up.T)
-    assert_close(kernels.gate_up(x, None, gate, up, Activation.GELU, threshold=0.8), wanted)
+    expected = _gelu(g) * (x.astype(np.float64) @ wide_up.T)
+    assert_close(kernels.gate_up(x, None, gate, up, Activation.GELU, threshold=0.8), expected)
     with pytest.raises(ValueError, match="a threshold without a gate"):
         kernels.gate_up(x, None, None, up, Activation.GELU, threshold=0.8)
 
@@ -160,55 +162,55 @@ def test_gates_above_a_threshold(isa: str, n_tokens: int) -> None:
 @every_isa
 @pytest.mark.parametrize("n_tokens", [0, 1, 7, 300])
 @pytest.mark.parametrize("width", [1, 33, 64])
-def test_streams_are_mixed(isa: str, n_tokens: int, width: int) -> None:
+def test_shares_are_added_to_residual_streams(isa: str, n_tokens: int, width: int) -> None:
     arrays, shares = [f32(n_tokens, width, seed=i) for i in range(3)], f32(n_tokens, 9, seed=4)
-    found = CpuKernels(isa, 2, 0).mixed(arrays, shares)
+    actual = CpuKernels(isa, 2, 0).add_shares(arrays, shares)
     streams = np.stack(arrays, axis=1).astype(np.float64)  # [T, N, width]
-    wanted = streams + shares.reshape(-1, 3, 3).astype(np.float64) @ streams
-    for i, each in enumerate(found):
-        assert_close(each, wanted[:, i])
+    expected = streams + shares.reshape(-1, 3, 3).astype(np.float64) @ streams
+    for i, each in enumerate(actual):
+        assert_close(each, expected[:, i])
 
 
 @every_isa
 @pytest.mark.parametrize("shape", [(0, 5), (1, 33), (3, 2, 700)])
 @every_formula
-def test_activations_alone(
+def test_activations_without_products(
     isa: str,
     shape: tuple[int, ...],
     activation: AnyActivation,
     formula: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> None:
     kernels, gate, up = CpuKernels(isa, 2, 0), f32(*shape, seed=1), f32(*shape, seed=2)
-    wanted = formula(gate.astype(np.float64))
-    assert_close(kernels.activate(gate, activation), wanted)
-    assert_close(kernels.gated(gate, up, activation), wanted * up)
+    expected = formula(gate.astype(np.float64))
+    assert_close(kernels.activate(gate, activation), expected)
+    assert_close(kernels.gated(gate, up, activation), expected * up)
 
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 40])
-def test_products_are_scaled_before_they_are_shifted(isa: str, n_tokens: int) -> None:
+def test_products_are_scaled_before_the_bias_is_added(isa: str, n_tokens: int) -> None:
     kernels = CpuKernels(isa, 2, 0)
     x, residual = f32(n_tokens, 72, seed=1), f32(n_tokens, 33, seed=2)
     plain, wide = linear(kernels, 33, 72, 3, bias=True)
     scaled = replace(plain, scale=np.array([0.37], np.float32))
-    wanted = (x.astype(np.float64) @ wide.T) * np.float64(np.float32(0.37)) + plain.bias
-    assert_close(kernels.project(x, None, [scaled])[0], wanted)
-    assert_close(kernels.add_product(residual, x, scaled), wanted + residual)
+    expected = (x.astype(np.float64) @ wide.T) * np.float64(np.float32(0.37)) + plain.bias
+    assert_close(kernels.project(x, None, [scaled])[0], expected)
+    assert_close(kernels.add_product(residual, x, scaled), expected + residual)
 
 
 @every_isa
 @every_formula
-def test_activations_far_out(
+def test_activations_of_large_inputs(
     isa: str, activation: AnyActivation, formula: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> None:
-    """Near the formula wherever that is finite: some roundings of 2 ** -24 off, below 1 those that 1 would have."""
+    """Within some roundings of 2 ** -24 of the formula if it is finite: relative above 1, absolute below."""
     values = np.concatenate([np.linspace(-80, 80, 4001), [0.0, -0.0, 1e-30, -1e-30, -1e4, 1e4]]).astype(np.float32)
     kernels, one = CpuKernels(isa, 1, 0), np.ones((1, 1), np.float32)
     tensor = QuantizedTensor("w", (len(values), 1), GgmlType.F32, values.view(np.uint8))
     y = kernels.gate_up(one, None, None, Linear(kernels.prepare(tensor)), activation)[0]
     with np.errstate(over="ignore"):
-        wanted = formula(values.astype(np.float64))
-    np.testing.assert_allclose(y, wanted, rtol=6e-7, atol=1e-6)
+        expected = formula(values.astype(np.float64))
+    np.testing.assert_allclose(y, expected, rtol=6e-7, atol=1e-6)
 
 
 @every_isa
@@ -230,7 +232,7 @@ def test_add_product(isa: str, n_tokens: int, bias: bool) -> None:
 @pytest.mark.parametrize(("width", "rotated"), [(8, 8), (24, 24), (24, 16), (80, 80), (128, 128)])
 @pytest.mark.parametrize("normed", ["", "a head", "each head", "all"])
 def test_heads(isa: str, n_tokens: int, style: RopeStyle, width: int, rotated: int, normed: str) -> None:
-    """Pairs of values as complex numbers, turned by their angle."""
+    """RoPE rotates pairs of values: as complex numbers they are multiplied by exp(i angle)."""
     kernels = CpuKernels(isa, 2, 0)
     shapes = {"": (width,), "a head": (width,), "each head": (3, width), "all": (3 * width,)}
     flat, weight = f32(n_tokens, 3 * width, seed=1), f32(*shapes[normed], seed=2)
@@ -239,19 +241,19 @@ def test_heads(isa: str, n_tokens: int, style: RopeStyle, width: int, rotated: i
     norm = Norm(weight, None, NormKind.RMS, 1e-6) if normed else None
     wide = flat.reshape(n_tokens, 3, width).astype(np.float64)
     if normed:
-        given = flat if normed == "all" else wide.astype(np.float32)
-        wide = rms(given, weight, 1e-6).reshape(n_tokens, 3, width)
+        norm_input = flat if normed == "all" else wide.astype(np.float32)
+        wide = rms(norm_input, weight, 1e-6).reshape(n_tokens, 3, width)
     first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
     if style is RopeStyle.INTERLEAVED:
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
-    turned = (wide[..., first] + 1j * wide[..., second]) * np.exp(1j * angles)[:, None]
-    wide[..., first], wide[..., second] = turned.real, turned.imag
+    rotated_pairs = (wide[..., first] + 1j * wide[..., second]) * np.exp(1j * angles)[:, None]
+    wide[..., first], wide[..., second] = rotated_pairs.real, rotated_pairs.imag
     assert_close(kernels.heads(flat, width, norm, rotation), wide)
 
 
 @every_isa
-def test_silu_over_all_its_range(isa: str) -> None:
-    """Within four units in the last place, and of the right limit where it is out of range."""
+def test_silu_over_its_whole_range(isa: str) -> None:
+    """Within four units in the last place, and equal to the limit for infinite inputs."""
     gate = np.concatenate([np.linspace(-80, 80, 4001), [0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, np.inf]])
     x = np.ones((1, 1), np.float32)
     kernels = CpuKernels(isa, 1, 0)
@@ -260,16 +262,16 @@ def test_silu_over_all_its_range(isa: str) -> None:
     y = kernels.gate_up(x, None, *(Linear(kernels.prepare(t)) for t in tensors), Activation.SILU)[0]
     wide = gate.astype(np.float32).astype(np.float64)
     with np.errstate(over="ignore"):
-        wanted = wide / (1 + np.exp(-wide))
+        expected = wide / (1 + np.exp(-wide))
     assert np.isposinf(y[-1])
-    np.testing.assert_allclose(y[:-1], wanted[:-1], rtol=4 * 2.0**-23, atol=1e-33)
+    np.testing.assert_allclose(y[:-1], expected[:-1], rtol=4 * 2.0**-23, atol=1e-33)
     nan = np.full((1, 1), np.nan, np.float32)
     assert np.isnan(kernels.gate_up(nan, None, *(Linear(kernels.prepare(t)) for t in tensors), Activation.SILU)).all()
 
 
 @every_isa
-def test_quantized_weights_are_fused_too(isa: str) -> None:
-    """The same numbers as the products one by one, as each is rounded alike."""
+def test_norms_are_fused_with_quantized_products(isa: str) -> None:
+    """The product of normalized activations, within the rounding of activations to int8."""
     kernels = CpuKernels(isa, 2, 0)
     blocks = np.random.default_rng(1).integers(0, 256, (48 * 3, 34), dtype=np.uint8)
     blocks[:, 0:2] = np.array([0.01], np.float16).view(np.uint8)
@@ -285,11 +287,11 @@ def test_quantized_weights_are_fused_too(isa: str) -> None:
 
 
 @every_isa
-def test_what_does_not_fit_is_refused(isa: str) -> None:
+def test_mismatched_arguments_are_refused(isa: str) -> None:
     native = _extension.load()
     kernels = native.Kernels(isa, 1)
-    of = CpuKernels(isa, 1, 0)
-    w, other, silu = native_linear(of, 3, 8, 1), native_linear(of, 4, 16, 1), native.Activation.of("silu", [])
+    cpu = CpuKernels(isa, 1, 0)
+    w, other, silu = native_linear(cpu, 3, 8, 1), native_linear(cpu, 4, 16, 1), native.Activation.of("silu", [])
     x, norm = f32(2, 8, seed=2), native.Norm.of(f32(7, seed=3), None, 1e-5, False)
     with pytest.raises(ValueError, match="norm has 7 numbers, not 8"):
         kernels.project(x, norm, [w])
@@ -310,26 +312,28 @@ def test_what_does_not_fit_is_refused(isa: str) -> None:
     with pytest.raises(ValueError, match=r"residual has the shape \[2, 4\], the product \[2, 3\]"):
         kernels.add_product(f32(2, 4, seed=3), x, w)
     with pytest.raises(ValueError, match="no whole number of heads of 3"):
-        kernels.turn_heads(x, 3, None, None, None, False)
+        kernels.rotate_heads(x, 3, None, None, None, False)
     with pytest.raises(ValueError, match="norm covers neither a head, nor each of them, nor all as one"):
-        kernels.turn_heads(x, 4, norm, None, None, False)
+        kernels.rotate_heads(x, 4, norm, None, None, False)
     with pytest.raises(ValueError, match="cos and sin are not"):
-        kernels.turn_heads(x, 4, None, f32(1, 2, seed=3), f32(1, 2, seed=3), False)
+        kernels.rotate_heads(x, 4, None, f32(1, 2, seed=3), f32(1, 2, seed=3), False)
     with pytest.raises(TypeError, match="cos must be float32"):
-        kernels.turn_heads(x, 4, None, np.ones((2, 2)), f32(2, 2, seed=3), False)
+        kernels.rotate_heads(x, 4, None, np.ones((2, 2)), f32(2, 2, seed=3), False)
 
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [0, 1, 5, 33])
 @pytest.mark.parametrize("n_threads", [1, 3])
-def test_a_matrix_for_each_head(isa: str, n_tokens: int, n_threads: int) -> None:
+def test_one_matrix_per_head(isa: str, n_tokens: int, n_threads: int) -> None:
     kernels = CpuKernels(isa, n_threads, 0)
-    x, made = f32(n_tokens, 6, 40, seed=1), [linear(kernels, 24, 40, i) for i in range(6)]
-    by_head = kernels.per_head([each for each, _ in made])
-    assert isinstance(by_head, CpuPerHead)
-    assert_close(by_head.run(x), np.einsum("thi,hoi->tho", x.astype(np.float64), np.array([wide for _, wide in made])))
+    x, linears = f32(n_tokens, 6, 40, seed=1), [linear(kernels, 24, 40, i) for i in range(6)]
+    per_head = kernels.per_head([each for each, _ in linears])
+    assert isinstance(per_head, CpuPerHead)
+    assert_close(
+        per_head.run(x), np.einsum("thi,hoi->tho", x.astype(np.float64), np.array([wide for _, wide in linears]))
+    )
     with pytest.raises(ValueError, match="the matrices are not one for each head"):
-        by_head.run(f32(2, 5, 40, seed=1))
+        per_head.run(f32(2, 5, 40, seed=1))
     biased = kernels.per_head([linear(kernels, 24, 40, i, bias=True)[0] for i in range(6)])
-    assert isinstance(biased, SteppedPerHead), "C++ has no biases here"
+    assert isinstance(biased, SteppedPerHead), "the C++ kernel has no biases"
     assert biased.run(f32(2, 6, 40, seed=1)).shape == (2, 6, 24)

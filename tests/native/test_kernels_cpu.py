@@ -1,4 +1,4 @@
-"""The C++ products, every instruction set of this machine, against float64 products of what gguf dequantizes."""
+"""C++ matrix products, on every instruction set of this machine, against float64 products of dequantized weights."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from slm_core.errors import InvalidOption
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, format_of
 from slm_native import _extension
-from slm_native.kernels import select_kernels
 from slm_native.kernels.cpu import CpuKernels
-from slm_native.kernels.select import ISA_VARIABLE
+from slm_native.kernels.select import ISA_VARIABLE, select_kernels
 
 if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
@@ -52,16 +51,16 @@ def multiply(isa: str, x: NDArray[np.float32], matrix: Matrix, n_threads: int = 
 
 
 FEW = 6
-"""Rows of activations up to which nothing is rounded to bf16."""
+"""Products of at most this many rows of activations round nothing to bf16."""
 
 
 def rounds_weights(isa: str, x: NDArray[np.float32], matrix: Matrix) -> bool:
-    """Whether a matrix unit multiplies, which takes quantized weights as bf16."""
+    """Whether AMX multiplies, which rounds dequantized weights to bf16."""
     return isa in ("amx", "amx_plain") and len(x) > FEW and matrix.ggml_type not in FLOATS
 
 
 def weights_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
-    """What the rounding of weights to bf16 makes of a product; those below the smallest normal number are zeros."""
+    """The error of a product from rounding weights to bf16; subnormal weights become zero."""
     if not rounds_weights(isa, x, matrix):
         return np.zeros((len(x), len(matrix.exact)))
     weights = 2.0**-8 * np.abs(matrix.exact) + 2.0**-126
@@ -70,10 +69,10 @@ def weights_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[n
 
 
 def rounding_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[np.float64]:
-    """What the rounding of activations makes of a product, and of weights where they are rounded besides.
+    """The error of a product from rounding activations, and weights if they are rounded, too.
 
-    Of int8, half a step of their 32, and three float32 roundings of what is at most 127 steps. Of bf16, which has 8
-    bits with the leading one, half a step: a 256th of each at most, and no number below the smallest normal one.
+    int8 errs by half a step of its block of 32, and by three float32 roundings of at most 127 steps. bf16 has 8 bits
+    of precision: it errs by at most 1/256 of each number, and subnormal numbers become zero.
     """
     is_bf16 = isa in ("avx512_bf16", "amx", "amx_plain") and matrix.ggml_type is GgmlType.BF16 and len(x) > FEW
     if is_bf16 or rounds_weights(isa, x, matrix):
@@ -89,21 +88,21 @@ def rounding_bound(isa: str, x: NDArray[np.float32], matrix: Matrix) -> NDArray[
 
 
 def assert_within(
-    y: NDArray[np.float32], x: NDArray[np.float32], matrix: Matrix, bound: NDArray[np.float64], what: str = ""
+    y: NDArray[np.float32], x: NDArray[np.float32], matrix: Matrix, bound: NDArray[np.float64], case: str = ""
 ) -> None:
-    wanted = x.astype(np.float64) @ matrix.exact.T
-    assert y.shape == wanted.shape
-    worst = np.max(np.abs(y - wanted) / bound)
-    assert worst <= 1, f"off by {worst:.2f} times the bound {what}"
+    expected = x.astype(np.float64) @ matrix.exact.T
+    assert y.shape == expected.shape
+    worst = np.max(np.abs(y - expected) / bound)
+    assert worst <= 1, f"off by {worst:.2f} times the bound {case}"
 
 
 @every_isa
 @every_type
 @pytest.mark.parametrize(("n_out", "n_blocks"), [(1, 1), (5, 3), (33, 11)])
-def test_products_of_activations_that_int8_holds(isa: str, ggml_type: GgmlType, n_out: int, n_blocks: int) -> None:
-    """Nothing is rounded but float32 sums, and weights where there is a matrix unit.
+def test_products_of_activations_exact_in_int8(isa: str, ggml_type: GgmlType, n_out: int, n_blocks: int) -> None:
+    """Only float32 sums are rounded, and with AMX the weights.
 
-    11 blocks are whole spans of 256 weights, or some of them and a rest.
+    11 blocks are whole groups of 256 weights, or some groups and a remainder.
     """
     matrix = random_matrix(ggml_type, n_out, n_blocks * max(32, ggml_type.block_size))
     x = int8_values(max(TOKENS), matrix.shape[1], seed=n_out)
@@ -137,8 +136,8 @@ def test_rows_of_any_width(isa: str, ggml_type: GgmlType, n_in: int) -> None:
 @every_isa
 @every_type
 @pytest.mark.parametrize("n_blocks", [1, 11, 16])
-def test_rows_are_what_gguf_dequantizes(isa: str, ggml_type: GgmlType, n_blocks: int) -> None:
-    """Bit for bit, in any order and repeatedly; 11 blocks may be whole spans of 256 weights and a rest."""
+def test_embedding_rows_equal_the_gguf_package(isa: str, ggml_type: GgmlType, n_blocks: int) -> None:
+    """Bit for bit, in any order and repeated; 11 blocks may be whole groups of 256 weights and a remainder."""
     matrix = random_matrix(ggml_type, 33, n_blocks * max(32, ggml_type.block_size))
     kernels = native.Kernels(isa, 2)
     weights = kernels.matrix(matrix.data, matrix.ggml_type, *matrix.shape)
@@ -151,7 +150,7 @@ def test_rows_are_what_gguf_dequantizes(isa: str, ggml_type: GgmlType, n_blocks:
 @every_isa
 @pytest.mark.parametrize("ggml_type", [GgmlType.Q4_K, GgmlType.IQ2_XS], ids=lambda t: t.name)
 def test_embed(isa: str, ggml_type: GgmlType) -> None:
-    """IQ2_XS has no kernels: its rows are NumPy's."""
+    """IQ2_XS has no kernels: NumPy dequantizes its rows."""
     matrix, kernels = random_matrix(ggml_type, 11, 512), CpuKernels(isa, 1, 0)
     weight = kernels.prepare(QuantizedTensor("embd", matrix.shape, ggml_type, matrix.data))
     np.testing.assert_array_equal(kernels.embed(weight, np.array([10, 3, 3], np.int32)), matrix.exact[[10, 3, 3]])
@@ -162,7 +161,7 @@ def test_embed(isa: str, ggml_type: GgmlType) -> None:
             kernels.embed(weight, np.array([2, bad], np.int32))
 
 
-def test_rows_by_other_ids_are_refused() -> None:
+def test_row_ids_of_another_type_or_shape_are_refused() -> None:
     matrix, kernels = random_matrix(GgmlType.Q8_0, 4, 32), native.Kernels("scalar", 1)
     weights = kernels.matrix(matrix.data, matrix.ggml_type, *matrix.shape)
     with pytest.raises(TypeError, match="ids must be int32"):
@@ -173,31 +172,32 @@ def test_rows_by_other_ids_are_refused() -> None:
 
 @every_isa
 @every_quantized_type
-def test_the_rounding_of_activations_is_noise(isa: str, ggml_type: GgmlType) -> None:
-    """Errors of half a step at most, even and independent, add up to their root mean square: a step / sqrt(12).
+def test_rounding_of_activations_is_unbiased_noise(isa: str, ggml_type: GgmlType) -> None:
+    """Uniform, independent errors of at most half a step have a root mean square of step / sqrt(12).
 
-    Where weights are rounded, too, their errors are those of bf16.
-    The mean over 33 x 70 products of the squared error over its expected value is 1, give or take what shared weights
-    and activations leave; a wrong scale, or a bias of the rounding, makes it many times that.
+    If weights are rounded, too, they err as bf16 does. The mean over 33 x 70 products of the squared error, relative to
+    its expected value, is about 1; it is not exactly 1 because products share weights and activations. A wrong scale or
+    a biased rounding makes it many times larger.
     """
     matrix, x = random_matrix(ggml_type, 33, 1792), f32(70, 1792, seed=3)
     wide = x.astype(np.float64)
     steps = np.repeat(np.abs(wide.reshape(70, -1, 32)).max(axis=2) / 127, 32, axis=1)
-    of_weights = np.zeros((70, 33))
+    weight_variance = np.zeros((70, 33))
     if rounds_weights(isa, x, matrix):
         steps = np.exp2(np.floor(np.log2(np.abs(wide))) - 7)
-        of_weights = wide**2 @ ((bf16_of(matrix.exact) - matrix.exact) ** 2).T
-    expected = steps**2 / 12 @ (matrix.exact**2).T + of_weights
+        weight_variance = wide**2 @ ((bf16_of(matrix.exact) - matrix.exact) ** 2).T
+    expected = steps**2 / 12 @ (matrix.exact**2).T + weight_variance
     error = multiply(isa, x, matrix) - x.astype(np.float64) @ matrix.exact.T
     assert 0.8 < np.mean(error**2 / expected) < 1.2
 
 
 @every_isa
 @every_quantized_type
-def test_every_code_in_every_place(isa: str, ggml_type: GgmlType) -> None:
-    """One activation of 127 among zeros: a product is 127 times that weight, rounded three times.
+def test_every_code_at_every_position(isa: str, ggml_type: GgmlType) -> None:
+    """One activation is 127 and the others are 0: a product is 127 times one weight, rounded three times.
 
-    Row r of 256 is made of bytes r, so that every code lies in every place; scales are made ordinary.
+    All bytes of row r are r, for r from 0 to 255, so that every code is at every position. Scales are set to ordinary
+    numbers.
     """
     n_in, rng = ggml_type.block_size, np.random.default_rng(ggml_type)
     data = np.repeat(np.arange(256, dtype=np.uint8), ggml_type.block_bytes)
@@ -207,15 +207,15 @@ def test_every_code_in_every_place(isa: str, ggml_type: GgmlType) -> None:
     for y in (few, multiply(isa, x, matrix)):
         bound = 3 * ROUNDING * 127 * matrix.magnitude.T + weights_bound(isa, x, matrix)
         different = np.abs(y - 127 * matrix.exact.T) > bound
-        assert not different.any(), f"{different.sum()} differ, first at (place, row) {np.argwhere(different)[0]}"
+        assert not different.any(), f"{different.sum()} differ, first at (position, row) {np.argwhere(different)[0]}"
 
 
 @every_isa
 @every_quantized_type
-def test_the_largest_sums(isa: str, ggml_type: GgmlType) -> None:
-    """A row of bytes that are all the same times activations that are all 127 or -127: no sum of codes may overflow.
+def test_the_largest_integer_sums_do_not_overflow(isa: str, ggml_type: GgmlType) -> None:
+    """All bytes of a row are equal, all activations are 127 or -127: no integer sum of products may overflow.
 
-    Sixteen bits hold eight products of two codes of four bits, four of five bits, two of six.
+    An int16 holds the sum of eight products of 4-bit codes with int8, of four with 5-bit codes, or of two with 6-bit.
     """
     n_in, rng = max(256, ggml_type.block_size), np.random.default_rng(ggml_type)
     data = np.repeat(np.arange(256, dtype=np.uint8), ggml_type.block_bytes * (n_in // ggml_type.block_size))
@@ -223,7 +223,7 @@ def test_the_largest_sums(isa: str, ggml_type: GgmlType) -> None:
     x = np.full((24, n_in), 127, np.float32)
     x[1::2] = -127
     for n in (1, 4, 24):
-        bound = float32_bound(x[:n], matrix) + weights_bound(isa, x[:n], matrix) + 1e-30  # there are rows of zeros
+        bound = float32_bound(x[:n], matrix) + weights_bound(isa, x[:n], matrix) + 1e-30  # some rows are zero
         assert_within(multiply(isa, x[:n], matrix), x[:n], matrix, bound, f"with {n} tokens")
 
 
@@ -233,7 +233,7 @@ def test_the_largest_sums(isa: str, ggml_type: GgmlType) -> None:
     "ggml_type", [t for t in QUANTIZED if "scale" in (format_of(t).block.names or ())], ids=lambda t: t.name
 )
 def test_every_finite_scale(isa: str, ggml_type: GgmlType, n_tokens: int) -> None:
-    """Subnormal ones included, in both fields where there is a minimum: its scales come in the opposite order."""
+    """Subnormal scales included. Formats with a minimum use all scales for it, too, in reverse order."""
     scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     scales = scales[np.isfinite(scales)][:: 7 if ggml_type.block_size > 32 else 1]
     rng, block = np.random.default_rng(ggml_type), format_of(ggml_type).block
@@ -250,18 +250,18 @@ def test_every_finite_scale(isa: str, ggml_type: GgmlType, n_tokens: int) -> Non
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 9])
 def test_every_shared_exponent(isa: str, n_tokens: int) -> None:
-    """MXFP4's 2 ** -127 to 2 ** 127: products that float32 cannot hold are infinite, subnormal ones are exact."""
+    """Exponents of MXFP4 from 2 ** -127 to 2 ** 127: products beyond float32 are infinite, subnormal ones are exact."""
     blocks = np.zeros(256, format_of(GgmlType.MXFP4).block)
-    blocks["exponent"], blocks["nibbles"][:, 13] = np.arange(256), 0x02  # weights of 1, as codes go by halves
+    blocks["exponent"], blocks["nibbles"][:, 13] = np.arange(256), 0x02  # code 2 is a weight of 1
     matrix = as_matrix(GgmlType.MXFP4, blocks.view(np.uint8), 32)
     x = np.zeros((n_tokens, 32), np.float32)
     x[:, 13] = 0.5 * 127
     with np.errstate(over="ignore"):
-        wanted = (x.astype(np.float64) @ matrix.exact.T).astype(np.float32)
+        expected = (x.astype(np.float64) @ matrix.exact.T).astype(np.float32)
     y = multiply(isa, x, matrix)
-    atol = np.max(weights_bound(isa, x, matrix)[:, 0])  # what is subnormal there
-    np.testing.assert_allclose(y[:, :248], wanted[:, :248], rtol=3 * ROUNDING, atol=atol)
-    assert ((y[:, 248:] == wanted[:, 248:]) | np.isinf(y[:, 248:])).all()
+    atol = np.max(weights_bound(isa, x, matrix)[:, 0])  # of subnormal weights
+    np.testing.assert_allclose(y[:, :248], expected[:, :248], rtol=3 * ROUNDING, atol=atol)
+    assert ((y[:, 248:] == expected[:, 248:]) | np.isinf(y[:, 248:])).all()
 
 
 @every_isa
@@ -271,7 +271,7 @@ def test_zeros_and_tiny_activations(isa: str, ggml_type: GgmlType, n_tokens: int
     matrix = random_matrix(ggml_type, 3, 512)
     np.testing.assert_array_equal(multiply(isa, np.zeros((n_tokens, 512), np.float32), matrix), 0)
     x = f32(n_tokens, 512, seed=1)
-    for power in (-90, -99):  # 2 ** -99 is just above the 1e-30 below which activations beside quantized weights are 0
+    for power in (-90, -99):  # 2 ** -99 > 1e-30: quantized products round smaller activations to 0
         tiny = np.asarray(x * 2.0**power, np.float32)
         bound = float32_bound(tiny, matrix) + rounding_bound(isa, tiny, matrix) + 1e-42
         assert_within(multiply(isa, tiny, matrix), tiny, matrix, bound)
@@ -284,12 +284,12 @@ def test_zeros_and_tiny_activations(isa: str, ggml_type: GgmlType, n_tokens: int
 @every_type
 @pytest.mark.parametrize("n_tokens", [1, 3, 9, 20])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan], ids=str)
-def test_activations_that_are_no_numbers(isa: str, ggml_type: GgmlType, n_tokens: int, bad: float) -> None:
-    """They show in every product of their token, and in none of another."""
+def test_nan_and_infinite_activations_propagate(isa: str, ggml_type: GgmlType, n_tokens: int, bad: float) -> None:
+    """All products of their token are not finite; those of other tokens are."""
     matrix = random_matrix(ggml_type, 5, 768)
-    for place in (0, 300, 767):
+    for column in (0, 300, 767):
         x = f32(n_tokens, 768, seed=2)
-        x[n_tokens // 2, place] = bad
+        x[n_tokens // 2, column] = bad
         finite = np.isfinite(multiply(isa, x, matrix))
         assert finite.all(axis=1).tolist() == [t != n_tokens // 2 for t in range(n_tokens)]
         assert not finite[n_tokens // 2].any()
@@ -299,9 +299,9 @@ def test_activations_that_are_no_numbers(isa: str, ggml_type: GgmlType, n_tokens
 @every_type
 @pytest.mark.parametrize("n_tokens", [1, 3, 9, 20])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan], ids=str)
-def test_scales_that_are_no_numbers(isa: str, ggml_type: GgmlType, n_tokens: int, bad: float) -> None:
+def test_nan_and_infinite_scales_propagate(isa: str, ggml_type: GgmlType, n_tokens: int, bad: float) -> None:
     names = {*HALVES, "weight", "upper_half"} & set(format_of(ggml_type).block.names or ())
-    for name in names:  # none where a scale is always finite: MXFP4 and NVFP4
+    for name in names:  # empty for MXFP4 and NVFP4, whose scales are always finite
         data = random_matrix(ggml_type, 5, 768).data.copy()
         blocks = data.view(format_of(ggml_type).block).reshape(5, -1)
         blocks[name][3, -1] = np.float32(bad).view(np.uint32) >> 16 if name == "upper_half" else bad
@@ -320,14 +320,14 @@ def test_blocks_at_any_address(isa: str, ggml_type: GgmlType, offset: int) -> No
     moved[:] = matrix.data
     for n in (5, 9):
         x = f32(n, 768, seed=2)
-        found = multiply(isa, x, Matrix(ggml_type, moved, matrix.exact, matrix.magnitude))
-        np.testing.assert_array_equal(found, multiply(isa, x, matrix))
+        actual = multiply(isa, x, Matrix(ggml_type, moved, matrix.exact, matrix.magnitude))
+        np.testing.assert_array_equal(actual, multiply(isa, x, matrix))
 
 
 @every_isa
 @every_type
 def test_blocks_at_the_end_of_a_mapped_file(isa: str, ggml_type: GgmlType, tmp_path: Path) -> None:
-    """The last byte of the weights is the last of a page: reading on behind it would end the process."""
+    """The weights end at the end of a memory page: a read past the end would crash the process."""
     matrix = random_matrix(ggml_type, 5, 768)
     page = 1 << 16
     path = tmp_path / "weights"
@@ -341,7 +341,7 @@ def test_blocks_at_the_end_of_a_mapped_file(isa: str, ggml_type: GgmlType, tmp_p
 
 @every_isa
 @every_type
-def test_nothing_to_multiply(isa: str, ggml_type: GgmlType) -> None:
+def test_empty_products(isa: str, ggml_type: GgmlType) -> None:
     kernels, matrix = native.Kernels(isa, 2), random_matrix(ggml_type, 3, 256)
     assert multiply(isa, f32(0, 256, seed=2), matrix).shape == (0, 3)
     for n in (2, 9):
@@ -350,7 +350,7 @@ def test_nothing_to_multiply(isa: str, ggml_type: GgmlType) -> None:
 
 
 @every_isa
-def test_arguments_of_products_are_checked(isa: str) -> None:
+def test_wrong_arguments_of_products_are_refused(isa: str) -> None:
     kernels, x = native.Kernels(isa, 1), f32(2, 64, seed=2)
     weights = kernels.matrix(random_matrix(GgmlType.Q8_0, 3, 64).data, 8, 3, 64)
     misaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(x.shape)
@@ -373,7 +373,7 @@ def test_arguments_of_products_are_checked(isa: str) -> None:
 
 
 @every_isa
-def test_arguments_of_matrices_are_checked(isa: str) -> None:
+def test_wrong_arguments_of_matrices_are_refused(isa: str) -> None:
     kernels, data = native.Kernels(isa, 1), random_matrix(GgmlType.Q8_0, 3, 64).data
     wrong: list[tuple[tuple[object, ...], type[Exception], str]] = [
         ((data.view(np.int8), 8, 3, 64), TypeError, "data must be uint8"),
@@ -392,7 +392,7 @@ def test_arguments_of_matrices_are_checked(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ["avx9", "neon2", "", "AVX2"])
-def test_an_instruction_set_that_is_not_there_is_an_error(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_instruction_set_is_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = ", ".join(native.available_isas())
     with pytest.raises(InvalidOption, match=f"instruction set '{isa}' .this build on this machine has: {accepted}"):
         CpuKernels(isa, 1, 0)
@@ -412,7 +412,7 @@ def test_the_environment_forces_an_instruction_set(isa: str, monkeypatch: pytest
     assert reason.endswith(f"instruction set {isa}, forced by SLM_NATIVE_ISA")
 
 
-def test_auto_takes_the_best_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_the_best_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ISA_VARIABLE, raising=False)
     for tier in ("auto", "cpu"):
         kernels, reason = select_kernels(tier)
@@ -422,17 +422,17 @@ def test_auto_takes_the_best_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 8, 9])
-def test_the_kernel_set_adds_biases_and_takes_rows_that_lie_apart(isa: str, n_tokens: int) -> None:
+def test_matmul_adds_biases_and_accepts_strided_rows(isa: str, n_tokens: int) -> None:
     matrix, bias = random_matrix(GgmlType.Q8_0, 33, 1024), f32(33, seed=3)
     x = np.repeat(int8_values(n_tokens, 1024, seed=2), 2, axis=1)[:, ::2]
     kernels = CpuKernels(isa, 1, 0)
     weight = kernels.prepare(QuantizedTensor("w", (33, 1024), GgmlType.Q8_0, matrix.data))
-    found = kernels.matmul(x, weight, bias).astype(np.float64) - bias
+    actual = kernels.matmul(x, weight, bias).astype(np.float64) - bias
     bound = float32_bound(x, matrix) + weights_bound(isa, x, matrix)
-    assert_within(found, x, matrix, bound + 2 * ROUNDING * (np.abs(found) + np.abs(bias)))
+    assert_within(actual, x, matrix, bound + 2 * ROUNDING * (np.abs(actual) + np.abs(bias)))
 
 
-def test_types_without_kernels_are_expanded() -> None:
+def test_types_without_kernels_are_dequantized() -> None:
     matrix, x = random_matrix(GgmlType.IQ2_S, 5, 512), f32(9, 512, seed=1)
     kernels = CpuKernels("scalar", 1, 1 << 20)
     weight = kernels.prepare(QuantizedTensor("w", (5, 512), GgmlType.IQ2_S, matrix.data))

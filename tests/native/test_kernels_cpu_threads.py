@@ -1,4 +1,4 @@
-"""The threads of the C++ products: what they share, what they leave alone, and what is left of them after a fork."""
+"""The thread pool of the C++ kernels: equal results, concurrent callers, forked processes, the end of threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if (_missing := _extension.why_missing()) is not None:
 
 native = _extension.load()
 BEST = native.available_isas()[-1]
-MATRIX = random_matrix(GgmlType.Q4_K, 300, 2048)  # some hundred KiB: enough for a task for each thread
+MATRIX = random_matrix(GgmlType.Q4_K, 300, 2048)  # some hundred KiB: enough for one task per thread
 
 
 def activations(n_tokens: int, seed: int = 0) -> NDArray[np.float32]:
@@ -37,8 +37,8 @@ def multiply(n_threads: int, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 8, 9, 70])
-def test_any_number_of_threads_gives_the_same_bits(n_tokens: int) -> None:
-    """Rows are shared out, and no sum is."""
+def test_the_result_is_bitwise_equal_for_any_number_of_threads(n_tokens: int) -> None:
+    """Threads divide the rows; each sum is computed by one thread."""
     x = activations(n_tokens)
     one = multiply(1, x)
     for n_threads in (2, 3, 5, 16):
@@ -46,17 +46,17 @@ def test_any_number_of_threads_gives_the_same_bits(n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 4])
-def test_callers_at_once_do_not_disturb_each_other(n_threads: int) -> None:
-    """Three callers of the same threads, each with activations of its own, many times over."""
+def test_concurrent_callers_get_their_own_results(n_threads: int) -> None:
+    """Three threads call the same pool many times, each with different activations."""
     kernels = native.Kernels(BEST, n_threads)
     weights = kernels.matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
     inputs = [activations(n, seed=n) for n in (1, 9, 33)]
-    wanted = [multiply(1, x) for x in inputs]
+    expected = [multiply(1, x) for x in inputs]
     wrong: list[int] = []
 
     def call(i: int) -> None:
         for _ in range(60):
-            if not np.array_equal(kernels.matmul(inputs[i], weights), wanted[i]):
+            if not np.array_equal(kernels.matmul(inputs[i], weights), expected[i]):
                 wrong.append(i)
 
     threads = [threading.Thread(target=call, args=(i,)) for i in range(3)]
@@ -68,8 +68,8 @@ def test_callers_at_once_do_not_disturb_each_other(n_threads: int) -> None:
     assert not wrong
 
 
-def child_of_a_fork(work: object) -> int:
-    """The exit status of a child that does it: 0 where it returns true; 1 otherwise, and 142 (an alarm) if it hangs."""
+def status_of_forked_child(work: object) -> int:
+    """The exit status of a child that runs ``work``: 0 if it returns true, 142 (SIGALRM) if it hangs, 1 otherwise."""
     child = os.fork()
     if child == 0:
         import signal
@@ -86,16 +86,16 @@ def child_of_a_fork(work: object) -> int:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_computes_on() -> None:
-    """With threads of its own, and while the parent's are at work; its own child does, too; then the parent goes on."""
+def test_a_forked_child_can_compute() -> None:
+    """The child starts new threads, even if the parent was computing; so does its own child. The parent continues."""
     kernels = native.Kernels(BEST, 3)
     weights = kernels.matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
     x = activations(9)
-    wanted = multiply(1, x)
+    expected = multiply(1, x)
     stop = threading.Event()
 
     def is_right() -> bool:
-        return all(np.array_equal(kernels.matmul(x, weights), wanted) for _ in range(5))
+        return all(np.array_equal(kernels.matmul(x, weights), expected) for _ in range(5))
 
     def keep_busy() -> None:
         while not stop.is_set():
@@ -104,8 +104,8 @@ def test_a_forked_child_computes_on() -> None:
     busy = threading.Thread(target=keep_busy)
     busy.start()
     try:
-        statuses = [child_of_a_fork(is_right) for _ in range(5)]
-        statuses.append(child_of_a_fork(lambda: is_right() and child_of_a_fork(is_right) == 0))
+        statuses = [status_of_forked_child(is_right) for _ in range(5)]
+        statuses.append(status_of_forked_child(lambda: is_right() and status_of_forked_child(is_right) == 0))
     finally:
         stop.set()
         busy.join()
@@ -115,26 +115,26 @@ def test_a_forked_child_computes_on() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_may_have_many_callers_and_let_go() -> None:
+def test_a_forked_child_may_call_from_many_threads_and_free_the_pool() -> None:
     kernels = [native.Kernels(BEST, 4)]
     weights = kernels[0].matrix(MATRIX.data, MATRIX.ggml_type, *MATRIX.shape)
     x = activations(9)
-    wanted = kernels[0].matmul(x, weights)
+    expected = kernels[0].matmul(x, weights)
 
     def work() -> bool:
         results: list[bool] = []
         threads = [
-            threading.Thread(target=lambda: results.append(np.array_equal(kernels[0].matmul(x, weights), wanted)))
+            threading.Thread(target=lambda: results.append(np.array_equal(kernels[0].matmul(x, weights), expected)))
             for _ in range(4)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        kernels.clear()  # the pool goes with its last user
+        kernels.clear()  # frees the pool, because this was its last user
         return results == [True] * 4
 
-    assert child_of_a_fork(work) == 0
+    assert status_of_forked_child(work) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -152,13 +152,13 @@ def test_threads_end_with_their_last_user() -> None:
 
 
 @pytest.mark.parametrize("n_threads", [0, -1, 513, 10**12])
-def test_numbers_of_threads_that_make_no_sense(n_threads: int) -> None:
+def test_numbers_of_threads_out_of_range_are_refused(n_threads: int) -> None:
     with pytest.raises(InvalidOption, match=rf"n_threads is {n_threads} \(accepted: 1 to 512\)"):
         CpuKernels(BEST, n_threads, 0)
 
 
 def test_the_gil_is_released() -> None:
-    """With thread switches all but off, this thread runs during the product only if the product lets it."""
+    """With a switch interval of 1000 s, this thread runs during the product only if the product releases the GIL."""
     matrix = random_matrix(GgmlType.Q8_0, 64, 4096)
     kernels = native.Kernels("scalar", 1)
     weights = kernels.matrix(np.tile(matrix.data, 200), matrix.ggml_type, 64 * 200, 4096)
@@ -183,7 +183,7 @@ def test_the_gil_is_released() -> None:
     assert ran_meanwhile
 
 
-SHORT_OF_MEMORY = """
+OUT_OF_MEMORY = """
 import resource, sys
 import numpy as np
 from slm_native import _extension
@@ -193,7 +193,7 @@ kernels = _extension.load().Kernels(sys.argv[1], 2)
 w = np.ones(33 * n_in, np.float32)  # two panels: one for each thread
 weights, x = kernels.matrix(w.view(np.uint8), 0, 33, n_in), np.ones((40, n_in), np.float32)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-# Room for the activations side by side (80 to 96 MiB), none for a panel of 32 rows (64 MiB) besides.
+# The limit allows the interleaved activations (80 to 96 MiB), but not a panel of 32 rows (64 MiB) as well.
 resource.setrlimit(resource.RLIMIT_AS, (used + (110 << 20), resource.RLIM_INFINITY))
 try:
     kernels.matmul(x, weights)
@@ -206,6 +206,6 @@ print(kernels.matmul(x, weights)[39, 32] == n_in)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize("isa", native.available_isas())
-def test_a_thread_that_is_short_of_memory_raises_and_the_pool_goes_on(isa: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, isa], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["refused", "True"]), done.stderr
+def test_a_thread_out_of_memory_raises_and_the_pool_still_works(isa: str) -> None:
+    process = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, isa], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout.split()) == (0, ["refused", "True"]), process.stderr

@@ -1,4 +1,4 @@
-"""The reference kernels against float64 arithmetic, one value at a time, and against what must hold of them."""
+"""The reference kernels against float64 arithmetic, one value at a time, and against mathematical properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_core.quant import QuantizedTensor
 from slm_native.kernels import reference
 from slm_native.kernels.reference import ReferenceKernels
 
-ROUNDING = 2.0**-24  # of one float32 operation, relative
+ROUNDING = 2.0**-24  # relative, of one float32 operation
 
 
 def f32(*shape: int, seed: int) -> NDArray[np.float32]:
@@ -38,7 +38,7 @@ def exact(tensor: QuantizedTensor) -> NDArray[np.float64]:
 def assert_is_product(
     y: NDArray[np.float32], x: NDArray[np.float32], w: NDArray[np.float64], bias: NDArray[np.float32] | float = 0.0
 ) -> None:
-    """Within the rounding of n float32 products summed in any order: n + 1 roundings of the sum of magnitudes."""
+    """The error is within n float32 products summed in any order: n + 1 roundings of the sum of magnitudes."""
     expected = x.astype(np.float64) @ w.T + bias
     bound = (w.shape[1] + 2) * ROUNDING * (np.abs(x.astype(np.float64)) @ np.abs(w.T) + np.abs(bias))
     assert y.dtype == np.float32
@@ -62,7 +62,7 @@ def test_matmul(name: str, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("panel_rows", [1, 5, 37, 100])
-def test_matmul_by_panels(panel_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_in_panels(panel_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "_PANEL_WEIGHTS", panel_rows * 96)
     kernels = ReferenceKernels(expanded_bytes=0)
     tensor = quantized(f32(37, 96, seed=1), "Q8_0")
@@ -72,7 +72,7 @@ def test_matmul_by_panels(panel_rows: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert weight.expanded is None
 
 
-def test_first_weights_used_are_kept_up_to_the_bound() -> None:
+def test_the_first_used_weights_are_cached_up_to_the_bound() -> None:
     tensors = [quantized(f32(8, 32, seed=i), "Q8_0") for i in range(4)]
     kernels = ReferenceKernels(expanded_bytes=2 * 8 * 32 * 4)
     weights = [kernels.prepare(tensor) for tensor in tensors]
@@ -83,12 +83,12 @@ def test_first_weights_used_are_kept_up_to_the_bound() -> None:
     assert [weight.expanded is not None for weight in weights] == [True, False, True, False]
 
 
-def test_dropping_weights_frees_their_expanded_form() -> None:
+def test_dropping_weights_frees_their_dequantized_copy() -> None:
     n_rows, n_cols = 512, 1024
     kernels = ReferenceKernels()
     weight = kernels.prepare(quantized(f32(n_rows, n_cols, seed=1), "Q8_0"))
     x = f32(1, n_cols, seed=2)
-    gc.disable()  # freed by its last reference, not by a later collection of cycles
+    gc.disable()  # the last reference must free it, not the garbage collector
     tracemalloc.start()
     try:
         kernels.matmul(x, weight)
@@ -123,7 +123,7 @@ def test_prepare_copies_nothing() -> None:
         ((1, 256), GgmlType.Q8_K, 292, UnsupportedModel, "tensor 'blk.3.w': cannot dequantize tensor type Q8_K"),
     ],
 )
-def test_prepare_refuses(
+def test_prepare_refuses_invalid_tensors(
     shape: tuple[int, ...], ggml_type: GgmlType, n_bytes: int, error: type[Exception], message: str
 ) -> None:
     tensor = QuantizedTensor("blk.3.w", shape, ggml_type, np.zeros(n_bytes, np.uint8))
@@ -157,7 +157,7 @@ def test_rms_norm(shape: tuple[int, ...]) -> None:
     for row, normed in zip(x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1]), strict=True):
         root = math.sqrt(math.fsum(float(v) ** 2 for v in row) / len(row) + eps)
         expected = [float(v) / root * float(w) for v, w in zip(row, weight, strict=True)]
-        # Half of the sum's rounding (pairwise, below 8 + log2 n terms deep), then a root and two operations.
+        # Half the error of the sum (pairwise, at most 8 + log2 n additions deep), then a root and two operations.
         np.testing.assert_allclose(normed, expected, rtol=12 * ROUNDING)
     assert y.dtype == np.float32
 
@@ -176,37 +176,37 @@ def rope(x: NDArray[np.float32], theta: NDArray[np.float64], style: RopeStyle) -
 
 @pytest.mark.parametrize("n_rotated", [16, 10])
 def test_rope_is_a_complex_product(n_rotated: int) -> None:
-    """Each pair (a, b) is a + ib, turned by exp(i theta); what lies beyond the rotated part stays."""
+    """Each pair (a, b), read as a + ib, is multiplied by exp(i theta); the dimensions that are not rotated stay."""
     x, theta = f32(3, 5, 16, seed=1), angles([0, 7, 1000], n_rotated // 2)
-    turn = np.exp(1j * theta)[:, None]
+    factor = np.exp(1j * theta)[:, None]
     original = x.copy()
-    atol = 2 * np.abs(x).max() * 3 * ROUNDING  # two products of rounded factors, and their sum
+    atol = 2 * np.abs(x).max() * 3 * ROUNDING  # two products of rounded factors, and one sum
 
     interleaved = rope(x, theta, RopeStyle.INTERLEAVED)
-    expected = (x[..., 0:n_rotated:2] + 1j * x[..., 1:n_rotated:2]) * turn
+    expected = (x[..., 0:n_rotated:2] + 1j * x[..., 1:n_rotated:2]) * factor
     np.testing.assert_allclose(interleaved[..., 0:n_rotated:2], expected.real, atol=atol)
     np.testing.assert_allclose(interleaved[..., 1:n_rotated:2], expected.imag, atol=atol)
 
     half = n_rotated // 2
     split = rope(x, theta, RopeStyle.HALF_SPLIT)
-    expected = (x[..., :half] + 1j * x[..., half:n_rotated]) * turn
+    expected = (x[..., :half] + 1j * x[..., half:n_rotated]) * factor
     np.testing.assert_allclose(split[..., :half], expected.real, atol=atol)
     np.testing.assert_allclose(split[..., half:n_rotated], expected.imag, atol=atol)
 
     for rotated in (interleaved, split):
         np.testing.assert_array_equal(rotated[..., n_rotated:], x[..., n_rotated:])
-        np.testing.assert_array_equal(rotated[0], x[0], "position 0 turns nothing")
+        np.testing.assert_array_equal(rotated[0], x[0], "position 0 must not rotate")
     np.testing.assert_array_equal(x, original, "the argument was changed")
 
 
 @pytest.mark.parametrize("style", RopeStyle)
-def test_rope_makes_products_depend_on_distance_alone(style: RopeStyle) -> None:
+def test_products_after_rope_depend_on_the_distance_only(style: RopeStyle) -> None:
     q, k = f32(1, 2, 16, seed=1), f32(1, 2, 16, seed=2)
     products = [
         np.sum(rope(q, angles([m], 8), style) * rope(k, angles([n], 8), style)) for m, n in ((5, 2), (105, 102))
     ]
-    # 32 products of rotated values, each up to sqrt(2) times a plain one; cosine, sine, two products and a sum on
-    # either side, then one product and a sum.
+    # 32 products of rotated values, each up to sqrt(2) times an original value. Each side rounds cosine, sine, two
+    # products and a sum; then one product and a sum follow.
     bound = 32 * 2 * np.abs(q).max() * np.abs(k).max() * 12 * ROUNDING
     assert abs(products[0] - products[1]) <= bound
 
@@ -221,7 +221,7 @@ def test_silu_mul() -> None:
 
 
 def one_head(q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], scale: float) -> list[float]:
-    """Softmax attention of one query over all the keys given, in float64."""
+    """Softmax attention of one query over all of ``k``, in float64."""
     scores = [scale * math.fsum(map(float, q * key.astype(np.float64))) for key in k]
     weights = [math.exp(score - max(scores)) for score in scores]
     return [
@@ -235,23 +235,23 @@ def test_attention(n_tokens: int, n_held: int, n_heads: int, n_kv_heads: int) ->
     width, scale = 8, 0.3
     q, k = 2 * f32(n_tokens, n_heads, width, seed=1), f32(n_held, n_kv_heads, width, seed=2)
     v = f32(n_held, n_kv_heads, width, seed=3)
-    mixed = ReferenceKernels().attention(q, k, v, scale)
-    assert mixed.dtype == np.float32
-    assert mixed.shape == q.shape
+    output = ReferenceKernels().attention(q, k, v, scale)
+    assert output.dtype == np.float32
+    assert output.shape == q.shape
     for token in range(n_tokens):
-        seen = n_held - n_tokens + token + 1
+        n_visible = n_held - n_tokens + token + 1
         for head in range(n_heads):
             kv_head = head // (n_heads // n_kv_heads)
-            expected = one_head(q[token, head], k[:seen, kv_head], v[:seen, kv_head], scale)
-            # A score is off by its sum's rounding, a weight by that factor twice, for its own and for the others'.
-            largest = scale * np.max(np.abs(k[:seen, kv_head]) @ np.abs(q[token, head]))
-            atol = np.abs(v).max() * (2 * (width + 2) * largest + seen + 8) * ROUNDING
+            expected = one_head(q[token, head], k[:n_visible, kv_head], v[:n_visible, kv_head], scale)
+            # A score errs by the rounding of its sum; a weight errs twice that: in its exponential and in the total.
+            largest = scale * np.max(np.abs(k[:n_visible, kv_head]) @ np.abs(q[token, head]))
+            atol = np.abs(v).max() * (2 * (width + 2) * largest + n_visible + 8) * ROUNDING
             np.testing.assert_allclose(
-                mixed[token, head], expected, atol=atol, err_msg=f"token {token}, head {head} of {n_heads}"
+                output[token, head], expected, atol=atol, err_msg=f"token {token}, head {head} of {n_heads}"
             )
 
 
-def test_attention_with_scores_beyond_the_range_of_exp() -> None:
+def test_attention_with_scores_outside_the_range_of_exp() -> None:
     q = np.full((1, 1, 4), 100, np.float32)
     k = np.stack([q[0], q[0] / 2])
     v = f32(2, 1, 4, seed=1)

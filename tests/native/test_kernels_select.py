@@ -1,4 +1,4 @@
-"""Which kernel set a model gets, and what is said about it."""
+"""The choice of a kernel set, and the reason that is reported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_native import _extension
-from slm_native.kernels import select_kernels
-from slm_native.kernels.select import ISA_VARIABLE
+from slm_native.kernels.select import ISA_VARIABLE, select_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +18,7 @@ def no_forced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation whose CMake left a note in place of the extension."""
+    """An installation without the extension: CMake wrote a note with the reason."""
     (tmp_path / "slm_test_note.py").write_text('REASON = "no C++ compiler was found at installation"\n')
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(_extension, "_NAME", "slm_test_extension_that_is_not_there")
@@ -33,7 +32,7 @@ def broken_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_extension, "_NAME", "slm_test_broken")
 
 
-def test_reference_is_numpy_alone() -> None:
+def test_reference_uses_numpy_only() -> None:
     kernels, reason = select_kernels("reference")
     assert (kernels.name, kernels.device) == ("reference", "cpu")
     assert kernels.describe().startswith("NumPy ")
@@ -41,14 +40,14 @@ def test_reference_is_numpy_alone() -> None:
 
 
 @pytest.mark.usefixtures("no_extension")
-def test_auto_without_the_extension_is_reference_and_says_why() -> None:
+def test_auto_without_the_extension_is_reference_and_reports_why() -> None:
     kernels, reason = select_kernels()
     assert kernels.name == "reference"
     assert reason == "the C++ extension is missing: no C++ compiler was found at installation"
 
 
 @pytest.mark.usefixtures("no_extension")
-def test_what_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_tier_without_the_extension_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         BackendUnavailable, match=r"^tier 'cpu' needs the C\+\+ extension.*: no C\+\+ compiler was found"
     ):
@@ -58,7 +57,7 @@ def test_what_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPat
         select_kernels("auto")
 
 
-def test_a_source_tree_that_was_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_tree_that_was_never_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_extension, "_NAME", "slm_test_extension_that_is_not_there")
     monkeypatch.setattr(_extension, "_NOTE", "slm_test_note_that_is_not_there")
     assert select_kernels().reason.endswith("a source tree that was never installed (pip install .)")
@@ -66,17 +65,17 @@ def test_a_source_tree_that_was_never_installed(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("broken_extension")
 @pytest.mark.parametrize("tier", ["auto", "cpu"])
-def test_a_broken_extension_is_reported_not_replaced(tier: str) -> None:
+def test_a_broken_extension_raises_instead_of_falling_back(tier: str) -> None:
     with pytest.raises(BackendUnavailable, match="is there but does not load: undefined symbol: q8_0"):
         select_kernels(tier)
 
 
 @pytest.mark.usefixtures("broken_extension")
-def test_reference_does_not_touch_the_extension() -> None:
+def test_reference_does_not_load_the_extension() -> None:
     assert select_kernels("reference").kernels.name == "reference"
 
 
-def test_options_that_do_not_fit() -> None:
+def test_wrong_options_are_refused() -> None:
     with pytest.raises(InvalidOption, match=r"unknown tier 'gpu' \(accepted: auto, reference, cpu, torch\)"):
         select_kernels("gpu")
     with pytest.raises(InvalidOption, match="expanded_bytes is -1"):

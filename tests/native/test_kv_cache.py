@@ -1,4 +1,4 @@
-"""The paged KV cache alone: pages against a list of tokens, room against the ledger, codecs against ggml's."""
+"""The paged KV cache: pages against a list of tokens, free positions against the ledger, codecs against ggml."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: s
 
 
 HEADS = ((3, 4), (1, 6), (3, 4))
-"""Of each layer: two groups, of which one lies on both sides of the other."""
+"""Heads and head width of each layer: two groups, of which one has the layers before and after the other."""
 
 
 class Model:
-    """A cache, the ledger that says what fits, and what every token of every sequence should be: one number each,
-    from which its keys and values follow. A key says where it stands, too: it "rotates" by adding positions, each layer
-    as many times as its number says."""
+    """A KV cache, the ledger that counts its positions, and the expected tokens of every sequence.
+
+    A token is a number that determines its keys and values. A key also depends on its position: instead of RoPE, layer
+    i adds (i + 1) times the position."""
 
     def __init__(self, n_ctx: int, n_seq_max: int) -> None:
         outer, inner = layout(), layout(n_kv_heads=1, head_dim=6)
@@ -36,72 +37,72 @@ class Model:
         self.cache = PagedKvCache(layouts, PagedKvCache.n_pages_for(n_ctx, n_seq_max), n_seq_max)
         self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
         self.n_seq_max = n_seq_max
-        self.wanted: list[list[int]] = [[] for _ in range(n_seq_max)]
-        self.n_made = 0
+        self.expected_tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.next_token = 0
 
     def append(self, counts: dict[int, int], *, fail: bool = False) -> bool:
         if not 0 < sum(counts.values()) <= self.ledger.n_free:
             return False
         seq_ids = np.repeat(list(counts), list(counts.values())).astype(np.int32)
-        starts = {seq_id: len(self.wanted[seq_id]) for seq_id in counts}
+        starts = {seq_id: len(self.expected_tokens[seq_id]) for seq_id in counts}
         positions = np.concatenate([np.arange(starts[s], starts[s] + n) for s, n in counts.items()]).astype(np.int32)
-        made = np.arange(self.n_made, self.n_made + len(seq_ids))
-        self.n_made += len(made)
+        new_tokens = np.arange(self.next_token, self.next_token + len(seq_ids))
+        self.next_token += len(new_tokens)
         plan = self.cache.plan(seq_ids, positions)
         for i, layer in enumerate(self.cache.layers):
-            layer.write(plan.pages, plan.slots, self.numbers(made, i, positions), self.numbers(made, i))
+            layer.write(plan.pages, plan.slots, self.numbers(new_tokens, i, positions), self.numbers(new_tokens, i))
         if fail:
             return True
         self.cache.commit(plan)
         for seq_id in counts:
-            tokens = made[seq_ids == seq_id].tolist()
+            tokens = new_tokens[seq_ids == seq_id].tolist()
             self.ledger.append(seq_id, tokens)
-            self.wanted[seq_id] += tokens
+            self.expected_tokens[seq_id] += tokens
         return True
 
     def fork(self, src: int, dst: int, end: int) -> None:
         self.cache.fork(src, dst, end)
         self.ledger.fork(src, dst, end)
-        self.wanted[dst] = self.wanted[src][:end]
+        self.expected_tokens[dst] = self.expected_tokens[src][:end]
 
     def truncate(self, seq_id: int, length: int) -> None:
         self.cache.truncate(seq_id, length)
         self.ledger.truncate(seq_id, length)
-        del self.wanted[seq_id][length:]
+        del self.expected_tokens[seq_id][length:]
 
     def cut(self, seq_id: int, start: int, end: int) -> bool:
         if self.ledger.cut_cost(seq_id, start, end) > self.ledger.n_free:
             return False
-        self.cache.cut(seq_id, start, end, len(self.wanted[seq_id]), self.rotate)
+        self.cache.cut(seq_id, start, end, len(self.expected_tokens[seq_id]), self.rotate)
         self.ledger.cut(seq_id, start, end)
-        del self.wanted[seq_id][start:end]
+        del self.expected_tokens[seq_id][start:end]
         return True
 
     def drop(self, seq_id: int) -> None:
         self.cache.drop(seq_id)
         self.ledger.drop(seq_id)
-        self.wanted[seq_id] = []
+        self.expected_tokens[seq_id] = []
 
     def rotate(self, keys: np.ndarray, delta: int, blocks) -> np.ndarray:
         return keys + delta * (np.array(blocks, np.float32)[:, None, None] + 1)
 
     def numbers(self, tokens, layer: int, positions=0) -> np.ndarray:
-        """[T, K, D]: whole numbers that float32 holds exactly."""
+        """[T, K, D]: integers that float32 represents exactly."""
         first = 32 * (np.asarray(tokens) * 3 + layer) + np.asarray(positions) * (layer + 1)
         n_kv_heads, head_dim = HEADS[layer]
-        inside = np.arange(n_kv_heads * head_dim).reshape(n_kv_heads, head_dim)
-        return (first[:, None, None] + inside).astype(np.float32)
+        offsets = np.arange(n_kv_heads * head_dim).reshape(n_kv_heads, head_dim)
+        return (first[:, None, None] + offsets).astype(np.float32)
 
     def check(self) -> None:
-        for seq_id, tokens in enumerate(self.wanted):
+        for seq_id, tokens in enumerate(self.expected_tokens):
             n, pages = len(tokens), list(self.cache.tables[seq_id])
             assert len(pages) == -(-n // PAGE_TOKENS), f"sequence {seq_id} of {n} tokens holds {len(pages)} pages"
             for i, layer in enumerate(self.cache.layers):
                 index = np.array(pages, np.intp)
-                wanted = self.numbers(tokens, i, np.arange(n)) if n else np.empty((0, *HEADS[i]), np.float32)
-                np.testing.assert_array_equal(layer.keys(index, n), wanted)
-                wanted = self.numbers(tokens, i) if n else wanted
-                np.testing.assert_array_equal(layer.values(index, n), wanted)
+                expected = self.numbers(tokens, i, np.arange(n)) if n else np.empty((0, *HEADS[i]), np.float32)
+                np.testing.assert_array_equal(layer.keys(index, n), expected)
+                expected = self.numbers(tokens, i) if n else expected
+                np.testing.assert_array_equal(layer.values(index, n), expected)
 
 
 OPERATIONS = st.lists(
@@ -117,15 +118,15 @@ OPERATIONS = st.lists(
 
 
 def apply(model: Model, operation) -> None:
-    """One random operation, where it is allowed; counts are chosen to end near pages' edges."""
+    """Run one random operation if it is allowed; counts are chosen to end near page boundaries."""
     name, a, b, x, y = operation
-    length = len(model.wanted[a])
+    length = len(model.expected_tokens[a])
     low, high = sorted((int(x * length), int(y * length)))
     if name == "append":
         model.append({a: min(1 + int(x * 130), max(1, model.ledger.n_free))})
     elif name in ("append all", "fail"):
         model.append(dict.fromkeys(range(model.n_seq_max), 1 + int(x * 3)), fail=name == "fail")
-    elif name == "fork" and a != b and not model.wanted[b] and high:
+    elif name == "fork" and a != b and not model.expected_tokens[b] and high:
         model.fork(a, b, high)
     elif name == "truncate" and low < length:
         model.truncate(a, low)
@@ -137,8 +138,8 @@ def apply(model: Model, operation) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(OPERATIONS, st.integers(100, 400))
-def test_pages_hold_what_was_written_and_always_suffice(operations, n_ctx):
-    """The ledger's room is the only room there is: with it, no operation runs out of pages (``PageTables.free``)."""
+def test_pages_hold_the_written_tokens_and_never_run_out(operations, n_ctx):
+    """An operation that fits the ledger never runs out of pages (``PageTables.free``)."""
     model = Model(n_ctx, n_seq_max=4)
     for operation in operations:
         apply(model, operation)
@@ -146,8 +147,8 @@ def test_pages_hold_what_was_written_and_always_suffice(operations, n_ctx):
 
 
 @pytest.mark.parametrize("end", [1, 63, 64, 65, 127])
-def test_pages_suffice_for_as_many_forks_as_there_are_sequences(end):
-    """The worst case for whole pages: every sequence shares a page but for its last token, and all diverge at once."""
+def test_pages_suffice_if_every_sequence_is_a_fork(end):
+    """The worst case for whole pages: every sequence shares all but its last token, and all diverge at once."""
     n_seq_max = 40
     model = Model(n_ctx=end + 2 * n_seq_max, n_seq_max=n_seq_max)
     model.append({0: end})
@@ -160,7 +161,7 @@ def test_pages_suffice_for_as_many_forks_as_there_are_sequences(end):
     model.check()
 
 
-def test_a_sequence_may_take_all_and_cut_its_own_pages_when_none_is_free():
+def test_a_cut_of_exclusive_positions_works_without_free_pages():
     model = Model(n_ctx=640, n_seq_max=2)
     model.append({0: 320})
     model.fork(0, 1, 320)
@@ -170,7 +171,7 @@ def test_a_sequence_may_take_all_and_cut_its_own_pages_when_none_is_free():
     model.check()
 
 
-def test_pages_of_one_sequence_lie_side_by_side_where_they_can():
+def test_pages_of_one_sequence_are_contiguous_if_possible():
     model = Model(n_ctx=640, n_seq_max=2)
     for _ in range(5):
         model.append({0: 100})
@@ -180,33 +181,33 @@ def test_pages_of_one_sequence_lie_side_by_side_where_they_can():
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "bf16"])
-def test_a_codec_holds_what_ggml_holds(kv_type):
+def test_a_codec_rounds_as_ggml_does(kv_type):
     x = np.random.default_rng(0).standard_normal((7, 3, 64)).astype(np.float32) * 10
     x[2, 1] = 0
-    np.testing.assert_array_equal(decoded(kv_type, x), held_by_ggml(kv_type, x))
+    np.testing.assert_array_equal(encode_and_decode(kv_type, x), round_by_ggml(kv_type, x))
 
 
 @pytest.mark.parametrize(("kv_type", "steps"), [("q5_0", 16), ("q4_0", 8)])
-def test_a_codec_of_few_bits_holds_what_ggml_holds(kv_type, steps):
-    """Where a value lies within rounding of the middle between two codes, either will do."""
+def test_a_codec_of_few_bits_rounds_as_ggml_does(kv_type, steps):
+    """A value close to the middle between two codes may get either code."""
     x = np.random.default_rng(0).standard_normal((70, 3, 64)).astype(np.float32) * 10
     x[2, 1] = 0
-    found, wanted = decoded(kv_type, x), held_by_ggml(kv_type, x)
+    actual, expected = encode_and_decode(kv_type, x), round_by_ggml(kv_type, x)
     blocks = x.reshape(-1, 32)
     step = np.repeat(np.abs(blocks).max(axis=1) / steps, 32).reshape(x.shape)
-    apart = found != wanted
-    middle = np.abs(np.abs(found - x) - step / 2) < 1e-3 * step
-    assert (~apart | middle).all()
-    assert apart.mean() < 1e-3
-    assert len(np.unique(found[5, 0, :32])) > steps
+    differs = actual != expected
+    is_near_middle = np.abs(np.abs(actual - x) - step / 2) < 1e-3 * step
+    assert (~differs | is_near_middle).all()
+    assert differs.mean() < 1e-3
+    assert len(np.unique(actual[5, 0, :32])) > steps
 
 
-def decoded(kv_type, x):
+def encode_and_decode(kv_type, x):
     codec = codec_of(kv_type, x.shape[-1])
     return codec.decode(codec.encode(x))
 
 
-def held_by_ggml(kv_type, x):
+def round_by_ggml(kv_type, x):
     quantization = gguf.GGMLQuantizationType[kv_type.upper()]
     packed = gguf.quants.quantize(x.reshape(-1, x.shape[-1]), quantization)
     return gguf.quants.dequantize(packed, quantization).reshape(x.shape)
@@ -221,8 +222,8 @@ def test_bf16_rounds_to_even_and_saturates():
     )
 
 
-def test_e4m3_holds_each_of_its_numbers_and_the_nearest_of_others():
-    """By the formula of OFP8: of every exponent, what lies between two neighbours, and their exact middle."""
+def test_e4m3_keeps_its_numbers_and_rounds_others_to_the_nearest():
+    """By the formula of OFP8: for every exponent, numbers between two neighbours and their exact middle."""
     levels = [m / 8 * 2.0**-6 for m in range(8)]
     levels += [(1 + m / 8) * 2.0**e for e in range(-6, 9) for m in range(8) if (e, m) != (8, 7)]
     levels = np.array(levels, np.float32)
@@ -234,34 +235,34 @@ def test_e4m3_holds_each_of_its_numbers_and_the_nearest_of_others():
         np.testing.assert_array_equal(codec.decode(codec.encode(x)), x)
     low, high = levels[:-1], levels[1:]
     even = np.where(np.arange(len(low)) % 2 == 0, low, high)
-    for x, wanted in ((0.6 * low + 0.4 * high, low), (0.4 * low + 0.6 * high, high), ((low + high) / 2, even)):
-        np.testing.assert_array_equal(codec.decode(codec.encode(x.astype(np.float32))), wanted)
-    beyond = np.array([449, 1e30, np.inf, -np.inf, np.nan, 1e-30, -0.0], np.float32)
-    np.testing.assert_array_equal(codec.decode(codec.encode(beyond)), np.float32([448, 448, 448, -448, np.nan, 0, 0]))
+    for x, expected in ((0.6 * low + 0.4 * high, low), (0.4 * low + 0.6 * high, high), ((low + high) / 2, even)):
+        np.testing.assert_array_equal(codec.decode(codec.encode(x.astype(np.float32))), expected)
+    special = np.array([449, 1e30, np.inf, -np.inf, np.nan, 1e-30, -0.0], np.float32)
+    np.testing.assert_array_equal(codec.decode(codec.encode(special)), np.float32([448, 448, 448, -448, np.nan, 0, 0]))
 
 
 def test_f16_rounds_to_nearest_and_saturates():
     codec = codec_of(KvType.F16, 4)
     x = np.array([[1.0005, -3e-8, 1e6, -70000.0]], np.float32)
-    wanted = np.array([[np.float32(np.float16(1.0005)), np.float32(np.float16(-3e-8)), 65504, -65504]], np.float32)
-    np.testing.assert_array_equal(codec.decode(codec.encode(x)), wanted)
+    expected = np.array([[np.float32(np.float16(1.0005)), np.float32(np.float16(-3e-8)), 65504, -65504]], np.float32)
+    np.testing.assert_array_equal(codec.decode(codec.encode(x)), expected)
 
 
 @pytest.mark.parametrize("kv_type", KvType)
-def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
+def test_reads_are_contiguous_for_any_number_of_heads_and_pages(kv_type):
     for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):
         codec = codec_of(kv_type, 32)
-        shape = PageLayout(range(1), n_kv_heads, 32, codec, codec)
-        cache = PagedKvCache([shape], 4, 1)
+        page_layout = PageLayout(range(1), n_kv_heads, 32, codec, codec)
+        cache = PagedKvCache([page_layout], 4, 1)
         plan = cache.plan(np.zeros(n_tokens, np.int32), np.arange(n_tokens, dtype=np.int32))
         x = np.random.default_rng(n_tokens).standard_normal((n_tokens, n_kv_heads, 32)).astype(np.float32)
         cache.layers[0].write(plan.pages, plan.slots, x, -x)
-        for found, wanted in (
+        for actual, expected in (
             (cache.layers[0].keys(plan.runs[0].pages, n_tokens), codec.decode(codec.encode(x))),
             (cache.layers[0].values(plan.runs[0].pages, n_tokens), codec.decode(codec.encode(-x))),
         ):
-            assert (found.dtype, found.flags.c_contiguous) == (np.float32, True)
-            np.testing.assert_array_equal(found, wanted)
+            assert (actual.dtype, actual.flags.c_contiguous) == (np.float32, True)
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -272,11 +273,11 @@ def test_what_is_read_is_contiguous_and_independent_of_heads_and_pages(kv_type):
         (KvType.Q4_0, 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16, f8_e4m3\)"),
     ],
 )
-def test_other_types_are_refused(kv_type, head_dim, message):
+def test_unsupported_kv_types_are_refused(kv_type, head_dim, message):
     with pytest.raises(InvalidOption, match=message):
         codec_of(kv_type, head_dim)
 
 
-def test_more_memory_than_there_is_is_refused():
+def test_a_cache_larger_than_memory_is_refused():
     with pytest.raises(InvalidOption, match="more than this machine can reserve"):
         PagedKvCache([layout(n_layers=1000, n_kv_heads=1000, head_dim=1024)], 1 << 40, 1)

@@ -1,4 +1,4 @@
-"""The native backend and its models: options, lifetime, memory, and calls that fail half way."""
+"""The native backend and its models: options, lifetime, memory, and calls that fail midway."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def backend() -> NativeBackend:
 
 def resident_bytes() -> int:
     if not sys.platform.startswith("linux"):
-        pytest.skip("memory is measured with /proc, which is Linux's")
+        pytest.skip("memory is measured with /proc, which only Linux has")
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_it_is_registered(backend):
+def test_the_backend_is_registered(backend):
     assert isinstance(Registry({"native": plugin}).backend("native"), NativeBackend)
     assert backend.name == "native"
 
 
-def test_status_tells_the_tier_and_why(backend):
+def test_status_reports_the_tier_and_the_reason(backend):
     status = backend.status()
     assert status.installed
     assert status.version
@@ -67,9 +67,9 @@ def test_status_tells_the_tier_and_why(backend):
     assert {device.name.partition(":")[0] for device in status.devices} == {"cpu", "cuda", "xpu", "mps"}
 
 
-def test_kernels_that_do_not_load_leave_the_reference_to_those_who_ask(backend, path, monkeypatch):
+def test_without_kernels_only_an_explicit_reference_tier_loads(backend, path, monkeypatch):
     monkeypatch.setattr("slm_native._extension.why_missing", lambda: None)
-    monkeypatch.setitem(sys.modules, "slm_native._native", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "slm_native._native", None)  # an import of it fails
     status = backend.status()
     assert status.installed
     assert "the C++ extension is there but does not load" in status.reason
@@ -79,22 +79,22 @@ def test_kernels_that_do_not_load_leave_the_reference_to_those_who_ask(backend, 
     backend.load(path, ModelOptions(backend_options={"tier": "reference"})).close()
 
 
-def test_an_instruction_set_that_is_forced_and_missing_is_in_the_status(backend, monkeypatch):
+def test_the_status_names_a_forced_but_missing_instruction_set(backend, monkeypatch):
     monkeypatch.setenv(ISA_VARIABLE, "sse9")
     assert "sse9" in backend.status().reason
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_it_supports_what_it_can_run(tmp_path, backend, architecture, device):
+def test_supported_architectures_and_devices(tmp_path, backend, architecture, device):
     support = backend.supports(make_tiny_model(architecture).write(tmp_path / "m.gguf"), device)
     assert support.supported
-    assert support.rank > 0, "somebody prefers the slow definition"
+    assert support.rank > 0, "a rank of 0 would disable the backend"
 
 
 @pytest.mark.parametrize(("isa", "preferred"), [("avx2", True), ("scalar", False), (None, False)])
-def test_it_is_preferred_where_its_kernels_are_fast(path, backend, monkeypatch, isa, preferred):
-    """To an ordinary optimised engine, whose rank is 50. Fast ones are those of measured instruction sets."""
+def test_the_backend_is_preferred_if_its_kernels_are_fast(path, backend, monkeypatch, isa, preferred):
+    """An ordinary optimised engine has rank 50. Kernels count as fast on instruction sets that were measured."""
     if isa is None:
         monkeypatch.setattr(_extension, "why_missing", lambda: "no compiler")
     elif isa not in _extension.load().available_isas():
@@ -105,7 +105,7 @@ def test_it_is_preferred_where_its_kernels_are_fast(path, backend, monkeypatch, 
     assert (support.supported, support.rank > 50) == (True, preferred)
 
 
-def test_it_is_not_preferred_for_weights_without_kernels(path, backend, monkeypatch):
+def test_the_backend_is_not_preferred_for_weights_without_kernels(path, backend, monkeypatch):
     with GgufFile.open(path) as file:
         types = frozenset(tensor.ggml_type for tensor in file.tensors.values())
     assert len(types) > 1
@@ -115,8 +115,8 @@ def test_it_is_not_preferred_for_weights_without_kernels(path, backend, monkeypa
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_it_is_asked_without_making_kernels(path, device):
-    """A kernel set starts threads, and the torch tier's takes memory of a GPU."""
+def test_supports_creates_no_kernel_set(path, device):
+    """A kernel set starts threads, and that of the torch tier takes GPU memory."""
     code = (
         "import pathlib, sys; from slm_native.backend import NativeBackend; from slm_native.kernels import cpu;"
         "cpu.CpuKernels = None;"
@@ -126,7 +126,7 @@ def test_it_is_asked_without_making_kernels(path, device):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_it_does_not_support_other_devices_and_models(tmp_path, backend, path):
+def test_unsupported_devices_and_models_are_named(tmp_path, backend, path):
     support = backend.supports(path, "warp:7")
     assert not support.supported
     assert "device 'warp:7'" in support.reason
@@ -169,15 +169,24 @@ def test_wrong_options_are_refused(backend, path, options, error, message):
 
 
 def test_every_load_option_is_described_and_works(backend, path):
-    named = {"tier", "expanded_bytes", "dtype", "resident_bytes", "pinned_layers", "profile", "device_map", "swa_full"}
-    assert set(backend.load_options) == named
-    given = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
-    options = ModelOptions(device="cpu", backend_options=given)
+    names = {
+        "tier",
+        "expanded_bytes",
+        "dtype",
+        "resident_bytes",
+        "pinned_layers",
+        "profile",
+        "device_map",
+        "swa_full",
+    }
+    assert set(backend.load_options) == names
+    backend_options = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}
+    options = ModelOptions(device="cpu", backend_options=backend_options)
     with backend.load(path, options) as model:
         assert (model.info.backend, model.info.device) == ("native (reference)", "cpu")
 
 
-def test_progress_goes_from_nothing_to_all_and_may_cancel(backend, path):
+def test_progress_rises_from_0_to_1_and_may_cancel(backend, path):
     shares: list[float] = []
     backend.load(path, ModelOptions(progress=shares.append)).close()
     assert (shares[0], shares[-1]) == (0.0, 1.0)
@@ -192,7 +201,7 @@ def test_progress_goes_from_nothing_to_all_and_may_cancel(backend, path):
         backend.load(path, ModelOptions(progress=cancel))
 
 
-def test_a_vocabulary_of_another_size_is_refused(tmp_path, backend):
+def test_a_vocabulary_that_differs_from_the_embedding_is_refused(tmp_path, backend):
     tiny = make_tiny_model("llama")
     for key in ("tokens", "token_type"):
         tiny.metadata[f"tokenizer.ggml.{key}"] = tiny.metadata[f"tokenizer.ggml.{key}"][:-1]
@@ -201,7 +210,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, backend):
 
 
 @pytest.mark.parametrize("kv_type", ["q3", "q4_1"])
-def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
+def test_unknown_kv_types_are_refused(backend, path, kv_type):
     with backend.load(path, ModelOptions()) as model:
         for name in ("kv_type_k", "kv_type_v"):
             with pytest.raises(InvalidOption, match=r"unknown KV type .* \(accepted: f32, f16, bf16, .*, f8_e4m3\)"):
@@ -209,7 +218,7 @@ def test_kv_types_that_there_are_not_are_refused(backend, path, kv_type):
 
 
 @pytest.mark.skipif(_extension.why_missing() is not None, reason="the cpu tier is not tested: no C++ extension")
-def test_the_cpu_tier_names_the_types_that_it_has(load, path):
+def test_the_cpu_tier_lists_its_kv_types(load, path):
     with (
         load(path, "cpu") as model,
         pytest.raises(InvalidOption, match=r"this tier has no KV type f8_e4m3 \(accepted: f32, .*, q4_0\)"),
@@ -226,12 +235,12 @@ def test_the_cpu_tier_names_the_types_that_it_has(load, path):
         (ContextOptions(n_ctx=1 << 70), "smaller n_ctx"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(backend, path, options, message):
+def test_impossible_context_sizes_are_refused(backend, path, options, message):
     with backend.load(path, ModelOptions()) as model, pytest.raises(InvalidOption, match=message):
         model.new_context(options)
 
 
-def test_after_close_only_the_information_is_left(backend, path):
+def test_after_close_only_info_works(backend, path):
     model = backend.load(path, ModelOptions())
     context = model.new_context(ContextOptions(n_ctx=64))
     model.close()
@@ -245,7 +254,7 @@ def test_after_close_only_the_information_is_left(backend, path):
     context.close()
 
 
-def test_close_lets_go_of_weights_and_file_though_a_context_is_still_held(backend, path):
+def test_close_frees_weights_and_file_although_a_context_is_referenced(backend, path):
     model = backend.load(path, ModelOptions())
     context = model.new_context(ContextOptions(n_ctx=64))
     transformer = weakref.ref(context._transformer)
@@ -260,7 +269,7 @@ def test_close_lets_go_of_weights_and_file_though_a_context_is_still_held(backen
     assert context.n_ctx == 64
 
 
-def test_the_state_of_a_token_is_what_a_dump_grows_by(backend, path):
+def test_a_dump_grows_by_state_bytes_per_token(backend, path):
     with backend.load(path, ModelOptions()) as model:
         context, sizes = model.new_context(ContextOptions(n_ctx=64)), []
         for length in (8, 16):
@@ -272,15 +281,15 @@ def test_the_state_of_a_token_is_what_a_dump_grows_by(backend, path):
         assert sizes[0] == 8 * model.info.state_bytes_per_token + model.info.state_bytes_per_sequence
 
 
-def test_a_context_in_use_keeps_the_model_open(backend, path, monkeypatch):
+def test_a_model_with_a_busy_context_cannot_be_closed(backend, path, monkeypatch):
     model = backend.load(path, ModelOptions())
     context = model.new_context(ContextOptions(n_ctx=64))
-    inside, go_on = threading.Event(), threading.Event()
+    entered, may_continue = threading.Event(), threading.Event()
     forward = context._transformer.forward
 
     def slow_forward(*args, **options):
-        inside.set()
-        assert go_on.wait(30)
+        entered.set()
+        assert may_continue.wait(30)
         return forward(*args, **options)
 
     monkeypatch.setattr(context._transformer, "forward", slow_forward)
@@ -288,17 +297,17 @@ def test_a_context_in_use_keeps_the_model_open(backend, path, monkeypatch):
     batch.extend([1, 2, 3], Pos(0, 0))
     thread = threading.Thread(target=context.decode, args=(batch,))
     thread.start()
-    assert inside.wait(30)
+    assert entered.wait(30)
     with pytest.raises(ContextBusy):
         model.close()
-    go_on.set()
+    may_continue.set()
     thread.join()
     assert context.length(0) == 3
     assert model.vocab.size > 0
     model.close()
 
 
-def test_threads_share_a_model(backend, path, feed, random_tokens):
+def test_threads_may_share_a_model(backend, path, feed, random_tokens):
     with backend.load(path, ModelOptions(backend_options={"expanded_bytes": 50_000})) as model:
         rows = {}
 
@@ -315,12 +324,12 @@ def test_threads_share_a_model(backend, path, feed, random_tokens):
             np.testing.assert_allclose(rows[seed], rows[seed + 2], rtol=1e-4, atol=1e-4)
 
 
-def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend, path):
+def test_a_large_context_takes_memory_on_use_and_frees_it_on_close(backend, path):
     with backend.load(path, ModelOptions()) as model:
         before = resident_bytes()
         context = model.new_context(exact(n_ctx=100_000))
         n_bytes = 3 * 2 * 32 * 4 * 2 * 100_000  # layers, heads, width, float32, keys and values: 146 MiB
-        # The ledger of the base counts cells in a list and an array: 40 bytes and 4 for each position.
+        # The ledger takes 40 bytes per position in a list, and 4 in an array.
         assert resident_bytes() - before < 60 * 100_000 < n_bytes / 20
         context._memory._pages._stores._stores[0]._pages[...] = 1
         used = resident_bytes()
@@ -330,7 +339,7 @@ def test_a_large_context_takes_memory_when_it_is_used_and_gives_it_back(backend,
 
 
 class Interruption:
-    """Raises from the n-th call of a kernel on."""
+    """A kernel that works for ``n_calls`` calls and then raises."""
 
     def __init__(self, kernel, n_calls: int, error: type[BaseException]) -> None:
         self.kernel, self.n_calls, self.error = kernel, n_calls, error
@@ -345,7 +354,7 @@ class Interruption:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("n_calls", [0, 1, 5, 8])
 @pytest.mark.parametrize("kernel", ["matmul", "attention"])
-def test_a_decode_that_fails_half_way_changes_nothing(
+def test_a_decode_that_fails_midway_changes_nothing(
     backend, path, feed, random_tokens, monkeypatch, error, n_calls, kernel
 ):
     with backend.load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
@@ -370,7 +379,7 @@ def test_a_decode_that_fails_half_way_changes_nothing(
             np.testing.assert_array_equal(feed(context, more, seq_id), feed(untouched, more, seq_id))
 
 
-def test_a_cut_that_fails_half_way_changes_nothing(backend, path, feed, random_tokens, monkeypatch):
+def test_a_cut_that_fails_midway_changes_nothing(backend, path, feed, random_tokens, monkeypatch):
     with backend.load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
         context = model.new_context(ContextOptions(n_ctx=512))
         feed(context, random_tokens(400))

@@ -1,7 +1,7 @@
-"""Layers of experts of the cpu tier, every instruction set of this machine.
+"""MoE layers of the cpu tier, on every instruction set of this machine.
 
-Routing against the reference; experts against float64 and, where activations are rounded, against the tier's own steps
-one by one, which have their own tests.
+The oracle of routing is the reference kernel set. The oracle of experts is float64 or, if activations are rounded, the
+unfused steps of the cpu tier, which have tests of their own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Wide = NDArray[np.float64]
 every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_count = pytest.mark.parametrize("n_tokens", [0, 1, 3, 8, 40, 150])
 WIDTH, N_FF, N_SHARED_FF, N_EXPERTS, N_USED = 72, 40, 56, 7, 3
-CLOSE = 4e-6  # float32 sums over at most 72 terms, three deep: a few roundings of 2 ** -24 on top of one another
-WEIGHTS_CLOSE = 1e-6  # of shares: exp in units of the last place, sums of at most 24 of them, and a quotient
+CLOSE = 4e-6  # relative; three consecutive float32 sums of at most 72 terms: a few roundings of 2 ** -24
+WEIGHTS_CLOSE = 1e-6  # relative, of expert weights: exponentials, a sum of at most 24 of them, and a quotient
 
 
 def f32(*shape: int, seed: int) -> Rows:
@@ -45,31 +45,31 @@ def linear(kernels: CpuKernels, w: Rows, bias: Rows | None = None, scale: Rows |
     return Linear(kernels.prepare(tensor), scale, bias)
 
 
-def in_cpp(kernels: CpuKernels, experts: Experts) -> MoeLayer:
-    mixture = kernels.moe(experts)
-    assert isinstance(mixture, CpuMoe), "it is made of steps"
-    return mixture
+def cpp_moe(kernels: CpuKernels, experts: Experts) -> MoeLayer:
+    moe = kernels.moe(experts)
+    assert isinstance(moe, CpuMoe), "the tier composed the layer of steps"
+    return moe
 
 
-# --- routing: experts that make a one where their number says, so that a result is the weights of all experts
+# --- routing: expert i returns the unit vector i, so that the output is the weight of every expert
 
 
-def weights_found(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
+def routing_weights(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
     kernels, n = CpuKernels(None, 2, 0), spec.n_experts
     ups, downs = np.zeros((1, n), np.float32), np.zeros((n, 1), np.float32)
-    each = [
+    experts = [
         FeedForward(None, linear(kernels, ups), linear(kernels, downs, np.eye(n, dtype=np.float32)[i]))
         for i in range(n)
     ]
     router = linear(kernels, np.eye(n, dtype=np.float32))
-    return in_cpp(kernels, Experts(spec, router, bias, each, Activation.RELU)).run(scores, None)
+    return cpp_moe(kernels, Experts(spec, router, bias, experts, Activation.RELU)).run(scores, None)
 
 
-def weights_wanted(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
+def expected_weights(spec: ExpertsSpec, scores: Rows, bias: Rows | None = None) -> Rows:
     routes = route(scores, spec, bias)
-    wanted = np.zeros_like(scores)
-    np.put_along_axis(wanted, routes.experts, routes.weights, axis=1)
-    return wanted
+    weights = np.zeros_like(scores)
+    np.put_along_axis(weights, routes.experts, routes.weights, axis=1)
+    return weights
 
 
 @pytest.mark.parametrize("n_tokens", [1, 500])
@@ -92,36 +92,36 @@ def test_routing(
     spec = ExpertsSpec(n_experts, n_used, gating, normalized, 1.5, False, n_groups, n_groups_used)
     scores, bias = f32(n_tokens, n_experts, seed=n_experts), f32(n_experts, seed=1) if biased else None
     if gating is Gating.SPARSE_MIXER:
-        scores = 3 + np.float32(0.05) * scores  # so that some are within 2 % of others
+        scores = 3 + np.float32(0.05) * scores  # so that some scores are within 2 % of others
     if gating is Gating.SOFTMAX_OF_CHOSEN or gating is Gating.SPARSE_MIXER:
-        scores = abs(scores)  # whose weights may be divided by their sum
-    found, wanted = weights_found(spec, scores, bias), weights_wanted(spec, scores, bias)
-    np.testing.assert_array_equal(found != 0, wanted != 0, "other experts were chosen")
-    np.testing.assert_allclose(found, wanted, rtol=WEIGHTS_CLOSE)
+        scores = abs(scores)  # non-negative, so that the sum of weights is not near 0
+    actual, expected = routing_weights(spec, scores, bias), expected_weights(spec, scores, bias)
+    np.testing.assert_array_equal(actual != 0, expected != 0, "other experts were selected")
+    np.testing.assert_allclose(actual, expected, rtol=WEIGHTS_CLOSE)
 
 
 @pytest.mark.parametrize("gating", [Gating.SOFTMAX, Gating.SIGMOID])
 @pytest.mark.parametrize("n_groups", [1, 4])
-def test_of_equals_the_first_is_chosen(gating: Gating, n_groups: int) -> None:
+def test_the_first_of_equal_scores_is_selected(gating: Gating, n_groups: int) -> None:
     spec = ExpertsSpec(12, 4, gating, normalized=False, n_groups=n_groups, n_groups_used=min(n_groups, 2))
     scores = np.random.default_rng(1).integers(0, 3, (300, 12)).astype(np.float32)
-    found, wanted = weights_found(spec, scores), weights_wanted(spec, scores)
-    np.testing.assert_array_equal(found != 0, wanted != 0)
-    np.testing.assert_allclose(found, wanted, rtol=WEIGHTS_CLOSE)
+    actual, expected = routing_weights(spec, scores), expected_weights(spec, scores)
+    np.testing.assert_array_equal(actual != 0, expected != 0)
+    np.testing.assert_allclose(actual, expected, rtol=WEIGHTS_CLOSE)
 
 
-def test_scores_that_are_no_numbers_choose_experts_that_there_are() -> None:
+def test_nan_and_infinite_scores_select_existing_experts() -> None:
     spec = ExpertsSpec(12, 4, Gating.SIGMOID, normalized=True, n_groups=4, n_groups_used=2)
     scores = np.full((40, 12), np.nan, np.float32)
     scores[20:, ::2] = np.inf
-    assert np.isnan(weights_found(spec, scores)[:20]).any(axis=1).all()
+    assert np.isnan(routing_weights(spec, scores)[:20]).any(axis=1).all()
 
 
 # --- experts
 
 
 class Layer:
-    """A layer of F32 experts, and what it makes in float64."""
+    """An MoE layer with F32 weights, and its output in float64."""
 
     def __init__(
         self, kernels: CpuKernels, activation: Activation, gated: bool, shared: bool, biased: bool, scales_input: bool
@@ -150,39 +150,39 @@ class Layer:
         gate = self._linear(n_ff, WIDTH) if gated else None
         return FeedForward(gate, self._linear(n_ff, WIDTH), self._linear(WIDTH, n_ff))
 
-    def wanted(self, x: Rows, norm: Norm | None, told: Rows | None) -> Wide:
-        read = x.astype(np.float64)
+    def expected_output(self, x: Rows, norm: Norm | None, router_input: Rows | None) -> Wide:
+        normed = x.astype(np.float64)
         if norm is not None:
-            read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + norm.eps) * norm.weight
-        scores = times(read if told is None else told.astype(np.float64), self.experts.router)
-        routes, made = route(scores.astype(np.float32), self.experts.spec, None), np.zeros(x.shape)
+            normed = normed / np.sqrt(np.mean(normed**2, axis=-1, keepdims=True) + norm.eps) * norm.weight
+        scores = apply_linear(normed if router_input is None else router_input.astype(np.float64), self.experts.router)
+        routes, output = route(scores.astype(np.float32), self.experts.spec, None), np.zeros(x.shape)
         for t in range(len(x)):
             for expert, weight in zip(routes.experts[t], routes.weights[t].astype(np.float64), strict=True):
-                before, behind = (weight, 1) if self.experts.spec.scales_input else (1, weight)
-                made[t] += behind * self._made(read[t] * before, self.experts.experts[expert])
+                input_scale, output_scale = (weight, 1) if self.experts.spec.scales_input else (1, weight)
+                output[t] += output_scale * self._expert_output(normed[t] * input_scale, self.experts.experts[expert])
             if self.experts.shared is not None and self.experts.shared_gate is not None:
-                share = 1 / (1 + np.exp(-times(read[t], self.experts.shared_gate)))
-                made[t] += share * self._made(read[t], self.experts.shared)
-        return made
+                share = 1 / (1 + np.exp(-apply_linear(normed[t], self.experts.shared_gate)))
+                output[t] += share * self._expert_output(normed[t], self.experts.shared)
+        return output
 
-    def _made(self, x: Wide, weights: FeedForward) -> Wide:
-        inner = times(x, weights.up)
+    def _expert_output(self, x: Wide, weights: FeedForward) -> Wide:
+        inner = apply_linear(x, weights.up)
         if weights.gate is None:
             inner = np.maximum(inner, 0)
         elif self.activation is Activation.SILU:
-            gate = times(x, weights.gate)
+            gate = apply_linear(x, weights.gate)
             inner = gate / (1 + np.exp(-gate)) * inner
         else:
-            gate = np.minimum(times(x, weights.gate), 7)
+            gate = np.minimum(apply_linear(x, weights.gate), 7)
             inner = gate / (1 + np.exp(-1.702 * gate)) * (np.clip(inner, -7, 7) + 1)
-        return times(inner, weights.down)
+        return apply_linear(inner, weights.down)
 
 
-def times(x: Wide, by: Linear) -> Wide:
-    tensor = by.weight.tensor
+def apply_linear(x: Wide, weights: Linear) -> Wide:
+    tensor = weights.weight.tensor
     y: Wide = x @ dequantize(tensor.data, tensor.ggml_type, tensor.shape).T.astype(np.float64)
-    y = y if by.scale is None else y * by.scale
-    return y if by.bias is None else y + by.bias
+    y = y if weights.scale is None else y * weights.scale
+    return y if weights.bias is None else y + weights.bias
 
 
 @every_isa
@@ -210,14 +210,14 @@ def test_experts(
 ) -> None:
     kernels = CpuKernels(isa, n_threads, 0)
     layer = Layer(kernels, activation, gated=gated, shared=shared, biased=biased, scales_input=scales_input)
-    x, told = f32(n_tokens, WIDTH, seed=1), f32(n_tokens, WIDTH, seed=2) if biased else None
+    x, router_input = f32(n_tokens, WIDTH, seed=1), f32(n_tokens, WIDTH, seed=2) if biased else None
     norm = Norm(f32(WIDTH, seed=3), None, NormKind.RMS, 1e-3) if gated else None
     before = x.copy()
-    found = in_cpp(kernels, layer.experts).run(x, norm, told)
-    wanted = layer.wanted(x, norm, told)
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max(initial=0) <= CLOSE * np.abs(wanted).max(initial=1)
-    np.testing.assert_array_equal(x, before, "what came in was written")
+    actual = cpp_moe(kernels, layer.experts).run(x, norm, router_input)
+    expected = layer.expected_output(x, norm, router_input)
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max(initial=0) <= CLOSE * np.abs(expected).max(initial=1)
+    np.testing.assert_array_equal(x, before, "the input was overwritten")
 
 
 TYPES = [
@@ -231,20 +231,20 @@ TYPES = [
 @every_isa
 @pytest.mark.parametrize("n_tokens", [1, 5, 33, 150])
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(each.name for each in types))
-def test_packed_experts_are_their_steps(isa: str, n_tokens: int, types: Sequence[GgmlType]) -> None:
-    """Each product rounds its activations as a product alone does; then only the weights' last places differ."""
+def test_quantized_experts_equal_their_steps(isa: str, n_tokens: int, types: Sequence[GgmlType]) -> None:
+    """Fused and unfused products round activations alike; only expert weights differ, in their last bits."""
     kernels, width, n_ff = CpuKernels(isa, 2, 0), 512, 256
 
-    def packed(ggml_type: GgmlType, n_out: int, n_in: int, seed: int) -> Linear:
+    def quantized_linear(ggml_type: GgmlType, n_out: int, n_in: int, seed: int) -> Linear:
         matrix = random_matrix(ggml_type, n_out, n_in, seed)
         return Linear(kernels.prepare(QuantizedTensor("w", matrix.shape, matrix.ggml_type, matrix.data)))
 
     def feed_forward(seed: int, n_inner: int) -> FeedForward:
         gate, up, down = types
         return FeedForward(
-            packed(gate, n_inner, width, seed),
-            packed(up, n_inner, width, seed + 50),
-            packed(down, width, n_inner, seed + 99),
+            quantized_linear(gate, n_inner, width, seed),
+            quantized_linear(up, n_inner, width, seed + 50),
+            quantized_linear(down, width, n_inner, seed + 99),
         )
 
     experts = Experts(
@@ -256,17 +256,17 @@ def test_packed_experts_are_their_steps(isa: str, n_tokens: int, types: Sequence
         feed_forward(20, 2 * n_ff),
     )
     x = f32(n_tokens, width, seed=2)
-    found, wanted = in_cpp(kernels, experts).run(x, None), SteppedMoe(kernels, kernels, experts).run(x, None)
-    assert np.abs(found - wanted).max() <= 5 * WEIGHTS_CLOSE * np.abs(wanted).max()
+    actual, expected = cpp_moe(kernels, experts).run(x, None), SteppedMoe(kernels, kernels, experts).run(x, None)
+    assert np.abs(actual - expected).max() <= 5 * WEIGHTS_CLOSE * np.abs(expected).max()
 
 
 @every_isa
-def test_each_part_of_a_layer_matters(isa: str) -> None:
+def test_each_part_of_a_layer_changes_the_output(isa: str) -> None:
     kernels = CpuKernels(isa, 2, 0)
     experts = Layer(kernels, Activation.SILU, gated=True, shared=True, biased=True, scales_input=False).experts
-    x, told = f32(9, WIDTH, seed=1), f32(9, WIDTH, seed=2)
+    x, router_input = f32(9, WIDTH, seed=1), f32(9, WIDTH, seed=2)
     assert experts.shared is not None
-    whole, first = in_cpp(kernels, experts).run(x, None), experts.experts[0]
+    whole, first = cpp_moe(kernels, experts).run(x, None), experts.experts[0]
     others = [
         replace(experts, selection_bias=f32(N_EXPERTS, seed=3)),
         replace(experts, shared=None, shared_gate=None),
@@ -280,12 +280,12 @@ def test_each_part_of_a_layer_matters(isa: str) -> None:
         replace(experts, experts=[replace(each, up=replace(each.up, scale=None)) for each in experts.experts]),
     ]
     for other in others:
-        assert not np.allclose(in_cpp(kernels, other).run(x, None), whole, rtol=1e-3)
-    assert not np.allclose(in_cpp(kernels, experts).run(x, None, told), whole, rtol=1e-3)
+        assert not np.allclose(cpp_moe(kernels, other).run(x, None), whole, rtol=1e-3)
+    assert not np.allclose(cpp_moe(kernels, experts).run(x, None, router_input), whole, rtol=1e-3)
 
 
 @every_isa
-def test_a_type_without_kernels_goes_step_by_step(isa: str) -> None:
+def test_a_layer_with_a_type_without_kernels_is_composed_of_steps(isa: str) -> None:
     kernels = CpuKernels(isa, 2, 0)
     experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
     iq = random_matrix(GgmlType.IQ2_XS, N_EXPERTS, 256, 1)
@@ -294,16 +294,16 @@ def test_a_type_without_kernels_goes_step_by_step(isa: str) -> None:
 
 
 @every_isa
-def test_what_does_not_fit_is_refused(isa: str) -> None:
+def test_mismatched_arguments_are_refused(isa: str) -> None:
     kernels = CpuKernels(isa, 1, 0)
     experts = Layer(kernels, Activation.SILU, gated=True, shared=False, biased=False, scales_input=False).experts
-    x, mixture = f32(2, WIDTH, seed=1), kernels.moe(experts)
+    x, moe = f32(2, WIDTH, seed=1), kernels.moe(experts)
     with pytest.raises(ValueError, match="x has rows of 71, the experts take 72"):
-        mixture.run(x[:, :71], None)
+        moe.run(x[:, :71], None)
     with pytest.raises(ValueError, match="norm has 71 numbers, not 72"):
-        mixture.run(x, Norm(f32(71, seed=1), None, NormKind.RMS, 1e-5))
-    with pytest.raises(ValueError, match="told and x differ in shape"):
-        mixture.run(x, None, x[:1])
+        moe.run(x, Norm(f32(71, seed=1), None, NormKind.RMS, 1e-5))
+    with pytest.raises(ValueError, match="router_input and x differ in shape"):
+        moe.run(x, None, x[:1])
     with pytest.raises(ValueError, match=r"down is \[40, 72\], not \[72, 40\]"):
         kernels.moe(replace(experts, experts=[replace(each, down=each.up) for each in experts.experts]))
     with pytest.raises(ValueError, match="one for each expert"):

@@ -1,4 +1,4 @@
-"""Layers that are streamed: the logits of layers that are not, within the memory that was granted."""
+"""Offloaded layers: the same logits as resident layers, within the memory limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_LAYERS = 7
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A llama of seven layers, so that some stay, some come and go."""
+    """A llama model of seven layers, so that some are pinned and some are streamed."""
     shape = dataclasses.replace(SHAPES["llama"], n_layers=N_LAYERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "llama", shape)
@@ -36,35 +36,37 @@ def layer_bytes(path) -> int:
 
 
 def logits_of(model, feed, random_tokens) -> np.ndarray:
-    """A prompt in two chunks, and steps."""
+    """Logits of a prompt in two chunks and of single-token steps."""
     with model.new_context(ContextOptions(n_ctx=128, n_batch=20)) as context:
         return np.concatenate([feed(context, random_tokens(30)), feed(context, random_tokens(5, seed=1), chunk=1)])
 
 
-@pytest.mark.parametrize("n_granted", [2, 3, 5])
-def test_logits_are_those_of_a_model_that_is_all_there(load, path, tier, layer_bytes, n_granted, feed, random_tokens):
-    """To the bit: the same steps on the same weights."""
-    whole = load(path, tier, expanded_bytes=0)
-    offloaded = load(path, tier, resident_bytes=n_granted * layer_bytes)
-    assert whole.offload is None
+@pytest.mark.parametrize("n_layers_allowed", [2, 3, 5])
+def test_offloaded_logits_equal_those_of_a_resident_model(
+    load, path, tier, layer_bytes, n_layers_allowed, feed, random_tokens
+):
+    """Bit for bit: the same steps run on the same weights."""
+    resident = load(path, tier, expanded_bytes=0)
+    offloaded = load(path, tier, resident_bytes=n_layers_allowed * layer_bytes)
+    assert resident.offload is None
     for _ in range(2):
         np.testing.assert_array_equal(
-            logits_of(offloaded, feed, random_tokens), logits_of(whole, feed, random_tokens), "layers were mixed up"
+            logits_of(offloaded, feed, random_tokens), logits_of(resident, feed, random_tokens), "layers were mixed up"
         )
-    assert len(offloaded.offload.pinned_layers) == n_granted - 2
+    assert len(offloaded.offload.pinned_layers) == n_layers_allowed - 2
 
 
-def test_every_pass_loads_what_does_not_stay_and_nothing_else(load, path, tier, layer_bytes, feed, random_tokens):
+def test_every_pass_loads_only_the_layers_that_are_not_pinned(load, path, tier, layer_bytes, feed, random_tokens):
     model = load(path, tier, resident_bytes=4 * layer_bytes, pinned_layers=[0, 3])
-    context, streamed = model.new_context(ContextOptions(n_ctx=64)), N_LAYERS - 2
+    context, n_streamed = model.new_context(ContextOptions(n_ctx=64)), N_LAYERS - 2
     for n_passes in (1, 2, 3):
         feed(context, [n_passes])
         stats = model.offload
         assert stats.pinned_layers == (0, 3)
-        assert stats.loads == n_passes * streamed + 2, "two layers of the next pass are on their way"
+        assert stats.loads == n_passes * n_streamed + 2, "two layers of the next pass are prefetched"
         assert stats.loaded_bytes == stats.loads * layer_bytes
         assert stats.hits + stats.stalls == n_passes * N_LAYERS
-        assert stats.hits >= 2 * n_passes, "a layer that stays was waited for"
+        assert stats.hits >= 2 * n_passes, "the pass waited for a pinned layer"
         assert stats.held_bytes == stats.most_held_bytes == 4 * layer_bytes
     assert (stats.stalls > 0) == (stats.stalled_seconds > 0)
 
@@ -76,19 +78,19 @@ def test_a_budget_for_all_layers_streams_none(load, path, tier, layer_bytes, fee
     assert model.offload.pinned_layers == tuple(range(N_LAYERS))
 
 
-def test_no_more_memory_is_held_than_was_granted(load, path, tier, layer_bytes, monkeypatch, feed, random_tokens):
-    """Counted where tensors are read and where their memory is given back, not by what streams them."""
-    held, most, lock = [0], [0], threading.Lock()
+def test_memory_stays_within_resident_bytes(load, path, tier, layer_bytes, monkeypatch, feed, random_tokens):
+    """Bytes are counted by the tensors themselves when they are created and freed, not by the code under test."""
+    held, peak, lock = [0], [0], threading.Lock()
 
     def count(n_bytes: int) -> None:
         with lock:
             held[0] += n_bytes
-            most[0] = max(most[0], held[0])
+            peak[0] = max(peak[0], held[0])
 
     class Counted(weights.QuantizedTensor):
         def __init__(self, name, shape, ggml_type, data) -> None:
             super().__init__(name, shape, ggml_type, data)
-            if data.base is None:  # memory of its own; parts and the mapped file have none
+            if data.base is None:  # owns its memory: not a view, nor the mapped file
                 count(data.nbytes)
                 weakref.finalize(data, count, -data.nbytes)
 
@@ -97,13 +99,13 @@ def test_no_more_memory_is_held_than_was_granted(load, path, tier, layer_bytes, 
     for _ in range(3):
         logits_of(model, feed, random_tokens)
         assert held[0] <= 3 * layer_bytes
-    assert 2 * layer_bytes < most[0] <= 3 * layer_bytes
+    assert 2 * layer_bytes < peak[0] <= 3 * layer_bytes
     model.close()
-    assert held[0] == 0, "closing does not free the layers"
+    assert held[0] == 0, "close did not free the layers"
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_the_thread_ends_with_the_model(path, layer_bytes, feed, closed):
+def test_the_loader_thread_ends_with_the_model(path, layer_bytes, feed, closed):
     before = set(threading.enumerate())
     model = NativeBackend().load(
         path, ModelOptions(backend_options={"tier": "reference", "resident_bytes": 2 * layer_bytes})
@@ -116,12 +118,12 @@ def test_the_thread_ends_with_the_model(path, layer_bytes, feed, closed):
         assert not thread.is_alive()
         with pytest.raises(ModelClosed):
             model.offload  # noqa: B018
-    del model, context  # one that nobody closed
+    del model, context  # also for a model that was not closed
     thread.join(10)
     assert not thread.is_alive()
 
 
-def test_a_load_that_fails_is_told_and_changes_nothing(load, path, layer_bytes, monkeypatch, feed, random_tokens):
+def test_a_failed_layer_load_is_reported_and_changes_nothing(load, path, layer_bytes, monkeypatch, feed, random_tokens):
     model = load(path, resident_bytes=2 * layer_bytes)
     context, untouched = (model.new_context(ContextOptions(n_ctx=64)) for _ in range(2))
     for each in (context, untouched):
@@ -144,10 +146,10 @@ def test_a_load_that_fails_is_told_and_changes_nothing(load, path, layer_bytes, 
     assert model.offload.most_held_bytes == 2 * layer_bytes
 
 
-def test_a_step_that_fails_in_the_middle_leaves_the_layers_in_order(load, path, layer_bytes, monkeypatch, feed):
+def test_a_failed_step_leaves_the_layers_in_order(load, path, layer_bytes, monkeypatch, feed):
     model, calls = load(path, resident_bytes=3 * layer_bytes), []
     context = model.new_context(ContextOptions(n_ctx=64))
-    wanted = feed(context, [1, 2, 3])
+    expected = feed(context, [1, 2, 3])
     context.clear()
     kernels = model._transformer._kernels
     attention = kernels.attention_over_runs
@@ -162,22 +164,22 @@ def test_a_step_that_fails_in_the_middle_leaves_the_layers_in_order(load, path, 
         patch.setattr(kernels, "attention_over_runs", fail)
         with pytest.raises(ZeroDivisionError):
             feed(context, [1, 2, 3])
-    np.testing.assert_array_equal(feed(context, [1, 2, 3]), wanted)
+    np.testing.assert_array_equal(feed(context, [1, 2, 3]), expected)
     assert model.offload.held_bytes <= model.offload.most_held_bytes <= 3 * layer_bytes
 
 
-def test_two_threads_take_turns(load, path, layer_bytes, feed, random_tokens):
+def test_concurrent_threads_get_the_same_logits(load, path, layer_bytes, feed, random_tokens):
     model = load(path, resident_bytes=3 * layer_bytes)
-    wanted = logits_of(load(path, expanded_bytes=0), feed, random_tokens)
-    found: list[np.ndarray] = []
-    threads = [threading.Thread(target=lambda: found.append(logits_of(model, feed, random_tokens))) for _ in range(3)]
+    expected = logits_of(load(path, expanded_bytes=0), feed, random_tokens)
+    results: list[np.ndarray] = []
+    threads = [threading.Thread(target=lambda: results.append(logits_of(model, feed, random_tokens))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3
-    for each in found:
-        np.testing.assert_array_equal(each, wanted)
+    assert len(results) == 3
+    for each in results:
+        np.testing.assert_array_equal(each, expected)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +195,12 @@ def test_two_threads_take_turns(load, path, layer_bytes, feed, random_tokens):
         ({"resident_bytes": "much"}, "memory that the layers' weights may take"),
     ],
 )
-def test_what_cannot_be_had_is_refused(load, path, options, message):
+def test_impossible_options_are_refused(load, path, options, message):
     with pytest.raises(InvalidOption, match=message):
         load(path, **options)
 
 
-def test_types_without_a_kernel_are_refused_when_the_model_is_loaded(load, path, layer_bytes, monkeypatch):
+def test_types_without_a_kernel_are_refused_at_load(load, path, layer_bytes, monkeypatch):
     def refuse(data, ggml_type, shape):
         raise UnsupportedModel("no such type")
 
@@ -207,27 +209,27 @@ def test_types_without_a_kernel_are_refused_when_the_model_is_loaded(load, path,
         load(path, resident_bytes=2 * layer_bytes)
 
 
-def test_layers_that_stay_lie_between_those_that_come():
+def test_pinned_layers_alternate_with_streamed_ones():
     sizes = [10] * 12
     assert choose_pinned(sizes, Offload(120)) == list(range(12))
-    assert choose_pinned(sizes, Offload(80)) == [1, 3, 5, 7, 9, 11], "six stay, two buffers"
+    assert choose_pinned(sizes, Offload(80)) == [1, 3, 5, 7, 9, 11], "six pinned layers and two buffers"
     assert choose_pinned(sizes, Offload(29)) == []
     uneven = [10, 30, 10, 10, 50, 10]
     pinned = choose_pinned(uneven, Offload(100))
-    assert sum(uneven[i] for i in pinned) + 80 <= 100, "the two largest that are streamed fit beside them"
+    assert sum(uneven[i] for i in pinned) + 80 <= 100, "the two largest streamed layers fit into the rest"
 
 
-def test_the_next_layer_is_on_its_way_while_one_computes():
-    """Order of events, without a clock: layer 3 is asked for before the pass wants it."""
-    asked = [threading.Event() for _ in range(6)]
+def test_the_next_layer_is_prefetched_while_one_computes():
+    """By the order of events, without a clock: layer i + 1 is requested before the pass needs it."""
+    requested = [threading.Event() for _ in range(6)]
 
     def load(i: int):
-        asked[i].set()
+        requested[i].set()
         return []
 
     layers = OffloadedLayers(load, [1] * 6, Offload(2), lambda: None, lambda share: None)
     with layers.walk() as steps_at:
         for i in range(5):
             steps_at(i)
-            assert asked[i + 1].wait(10), f"layer {i + 1} is not loaded while {i} computes"
+            assert requested[i + 1].wait(10), f"layer {i + 1} is not loaded while {i} computes"
     layers.close()

@@ -1,7 +1,7 @@
-"""Tests that compare two ways to decode, run again with the rounding of other processors.
+"""Runs tests that compare two ways to decode, with the rounding of other processors.
 
-On AMX, prompts are multiplied in bf16 and single tokens in int8, so a prompt's errors are smaller than a single
-token's; with AVX2 both are in int8. A test that relies on the rounding of one processor fails here, not on a user's.
+AMX multiplies prompts in bf16 and single tokens in int8, so errors of prompts are smaller than errors of single tokens.
+AVX2 multiplies both in int8. A test that relies on the rounding of one processor fails here, not on a user's machine.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from slm_conformance import scenarios
 from slm_native import _extension
 from slm_native.kernels.select import ISA_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (
-    "tests/conformance/test_native.py",
-    "tests/cli/test_commands.py",
-    "tests/generation/test_snapshots.py",
-    "tests/generation/test_speculation.py",
+SUITE = "tests/conformance/test_native.py"
+OTHER_TESTS = (
+    "tests/cli/test_commands.py::test_score_is_the_perplexity_of_a_file",
+    "tests/generation/test_snapshots.py::test_a_paused_answer_continues_in_another_backend",
+    "tests/generation/test_speculation.py::test_a_loaded_model_can_draft_for_another",
 )
 CLASSES = (
     "TestDecode",
@@ -53,12 +54,22 @@ WITHOUT_NUMBERS = (
     "limits",
 )
 QUANTIZED = f"qwen3-q8_0 and ({' or '.join((*CLASSES, *SINGLE))}) and not ({' or '.join(WITHOUT_NUMBERS)})"
-ELSEWHERE = "transcript or told_is_known or perplexity or loaded_model_drafts or goes_on_in_another_backend"
+OF_THE_DEMO_MODEL = ("test_a_transcript", "test_what_was_told_is_known")
+OTHER_NAMES = " or ".join((*OF_THE_DEMO_MODEL, *(test.rpartition("::")[2] for test in OTHER_TESTS)))
 
 
-@pytest.mark.timeout(900)  # 40 seconds of one core, which may be busy with more than this
+def test_every_selected_scenario_exists() -> None:
+    """``-k`` ignores names that match nothing. pytest itself refuses an unknown test of ``OTHER_TESTS``."""
+    classes = {name for name in dir(scenarios) if name.startswith("Test")}
+    names = {name for of in classes for name in dir(getattr(scenarios, of)) if name.startswith("test_")}
+    assert set(CLASSES) <= classes
+    assert names >= {*SINGLE, *OF_THE_DEMO_MODEL}
+    assert [part for part in WITHOUT_NUMBERS if not any(part in name for name in names)] == []
+
+
+@pytest.mark.timeout(900)  # 40 seconds of one core that is otherwise idle
 @pytest.mark.parametrize("isa", ["amx_plain", "avx2"])
-def test_nothing_relies_on_the_rounding_of_this_processor(isa: str) -> None:
+def test_no_test_relies_on_the_rounding_of_this_processor(isa: str) -> None:
     if (missing := _extension.why_missing()) is not None:
         pytest.skip(f"no other rounding is tested, as the C++ extension is missing: {missing}")
     if isa not in _extension.load().available_isas():
@@ -66,8 +77,8 @@ def test_nothing_relies_on_the_rounding_of_this_processor(isa: str) -> None:
     if isa == _extension.load().available_isas()[-1]:
         pytest.skip(f"all tests run with the rounding of {isa} here")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, *MODULES, "-k", f"({QUANTIZED}) or {ELSEWHERE}"],
+    process = subprocess.run(
+        [*command, SUITE, *OTHER_TESTS, "-k", f"({QUANTIZED}) or {OTHER_NAMES}"],
         cwd=ROOT,
         env={**os.environ, ISA_VARIABLE: isa},
         stdout=subprocess.PIPE,
@@ -76,4 +87,4 @@ def test_nothing_relies_on_the_rounding_of_this_processor(isa: str) -> None:
         check=False,
         timeout=880,
     )
-    assert done.returncode == 0, f"with {ISA_VARIABLE}={isa}:\n{done.stdout[-4000:]}"
+    assert process.returncode == 0, f"with {ISA_VARIABLE}={isa}:\n{process.stdout[-4000:]}"

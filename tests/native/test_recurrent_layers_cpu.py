@@ -1,9 +1,9 @@
-"""Layers with a state in C++, every instruction set of this machine, against their composition of NumPy steps.
+"""Recurrent layers in C++, on every instruction set of this machine, against their composition of NumPy steps.
 
-Sizes leave rests of vectors, of blocks of four rows and of shares of threads. Weights are F32, which products do not
-round: what is left is float32 rounding. Sums of at most 200 products differ by some 1e-6 of the largest number that
-they are made of, and what follows them (decays, norms, gates) does not make more of it than a few times that; states
-pass it on from token to token, in which it does not grow, as they decay.
+Sizes are no multiples of SIMD vectors, of blocks of four rows and of the rows per thread. Weights are F32, which
+kernels do not quantize: only float32 rounding remains. Sums of at most 200 products differ by about 1e-6 of the largest
+term. The operations after them (decays, norms, gates) multiply this error by a few at most. States pass it from token
+to token without growth, because they decay.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ every_size = pytest.mark.parametrize("size", [0.0, 1.0, 30.0])
 N_THREADS = 3
 
 
-class Numbers:
-    """Random numbers, each call others."""
+class RandomArrays:
+    """Random numbers; each call returns new ones."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -70,10 +70,10 @@ class Numbers:
         return Norm(1 + self(*shape, scale=0.2), None, NormKind.RMS, 1e-5)
 
 
-def both(isa: str, run: Callable[[KernelSet], tuple[Floats, ...]]) -> None:
-    """What a layer gives in C++ is what its composition gives in NumPy."""
-    found, wanted = run(CpuKernels(isa, N_THREADS, 0)), run(ReferenceKernels())
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+def assert_equal_on_cpu_and_reference(isa: str, run: Callable[[KernelSet], tuple[Floats, ...]]) -> None:
+    """The results of a layer in C++ equal those of its composition in NumPy."""
+    actual, expected = run(CpuKernels(isa, N_THREADS, 0)), run(ReferenceKernels())
+    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
         assert one.dtype == np.float32
         assert one.shape == other.shape
         worst = np.abs(one.astype(np.float64) - other).max(initial=0)
@@ -81,13 +81,13 @@ def both(isa: str, run: Callable[[KernelSet], tuple[Floats, ...]]) -> None:
         assert worst <= limit, f"result {i}: off by {worst:.2e}, at most {limit:.2e}"
 
 
-def unchanged(arrays: list[Floats], run: Callable[..., tuple[Floats, ...]]) -> tuple[Floats, ...]:
-    """What ``run`` gives for the arrays, which it leaves as they are."""
+def run_without_changes(arrays: list[Floats], run: Callable[..., tuple[Floats, ...]]) -> tuple[Floats, ...]:
+    """The results of ``run``, which must not change its arguments."""
     before = [array.copy() for array in arrays]
-    found = run(*arrays)
+    results = run(*arrays)
     for array, copy in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, copy, "a step changed its argument")
-    return found
+    return results
 
 
 @every_isa
@@ -99,37 +99,37 @@ def unchanged(arrays: list[Floats], run: Callable[..., tuple[Floats, ...]]) -> t
 def test_scans(
     isa: str, n_seqs: int, n_tokens: int, n_groups: int, n_heads: int, width: int, n_state: int, n_rates: int
 ) -> None:
-    some = Numbers(1)
-    given = [
-        some(n_seqs, n_tokens, n_heads, width),
-        some(n_seqs, n_tokens, n_heads, scale=5),
-        -np.exp(some(n_heads, n_rates)),
-        some(n_seqs, n_tokens, n_groups, n_state),
-        some(n_seqs, n_tokens, n_groups, n_state),
-        some(n_seqs, n_heads, width, n_state),
+    random = RandomArrays(1)
+    arguments = [
+        random(n_seqs, n_tokens, n_heads, width),
+        random(n_seqs, n_tokens, n_heads, scale=5),
+        -np.exp(random(n_heads, n_rates)),
+        random(n_seqs, n_tokens, n_groups, n_state),
+        random(n_seqs, n_tokens, n_groups, n_state),
+        random(n_seqs, n_heads, width, n_state),
     ]
-    both(isa, lambda kernels: unchanged(given, kernels.selective_scan))
+    assert_equal_on_cpu_and_reference(isa, lambda kernels: run_without_changes(arguments, kernels.selective_scan))
 
 
 @every_isa
 @pytest.mark.parametrize("n_state", [1, 16, 19])
 def test_decays_and_steps_of_any_size(isa: str, n_state: int) -> None:
-    """Rates decay a state of ones, and steps drive one of zeros: within a few units in the last place.
+    """Rates decay a state of ones, steps drive a state of zeros: both within a few units in the last place.
 
-    An exponent e is rounded to |e| 2⁻²⁴, and so is the number that its power becomes: hence 1e-7 for each of the
-    exponent. What is less than exp(-87), 1.7e-38, may be lost.
+    The rounding of an exponent e, |e| 2⁻²⁴, becomes the relative error of exp(e): hence 1e-7 per unit of the exponent.
+    Results below exp(-87) = 1.7e-38 may become zero.
     """
     kernels = CpuKernels(isa, 1, 0)
     exponents = -np.concatenate([np.geomspace(1e-6, 120, 300), [0, 86, 87, 87.3, 88, 500]]).astype(np.float32)
     n = len(exponents)
     step = np.full((1, 1, n), np.log(np.expm1(1.0)), np.float32)  # softplus gives 1
     rates = np.repeat(exponents[:, None], n_state, 1)
-    nothing = np.zeros((1, 1, 1, n_state), np.float32)
+    zero = np.zeros((1, 1, 1, n_state), np.float32)
     x = np.zeros((1, 1, n, 1), np.float32)
-    _, state = kernels.selective_scan(x, step, rates, nothing, nothing, np.ones((1, n, 1, n_state), np.float32))
-    wanted = np.exp(rates.astype(np.float64))
-    allowed = (4e-7 + 3e-7 * np.abs(rates)) * wanted + 1.7e-38
-    assert (np.abs(state[0, :, 0] - wanted) <= allowed).all()
+    _, state = kernels.selective_scan(x, step, rates, zero, zero, np.ones((1, n, 1, n_state), np.float32))
+    expected = np.exp(rates.astype(np.float64))
+    bound = (4e-7 + 3e-7 * np.abs(rates)) * expected + 1.7e-38
+    assert (np.abs(state[0, :, 0] - expected) <= bound).all()
 
     steps = np.concatenate([-np.geomspace(1e-6, 80, 200), [0], np.geomspace(1e-6, 1e6, 200)]).astype(np.float32)
     n = len(steps)
@@ -142,8 +142,8 @@ def test_decays_and_steps_of_any_size(isa: str, n_state: int) -> None:
         ones,
         np.zeros((1, n, 1, n_state), np.float32),
     )
-    wanted = np.logaddexp(0, steps.astype(np.float64))[:, None]
-    assert (np.abs(state[0, :, 0] - wanted) <= 5e-7 * wanted).all()
+    expected = np.logaddexp(0, steps.astype(np.float64))[:, None]
+    assert (np.abs(state[0, :, 0] - expected) <= 5e-7 * expected).all()
 
 
 @every_isa
@@ -151,9 +151,13 @@ def test_decays_and_steps_of_any_size(isa: str, n_state: int) -> None:
 @every_size
 @pytest.mark.parametrize(("width", "n_taps"), [(5, 3), (67, 4), (32, 1), (300, 3)])
 def test_gated_convolutions(isa: str, n_seqs: int, n_tokens: int, size: float, width: int, n_taps: int) -> None:
-    some = Numbers(2)
-    given = [some(n_seqs, n_tokens, 3 * width, scale=size), some(n_seqs, n_taps - 1, width), some(n_taps, width)]
-    both(isa, lambda kernels: unchanged(given, kernels.gated_convolution))
+    random = RandomArrays(2)
+    arguments = [
+        random(n_seqs, n_tokens, 3 * width, scale=size),
+        random(n_seqs, n_taps - 1, width),
+        random(n_taps, width),
+    ]
+    assert_equal_on_cpu_and_reference(isa, lambda kernels: run_without_changes(arguments, kernels.gated_convolution))
 
 
 @every_isa
@@ -165,30 +169,30 @@ def test_mamba(
 ) -> None:
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
         weights = mamba_layer(kernels, n_inner, n_state, n_taps, n_rank)
-        some = Numbers(4)
-        given = [
-            some(n_seqs, n_tokens, 2 * n_inner, scale=size),
-            some(n_seqs, n_taps - 1, n_inner),
-            some(n_seqs, n_inner, 1, n_state),
+        random = RandomArrays(4)
+        arguments = [
+            random(n_seqs, n_tokens, 2 * n_inner, scale=size),
+            random(n_seqs, n_taps - 1, n_inner),
+            random(n_seqs, n_inner, 1, n_state),
         ]
-        return unchanged(given, lambda *arrays: kernels.mamba(weights, *arrays))
+        return run_without_changes(arguments, lambda *arrays: kernels.mamba(weights, *arrays))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
 def mamba_layer(kernels: KernelSet, n_inner: int, n_state: int, n_taps: int, n_rank: int) -> Mamba:
-    some = Numbers(3)
+    random = RandomArrays(3)
     return Mamba(
         spec=MambaSpec(n_inner, n_state, n_taps, n_rank),
-        project=some.linear(kernels, 2 * n_inner, 8),
-        taps=some(n_taps, n_inner),
-        conv_bias=some(n_inner),
-        select=some.linear(kernels, n_rank + 2 * n_state, n_inner),
-        norms=[some.norm(n_rank), None, some.norm(n_state)],
-        steps=some.linear(kernels, n_inner, n_rank, bias=True),
-        a=-np.exp(some(n_inner, n_state)),
-        d=some(n_inner),
-        output=some.linear(kernels, 8, n_inner),
+        project=random.linear(kernels, 2 * n_inner, 8),
+        taps=random(n_taps, n_inner),
+        conv_bias=random(n_inner),
+        select=random.linear(kernels, n_rank + 2 * n_state, n_inner),
+        norms=[random.norm(n_rank), None, random.norm(n_state)],
+        steps=random.linear(kernels, n_inner, n_rank, bias=True),
+        a=-np.exp(random(n_inner, n_state)),
+        d=random(n_inner),
+        output=random.linear(kernels, 8, n_inner),
     )
 
 
@@ -214,29 +218,29 @@ def test_mamba2(
         weights = mamba2_layer(kernels, n_heads, n_groups, width, n_state)
         if not normed:
             weights = replace(weights, norm=None, conv_bias=None)
-        some, spec = Numbers(6), weights.spec
-        given = [
-            some(n_seqs, n_tokens, spec.n_inner + spec.n_convolved + n_heads, scale=size),
-            some(n_seqs, spec.n_taps - 1, spec.n_convolved),
-            some(n_seqs, n_heads, width, n_state),
+        random, spec = RandomArrays(6), weights.spec
+        arguments = [
+            random(n_seqs, n_tokens, spec.n_inner + spec.n_convolved + n_heads, scale=size),
+            random(n_seqs, spec.n_taps - 1, spec.n_convolved),
+            random(n_seqs, n_heads, width, n_state),
         ]
-        return unchanged(given, lambda *arrays: kernels.mamba2(weights, *arrays))
+        return run_without_changes(arguments, lambda *arrays: kernels.mamba2(weights, *arrays))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
 def mamba2_layer(kernels: KernelSet, n_heads: int, n_groups: int, width: int, n_state: int) -> Mamba2:
-    some, spec = Numbers(5), Mamba2Spec(n_heads * width, n_state, 4, n_heads, n_groups)
+    random, spec = RandomArrays(5), Mamba2Spec(n_heads * width, n_state, 4, n_heads, n_groups)
     return Mamba2(
         spec=spec,
-        project=some.linear(kernels, spec.n_inner + spec.n_convolved + n_heads, 8),
-        taps=some(4, spec.n_convolved),
-        conv_bias=some(spec.n_convolved),
-        step_bias=some(n_heads),
-        a=-np.exp(some(n_heads, 1)),
-        d=some(n_heads, 1),
-        norm=some.norm(n_groups, spec.n_inner // n_groups),
-        output=some.linear(kernels, 8, spec.n_inner),
+        project=random.linear(kernels, spec.n_inner + spec.n_convolved + n_heads, 8),
+        taps=random(4, spec.n_convolved),
+        conv_bias=random(spec.n_convolved),
+        step_bias=random(n_heads),
+        a=-np.exp(random(n_heads, 1)),
+        d=random(n_heads, 1),
+        norm=random.norm(n_groups, spec.n_inner // n_groups),
+        output=random.linear(kernels, 8, spec.n_inner),
     )
 
 
@@ -244,37 +248,37 @@ def mamba2_layer(kernels: KernelSet, n_heads: int, n_groups: int, width: int, n_
 @every_batch
 @pytest.mark.parametrize("scale", [1.0, -0.3])
 @pytest.mark.parametrize("kind", ["convolution", "mamba", "mamba2", "mamba without kernels"])
-def test_layers_from_their_norms_to_their_output(isa: str, n_seqs: int, n_tokens: int, scale: float, kind: str) -> None:
-    """The norm, both products and what is added in the same call."""
+def test_whole_layers_from_norm_to_residual(isa: str, n_seqs: int, n_tokens: int, scale: float, kind: str) -> None:
+    """The norm, both products and the residual in one call."""
 
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
-        weights, some = state_weights(kernels, kind), Numbers(13)
+        weights, random = recurrent_weights(kernels, kind), RandomArrays(13)
         width = weights.project.weight.n_in
-        given = [some(n_seqs * n_tokens, width), some(n_seqs * n_tokens, width)]
-        given += [some(n_seqs, *shape) for shape in shapes_of(weights)]
+        arguments = [random(n_seqs * n_tokens, width), random(n_seqs * n_tokens, width)]
+        arguments += [random(n_seqs, *shape) for shape in state_shapes(weights)]
 
         def layer(norm: Norm, x: Floats, residual: Floats, *before: Floats) -> tuple[Floats, ...]:
             y, after = kernels.recurrent_layer(weights, x, norm, residual, scale, before)
             return (y, *after)
 
-        norms = Norm(some(width), some(width), NormKind.LAYER, 1e-5), Norm(some(width), None, NormKind.RMS, 1e-5)
-        return tuple(chain.from_iterable(unchanged(given, partial(layer, norm)) for norm in norms))
+        norms = Norm(random(width), random(width), NormKind.LAYER, 1e-5), Norm(random(width), None, NormKind.RMS, 1e-5)
+        return tuple(chain.from_iterable(run_without_changes(arguments, partial(layer, norm)) for norm in norms))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
-def state_weights(kernels: KernelSet, kind: str) -> RecurrentWeights:
-    some = Numbers(14)
+def recurrent_weights(kernels: KernelSet, kind: str) -> RecurrentWeights:
+    random = RandomArrays(14)
     if kind == "mamba2":
-        return replace(mamba2_layer(kernels, 6, 3, 5, 16), output=some.linear(kernels, 8, 30, bias=True))
+        return replace(mamba2_layer(kernels, 6, 3, 5, 16), output=random.linear(kernels, 8, 30, bias=True))
     if kind == "convolution":
-        return ShortConv(some.linear(kernels, 3 * 17, 17, bias=True), some(4, 17), some.linear(kernels, 17, 17))
+        return ShortConv(random.linear(kernels, 3 * 17, 17, bias=True), random(4, 17), random.linear(kernels, 17, 17))
     mamba = mamba_layer(kernels, 37, 5, 4, 3)
-    return mamba if kind == "mamba" else replace(mamba, steps=replace(mamba.steps, scale=some(1)))
+    return mamba if kind == "mamba" else replace(mamba, steps=replace(mamba.steps, scale=random(1)))
 
 
-def shapes_of(weights: RecurrentWeights) -> list[tuple[int, ...]]:
-    """Of the window and the state of a sequence."""
+def state_shapes(weights: RecurrentWeights) -> list[tuple[int, ...]]:
+    """The shapes of the convolution window and of the state of a sequence."""
     n_taps, n_convolved = weights.taps.shape
     if isinstance(weights, ShortConv):
         return [(n_taps - 1, n_convolved)]
@@ -292,42 +296,46 @@ def test_time_mixing(
     isa: str, n_seqs: int, n_tokens: int, size: float, is_first: bool, n_heads: int, head_dim: int
 ) -> None:
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
-        weights, n_embd, some = time_mix_layer(kernels, n_heads, head_dim, is_first), n_heads * head_dim, Numbers(8)
-        given = [
-            some(n_seqs, n_tokens, n_embd, scale=size),
-            some(n_seqs, 1, n_embd),
-            some(n_seqs, n_heads, head_dim, head_dim),
+        weights, n_embd, random = (
+            time_mix_layer(kernels, n_heads, head_dim, is_first),
+            n_heads * head_dim,
+            RandomArrays(8),
+        )
+        arguments = [
+            random(n_seqs, n_tokens, n_embd, scale=size),
+            random(n_seqs, 1, n_embd),
+            random(n_seqs, n_heads, head_dim, head_dim),
         ]
-        value = None if is_first else some(n_seqs * n_tokens, n_embd)
-        return unchanged(given, lambda *arrays: kernels.time_mix(weights, *arrays, value))
+        value = None if is_first else random(n_seqs * n_tokens, n_embd)
+        return run_without_changes(arguments, lambda *arrays: kernels.time_mix(weights, *arrays, value))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
 def time_mix_layer(kernels: KernelSet, n_heads: int, head_dim: int, is_first: bool) -> Rwkv7:
-    some, n_embd, heads = Numbers(7), n_heads * head_dim, (n_heads, head_dim)
+    random, n_embd, heads = RandomArrays(7), n_heads * head_dim, (n_heads, head_dim)
 
-    def low_rank(rank: int, *, based: bool = True) -> LowRank:
-        down, up = some.linear(kernels, rank, n_embd), some.linear(kernels, n_embd, rank)
-        return LowRank(down, up, some(n_embd) if based else None)
+    def low_rank(rank: int, *, has_base: bool = True) -> LowRank:
+        down, up = random.linear(kernels, rank, n_embd), random.linear(kernels, n_embd, rank)
+        return LowRank(down, up, random(n_embd) if has_base else None)
 
     to_unit = np.full(head_dim, head_dim**-0.5, np.float32)
     return Rwkv7(
         spec=Rwkv7Spec(n_embd, head_dim, is_first),
-        shares=some(6, n_embd),
-        receptance=some.linear(kernels, n_embd, n_embd),
-        key=some.linear(kernels, n_embd, n_embd),
-        value=some.linear(kernels, n_embd, n_embd),
+        shares=random(6, n_embd),
+        receptance=random.linear(kernels, n_embd, n_embd),
+        key=random.linear(kernels, n_embd, n_embd),
+        value=random.linear(kernels, n_embd, n_embd),
         decay=low_rank(7),
         rate=low_rank(3),
         first_value=None if is_first else low_rank(2),
-        gate=low_rank(17, based=False),
-        key_removed=some(n_embd),
-        key_rate=some(n_embd),
-        bonus=some(*heads),
+        gate=low_rank(17, has_base=False),
+        key_removed=random(n_embd),
+        key_rate=random(n_embd),
+        bonus=random(*heads),
         unit_norm=Norm(to_unit, None, NormKind.RMS, 1e-24),
-        head_norm=Norm(some(*heads), some(*heads), NormKind.LAYER, 64e-5),
-        output=some.linear(kernels, n_embd, n_embd),
+        head_norm=Norm(random(*heads), random(*heads), NormKind.LAYER, 64e-5),
+        output=random.linear(kernels, n_embd, n_embd),
     )
 
 
@@ -337,116 +345,118 @@ def time_mix_layer(kernels: KernelSet, n_heads: int, head_dim: int, is_first: bo
 @pytest.mark.parametrize(("n_embd", "n_ff"), [(5, 7), (64, 50), (333, 200)])
 def test_channel_mixing(isa: str, n_seqs: int, n_tokens: int, size: float, n_embd: int, n_ff: int) -> None:
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
-        some = Numbers(9)
-        weights = ChannelMix(some(n_embd), some.linear(kernels, n_ff, n_embd), some.linear(kernels, n_embd, n_ff))
-        given = [some(n_seqs, n_tokens, n_embd, scale=size), some(n_seqs, 1, n_embd)]
-        return unchanged(given, lambda *arrays: (kernels.channel_mix(weights, *arrays),))
+        random = RandomArrays(9)
+        weights = ChannelMix(random(n_embd), random.linear(kernels, n_ff, n_embd), random.linear(kernels, n_embd, n_ff))
+        arguments = [random(n_seqs, n_tokens, n_embd, scale=size), random(n_seqs, 1, n_embd)]
+        return run_without_changes(arguments, lambda *arrays: (kernels.channel_mix(weights, *arrays),))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
 @every_isa
 @every_batch
 @every_size
 @pytest.mark.parametrize("from_first", [True, False])
-def test_blocks_of_rwkv(isa: str, n_seqs: int, n_tokens: int, size: float, from_first: bool) -> None:
-    """Three blocks in one call are both mixings of each, behind their norms, added to what entered."""
+def test_rwkv_layers_in_one_call(isa: str, n_seqs: int, n_tokens: int, size: float, from_first: bool) -> None:
+    """Three RWKV layers in one call equal their norms, time mixings, channel mixings and residuals."""
     n_heads, head_dim, n_embd = 2, 7, 14
 
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
-        some = Numbers(12)
+        random = RandomArrays(12)
         blocks = [rwkv_block(kernels, n_heads, head_dim, from_first and i == 0) for i in range(3)]
-        x, value = some(n_seqs, n_tokens, n_embd, scale=size), some(n_seqs * n_tokens, n_embd)
+        x, value = random(n_seqs, n_tokens, n_embd, scale=size), random(n_seqs * n_tokens, n_embd)
         shapes = (n_seqs, 1, n_embd), (n_seqs, n_heads, head_dim, head_dim), (n_seqs, 1, n_embd)
-        before: list[RwkvState] = [(some(*shapes[0]), some(*shapes[1]), some(*shapes[2])) for _ in blocks]
-        through: Callable[..., tuple[Floats, Floats, Sequence[RwkvState]]] = partial(block_by_block, kernels, blocks)
+        before: list[RwkvState] = [(random(*shapes[0]), random(*shapes[1]), random(*shapes[2])) for _ in blocks]
+        run_blocks: Callable[..., tuple[Floats, Floats, Sequence[RwkvState]]] = partial(
+            run_blocks_unfused, kernels, blocks
+        )
         if isinstance(kernels, CpuKernels):
-            through = in_one_call(kernels, blocks)
-        given = [x, value, *chain.from_iterable(before)]
-        kept = [array.copy() for array in given]
-        y, values, after = through(x, before, None if from_first else value)
-        for array, copy in zip(given, kept, strict=True):
+            run_blocks = fuse_blocks(kernels, blocks)
+        arguments = [x, value, *chain.from_iterable(before)]
+        copies = [array.copy() for array in arguments]
+        y, values, after = run_blocks(x, before, None if from_first else value)
+        for array, copy in zip(arguments, copies, strict=True):
             np.testing.assert_array_equal(array, copy, "a step changed its argument")
         return (y, values, *chain.from_iterable(after))
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
-def in_one_call(kernels: CpuKernels, blocks: Sequence[RwkvBlock]) -> Callable[..., Any]:
-    """The call that the tier makes of neighbouring layers: of x, the states before it, and the first layer's values."""
+def fuse_blocks(kernels: CpuKernels, blocks: Sequence[RwkvBlock]) -> Callable[..., Any]:
+    """The fused call of consecutive layers; it takes x, the states, and the values of the first layer."""
     (call,) = kernels.fuse([RwkvStep(kernels, i, False, block) for i, block in enumerate(blocks)])
     assert isinstance(call, CpuRwkvLayers) and len(call.blocks) == len(blocks)
     return lambda x, before, first_value: call.kernels.rwkv_blocks(x, list(call.blocks), before, first_value)
 
 
-def block_by_block(
+def run_blocks_unfused(
     kernels: KernelSet, blocks: Sequence[RwkvBlock], x: Floats, before: Sequence[RwkvState], value: Floats | None
 ) -> tuple[Floats, Floats, list[RwkvState]]:
-    """What ``in_one_call`` gives, by the steps of other tiers."""
+    """The results of the fused call, computed by unfused steps."""
     after = []
     for block, (last, state, channel_last) in zip(blocks, before, strict=True):
-        given = kernels.normed(x, block.time_norm)
-        mixed, own, state = kernels.time_mix(block.time, given, last, state, value)
-        value = own if value is None else value
-        x = x + kernels.linear(mixed.reshape(-1, x.shape[-1]), block.time.output).reshape(x.shape)
-        seen = kernels.normed(x, block.channel_norm)
-        x = x + kernels.channel_mix(block.channel, seen, channel_last)
-        after.append((given[:, -1:], state, seen[:, -1:]))
+        time_input = kernels.normed(x, block.time_norm)
+        attention, layer_value, state = kernels.time_mix(block.time, time_input, last, state, value)
+        value = layer_value if value is None else value
+        x = x + kernels.linear(attention.reshape(-1, x.shape[-1]), block.time.output).reshape(x.shape)
+        channel_input = kernels.normed(x, block.channel_norm)
+        x = x + kernels.channel_mix(block.channel, channel_input, channel_last)
+        after.append((time_input[:, -1:], state, channel_input[:, -1:]))
     assert value is not None
     return x, value, after
 
 
 def rwkv_block(kernels: KernelSet, n_heads: int, head_dim: int, is_first: bool) -> RwkvBlock:
-    some, n_embd, n_ff = Numbers(11 + is_first), n_heads * head_dim, 33
-    norms = [Norm(some(n_embd), some(n_embd), NormKind.LAYER, 1e-5) for _ in range(2)]
-    channel = ChannelMix(some(n_embd), some.linear(kernels, n_ff, n_embd), some.linear(kernels, n_embd, n_ff))
+    random, n_embd, n_ff = RandomArrays(11 + is_first), n_heads * head_dim, 33
+    norms = [Norm(random(n_embd), random(n_embd), NormKind.LAYER, 1e-5) for _ in range(2)]
+    channel = ChannelMix(random(n_embd), random.linear(kernels, n_ff, n_embd), random.linear(kernels, n_embd, n_ff))
     return RwkvBlock(norms[0], time_mix_layer(kernels, n_heads, head_dim, is_first), norms[1], channel)
 
 
 @every_isa
-def test_layers_that_are_more_than_their_matrices_are_composed(isa: str) -> None:
-    """Products with a scale or a bias have no place in the calls."""
+def test_layers_with_scales_or_biases_are_composed_of_steps(isa: str) -> None:
+    """The fused calls support no scale or bias of these products."""
 
     def run(kernels: KernelSet) -> tuple[Floats, ...]:
-        some = Numbers(10)
+        random = RandomArrays(10)
         scaled = mamba_layer(kernels, 37, 5, 4, 3)
-        scaled = replace(scaled, steps=replace(scaled.steps, scale=some(1)))
+        scaled = replace(scaled, steps=replace(scaled.steps, scale=random(1)))
         biased = time_mix_layer(kernels, 2, 6, False)
-        biased = replace(biased, key=replace(biased.key, bias=some(12)))
-        mix = ChannelMix(some(12), some.linear(kernels, 9, 12, bias=True), some.linear(kernels, 12, 9))
-        x, last = some(2, 5, 12), some(2, 1, 12)
+        biased = replace(biased, key=replace(biased.key, bias=random(12)))
+        mix = ChannelMix(random(12), random.linear(kernels, 9, 12, bias=True), random.linear(kernels, 12, 9))
+        x, last = random(2, 5, 12), random(2, 1, 12)
         return (
-            *kernels.mamba(scaled, some(2, 5, 74), some(2, 3, 37), some(2, 37, 1, 5)),
-            *kernels.time_mix(biased, x, last, some(2, 2, 6, 6), some(10, 12)),
+            *kernels.mamba(scaled, random(2, 5, 74), random(2, 3, 37), random(2, 37, 1, 5)),
+            *kernels.time_mix(biased, x, last, random(2, 2, 6, 6), random(10, 12)),
             kernels.channel_mix(mix, x, last),
         )
 
-    both(isa, run)
+    assert_equal_on_cpu_and_reference(isa, run)
 
 
 def zeros(*shape: int) -> Floats:
     return np.zeros(shape, np.float32)
 
 
-def test_convolutions_that_do_not_fit_are_refused() -> None:
+def test_mismatched_convolutions_are_refused() -> None:
     native = _extension.load().StateKernels("scalar", 1)
-    right: dict[str, Any] = {"projected": zeros(2, 3, 15), "window": zeros(2, 2, 5), "taps": zeros(3, 5)}
-    native.gated_convolution(**right)
+    valid: dict[str, Any] = {"projected": zeros(2, 3, 15), "window": zeros(2, 2, 5), "taps": zeros(3, 5)}
+    native.gated_convolution(**valid)
     for name, shape in [
         ("projected", (2, 3, 16)), ("projected", (2, 0, 15)), ("projected", (6, 15)), ("window", (2, 3, 5)),
         ("window", (1, 2, 5)), ("taps", (0, 5)), ("taps", (3, 4)), ("taps", (15,)),
     ]:  # fmt: skip
         with pytest.raises(ValueError):
-            native.gated_convolution(**(right | {name: zeros(*shape)}))
+            native.gated_convolution(**(valid | {name: zeros(*shape)}))
     with pytest.raises(TypeError, match="float32"):
-        native.gated_convolution(**(right | {"taps": np.zeros((3, 5))}))
+        native.gated_convolution(**(valid | {"taps": np.zeros((3, 5))}))
 
 
-def test_state_spaces_that_do_not_fit_are_refused() -> None:
+def test_mismatched_mamba_layers_are_refused() -> None:
     kernels = CpuKernels("scalar", 1, 0)
     one, two = mamba_layer(kernels, 6, 5, 4, 3), mamba2_layer(kernels, 6, 3, 2, 5)
-    right = zeros(2, 3, 12), zeros(2, 3, 6), zeros(2, 6, 1, 5)
-    kernels.mamba(one, *right)
+    valid = zeros(2, 3, 12), zeros(2, 3, 6), zeros(2, 6, 1, 5)
+    kernels.mamba(one, *valid)
     for i, shape in [
         (0, (2, 3, 13)),
         (0, (2, 0, 12)),
@@ -456,7 +466,7 @@ def test_state_spaces_that_do_not_fit_are_refused() -> None:
         (2, (2, 6, 5)),
     ]:
         with pytest.raises(ValueError):
-            kernels.mamba(one, *right[:i], zeros(*shape), *right[i + 1 :])
+            kernels.mamba(one, *valid[:i], zeros(*shape), *valid[i + 1 :])
     for change in (
         {"taps": zeros(4, 5)},
         {"conv_bias": zeros(5)},
@@ -465,12 +475,12 @@ def test_state_spaces_that_do_not_fit_are_refused() -> None:
         {"select": one.steps},
     ):
         with pytest.raises(ValueError):
-            kernels.mamba(replace(one, **change), *right)
-    right = zeros(2, 3, 60), zeros(2, 3, 42), zeros(2, 6, 2, 5)
-    kernels.mamba2(two, *right)
+            kernels.mamba(replace(one, **change), *valid)
+    valid = zeros(2, 3, 60), zeros(2, 3, 42), zeros(2, 6, 2, 5)
+    kernels.mamba2(two, *valid)
     for i, shape in [(0, (2, 3, 61)), (1, (2, 3, 41)), (2, (1, 6, 2, 5)), (2, (2, 7, 2, 5)), (2, (2, 6, 10))]:
         with pytest.raises(ValueError):
-            kernels.mamba2(two, *right[:i], zeros(*shape), *right[i + 1 :])
+            kernels.mamba2(two, *valid[:i], zeros(*shape), *valid[i + 1 :])
     for change in (
         {"a": zeros(6, 5)},
         {"d": zeros(6)},
@@ -478,65 +488,65 @@ def test_state_spaces_that_do_not_fit_are_refused() -> None:
         {"norm": Norm(zeros(2, 6), None, NormKind.RMS, 0)},
     ):
         with pytest.raises(ValueError):
-            kernels.mamba2(replace(two, **change), *right)
+            kernels.mamba2(replace(two, **change), *valid)
 
 
 @pytest.mark.parametrize("kind", ["convolution", "mamba", "mamba2"])
-def test_layers_that_do_not_fit_are_refused(kind: str) -> None:
+def test_mismatched_recurrent_layers_are_refused(kind: str) -> None:
     kernels = CpuKernels("scalar", 1, 0)
-    weights = state_weights(kernels, kind)
-    width, shapes = weights.project.weight.n_in, shapes_of(weights)
-    norm, right = Norm(zeros(width), None, NormKind.RMS, 1e-5), [zeros(2, *shape) for shape in shapes]
-    kernels.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
+    weights = recurrent_weights(kernels, kind)
+    width, shapes = weights.project.weight.n_in, state_shapes(weights)
+    norm, valid = Norm(zeros(width), None, NormKind.RMS, 1e-5), [zeros(2, *shape) for shape in shapes]
+    kernels.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, valid)
     for rows, added, before in [
-        ((6, width + 1), (6, width), right),
-        ((6, width), (5, width), right),
-        ((5, width), (5, width), right),
-        ((0, width), (0, width), right),
-        ((6 * width,), (6, width), right),
-        ((6, width), (6, width), right[:1] if len(right) == 2 else right * 2),
-        ((6, width), (6, width), [zeros(2, shapes[0][0] + 1, shapes[0][1]), *right[1:]]),
-        ((6, width), (6, width), [zeros(0, *shapes[0]), *right[1:]]),
+        ((6, width + 1), (6, width), valid),
+        ((6, width), (5, width), valid),
+        ((5, width), (5, width), valid),
+        ((0, width), (0, width), valid),
+        ((6 * width,), (6, width), valid),
+        ((6, width), (6, width), valid[:1] if len(valid) == 2 else valid * 2),
+        ((6, width), (6, width), [zeros(2, shapes[0][0] + 1, shapes[0][1]), *valid[1:]]),
+        ((6, width), (6, width), [zeros(0, *shapes[0]), *valid[1:]]),
     ]:
         with pytest.raises(ValueError):
             kernels.recurrent_layer(weights, zeros(*rows), norm, zeros(*added), 1, before)
     for change in ({"project": weights.output}, {"output": weights.project}):
         with pytest.raises(ValueError):
-            right_but_for_one = replace(weights, **change)
-            kernels.recurrent_layer(right_but_for_one, zeros(6, width), norm, zeros(6, width), 1, right)
+            mismatched = replace(weights, **change)
+            kernels.recurrent_layer(mismatched, zeros(6, width), norm, zeros(6, width), 1, valid)
     with pytest.raises(ValueError, match="norm"):
         narrow = Norm(zeros(width - 1), None, NormKind.RMS, 1e-5)
-        kernels.recurrent_layer(weights, zeros(6, width), narrow, zeros(6, width), 1, right)
-    others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
-    if others.isa != "scalar":
+        kernels.recurrent_layer(weights, zeros(6, width), narrow, zeros(6, width), 1, valid)
+    other_isa = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
+    if other_isa.isa != "scalar":
         with pytest.raises(ValueError, match="another instruction set"):
-            others.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, right)
+            other_isa.recurrent_layer(weights, zeros(6, width), norm, zeros(6, width), 1, valid)
 
 
-def test_mixtures_that_do_not_fit_are_refused() -> None:
+def test_mismatched_rwkv_layers_are_refused() -> None:
     kernels = CpuKernels("scalar", 1, 0)
     layer = time_mix_layer(kernels, 2, 6, False)
-    right = zeros(2, 3, 12), zeros(2, 1, 12), zeros(2, 2, 6, 6), zeros(6, 12)
-    kernels.time_mix(layer, *right)
+    valid = zeros(2, 3, 12), zeros(2, 1, 12), zeros(2, 2, 6, 6), zeros(6, 12)
+    kernels.time_mix(layer, *valid)
     for i, shape in [(0, (2, 3, 13)), (1, (1, 1, 12)), (2, (2, 2, 6, 5)), (2, (2, 3, 6, 6)), (3, (5, 12))]:
         with pytest.raises(ValueError):
-            kernels.time_mix(layer, *right[:i], zeros(*shape), *right[i + 1 :])
+            kernels.time_mix(layer, *valid[:i], zeros(*shape), *valid[i + 1 :])
     for change in (
         {"shares": zeros(5, 12)},
         {"bonus": zeros(11)},
         {"gate": LowRank(layer.rate.down, layer.gate.up, None)},
     ):
         with pytest.raises(ValueError):
-            kernels.time_mix(replace(layer, **change), *right)
+            kernels.time_mix(replace(layer, **change), *valid)
     with pytest.raises(ValueError, match="missing"):
-        kernels.time_mix(layer, *right[:3], None)
+        kernels.time_mix(layer, *valid[:3], None)
     mix = ChannelMix(zeros(12), layer.key, layer.key)
     kernels.channel_mix(mix, zeros(2, 3, 12), zeros(2, 1, 12))
     for x, last, share in [((2, 3, 11), (2, 1, 11), 12), ((2, 3, 12), (1, 1, 12), 12), ((2, 3, 12), (2, 1, 12), 11)]:
         with pytest.raises(ValueError):
             kernels.channel_mix(replace(mix, share=zeros(share)), zeros(*x), zeros(*last))
     blocks = [rwkv_block(kernels, 2, 6, True), rwkv_block(kernels, 2, 6, False)]
-    fused, later = in_one_call(kernels, blocks), in_one_call(kernels, blocks[1:])
+    fused, later = fuse_blocks(kernels, blocks), fuse_blocks(kernels, blocks[1:])
     state = zeros(2, 1, 12), zeros(2, 2, 6, 6), zeros(2, 1, 12)
     fused(zeros(2, 3, 12), [state, state], None)
     later(zeros(2, 3, 12), [state], zeros(6, 12))
@@ -552,10 +562,10 @@ def test_mixtures_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError):
             run(zeros(*x), states, values)
     with pytest.raises(ValueError, match="first block behind another"):
-        in_one_call(kernels, blocks[::-1])(zeros(2, 3, 12), [state, state], zeros(6, 12))
+        fuse_blocks(kernels, blocks[::-1])(zeros(2, 3, 12), [state, state], zeros(6, 12))
     with pytest.raises(ValueError, match="width"):
-        in_one_call(kernels, [replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])
-    others = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
-    if others.isa != "scalar":
+        fuse_blocks(kernels, [replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])
+    other_isa = CpuKernels(CpuKernels(None, 1, 0).isa, 1, 0)
+    if other_isa.isa != "scalar":
         with pytest.raises(ValueError, match="another instruction set"):
-            others.channel_mix(mix, zeros(2, 3, 12), zeros(2, 1, 12))
+            other_isa.channel_mix(mix, zeros(2, 3, 12), zeros(2, 1, 12))

@@ -1,6 +1,6 @@
-"""What layers are lowered to, and which steps the cpu tier makes one call of.
+"""The steps that layers are lowered to, and the steps that the cpu tier fuses.
 
-That the numbers stay is tested elsewhere: fused calls in test_fused_*.py, whole models in architectures/.
+Other tests compare numbers: test_fused_*.py those of fused calls, architectures/ those of whole models.
 """
 
 from __future__ import annotations
@@ -56,12 +56,17 @@ FUSED = {
     "falcon": [GROUP],
     "falcon_h1": ["HybridStep", "FfnStep"] * 3,
     "jamba": ["RecurrentStep", "FfnStep", "RecurrentStep", "MoeStep", GROUP, "RecurrentStep", "MoeStep"],
-    "rwkv7": [RWKV, RWKV],  # the last layer's may have to compute some rows alone
+    "rwkv7": [RWKV, RWKV],  # the last layer is separate: it may compute only the output rows
     "deepseek2": [GROUP],
     "gemma3n": ["SpreadStep", GROUP, "MergeStep"],
     "gemma4": [GROUP],
     "gemma4_experts": [GROUP, "DenseAndMoeStep", "ScaleStep"] * 3,
-    "llama4": [GROUP, "SelfAttention", "MoeStep", GROUP],  # a layer with temperatures between others
+    "llama4": [
+        GROUP,
+        "SelfAttention",
+        "MoeStep",
+        GROUP,
+    ],  # the second layer has attention temperatures, so it is not fused
     "bert": ["BidirectionalAttention", "NormStep", "FfnStep", "NormStep"] * 3,
 }
 needs_extension = pytest.mark.skipif(_extension.why_missing() is not None, reason="the C++ extension is missing")
@@ -79,28 +84,28 @@ def test_layers_are_lowered_to_steps(tmp_path: Path, load: Load, family: str) ->
 
 @needs_extension
 @pytest.mark.parametrize("family", FUSED)
-def test_neighbours_become_one_call(tmp_path: Path, load: Load, family: str) -> None:
+def test_consecutive_steps_are_fused(tmp_path: Path, load: Load, family: str) -> None:
     steps = steps_of(load(family_model(tmp_path, family), "cpu"))
     assert [type(step).__name__ for step in steps] == FUSED[family]
 
 
 @needs_extension
-def test_attention_within_a_wrapper_is_a_call(tmp_path: Path, load: Load) -> None:
+def test_attention_inside_a_hybrid_step_is_fused(tmp_path: Path, load: Load) -> None:
     for step in steps_of(load(family_model(tmp_path, "falcon_h1"), "cpu"))[::2]:
         assert type(step.attention).__name__ == GROUP
 
 
 @needs_extension
-def test_layers_that_find_tokens_in_different_places_are_not_joined(tmp_path: Path, load: Load) -> None:
-    """olmo3's layers 3 and 4 of five: the fourth keeps all positions, the others their windows."""
+def test_layers_with_different_kv_pages_are_not_fused(tmp_path: Path, load: Load) -> None:
+    """Layer 3 of olmo3's layers 0 to 4 keeps all positions; the others keep their sliding windows."""
     path = family_model(tmp_path, "olmo3")
-    whole, windowed = load(path, "cpu"), load(path, "cpu", swa_full=False)
-    (group,) = steps_of(whole)
+    full, windowed = load(path, "cpu"), load(path, "cpu", swa_full=False)
+    (group,) = steps_of(full)
     assert [each.layer for each in group.layers] == [0, 1, 2, 3, 4]
     assert [[each.layer for each in group.layers] for group in steps_of(windowed)] == [[0, 1, 2], [3], [4]]
 
 
-def test_a_model_says_its_steps(tmp_path: Path, load: Load) -> None:
+def test_a_model_describes_its_steps(tmp_path: Path, load: Load) -> None:
     model = load(family_model(tmp_path, "qwen3"))
     attention, feed_forward, *_ = model.steps
     assert attention == "attention q 144x288 k 48x288 v 48x288 output 288x144"
@@ -108,7 +113,7 @@ def test_a_model_says_its_steps(tmp_path: Path, load: Load) -> None:
     assert len(model.steps) == 6
 
 
-def test_layers_that_come_and_go_have_no_steps_to_say(tmp_path: Path, load: Load) -> None:
+def test_offloaded_layers_describe_no_steps(tmp_path: Path, load: Load) -> None:
     path = family_model(tmp_path, "qwen3")
     model = load(path, resident_bytes=10**9, pinned_layers=[1])
     first, second, third = model.steps

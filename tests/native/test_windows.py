@@ -1,6 +1,6 @@
-"""Layers that keep only what their window sees: numbers as where all is kept, and memory that does not grow.
+"""Layers that keep only their sliding window: the same logits as with all positions, in memory that does not grow.
 
-The oracle is a context of the same model whose layers keep all positions, or one that never held what was forgotten.
+The oracle is a context of the same model with ``swa_full``, or a context that never decoded the removed tokens.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native import model as native_model
 from slm_native.backend import NativeBackend
 
-BOUND = 1e-5  # float32 sums in another order: a chunk's products are made by other paths of BLAS
+BOUND = 1e-5  # relative; float32 sums in another order: BLAS uses other kernels for other batch sizes
 WINDOW = 48
-FAMILIES = ("gemma4", "phi3_window")  # layers with and without a window, keys that layers share; windows everywhere
+FAMILIES = ("gemma4", "phi3_window")  # with and without windows and shared KV layers; windows in all layers
 TOKENS = [(7 * i * i + 3 * i) % 251 for i in range(400)]
 OPTIONS = exact(n_ctx=1024, n_seq_max=3, n_batch=200)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def models(request, tmp_path_factory):
-    """The model as it keeps its windows alone, and as it keeps all."""
+    """The model with windowed caches, and with ``swa_full``."""
     path, backend = family_model(tmp_path_factory.mktemp("family"), request.param), NativeBackend()
-    found = [
+    models = [
         backend.load(path, ModelOptions(backend_options={"tier": "reference", "swa_full": swa_full}))
         for swa_full in (False, True)
     ]
-    yield found
-    for model in found:
+    yield models
+    for model in models:
         model.close()
 
 
 def payload(context, seq_id: int) -> bytes:
-    """What a dump holds of keys and values."""
+    """The KV payload of a dump."""
     return SequenceSnapshot.from_bytes(context.dump(seq_id)).payload
 
 
@@ -50,21 +50,21 @@ def windows(context) -> list:
     return list(context._memory._windows.values())
 
 
-def test_logits_are_those_of_a_context_that_keeps_all(models, tier, load, feed, assert_close):
+def test_logits_equal_those_of_full_caches(models, tier, load, feed, assert_close):
     rows = []
     for model in (load(models[0].info.path, tier, swa_full=False), models[1]):
         with model.new_context(OPTIONS) as context:
-            found = feed(context, TOKENS[:300])
+            prompt_logits = feed(context, TOKENS[:300])
             for token in TOKENS[300:320]:
                 batch = context.new_batch()
                 batch.add(token, Pos(0, context.length(0)), logits=True)
                 context.decode(batch)
-            rows.append((found, feed(context, TOKENS[320:350])))
-    for found, wanted in zip(*rows, strict=True):
-        assert_close(found, wanted, 1e-4)
+            rows.append((prompt_logits, feed(context, TOKENS[320:350])))
+    for actual, expected in zip(*rows, strict=True):
+        assert_close(actual, expected, 1e-4)
 
 
-def test_what_layers_with_a_window_hold_does_not_grow(models, feed):
+def test_windowed_caches_do_not_grow(models, feed):
     pages = []
     with models[0].new_context(ContextOptions(n_ctx=4096, n_seq_max=2, n_batch=200)) as context:
         for _ in range(4):
@@ -72,13 +72,13 @@ def test_what_layers_with_a_window_hold_does_not_grow(models, feed):
             pages.append([cache.n_held(0) for cache in windows(context)])
         length = context.length(0)
         info, exported = models[0].info, len(payload(context, 0))
-    assert pages[0] == pages[-1] == [3], "a window of 48, 64 tokens to take back, in whole pages"
+    assert pages[0] == pages[-1] == [3], "a window of 48 tokens and 64 tokens for truncation, in whole pages"
     fixed = exported - length * info.state_bytes_per_token
-    assert info.state_bytes_per_sequence <= fixed < 3 * info.state_bytes_per_sequence, "a dump has whole pages"
+    assert info.state_bytes_per_sequence <= fixed < 3 * info.state_bytes_per_sequence, "a dump contains whole pages"
     assert info.state_bytes_per_token < models[1].info.state_bytes_per_token
 
 
-def test_memory_of_windows_does_not_depend_on_n_ctx(models):
+def test_the_memory_of_windowed_caches_does_not_depend_on_n_ctx(models):
     sizes = []
     for n_ctx in (1 << 12, 1 << 16):
         with models[0].new_context(exact(n_ctx=n_ctx, n_batch=200)) as context:
@@ -90,8 +90,8 @@ def test_memory_of_windows_does_not_depend_on_n_ctx(models):
 
 
 @pytest.mark.parametrize("length", [0, 1, 64, 130, 150, 320, 328, 335, 336, 337, 399, 400])
-def test_truncate_forgets_at_any_place(models, feed, assert_close, length):
-    """A few tokens are taken back as they are; before what is held, it is computed again."""
+def test_truncate_at_any_position(models, feed, assert_close, length):
+    """Truncating a few tokens keeps the cache; before the cached positions, the window is decoded again."""
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as fresh:
         feed(context, TOKENS)
         context.truncate(Pos(0, length))
@@ -100,8 +100,8 @@ def test_truncate_forgets_at_any_place(models, feed, assert_close, length):
         assert_close(feed(context, TOKENS[300:380]), feed(fresh, TOKENS[300:380]), BOUND)
 
 
-def test_a_few_tokens_are_taken_back_without_computing(models, feed, monkeypatch):
-    """As speculation does, again and again."""
+def test_truncating_a_few_tokens_decodes_nothing(models, feed, monkeypatch):
+    """As speculative decoding does, many times in a row."""
     with models[0].new_context(OPTIONS) as context:
         feed(context, TOKENS[:200])
         for start in range(0, 160, 8):
@@ -114,7 +114,7 @@ def test_a_few_tokens_are_taken_back_without_computing(models, feed, monkeypatch
             context.truncate(Pos(0, context.length(0) - 56))
 
 
-def test_a_fork_of_a_part_changes_nothing_of_the_whole(models, feed, assert_close):
+def test_a_partial_fork_does_not_change_the_source(models, feed, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as fresh:
         feed(context, TOKENS[:300])
         before = payload(context, 0)
@@ -130,7 +130,7 @@ def test_a_fork_of_a_part_changes_nothing_of_the_whole(models, feed, assert_clos
             assert_close(*rows, BOUND)
 
 
-def test_a_dump_goes_on_as_the_sequence_would(models, feed, assert_close):
+def test_a_restored_dump_continues_like_the_sequence(models, feed, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as other:
         feed(context, TOKENS[:333])
         dump, exported = context.dump(0), payload(context, 0)
@@ -138,22 +138,22 @@ def test_a_dump_goes_on_as_the_sequence_would(models, feed, assert_close):
         context.restore(1, dump)
         assert payload(context, 1) == exported
         assert_close(feed(context, TOKENS[:50], seq_id=1), after, BOUND)
-        other.restore(0, dump)  # of another format: by replay
+        other.restore(0, dump)  # another payload format: restored by replay
         assert_close(feed(other, TOKENS[:50]), after, BOUND)
 
 
-def test_what_is_declared(models):
+def test_declared_edit_levels(models):
     with models[0].new_context(OPTIONS) as context:
         assert context.edit_level is EditLevel.TRUNCATE
         with pytest.raises(UnsupportedEdit):
             context.cut(Pos(0, 0), Pos(0, 0))
     with models[0].new_context(exact(n_ctx=WINDOW)) as context:
-        assert context.edit_level is EditLevel.CUT, "no position is ever behind the window"
+        assert context.edit_level is EditLevel.CUT, "no position ever leaves the window"
     with models[1].new_context(OPTIONS) as context:
         assert context.edit_level is EditLevel.CUT
 
 
-def test_a_failure_while_computing_again_changes_nothing(models, feed, monkeypatch, assert_close):
+def test_a_failure_while_a_window_is_recomputed_changes_nothing(models, feed, monkeypatch, assert_close):
     with models[0].new_context(OPTIONS) as context, models[1].new_context(OPTIONS) as fresh:
         feed(context, TOKENS[:300])
         before, forward = payload(context, 0), context._transformer.forward
@@ -173,13 +173,13 @@ def test_a_failure_while_computing_again_changes_nothing(models, feed, monkeypat
         assert_close(feed(context, TOKENS[:50]), feed(fresh, TOKENS[:50]), BOUND)
 
 
-def test_without_windows_nothing_changes_and_beside_states_it_is_refused(tmp_path, load, monkeypatch):
+def test_swa_full_is_neutral_without_windows_and_refused_for_recurrent_models(tmp_path, load, monkeypatch):
     with load(tiny_model(tmp_path), swa_full=False).new_context(OPTIONS) as context:
         assert context.edit_level is EditLevel.CUT
     with pytest.raises(InvalidOption, match="swa_full='no'"):
         load(tiny_model(tmp_path), swa_full="no")
     monkeypatch.setattr(native_model, "read_spec", with_windows)
-    with pytest.raises(InvalidOption, match="swa_full=False cannot be had where layers have states"):
+    with pytest.raises(InvalidOption, match="swa_full=False is not supported if layers have states"):
         load(family_model(tmp_path, "lfm2"), swa_full=False)
 
 
@@ -196,8 +196,8 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(operations=OPERATIONS)
-def test_pages_always_suffice_and_numbers_stay_right(models, operations):
-    """The bound on pages is the allocator's assertion; numbers are those of a context that keeps all."""
+def test_pages_never_run_out_and_logits_stay_equal(models, operations):
+    """The allocator asserts its number of pages; the logits equal those of a context with full caches."""
     contexts = [model.new_context(exact(n_ctx=600, n_seq_max=3, n_batch=70)) for model in models]
     lengths = [0, 0, 0]
     for name, seq_id, share in operations:
@@ -227,18 +227,18 @@ def test_pages_always_suffice_and_numbers_stay_right(models, operations):
 
 
 @pytest.mark.parametrize("end", [300, 299, 230, 120, 40])
-def test_fork_cost_is_what_a_fork_decodes_again(models, feed, end, monkeypatch):
+def test_fork_cost_is_the_number_of_tokens_a_fork_decodes(models, feed, end, monkeypatch):
     with models[0].new_context(OPTIONS) as context:
         feed(context, TOKENS[:300])
-        again, forward = [], context._transformer.forward
+        counts, forward = [], context._transformer.forward
 
-        def counted(batch):
-            again.append(len(batch.tokens))
+        def counting_forward(batch):
+            counts.append(len(batch.tokens))
             return forward(batch)
 
-        monkeypatch.setattr(context._transformer, "forward", counted)
+        monkeypatch.setattr(context._transformer, "forward", counting_forward)
         cost = context.fork_cost(0, end)
-        assert not again, "fork_cost has decoded something"
+        assert not counts, "fork_cost decoded tokens"
         context.fork(0, 1, end)
-        assert sum(again) == cost
-        assert (cost == 0) == (end >= 230), "the pages of the window, and of 64 tokens before it, are kept"
+        assert sum(counts) == cost
+        assert (cost == 0) == (end >= 230), "the pages of the window and of 64 tokens before it are cached"

@@ -1,4 +1,4 @@
-"""What the tests of the ONNX Runtime backend share."""
+"""Fixtures of the ONNX Runtime backend's tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def load() -> Iterator[Callable[..., OnnxModel]]:
-    """Loads a model on one thread; it is closed when the test is over."""
+    """A function that loads a model on one thread; the model is closed at the end of the test."""
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
     models: list[OnnxModel] = []
 

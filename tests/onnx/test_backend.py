@@ -1,4 +1,4 @@
-"""Loading: options, devices, installation, and what reaches stderr."""
+"""Loading: options, devices, installation, stderr, memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_options_are_checked(tiny, options, error) -> None:
         OnnxBackend().load(tiny, ModelOptions("cpu", backend_options=options))
 
 
-def test_every_option_is_described_and_taken(tiny, load) -> None:
+def test_every_option_is_described_and_accepted(tiny, load) -> None:
     load(tiny, accuracy_level=0, spinning=True, cache=False, buckets=True, provider_options={})
     assert set(DESCRIPTIONS) == {"accuracy_level", "spinning", "cache", "buckets", "provider_options"}
 
@@ -56,7 +56,7 @@ def test_threads_are_checked(tiny, n_threads) -> None:
 
 
 @pytest.mark.parametrize("device", GPUS)
-def test_a_device_that_is_missing_is_an_error_that_names_the_package(tiny, load, monkeypatch, device) -> None:
+def test_the_error_for_a_missing_device_names_the_package(tiny, load, monkeypatch, device) -> None:
     monkeypatch.setattr(providers, "installed", lambda: ("CPUExecutionProvider",))
     with pytest.raises(BackendUnavailable, match=r"needs \w+ExecutionProvider: .*onnxruntime-?"):
         load(tiny, device)
@@ -65,27 +65,27 @@ def test_a_device_that_is_missing_is_an_error_that_names_the_package(tiny, load,
 
 
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "cuda:", "cuda:x", "cpu:1", ""])
-def test_a_device_that_nobody_has_is_an_error(tiny, load, device) -> None:
+def test_an_unknown_device_is_an_error(tiny, load, device) -> None:
     with pytest.raises(BackendUnavailable, match="accepted: "):
         load(tiny, device)
 
 
 def test_a_session_that_falls_back_is_an_error(tiny, load, monkeypatch) -> None:
-    """A build that says it has a provider, and whose sessions then run on the CPU."""
+    """A build that lists a provider, but whose sessions run on the CPU."""
     monkeypatch.setattr(providers, "installed", lambda: ("OpenVINOExecutionProvider", "CPUExecutionProvider"))
     monkeypatch.setattr(selfcheck, "require", lambda *_, **__: None)
     with pytest.warns(UserWarning, match="OpenVINO"), pytest.raises(BackendUnavailable, match="fell back to CPU"):
         load(tiny, "openvino")
 
 
-def test_other_kv_types_are_refused(tiny, load) -> None:
+def test_unsupported_kv_types_are_refused(tiny, load) -> None:
     with pytest.raises(InvalidOption, match="accepted: f32, q8_0"):
         load(tiny).new_context(ContextOptions(kv_type_v=KvType.F16))
     with pytest.raises(InvalidOption, match="one type for both"):
         load(tiny).new_context(ContextOptions(kv_type_v=KvType.Q8_0))
 
 
-def test_without_the_engine_it_says_how_to_get_it(tiny, monkeypatch) -> None:
+def test_without_the_engine_the_error_says_how_to_install_it(tiny, monkeypatch) -> None:
     monkeypatch.setattr(runtime, "missing", lambda: "onnxruntime not installed (to get it: pip install x)")
     providers.installed.cache_clear()
     status = OnnxBackend().status()
@@ -111,14 +111,14 @@ def test_nothing_is_written_to_stderr() -> None:
         "print(m.chat(n_ctx=256, sampling=slm.Sampling(temperature=0)).send('Hello!').text)"
     )
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
     expected = slm_core.load(slm_core.demo_model_path(), backend="native")
     greedy = slm_core.Sampling(temperature=0)
-    assert done.stdout == expected.chat(n_ctx=256, sampling=greedy).send("Hello!").text + "\n"
+    assert process.stdout == expected.chat(n_ctx=256, sampling=greedy).send("Hello!").text + "\n"
 
 
-def test_progress_reaches_the_end_and_never_falls(tiny) -> None:
+def test_progress_rises_from_0_to_1(tiny) -> None:
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
     shares: list[float] = []
     OnnxBackend().load(tiny, ModelOptions("cpu", 1, shares.append)).close()
@@ -127,8 +127,8 @@ def test_progress_reaches_the_end_and_never_falls(tiny) -> None:
     assert len(set(shares)) > 3
 
 
-def test_a_long_history_that_is_cut_and_compacted_stays_right(tiny, load, feed, random_tokens) -> None:
-    """Cells that fill up, are given back in the middle and fill up again, beside a context with room to spare."""
+def test_repeated_cuts_and_compactions_keep_the_logits(tiny, load, feed, random_tokens) -> None:
+    """Cells fill up, are freed in the middle and fill up again; the oracle is a context with cells to spare."""
     roomy, tight = (load(tiny).new_context(ContextOptions(n_ctx=n, n_seq_max=2)) for n in (4000, 96))
     rng = np.random.default_rng(3)
     with roomy, tight:
@@ -141,19 +141,19 @@ def test_a_long_history_that_is_cut_and_compacted_stays_right(tiny, load, feed, 
             assert np.abs(rows[0] - rows[1]).max() < 1e-4 * np.abs(rows[0]).max()
 
 
-def test_asking_what_it_supports_imports_no_engine(tiny) -> None:
+def test_supports_imports_no_engine(tiny) -> None:
     code = (
         "import sys, pathlib; from slm_onnx.backend import OnnxBackend;"
         f"assert OnnxBackend().supports(pathlib.Path({str(tiny)!r})).supported;"
         "print(sorted({'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell what is resident")
-def test_a_cache_takes_memory_as_it_is_written(tmp_path) -> None:
-    """One token writes a page for each head, layer and plane; where those are huge, that is an eighth of this cache."""
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not report resident memory")
+def test_a_cache_takes_memory_on_write(tmp_path) -> None:
+    """One token writes a memory page per head, layer and plane; with huge pages this would be 1/8 of the cache."""
     make_tiny_model("llama", "f32").write(tmp_path / "m.gguf")
     code = (
         "import re, pathlib; from slm_core.types import *; from slm_onnx.backend import OnnxBackend;"
@@ -164,6 +164,6 @@ def test_a_cache_takes_memory_as_it_is_written(tmp_path) -> None:
         "cache = sum(tensor.numpy().nbytes for tensor in context._store.tensors.values()) >> 10;"
         "print(anonymous() - before, cache)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    taken, cache = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    taken, cache = map(int, process.stdout.split())
     assert taken < cache / 32, f"{taken} KiB of {cache} are resident after one token"

@@ -1,4 +1,4 @@
-"""Which build of ONNX Runtime there is, and that one that is too old is refused in one line."""
+"""The installed build of ONNX Runtime; a build that is too old is refused in one line."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Puts another build of ONNX Runtime in the place of the one that is installed."""
+    """A function that replaces the installed build of ONNX Runtime."""
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
 
-    def put(package: str, version: str) -> None:
+    def replace_build(package: str, version: str) -> None:
         providers.installed.cache_clear()
         monkeypatch.setattr(build, "find_build", lambda: build.Build(package, version, Path()))
 
-    yield put
+    yield replace_build
     providers.installed.cache_clear()
 
 
-def test_the_installed_build_is_the_one_that_is_imported() -> None:
+def test_the_installed_build_is_the_imported_one() -> None:
     module = pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
-    found = build.find_build()
-    assert found is not None
-    assert (found.version, found.package) == (module.__version__, module.package_name)
-    assert any("onnxruntime" in line for line in found.stamp()), found.stamp()
+    installed_build = build.find_build()
+    assert installed_build is not None
+    assert (installed_build.version, installed_build.package) == (module.__version__, module.package_name)
+    assert any("onnxruntime" in line for line in installed_build.stamp()), installed_build.stamp()
     assert runtime.version() == module.__version__
 
 
-def test_the_oldest_versions_are_those_of_the_package() -> None:
+def test_the_oldest_versions_equal_those_in_pyproject() -> None:
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["onnx"]
     bounds = {name: build.numbers(version) for name, version in (line.split(">=") for line in extra)}
     assert bounds == {"onnx": build.OLDEST_ONNX, "onnxruntime": build.OLDEST}
@@ -57,8 +57,8 @@ def test_a_runtime_that_is_too_old_is_refused_in_one_line(installed, tmp_path) -
 
 
 @pytest.mark.parametrize("version", ["1.25.0", "1.30.0.dev20260101", "2.0", ""])
-def test_others_are_not(installed, version) -> None:
-    """A version that nobody tells may be any."""
+def test_newer_and_unknown_versions_are_accepted(installed, version) -> None:
+    """An unknown version is accepted."""
     installed("onnxruntime", version)
     assert build.problem() is None
 
@@ -68,7 +68,7 @@ def test_an_onnx_that_is_too_old_is_refused(installed, monkeypatch) -> None:
     assert build.problem() == "onnx 1.16.2 is too old (needed: 1.17 or later)"
 
 
-def test_experts_in_codes_need_a_newer_runtime(installed, tmp_path) -> None:
+def test_quantized_experts_need_a_newer_runtime(installed, tmp_path) -> None:
     from slm_core.quantizing import quantize_model
 
     source, target = family_model(tmp_path, "mixtral"), tmp_path / "coded.gguf"
@@ -77,4 +77,4 @@ def test_experts_in_codes_need_a_newer_runtime(installed, tmp_path) -> None:
         installed("onnxruntime", version)
         support = OnnxBackend().supports(target)
         assert (support.supported, "1.31 or later" in support.reason) == (runs, not runs)
-        assert OnnxBackend().supports(source).supported, "in floats they are MoE's"
+        assert OnnxBackend().supports(source).supported, "the MoE operator supports float experts"

@@ -1,4 +1,4 @@
-"""The table of cells against lists: whatever is done, each sequence reads what a list of its own would hold."""
+"""The cell table against one list per sequence: after any operations, each sequence reads the tokens of its list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_CELLS, N_SEQ = 24, 3
 
 
 class Memory:
-    """What a cache holds: each cell the token that was written there and the angle its key was rotated to."""
+    """A model of the cache: each cell has a token and the RoPE position of its key."""
 
     def __init__(self) -> None:
         self.cells: list[tuple[int, int] | None] = [None] * N_CELLS
@@ -33,34 +33,34 @@ operation = st.tuples(
     st.integers(0, N_SEQ - 1),
     st.integers(0, 8),
     st.integers(0, 8),
-    st.lists(st.integers(0, 3), min_size=8, max_size=8),  # places that each of the tokens takes
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),  # M-RoPE positions that each token takes
 )
 
 
-class Held(NamedTuple):
-    """A token, and how many places it takes."""
+class PlacedToken(NamedTuple):
+    """A token, and the number of M-RoPE positions that it takes."""
 
     token: int
-    n_places: int
+    n_positions: int
 
 
-def place(held: list[Held]) -> int:
-    """Of what comes behind these."""
-    return sum(one.n_places for one in held)
+def next_position(tokens: list[PlacedToken]) -> int:
+    """The M-RoPE position after these tokens."""
+    return sum(one.n_positions for one in tokens)
 
 
 @given(st.lists(operation, min_size=5, max_size=40))
 @settings(max_examples=300, deadline=None)
-def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
+def test_every_sequence_reads_the_tokens_of_its_list(operations) -> None:
     table, memory = CellTable(N_CELLS, N_SEQ), Memory()
-    lists: list[list[Held]] = [[] for _ in range(N_SEQ)]
+    lists: list[list[PlacedToken]] = [[] for _ in range(N_SEQ)]
     token = iter(range(10_000))
-    for name, seq, a, b, places in operations:
+    for name, seq, a, b, position_counts in operations:
         if name == "append":
             n = min(a, N_CELLS - table.n_used)
-            new = [Held(next(token), n_places) for n_places in places[:n]]
+            new = [PlacedToken(next(token), n_positions) for n_positions in position_counts[:n]]
             seq_ids = np.full(n, seq, np.int32)
-            starts = np.array([place([*lists[seq], *new[:i]]) for i in range(n)], np.int64)
+            starts = np.array([next_position([*lists[seq], *new[:i]]) for i in range(n)], np.int64)
             for i, (one, angle) in enumerate(zip(new, table.angles(seq_ids, starts), strict=True)):
                 memory.cells[table.n_used + i] = (one.token, int(angle))
             positions = np.arange(len(lists[seq]), len(lists[seq]) + n, dtype=np.int32)
@@ -80,18 +80,18 @@ def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
             lists[seq] = []
         elif name == "compact":
             memory.run(table.compact())
-            assert table.n_idle == 0, "cells that nobody holds are left after a compaction"
+            assert table.n_idle == 0, "unused cells are left after a compaction"
         elif name == "cut":
             start, end = sorted((min(a, len(lists[seq])), min(b, len(lists[seq]))))
-            taken = place(lists[seq][start:end])
-            if start == end or table.n_used + table.n_copied_by_cut(seq, start, end, taken) > N_CELLS:
+            n_removed = next_position(lists[seq][start:end])
+            if start == end or table.n_used + table.n_copied_by_cut(seq, start, end, n_removed) > N_CELLS:
                 continue
-            memory.run(table.cut(seq, start, end, taken))
+            memory.run(table.cut(seq, start, end, n_removed))
             del lists[seq][start:end]
-        for i, wanted in enumerate(lists):
-            found = [memory.cells[cell] for cell in table.of(i)]
-            tokens = [one.token for one in wanted]
-            assert [cell and cell[0] for cell in found] == tokens, f"sequence {i} after {name}"
+        for i, expected in enumerate(lists):
+            actual = [memory.cells[cell] for cell in table.of(i)]
+            tokens = [one.token for one in expected]
+            assert [cell and cell[0] for cell in actual] == tokens, f"sequence {i} after {name}"
         if name == "see":
             check_angles(table, memory, lists, [seq, (seq + a) % N_SEQ])
     check_angles(table, memory, lists, [0])
@@ -100,37 +100,37 @@ def test_every_sequence_reads_what_a_list_would_hold(operations) -> None:
 
 def check_angles(table, memory, lists, seq_ids) -> None:
     memory.run(table.due(np.array(seq_ids, np.int32)))
-    assert table.due(np.array(seq_ids, np.int32)) is None, "keys that were turned are due again"
+    assert table.due(np.array(seq_ids, np.int32)) is None, "rotated keys are due again"
     for i in seq_ids:
-        found, first = [memory.cells[cell] for cell in table.of(i)], table.first_angle(i)
-        wanted = [(one.token, first + place(lists[i][:p])) for p, one in enumerate(lists[i])]
-        assert found == wanted, f"sequence {i}"
+        actual, first = [memory.cells[cell] for cell in table.of(i)], table.first_angle(i)
+        expected = [(one.token, first + next_position(lists[i][:p])) for p, one in enumerate(lists[i])]
+        assert actual == expected, f"sequence {i}"
 
 
-def test_a_token_sees_its_own_sequence_up_to_itself() -> None:
+def test_a_token_attends_to_its_own_sequence_up_to_itself() -> None:
     table = CellTable(16, 2)
     table.append(np.array([0, 1, 0], np.int32), np.array([0, 0, 1], np.int32))
-    table.fork(0, 1 - 0, 0)  # of nothing: sequence 1 is emptied
-    found = table.distances(np.array([0, 1, 0], np.int32), np.array([2, 0, 3], np.int32))
-    far = np.where(found < 0, -1, found)
-    assert far.tolist() == [[2, -1, 1, 0, -1, -1], [-1, -1, -1, -1, 0, -1], [3, -1, 2, 1, -1, 0]]
+    table.fork(0, 1 - 0, 0)  # of no tokens: sequence 1 becomes empty
+    distances = table.distances(np.array([0, 1, 0], np.int32), np.array([2, 0, 3], np.int32))
+    visible = np.where(distances < 0, -1, distances)
+    assert visible.tolist() == [[2, -1, 1, 0, -1, -1], [-1, -1, -1, -1, 0, -1], [3, -1, 2, 1, -1, 0]]
 
 
-@pytest.mark.parametrize(("start", "end", "n_turned", "first"), [(0, 4, 0, 4), (2, 5, 2, 3), (9, 10, 2, 0)])
-def test_a_cut_turns_the_side_with_fewer_keys(start, end, n_turned, first) -> None:
+@pytest.mark.parametrize(("start", "end", "n_rotated", "first"), [(0, 4, 0, 4), (2, 5, 2, 3), (9, 10, 2, 0)])
+def test_a_cut_rotates_the_side_with_fewer_keys(start, end, n_rotated, first) -> None:
     table = CellTable(16, 2)
     table.append(np.zeros(12, np.int32), np.arange(12, dtype=np.int32))
     assert table.cut(0, start, end, end - start) is None
-    assert (n_due(table), table.first_angle(0)) == (n_turned, first)
+    assert (n_due(table), table.first_angle(0)) == (n_rotated, first)
 
 
 def n_due(table) -> int:
-    """Keys of the first sequence that are not where they belong."""
+    """The number of keys of sequence 0 that have to be rotated."""
     move = table.due(np.zeros(1, np.int32))
     return 0 if move is None else int(np.count_nonzero(move.delta))
 
 
-def test_cuts_that_nobody_looks_between_turn_keys_once() -> None:
+def test_consecutive_cuts_rotate_keys_once() -> None:
     table = CellTable(16, 1)
     table.append(np.zeros(14, np.int32), np.arange(14, dtype=np.int32))
     for start in (8, 7, 6):
@@ -140,7 +140,7 @@ def test_cuts_that_nobody_looks_between_turn_keys_once() -> None:
     assert (move.to, move.delta.tolist()) == (9, [-3] * 5)
 
 
-def test_a_cut_turns_copies_of_what_a_fork_holds() -> None:
+def test_a_cut_rotates_copies_of_cells_that_a_fork_shares() -> None:
     table = CellTable(16, 2)
     table.append(np.zeros(8, np.int32), np.arange(8, dtype=np.int32))
     table.cut(0, 5, 6, 1)
@@ -148,24 +148,24 @@ def test_a_cut_turns_copies_of_what_a_fork_holds() -> None:
     move = table.cut(0, 1, 3, 2)
     assert move is not None
     assert (move.source.tolist(), move.to) == ([3, 4, 6, 7], 8)
-    assert move.delta.tolist() == [-2, -2, -3, -3], "a copy turns by what was due of its source, too"
+    assert move.delta.tolist() == [-2, -2, -3, -3], "a copy is also rotated by the delta that was due for its source"
     assert table.due(np.zeros(1, np.int32)) is None
     due = table.due(np.ones(1, np.int32))
     assert due is not None
     assert (due.to, due.delta.tolist()) == (6, [-1, -1])
 
 
-def test_keys_of_a_sequence_that_is_dropped_are_never_turned() -> None:
+def test_keys_of_a_dropped_sequence_are_never_rotated() -> None:
     table = CellTable(16, 2)
     table.append(np.array([0] * 8 + [1] * 4, np.int32), np.arange(12, dtype=np.int32))
     table.cut(0, 4, 6, 2)
-    assert table.due(np.array([1], np.int32)) is None, "the other sequence does not see them"
+    assert table.due(np.array([1], np.int32)) is None, "the other sequence does not attend to them"
     table.drop(0)
     assert table.due(np.array([0, 1], np.int32)) is None
 
 
-def test_a_cut_copies_nothing_that_the_ledger_does_not_reckon_with() -> None:
-    """The first tokens are held twice: turning them would need cells, those behind are the sequence's own."""
+def test_a_cut_copies_no_cells_that_the_ledger_does_not_count() -> None:
+    """The first tokens are shared: rotating them would take new cells. The later tokens are exclusive."""
     table = CellTable(12, 2)
     table.append(np.zeros(2, np.int32), np.arange(2, dtype=np.int32))
     table.fork(0, 1, 2)
@@ -175,7 +175,7 @@ def test_a_cut_copies_nothing_that_the_ledger_does_not_reckon_with() -> None:
     assert (n_due(table), table.first_angle(0)) == (8, 0)
 
 
-def test_angles_that_sines_are_no_longer_right_for_are_not_reached() -> None:
+def test_angles_stay_in_the_range_of_exact_sines() -> None:
     table = CellTable(12, 1)
     table.begin(0, FARTHEST)
     seq_ids = np.zeros(10, np.int32)

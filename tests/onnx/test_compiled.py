@@ -1,4 +1,4 @@
-"""What loading keeps on disk: the second load uses it, gives the same numbers, and survives its loss."""
+"""The disk cache of compiled models: a second load uses it, gives the same numbers, and works without it."""
 
 from __future__ import annotations
 
@@ -28,70 +28,70 @@ def logits(tmp_path, load, feed, random_tokens) -> Callable[..., np.ndarray]:
 
     def rows(**options: object) -> np.ndarray:
         with load(path, **options).new_context(SIZES) as context:
-            found = feed(context, random_tokens(40))
-        assert np.ptp(found, axis=1).min() > 1, "the logits say nothing"
-        return found
+            logits = feed(context, random_tokens(40))
+        assert np.ptp(logits, axis=1).min() > 1, "the logits hardly differ"
+        return logits
 
     return rows
 
 
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts the graphs that are built from now on."""
+def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each graph that is built from now on."""
     from slm_onnx.decoder import DecoderGraph
 
-    counted: list[int] = []
+    builds: list[int] = []
     build = DecoderGraph.build
-    monkeypatch.setattr(DecoderGraph, "build", lambda self, progress: counted.append(1) or build(self, progress))
-    return counted
+    monkeypatch.setattr(DecoderGraph, "build", lambda self, progress: builds.append(1) or build(self, progress))
+    return builds
 
 
 def test_the_second_load_builds_nothing_and_gives_the_same_numbers(logits, monkeypatch) -> None:
     uncached = logits(cache=False)
     assert entries() == []
-    counted = builds(monkeypatch)
+    builds = count_builds(monkeypatch)
     first, second = logits(cache=True), logits(cache=True)
-    assert len(counted) == 1
+    assert len(builds) == 1
     assert np.array_equal(first, uncached)
     assert np.array_equal(second, uncached)
     (entry,) = entries()
     assert (entry.kind, "m.gguf" in entry.about) == ("onnx", True)
 
 
-def test_other_options_are_another_entry(logits) -> None:
+def test_other_options_make_another_entry(logits) -> None:
     logits(cache=True)
     logits(cache=True, accuracy_level=0)
     assert len(entries()) == 2
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".weights"])
-def test_a_damaged_entry_is_made_again(logits, monkeypatch, suffix) -> None:
+def test_a_damaged_entry_is_built_again(logits, monkeypatch, suffix) -> None:
     expected = logits(cache=True)
     (file,) = (file for file in entries()[0].path.iterdir() if file.suffix == suffix)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0x40
     file.write_bytes(data)
-    counted = builds(monkeypatch)
+    builds = count_builds(monkeypatch)
     assert np.array_equal(logits(cache=True), expected)
     assert np.array_equal(logits(cache=True), expected)
-    assert len(counted) == 1
+    assert len(builds) == 1
 
 
-def test_a_disk_that_cannot_be_written_costs_the_cache_only(logits, root) -> None:
+def test_models_load_without_a_writable_cache(logits, root) -> None:
     root.write_text("a file where the folder should be")
     assert np.array_equal(logits(cache=True), logits(cache=False))
 
 
-def test_small_models_are_not_kept_unless_asked(logits) -> None:
+def test_small_models_are_not_cached_by_default(logits) -> None:
     logits()
     assert entries() == []
 
 
 def files() -> set[str]:
-    """What the one entry holds."""
+    """The files of the only entry."""
     return {file.name for file in entries()[0].path.iterdir()}
 
 
-def test_packed_weights_stay_in_the_file(quantized, load, feed, random_tokens) -> None:
+def test_packed_weights_are_cached(quantized, load, feed, random_tokens) -> None:
     path, tokens = quantized("Q4_0"), random_tokens(20)
     rows = [feed(load(path, cache=cache).new_context(SIZES), tokens) for cache in (False, True, True)]
     assert files() == {"manifest.json", "packed.onnx", "packed.onnx.weights"}
@@ -99,8 +99,8 @@ def test_packed_weights_stay_in_the_file(quantized, load, feed, random_tokens) -
     assert np.array_equal(rows[0], rows[2])
 
 
-def test_weights_that_are_packed_wrongly_are_not_kept_so(logits, monkeypatch) -> None:
-    """ONNX Runtime saves some packed weights as zeros: here all of them, whatever the version does."""
+def test_wrongly_packed_weights_are_not_cached(logits, monkeypatch) -> None:
+    """ONNX Runtime saves some packed weights as zeros; here all are zeros, in any version."""
     save = runtime.save_packed
 
     def save_zeros(file: Path, save_to: Path, place: runtime.Place) -> None:
@@ -113,7 +113,7 @@ def test_weights_that_are_packed_wrongly_are_not_kept_so(logits, monkeypatch) ->
     assert files() == {"manifest.json", "decoder.onnx", "decoder.onnx.weights"}
 
 
-def test_another_processor_is_another_entry(logits, monkeypatch) -> None:
+def test_another_processor_makes_another_entry(logits, monkeypatch) -> None:
     logits(cache=True)
     monkeypatch.setattr(compiled, "processor", lambda: "another")
     logits(cache=True)

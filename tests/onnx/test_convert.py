@@ -1,4 +1,4 @@
-"""Directories made from GGUF files: complete, and right in the hands of others."""
+"""Directories converted from GGUF files: complete, and correct for other readers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FILES = {
 }
 
 
-def quiet(share: float) -> None:
-    """Nobody listens."""
+def ignore_progress(share: float) -> None:
+    """A progress callback that does nothing."""
 
 
 def logits(file: Path, chunks: list[list[int]]) -> np.ndarray:
-    """What ONNX Runtime alone makes of a graph in optimum's layout, fed chunk by chunk."""
+    """Logits of a graph in optimum's layout, run by ONNX Runtime alone, chunk by chunk."""
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     cache = {
         i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if len(i.shape) == 4
@@ -52,17 +52,19 @@ def logits(file: Path, chunks: list[list[int]]) -> np.ndarray:
             "attention_mask": np.ones((1, n + len(chunk)), np.int64),
             "position_ids": np.arange(n, n + len(chunk))[None],
         }
-        found = dict(zip(outputs, session.run(outputs, inputs | cache), strict=True))
-        cache, n = {name: found[name.replace("past_key_values", "present")] for name in cache}, n + len(chunk)
-        rows.append(found["logits"][0])
+        results = dict(zip(outputs, session.run(outputs, inputs | cache), strict=True))
+        cache, n = {name: results[name.replace("past_key_values", "present")] for name in cache}, n + len(chunk)
+        rows.append(results["logits"][0])
     return np.concatenate(rows)
 
 
 def exact_graph(path: Path, folder: Path) -> Path:
-    """The same graph, whose products do not round activations."""
+    """The same graph with products that do not round activations."""
     with GgufFile.open(path) as gguf:
         spec = read_supported(gguf)
-        graph = StandaloneGraph(gguf, spec, GraphOptions(accuracy_level=0), rope_of(gguf, spec), 256).build(quiet)
+        graph = StandaloneGraph(gguf, spec, GraphOptions(accuracy_level=0), rope_of(gguf, spec), 256).build(
+            ignore_progress
+        )
         folder.mkdir()
         write_graph(graph.model(), graph.weights, folder)
     return folder / "model.onnx"
@@ -72,9 +74,9 @@ def exact_graph(path: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("weight_type", ["f32", "f16"])
 def test_the_graph_equals_float64(tmp_path, random_tokens, assert_close, architecture, weight_type) -> None:
     tiny, tokens = make_tiny_model(architecture, weight_type, seed=5), random_tokens(60)
-    convert(tiny.write(tmp_path / "m.gguf"), tmp_path / "dir", quiet)
-    found = logits(tmp_path / "dir" / "model.onnx", [tokens[:40], tokens[40:59], tokens[59:]])
-    assert_close(found, Reference(Weights.of(tiny)).decode(tokens), FLOAT32)
+    convert(tiny.write(tmp_path / "m.gguf"), tmp_path / "dir", ignore_progress)
+    actual = logits(tmp_path / "dir" / "model.onnx", [tokens[:40], tokens[40:59], tokens[59:]])
+    assert_close(actual, Reference(Weights.of(tiny)).decode(tokens), FLOAT32)
 
 
 @pytest.mark.parametrize("weight_type", ["Q4_0", "Q4_K_M", "Q6_K", "Q2_K", "Q5_1"])
@@ -85,12 +87,12 @@ def test_quantized_embeddings_are_exact(tmp_path, random_tokens, assert_close, f
     assert_close(logits(exact_graph(path, tmp_path / "dir"), [tokens]), expected, FLOAT32)
 
 
-def test_what_is_tied_is_stored_once(tmp_path) -> None:
+def test_tied_matrices_are_stored_once(tmp_path) -> None:
     path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "m.gguf")
-    convert(path, tmp_path / "dir", quiet)
+    convert(path, tmp_path / "dir", ignore_progress)
     graph = onnx.load(tmp_path / "dir" / "model.onnx", load_external_data=False).graph
-    places = {t.name: {e.key: e.value for e in t.external_data}.get("offset") for t in graph.initializer}
-    assert places["token_embd.codes"] == places["token_embd.codes.rows"] is not None
+    offsets = {t.name: {e.key: e.value for e in t.external_data}.get("offset") for t in graph.initializer}
+    assert offsets["token_embd.codes"] == offsets["token_embd.codes.rows"] is not None
 
 
 def test_a_directory_is_complete_and_valid(tmp_path) -> None:
@@ -103,13 +105,13 @@ def test_a_directory_is_complete_and_valid(tmp_path) -> None:
     decoder = json.loads((tmp_path / "dir" / "genai_config.json").read_text())["model"]["decoder"]
     names = {node.name for node in onnxruntime.InferenceSession(tmp_path / "dir" / "model.onnx").get_inputs()}
     shape = SHAPES["llama"]
-    for given in decoder["inputs"].values():
-        assert {given % i for i in range(shape.n_layers)} <= names if "%d" in given else given in names
+    for name in decoder["inputs"].values():
+        assert {name % i for i in range(shape.n_layers)} <= names if "%d" in name else name in names
 
 
 def test_transformers_reads_the_settings(tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="it reads the files: pip install transformers")
-    convert(make_tiny_model("qwen3", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir", quiet)
+    convert(make_tiny_model("qwen3", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir", ignore_progress)
     config, shape = transformers.AutoConfig.from_pretrained(tmp_path / "dir"), SHAPES["qwen3"]
     assert (config.model_type, config.num_hidden_layers, config.head_dim) == ("qwen3", shape.n_layers, shape.head_dim)
     assert config.rope_parameters["rope_theta"] == shape.rope_freq_base
@@ -122,7 +124,7 @@ def test_transformers_reads_the_settings(tmp_path) -> None:
 
 def test_onnxruntime_genai_gives_the_greedy_answer(tmp_path, feed) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="it is another reader: pip install onnxruntime-genai")
-    convert(demo_model_path(), tmp_path / "demo", quiet)
+    convert(demo_model_path(), tmp_path / "demo", ignore_progress)
     reader = genai.Model(str(tmp_path / "demo"))
     ids = (
         genai.Tokenizer(reader).encode("<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n").tolist()
@@ -145,28 +147,28 @@ def test_onnxruntime_genai_gives_the_greedy_answer(tmp_path, feed) -> None:
     assert ours == theirs
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path) -> None:
     path, folder = make_tiny_model("llama", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir"
     folder.mkdir()
     (folder / "mine.txt").write_text("mine")
     with pytest.raises(InvalidOption, match="is there already"):
-        convert(path, folder, quiet)
+        convert(path, folder, ignore_progress)
     assert [file.name for file in folder.iterdir()] == ["mine.txt"]
     (folder / "mine.txt").unlink()
-    convert(path, folder, quiet)
+    convert(path, folder, ignore_progress)
     assert {file.name for file in folder.iterdir()} == FILES
 
 
-def test_nothing_is_left_where_it_fails(tmp_path) -> None:
+def test_a_failed_conversion_leaves_nothing(tmp_path) -> None:
     tiny = make_tiny_model("llama", "f32")
-    named = {**tiny.metadata, "tokenizer.chat_templates": ["../../evil"], "tokenizer.chat_template.../../evil": "x"}
-    path = replace(tiny, metadata=named).write(tmp_path / "m.gguf")
+    metadata = {**tiny.metadata, "tokenizer.chat_templates": ["../../evil"], "tokenizer.chat_template.../../evil": "x"}
+    path = replace(tiny, metadata=metadata).write(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match="no name of a file"):
-        convert(path, tmp_path / "dir", quiet)
+        convert(path, tmp_path / "dir", ignore_progress)
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(InvalidModelFile):
-        convert(damaged, tmp_path / "dir", quiet)
+        convert(damaged, tmp_path / "dir", ignore_progress)
 
     def stop(share: float) -> None:
         raise KeyboardInterrupt

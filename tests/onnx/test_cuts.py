@@ -1,4 +1,4 @@
-"""Cuts at the head, after which a sequence begins at another angle; the oracle is the native engine."""
+"""Cuts at the start, after which a sequence starts at another RoPE position; the oracle is the native engine."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ FLOAT32 = 1e-4  # clause 9 of the contract, relative
 SIZES = ContextOptions(n_ctx=256, n_seq_max=4)
 
 
-def edited(context, feed, tokens):
-    """Logits behind cuts of either side, in a sequence, in a fork of it and in a dump that was restored."""
+def run_edits(context, feed, tokens):
+    """Logits after cuts at both sides: of a sequence, of its fork and of a restored dump."""
     feed(context, tokens[:90])
     context.cut(Pos(0, 0), Pos(0, 30))
     feed(context, tokens[90:100])
     context.fork(0, 1, 50)
-    context.cut(Pos(0, 5), Pos(0, 15))  # few tokens before it, which the fork holds, too
+    context.cut(Pos(0, 5), Pos(0, 15))  # few tokens before it, and the fork shares them
     context.restore(2, context.dump(0))
-    found = [feed(context, tokens[100:110], seq_id) for seq_id in range(3)]
+    rows = [feed(context, tokens[100:110], seq_id) for seq_id in range(3)]
     context.cut(Pos(2, 0), Pos(2, 7))
     context.truncate(Pos(1, 40))
-    return [*found, *(feed(context, tokens[110:], seq_id) for seq_id in range(3))]
+    return [*rows, *(feed(context, tokens[110:], seq_id) for seq_id in range(3))]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "cohere2", "bloom", "mistral3", "phi3_long"])
-def test_sequences_that_begin_at_another_angle_equal_the_native_engine(
+def test_sequences_that_start_at_another_angle_equal_the_native_engine(
     tmp_path, load, feed, random_tokens, assert_close, family
 ) -> None:
     path, tokens = family_model(tmp_path, family), random_tokens(120)
-    ours = edited(load(path).new_context(SIZES), feed, tokens)
+    actual_rows = run_edits(load(path).new_context(SIZES), feed, tokens)
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as native:
-        wanted = edited(native.new_context(SIZES), feed, tokens)
-    for found, expected in zip(ours, wanted, strict=True):
-        assert_close(found, expected, FLOAT32)
+        expected_rows = run_edits(native.new_context(SIZES), feed, tokens)
+    for actual, expected in zip(actual_rows, expected_rows, strict=True):
+        assert_close(actual, expected, FLOAT32)
 
 
-def test_a_dump_is_restored_where_a_sequence_that_was_cut_at_its_head_is_empty(
+def test_a_dump_replaces_an_empty_sequence_that_was_cut_at_the_start(
     tmp_path, load, feed, random_tokens, assert_close
 ) -> None:
-    """The oracle is a fresh context: after the second cut the sequence holds nothing that saw what was cut."""
+    """The oracle is a fresh context: after the second cut no token of the sequence attended to removed tokens."""
     model, tokens = load(family_model(tmp_path, "qwen3")), random_tokens(12)
     context = model.new_context(SIZES)
     feed(context, tokens[:6], seq_id=1)
@@ -61,7 +61,7 @@ def test_a_dump_is_restored_where_a_sequence_that_was_cut_at_its_head_is_empty(
     assert_close(feed(context, tokens[6:]), expected, FLOAT32)
 
 
-def test_a_cut_at_the_head_moves_no_key(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
+def test_a_cut_at_the_start_moves_no_key(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
     context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
     feed(context, random_tokens(100))
     context.fork(0, 1)
@@ -72,7 +72,7 @@ def test_a_cut_at_the_head_moves_no_key(tmp_path, load, feed, random_tokens, mon
     assert moved == []
 
 
-def test_a_cut_leaves_the_turning_to_who_looks_next(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
+def test_keys_are_rotated_only_when_their_sequence_is_read(tmp_path, load, feed, random_tokens, monkeypatch) -> None:
     context = load(family_model(tmp_path, "qwen3")).new_context(SIZES)
     feed(context, random_tokens(100))
     feed(context, random_tokens(20), 1)
@@ -84,7 +84,7 @@ def test_a_cut_leaves_the_turning_to_who_looks_next(tmp_path, load, feed, random
     feed(context, random_tokens(5), 1)
     assert moved == []
     context.dump(0)
-    assert moved == [100 - 65], "what is behind both cuts, and between them, in one go"
+    assert moved == [100 - 65], "all keys after the first cut are rotated at once"
     context.cut(Pos(0, 60), Pos(0, 61))
     feed(context, random_tokens(1))
     assert moved[1:] == [100 - 66]
@@ -92,7 +92,7 @@ def test_a_cut_leaves_the_turning_to_who_looks_next(tmp_path, load, feed, random
 
 @pytest.fixture
 def dump(tmp_path, load, feed, random_tokens):
-    """A context, a way to dumps of its first sequence that begin at a given angle, and what comes next."""
+    """A context, and a function that makes dumps of sequence 0 with other first four bytes: the starting position."""
     context, tokens = load(family_model(tmp_path, "qwen3")).new_context(SIZES), random_tokens(60)
     feed(context, tokens)
     snapshot = SequenceSnapshot.from_bytes(context.dump(0))
@@ -100,15 +100,17 @@ def dump(tmp_path, load, feed, random_tokens):
 
 
 @pytest.mark.parametrize("angle", [-1, FARTHEST + 1, 2**31 - 1])
-def test_a_dump_that_begins_nowhere_is_refused(dump, angle) -> None:
-    context, made = dump
+def test_a_dump_with_an_impossible_start_is_refused(dump, angle) -> None:
+    context, make_dump = dump
     with pytest.raises(InvalidSnapshot, match=f"begins at position {angle}"):
-        context.restore(0, made(struct.pack("<i", angle)))
+        context.restore(0, make_dump(struct.pack("<i", angle)))
     assert context.length(0) == 60
 
 
-def test_the_farthest_angle_is_as_right_as_the_first(tmp_path, load, feed, random_tokens, assert_close) -> None:
-    """A sequence that begins there computes what one that begins at 0 does: only differences are in scores."""
+def test_logits_at_the_farthest_angle_equal_those_at_the_first(
+    tmp_path, load, feed, random_tokens, assert_close
+) -> None:
+    """Scores depend only on differences of angles, so the logits equal those of a sequence that starts at 0."""
     model, tokens = load(family_model(tmp_path, "qwen3")), random_tokens(60)
     near, far = model.new_context(SIZES), model.new_context(SIZES)
     far._cells.begin(0, FARTHEST)

@@ -1,4 +1,4 @@
-"""Which device is chosen, what the status says of each, and what sessions on each are told. No GPU is needed."""
+"""The choice of a device, the status of each, and the options of its sessions. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREADS = runtime.Threads(2, spinning=False)
 
 @pytest.fixture
 def build_with(monkeypatch):
-    """Makes a build of ONNX Runtime that has these devices and the CPU; some of them fail the self-check."""
+    """Fakes a build of ONNX Runtime with these devices and the CPU; devices in ``failing`` fail the self-check."""
 
     def make(*labels: str, failing: tuple[str, ...] = (), tried: tuple[str, ...] = ()) -> list[str]:
         checked: list[str] = []
@@ -47,7 +47,7 @@ def build_with(monkeypatch):
     return make
 
 
-def test_auto_is_the_cpu_where_the_others_are_untried(build_with) -> None:
+def test_auto_is_the_cpu_if_other_devices_are_untried(build_with) -> None:
     checked = build_with("cuda", "openvino")
     assert devices.choose("auto").label == "cpu"
     assert checked == []
@@ -55,8 +55,8 @@ def test_auto_is_the_cpu_where_the_others_are_untried(build_with) -> None:
     assert auto == "device auto: cpu; cuda is untried: ask for it by name; openvino is untried: ask for it by name"
 
 
-def test_auto_takes_the_best_that_passes(build_with, caplog) -> None:
-    """The build has CUDA's provider and no GPU is there: the session falls back, so the self-check fails."""
+def test_auto_selects_the_best_device_that_passes(build_with, caplog) -> None:
+    """The build has CUDA's provider, but there is no GPU: the session falls back, so the self-check fails."""
     build_with("cuda", "directml", failing=("cuda",), tried=("cuda", "directml"))
     with caplog.at_level(logging.WARNING):
         assert devices.choose("auto").label == "directml"
@@ -70,7 +70,7 @@ def test_auto_without_a_gpu_is_the_cpu(build_with, tmp_path, load) -> None:
     assert load(path, "auto").info.device == "cpu"
 
 
-def test_a_device_asked_for_by_name_is_tried_or_refused(build_with, tmp_path) -> None:
+def test_a_device_requested_by_name_is_checked_or_refused(build_with, tmp_path) -> None:
     checked = build_with("cuda", "webgpu", failing=("cuda",))
     assert devices.choose("webgpu").label == "webgpu"
     with pytest.raises(BackendUnavailable, match="wrong numbers"):
@@ -81,11 +81,11 @@ def test_a_device_asked_for_by_name_is_tried_or_refused(build_with, tmp_path) ->
     assert (support.supported, "wrong numbers" in support.reason) == (False, True)
 
 
-def test_the_status_marks_what_is_untried_and_says_what_is_wrong(build_with) -> None:
+def test_the_status_marks_untried_devices_and_reports_errors(build_with) -> None:
     build_with("cuda", "openvino", "webgpu", failing=("cuda",), tried=("webgpu",))
     status = OnnxBackend().status()
-    found = {device.name: (device.available, device.untried) for device in status.devices}
-    assert (found["webgpu"], found["openvino"], found["cuda"]) == ((True, False), (True, True), (False, True))
+    states = {device.name: (device.available, device.untried) for device in status.devices}
+    assert (states["webgpu"], states["openvino"], states["cuda"]) == ((True, False), (True, True), (False, True))
     assert [device.name for device in status.devices[:3]] == ["webgpu", "cpu", "openvino"]
     assert {device.name: device.detail for device in status.devices}["cuda"] == "device 'cuda:0' gives wrong numbers"
 
@@ -97,7 +97,7 @@ def test_the_cpu_needs_no_check(build_with) -> None:
 
 
 def test_the_page_says_which_devices_are_proven() -> None:
-    """It says where and when the suite passed on each."""
+    """The page says where and when the suite passed on each device."""
     page = (Path(__file__).parents[2] / "docs" / "backends" / "onnx.md").read_text()
     for label, provider in PROVIDERS.items():
         (state,) = re.findall(rf"^\| `{label}` \| (proven|untried|refused) \|", page, re.MULTILINE)
@@ -110,7 +110,7 @@ def config_of(place: runtime.Place, *keys: str) -> list[str]:
 
 
 def test_cuda_multiplies_codes_with_float16() -> None:
-    """fpA_intB: ONNX Runtime takes it for blocks of 32 and more, and ignores it for others."""
+    """The fpA_intB option: ONNX Runtime uses it for blocks of 32 and more, and ignores it for others."""
     device = providers.Device("cuda:1", PROVIDERS["cuda"], 1, "")
     place = device.session_place({"enable_cuda_graph": "1"}, THREADS)
     assert config_of(place, "ep.cuda.fpa_intb_gemm", "session.intra_op.allow_spinning") == ["1", "0"]
@@ -121,16 +121,14 @@ def test_cuda_multiplies_codes_with_float16() -> None:
 
 
 @pytest.mark.parametrize("label", sorted(set(PROVIDERS) - {"cuda"}))
-def test_other_devices_have_no_option_of_cuda(label) -> None:
+def test_other_devices_get_no_cuda_options(label) -> None:
     place = providers.Device(label, PROVIDERS[label], 0, "").session_place({}, THREADS)
     with pytest.raises(RuntimeError, match="fpa_intb_gemm"):
         config_of(place, "ep.cuda.fpa_intb_gemm")
 
 
 @pytest.mark.parametrize("label", sorted(PROVIDERS))
-def test_the_libraries_of_cuda_are_loaded_before_the_first_session_that_needs_them(
-    label, monkeypatch, caplog, capsys
-) -> None:
+def test_cuda_libraries_are_loaded_before_the_first_session_on_cuda(label, monkeypatch, caplog, capsys) -> None:
     module, calls = runtime.load(), []
 
     def preload() -> None:

@@ -1,4 +1,4 @@
-"""Directories that others have written, against float64 and against the GGUF file with the same weights."""
+"""Directories written by other tools, against float64 and against the GGUF file with the same weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_sequences_of_one_batch_do_not_mix(tmp_path, load, random_tokens, assert
     tiny, tokens = make_tiny_model("qwen2", "f32"), random_tokens(12)
     with load(make(tiny, tmp_path, "genai")).new_context(SIZES) as context:
         batch = context.new_batch()
-        for i, token in enumerate(tokens):  # two sequences in turn
+        for i, token in enumerate(tokens):  # two interleaved sequences
             batch.add(token, Pos(i % 2, i // 2), logits=i != 5)
         rows = context.decode(batch)
     expected = np.empty((12, rows.shape[1]))
@@ -72,21 +72,21 @@ def test_sequences_of_one_batch_do_not_mix(tmp_path, load, random_tokens, assert
 
 def change(file: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
-        stated = json.loads((folder / file).read_text())
-        edit(stated)
-        (folder / file).write_text(json.dumps(stated))
+        config = json.loads((folder / file).read_text())
+        edit(config)
+        (folder / file).write_text(json.dumps(config))
 
     return apply
 
 
-def retyped(folder: Path) -> None:
-    """Positions as numbers with a fraction."""
+def with_float_positions(folder: Path) -> None:
+    """Declare positions as floats."""
     model = onnx.load(folder / "model.onnx")
     next(i for i in model.graph.input if i.name == "position_ids").type.tensor_type.elem_type = 1
     onnx.save(model, folder / "model.onnx")
 
 
-def renamed(folder: Path) -> None:
+def with_unknown_input(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     for node in model.graph.node:
         node.input[:] = ["token_type_ids" if name == "position_ids" else name for name in node.input]
@@ -94,8 +94,8 @@ def renamed(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def misspelled(folder: Path) -> None:
-    """A dimension whose name is not UTF-8."""
+def with_invalid_utf8(folder: Path) -> None:
+    """Change the name of a dimension to invalid UTF-8."""
     data = (folder / "model.onnx").read_bytes()
     assert b"total" in data
     (folder / "model.onnx").write_bytes(data.replace(b"total", b"t\xe1tal"))
@@ -124,16 +124,16 @@ REFUSALS = [
     ("genai", lambda folder: (folder / "decoder.onnx").write_bytes(b"\x08\x08garbage"), UnsupportedModel, "refuses"),
     ("genai", lambda folder: (folder / "tokenizer.json").unlink(), InvalidModelFile, r"tokenizer\.json"),
     ("one graph", lambda folder: (folder / "model.onnx").unlink(), InvalidModelFile, "no decoder of a known layout"),
-    ("one graph", retyped, UnsupportedModel, r"tensor\(float\)|refuses"),
-    ("one graph", misspelled, (InvalidModelFile, UnsupportedModel), "not UTF-8|refuses"),
-    ("one graph", renamed, UnsupportedModel, "token_type_ids"),
+    ("one graph", with_float_positions, UnsupportedModel, r"tensor\(float\)|refuses"),
+    ("one graph", with_invalid_utf8, (InvalidModelFile, UnsupportedModel), "not UTF-8|refuses"),
+    ("one graph", with_unknown_input, UnsupportedModel, "token_type_ids"),
     ("a pair", lambda f: shutil.move(f / "decoder_model.onnx", f / "model.onnx"), UnsupportedModel, "keys and values"),
     ("one graph", change("config.json", lambda s: s.update(max_position_embeddings=0)), InvalidModelFile, "max_pos"),
 ]
 
 
 @pytest.mark.parametrize(("layout", "damage", "error", "message"), REFUSALS)
-def test_what_is_not_supported_is_refused_by_name(tmp_path, load, layout, damage, error, message) -> None:
+def test_unsupported_directories_are_refused_by_name(tmp_path, load, layout, damage, error, message) -> None:
     folder = make(make_tiny_model("qwen2", "f32"), tmp_path, layout)
     damage(folder)
     with pytest.raises(error, match=message) as caught:
@@ -142,15 +142,15 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, load, layout, damage
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "never heard of"])
-def test_keys_that_depend_on_the_length_are_replayed(tmp_path, load, kind) -> None:
+def test_models_whose_rope_depends_on_the_length_are_replayed(tmp_path, load, kind) -> None:
     folder = make(make_tiny_model("qwen2", "f32"), tmp_path, "one graph")
     change("config.json", lambda s: s.update(rope_scaling={"rope_type": kind, "factor": 2}))(folder)
     with load(folder).new_context(SIZES) as context:
         assert context.edit_level is EditLevel.REPLAY
 
 
-def test_keys_that_turn_otherwise_are_not_cut(tmp_path, load) -> None:
-    """A layer with frequencies of its own, as some families have."""
+def test_models_with_different_rope_per_layer_are_not_cut(tmp_path, load) -> None:
+    """One layer has other RoPE frequencies, as in some families."""
     folder = make(make_tiny_model("qwen2", "f32"), tmp_path, "one graph")
     model = onnx.load(folder / "model.onnx")
     cosines = next(node for node in model.graph.node if node.op_type == "Cos").output[0]
@@ -163,7 +163,7 @@ def test_keys_that_turn_otherwise_are_not_cut(tmp_path, load) -> None:
         assert context.edit_level is EditLevel.TRUNCATE
 
 
-def test_a_context_longer_than_the_model_ends_there(tmp_path, load, feed, random_tokens) -> None:
+def test_decoding_beyond_the_limit_of_the_model_fails(tmp_path, load, feed, random_tokens) -> None:
     folder = make(make_tiny_model("qwen2", "f32"), tmp_path, "one graph")
     change("config.json", lambda s: s.update(max_position_embeddings=30))(folder)
     with load(folder).new_context(SIZES) as context:
@@ -174,7 +174,7 @@ def test_a_context_longer_than_the_model_ends_there(tmp_path, load, feed, random
         feed(context, random_tokens(2))
 
 
-def test_options_of_building_are_refused(tmp_path, load) -> None:
+def test_options_for_building_graphs_are_refused(tmp_path, load) -> None:
     folder = make(make_tiny_model("qwen2", "f32"), tmp_path, "genai")
     for option in ({"accuracy_level": 4}, {"cache": True}):
         with pytest.raises(InvalidOption, match="of building a graph"):
@@ -183,7 +183,7 @@ def test_options_of_building_are_refused(tmp_path, load) -> None:
         load(folder, spinning=True).new_context(ContextOptions(kv_type_k=KvType.F16))
 
 
-def test_others_say_that_a_directory_is_not_for_them(tmp_path) -> None:
+def test_other_backends_refuse_the_directory(tmp_path) -> None:
     import slm_core as slm
 
     folder = make(make_tiny_model("qwen3", "f32"), tmp_path, "genai")
@@ -213,8 +213,8 @@ def test_n_threads_are_checked_for_directories_too(tmp_path) -> None:
         OnnxBackend().load(folder, ModelOptions("cpu", 0))
 
 
-def outside(folder: Path) -> None:
-    """Weights that lie beside the directory, not in it."""
+def move_data_outside(folder: Path) -> None:
+    """Move the weights out of the directory."""
     (folder / "model.onnx.data").rename(folder.parent / "data")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     for place in (entry for tensor in model.graph.initializer for entry in tensor.external_data):
@@ -222,13 +222,15 @@ def outside(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
-def halved(folder: Path) -> None:
+def halve_data(folder: Path) -> None:
     data = (folder / "model.onnx.data").read_bytes()
     (folder / "model.onnx.data").write_bytes(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("damage", [outside, halved, lambda folder: (folder / "model.onnx.data").unlink()])
-def test_weights_that_are_not_there_are_refused(tmp_path, load, damage) -> None:
+@pytest.mark.parametrize(
+    "damage", [move_data_outside, halve_data, lambda folder: (folder / "model.onnx.data").unlink()]
+)
+def test_missing_weights_are_refused(tmp_path, load, damage) -> None:
     convert(make_tiny_model("llama", "q8_0").write(tmp_path / "m.gguf"), tmp_path / "dir", lambda share: None)
     damage(tmp_path / "dir")
     with pytest.raises(UnsupportedModel, match="refuses the model") as caught:

@@ -1,4 +1,4 @@
-"""Experts in quantized weights; families in float are in test_families. The oracle is native's reference tier."""
+"""Quantized experts; float experts are in test_families. The oracle is the reference tier of the native engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from slm_onnx.products import GraphOptions
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 MARGIN = 1.2
-"""By clause 9, of llama.cpp's own error: it rounds activations to 8 bits on every processor, and the native engine does
-not (on AMX it takes prompts in bf16). Rounding may choose another expert for a token, so medians are compared.
+"""The bound of clause 9, relative to the error of llama.cpp, which rounds activations to int8 on every processor. The
+native engine does not (with AMX it rounds prompts to bf16). Rounding may select another expert for a token, so medians
+are compared.
 """
 SIZES = ContextOptions(n_ctx=128)
 WIDE = {
@@ -39,11 +40,11 @@ WIDE = {
 
 @pytest.fixture
 def quantized(tmp_path, monkeypatch):
-    """A tiny model of a family, of widths that every type packs, in another number format."""
+    """A function that makes a quantized tiny model of a family, with widths that all types support."""
 
     def make(family, weight_type, **overrides):
-        own = FAMILIES[family].metadata
-        wide = {**own, **{key: value for key, value in WIDE.items() if key in own}}
+        metadata = FAMILIES[family].metadata
+        wide = {**metadata, **{key: value for key, value in WIDE.items() if key in metadata}}
         monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], metadata=wide))
         target = tmp_path / f"{family}-{weight_type}-{len(overrides)}.gguf"
         quantize_model(family_model(tmp_path, family), target, weight_type, overrides=overrides, force=True, pure=True)
@@ -69,30 +70,28 @@ def operators(path, level):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe"])
-def test_codes_of_four_bits_equal_the_native_engine(load, feed, random_tokens, assert_close, quantized, exact, family):
+def test_4_bit_experts_equal_the_native_engine(load, feed, random_tokens, assert_close, quantized, exact, family):
     path, tokens = quantized(family, "Q4_0"), random_tokens(40)
     assert "QMoE" in operators(path, 0)
     assert "MoE" not in operators(path, 0)
-    found = feed(load(path, accuracy_level=0).new_context(SIZES), tokens)
-    assert_close(found, exact(path, tokens), FLOAT32)
+    actual = feed(load(path, accuracy_level=0).new_context(SIZES), tokens)
+    assert_close(actual, exact(path, tokens), FLOAT32)
 
 
 MIXED = {"gate_exps": "Q4_0", "up_exps": "Q8_0", "down_exps": "Q6_K"}
 
 
 @pytest.mark.parametrize("overrides", [{}, MIXED], ids=["Q8_0", "mixed"])
-def test_codes_of_eight_bits(
-    load, feed, random_tokens, assert_close, quantized, exact, llama_cpp_logits, overrides
-) -> None:
-    """Matrices of one layer in types of their own: blocks of 16 and 32, 4 and 8 bits."""
+def test_8_bit_experts(load, feed, random_tokens, assert_close, quantized, exact, llama_cpp_logits, overrides) -> None:
+    """The matrices of a layer may have different types: blocks of 16 and 32, 4 and 8 bits."""
     path, tokens = quantized("qwen3moe", "Q8_0", **overrides), random_tokens(40)
-    wanted = exact(path, tokens)
+    expected = exact(path, tokens)
     assert {"QMoE"} == {"QMoE", "MoE"} & operators(path, 4)
-    ours = np.median(relative_errors(feed(load(path).new_context(SIZES), tokens), wanted))
-    theirs = np.median(relative_errors(llama_cpp_logits(path, tokens), wanted))
-    assert 0 < ours < MARGIN * theirs, f"relative error {ours:.1e}, llama.cpp's is {theirs:.1e}"
-    assert {"MoE"} == {"QMoE", "MoE"} & operators(path, 0), "QMoE has no products of 8 bits in float"
-    assert_close(feed(load(path, accuracy_level=0).new_context(SIZES), tokens), wanted, FLOAT32)
+    ours = np.median(relative_errors(feed(load(path).new_context(SIZES), tokens), expected))
+    theirs = np.median(relative_errors(llama_cpp_logits(path, tokens), expected))
+    assert 0 < ours < MARGIN * theirs, f"relative error {ours:.1e}, that of llama.cpp is {theirs:.1e}"
+    assert {"MoE"} == {"QMoE", "MoE"} & operators(path, 0), "QMoE has no 8-bit products in float"
+    assert_close(feed(load(path, accuracy_level=0).new_context(SIZES), tokens), expected, FLOAT32)
 
 
 @pytest.mark.parametrize("weight_type", ["Q4_K_M", "Q5_1"])
@@ -114,16 +113,16 @@ def test_other_devices_are_refused_by_name(tmp_path, monkeypatch) -> None:
         OnnxBackend().load(path, ModelOptions("cuda", 1))
 
 
-def test_finer_codes_are_the_same_weights() -> None:
+def test_finer_codes_represent_the_same_weights() -> None:
     rng = np.random.default_rng(0)
     coarse = PackedMatrix(rng.integers(0, 256, (6, 4, 16), np.uint8), rng.random((6, 4), np.float32), 4, 32, None)
     nibbles = np.stack([coarse.codes & 15, coarse.codes >> 4], axis=-1).reshape(6, 4, 32)
-    wanted = (nibbles.astype(np.float32) - 8) * coarse.scales[..., None]
+    expected = (nibbles.astype(np.float32) - 8) * coarse.scales[..., None]
     for bits, block in ((8, 32), (8, 16)):
         fine = finer(coarse, bits, block)
         assert fine.codes.shape == (6, 128 // block, block * bits // 8)
         values = (fine.codes.astype(np.float32) - 128) * fine.scales[..., None]
-        assert np.array_equal(values.reshape(6, 128), wanted.reshape(6, 128))
+        assert np.array_equal(values.reshape(6, 128), expected.reshape(6, 128))
     halved = finer(coarse, 4, 16)
     assert halved.codes.shape == (6, 8, 8)
     assert np.array_equal(halved.codes.reshape(-1), coarse.codes.reshape(-1))

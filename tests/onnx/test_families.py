@@ -1,4 +1,4 @@
-"""Every family either runs, and as on the native engine, or is refused by what the graph lacks for it."""
+"""Every family either runs as on the native engine, or is refused with the name of the missing feature."""
 
 from __future__ import annotations
 
@@ -15,49 +15,53 @@ from slm_onnx.backend import OnnxBackend
 
 RUN = {"mixtral", "qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe", "granitemoe_shared", "dbrx"}
 LACKING = {"expert_count", "altup.num_inputs", "ssm.state_size", "shortconv.l_cache", "wkv.head_size"} | {
-    "attention.key_length_swa"  # heads of other widths in layers with a window
+    "attention.key_length_swa"  # heads with another width in layers with a window
 }
 REFUSED = {name for name, family in FAMILIES.items() if LACKING & family.metadata.keys()} - RUN
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
 SIZES = ContextOptions(n_ctx=256)
 WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-PROMPT, CHUNK, SPAN = 110, 20, (17, 30)  # windows are 48 wide: the prompt crosses them, and so does what a cut leaves
+PROMPT, CHUNK, CUT = 110, 20, (17, 30)  # longer than the windows of 48, also after the cut
 
 
-def rows_of(backend, options, path, feed, tokens):
-    """Logits of a prompt, of a chunk after it, of tokens one by one, and of more behind a cut where there are any."""
+def run_session(backend, options, path, feed, tokens):
+    """Logits of a prompt, a chunk, single tokens, and of more tokens after a cut (if the model supports cuts)."""
     prompt, chunk, single, last = tokens[:PROMPT], tokens[PROMPT : PROMPT + CHUNK], tokens[-9:-4], tokens[-4:]
     loading = ModelOptions(n_threads=1 if backend.name == "onnx" else None, backend_options=options)
     with backend.load(path, loading) as model, model.new_context(SIZES) as context:
-        found = [feed(context, prompt), feed(context, chunk), *(feed(context, [token]) for token in single)]
+        rows = [feed(context, prompt), feed(context, chunk), *(feed(context, [token]) for token in single)]
         if context.edit_level is EditLevel.CUT:
-            context.cut(Pos(0, SPAN[0]), Pos(0, SPAN[1]))
-        return [*found, feed(context, last)]
+            context.cut(Pos(0, CUT[0]), Pos(0, CUT[1]))
+        return [*rows, feed(context, last)]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED))
-def test_a_family_that_runs_equals_the_native_engine(tmp_path, feed, random_tokens, assert_close, family):
+def test_supported_families_equal_the_native_engine(tmp_path, feed, random_tokens, assert_close, family):
     path, tokens = family_model(tmp_path, family), random_tokens(PROMPT + CHUNK + 9)
     assert OnnxBackend().supports(path).supported
-    ours = rows_of(OnnxBackend(), {}, path, feed, tokens)
-    native = rows_of(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
-    for found, wanted in zip(ours, native, strict=True):
-        assert_close(found, wanted, FLOAT32)
+    ours = run_session(OnnxBackend(), {}, path, feed, tokens)
+    native = run_session(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
+    for actual, expected in zip(ours, native, strict=True):
+        assert_close(actual, expected, FLOAT32)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "phi3", "falcon", "olmo2", "llama_biases", "qwen2moe"])
-def test_quantized_matrices_are_those_of_the_file(tmp_path, feed, random_tokens, assert_close, family, monkeypatch):
-    wide = {**FAMILIES[family].metadata, **dict.fromkeys(WIDTHS, 32), "embedding_length": 160}  # whole blocks of Q8_0
+def test_quantized_families_equal_the_native_engine(tmp_path, feed, random_tokens, assert_close, family, monkeypatch):
+    wide = {
+        **FAMILIES[family].metadata,
+        **dict.fromkeys(WIDTHS, 32),
+        "embedding_length": 160,
+    }  # multiples of the blocks of Q8_0
     monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], metadata=wide))
     path, tokens = family_model(tmp_path, family, "q8_0"), random_tokens(PROMPT + CHUNK + 9)
-    ours = rows_of(OnnxBackend(), {"accuracy_level": 0}, path, feed, tokens)
-    native = rows_of(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
-    for found, wanted in zip(ours, native, strict=True):
-        assert_close(found, wanted, FLOAT32)
+    ours = run_session(OnnxBackend(), {"accuracy_level": 0}, path, feed, tokens)
+    native = run_session(NativeBackend(), {"tier": "reference"}, path, feed, tokens)
+    for actual, expected in zip(ours, native, strict=True):
+        assert_close(actual, expected, FLOAT32)
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))
-def test_another_family_is_refused_by_what_is_missing(tmp_path, family):
+def test_unsupported_families_are_refused_with_the_missing_feature(tmp_path, family):
     path = family_model(tmp_path, family)
     support = OnnxBackend().supports(path)
     assert not support.supported
@@ -66,7 +70,9 @@ def test_another_family_is_refused_by_what_is_missing(tmp_path, family):
         OnnxBackend().load(path, ModelOptions(n_threads=1))
 
 
-def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, load, feed, random_tokens, assert_close) -> None:
+def test_decoding_beyond_learned_positions_is_refused_and_changes_nothing(
+    tmp_path, load, feed, random_tokens, assert_close
+) -> None:
     tokens, model = random_tokens(N_CTX + 1), load(family_model(tmp_path, "gpt2"))
     with model.new_context(ContextOptions(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
         with pytest.raises(InvalidPosition, match=f"position {N_CTX} of sequence 0: .* 0 to {N_CTX - 1}"):
@@ -81,18 +87,18 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, load, feed, r
 
 
 def test_a_dump_of_a_long_context_is_replayed_in_a_short_one(tmp_path, load, feed, random_tokens, assert_close) -> None:
-    """Their keys are rotated by different tables of LongRoPE, so the payload of one is nothing for the other."""
+    """LongRoPE rotates keys of the two contexts by different tables, so the payload cannot be loaded."""
     tokens, model = random_tokens(50), load(family_model(tmp_path, "phi3_long"))
     long, short, fresh = (model.new_context(ContextOptions(n_ctx=n)) for n in (128, 64, 64))
     feed(long, tokens)
     short.restore(0, long.dump(0))
     feed(fresh, tokens)
-    wanted = feed(fresh, tokens[:5])
-    assert_close(feed(short, tokens[:5]), wanted, 1e-5)
-    assert abs(feed(long, tokens[:5]) - wanted).max() > 0.1, "the tables differ"
+    expected = feed(fresh, tokens[:5])
+    assert_close(feed(short, tokens[:5]), expected, 1e-5)
+    assert abs(feed(long, tokens[:5]) - expected).max() > 0.1, "the tables differ"
 
 
-def test_heads_that_attention_has_no_kernel_for_are_refused_before_loading(tmp_path, monkeypatch) -> None:
+def test_head_widths_without_a_kernel_are_refused_before_loading(tmp_path, monkeypatch) -> None:
     narrow = {**FAMILIES["qwen3"].metadata, **dict.fromkeys(WIDTHS, 12)}
     monkeypatch.setitem(FAMILIES, "qwen3", replace(FAMILIES["qwen3"], metadata=narrow))
     support = OnnxBackend().supports(family_model(tmp_path, "qwen3"))

@@ -1,4 +1,4 @@
-"""Logits of ONNX Runtime against float64, against the native engine and against llama.cpp's own error."""
+"""Logits of ONNX Runtime against float64 and the native engine; their error against that of llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_core.types import ContextOptions, ModelOptions
 from slm_native.backend import NativeBackend
 
 FLOAT32 = 1e-4  # clause 9 of the contract, relative
-MARGIN = 1.2  # likewise: so many times llama.cpp's own error, where activations are quantized
+MARGIN = 1.2  # clause 9, relative to the error of llama.cpp, if activations are quantized
 WEIGHT_TYPES = ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"]
 SIZES = ContextOptions(n_ctx=256)
 
@@ -31,7 +31,7 @@ def test_every_architecture_equals_float64(
 
 @pytest.fixture(scope="module")
 def exact(quantized, feed):
-    """Logits of the weights that a quantized file stands for, from the native engine's float32."""
+    """Logits of the dequantized weights of a quantized file, from the native engine in float32."""
 
     def rows(weight_type, tokens):
         options = ModelOptions(backend_options={"tier": "reference"})
@@ -42,7 +42,7 @@ def exact(quantized, feed):
 
 
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
-def test_quantized_weights_in_float_equal_another_engine(
+def test_quantized_weights_in_float_equal_the_native_engine(
     load, feed, random_tokens, assert_close, quantized, exact, weight_type
 ):
     tokens = random_tokens(24)
@@ -59,15 +59,15 @@ def test_activations_in_eight_bits_err_no_more_than_llama_cpp(
     with load(quantized(weight_type)).new_context(SIZES) as context:
         ours = relative_errors(feed(context, tokens), expected).mean()
     theirs = relative_errors(llama_cpp_logits(quantized(weight_type), tokens), expected).mean()
-    assert 0 < ours <= MARGIN * theirs, f"mean error {ours:.1e}, llama.cpp's is {theirs:.1e}"
+    assert 0 < ours <= MARGIN * theirs, f"mean error {ours:.1e}, that of llama.cpp is {theirs:.1e}"
 
 
-def test_the_answer_does_not_depend_on_threads(tmp_path, feed, random_tokens):
+def test_logits_do_not_depend_on_the_number_of_threads(tmp_path, feed, random_tokens):
     pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
     from slm_onnx.backend import OnnxBackend
 
-    path, tokens, found = make_tiny_model("llama", "q8_0").write(tmp_path / "m.gguf"), random_tokens(50), []
+    path, tokens, rows = make_tiny_model("llama", "q8_0").write(tmp_path / "m.gguf"), random_tokens(50), []
     for n_threads in (1, 2):
         with OnnxBackend().load(path, ModelOptions("cpu", n_threads)) as model, model.new_context(SIZES) as context:
-            found.append(feed(context, tokens))
-    assert np.array_equal(found[0], found[1])
+            rows.append(feed(context, tokens))
+    assert np.array_equal(rows[0], rows[1])

@@ -1,4 +1,4 @@
-"""Plugins with execution providers: what is registered, and what a user is told where one cannot be used."""
+"""Execution providers in plugins: their registration, and the errors if one cannot be used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROVIDER = "WebGpuExecutionProvider"
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch) -> None:
-    """A package of the plugin's name whose library is nowhere."""
+    """A package with the name of the plugin, but without its library."""
     module = ModuleType("onnxruntime_ep_webgpu")
     module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
     module.get_library_path = lambda: str(tmp_path / "lib.so")
@@ -29,8 +29,8 @@ def no_plugin(monkeypatch) -> None:
     monkeypatch.setattr(plugins.Plugin, "is_installed", False)
 
 
-class Runtime:
-    """Stands in for the module ``onnxruntime``."""
+class FakeRuntime:
+    """Replaces the module ``onnxruntime``."""
 
     def __init__(self, error: str = "") -> None:
         self.error, self.registered = error, []
@@ -42,30 +42,30 @@ class Runtime:
 
 
 def test_a_plugin_is_registered_once(plugin, tmp_path) -> None:
-    ort = Runtime()
+    ort = FakeRuntime()
     assert (plugins.register(ort), plugins.register(ort)) == ({}, {})
     assert ort.registered == [(PROVIDER, str(tmp_path / "lib.so"))]
 
 
-def test_a_plugin_that_refuses_the_runtime_says_why_in_one_line(plugin) -> None:
-    problems = plugins.register(Runtime('ORT runtime version "1.23"\nis below the minimum'))
+def test_a_plugin_that_refuses_the_runtime_is_a_one_line_error(plugin) -> None:
+    problems = plugins.register(FakeRuntime('ORT runtime version "1.23"\nis below the minimum'))
     assert plugins.needs(PROVIDER, problems[PROVIDER]) == (
         'onnxruntime-ep-webgpu cannot be loaded: ORT runtime version "1.23" is below the minimum'
     )
 
 
-def test_without_a_plugin_nothing_is_registered_and_its_package_is_named(no_plugin) -> None:
-    ort = Runtime("not to be called")
+def test_without_a_plugin_the_error_names_its_package(no_plugin) -> None:
+    ort = FakeRuntime("not to be called")
     assert (plugins.register(ort), ort.registered) == ({}, [])
     assert "pip install 'slm-core[webgpu]'" in plugins.needs(PROVIDER)
 
 
-def test_without_a_gpu_the_switch_for_other_devices_is_named(plugin) -> None:
+def test_without_a_gpu_the_error_names_the_switch_for_software_devices(plugin) -> None:
     assert "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1" in plugins.needs(PROVIDER)
 
 
-def test_a_build_that_has_the_provider_itself_is_refused(no_plugin, monkeypatch) -> None:
-    """onnxruntime-webgpu: it gives Python no memory of the device."""
+def test_a_build_with_a_built_in_provider_is_refused(no_plugin, monkeypatch) -> None:
+    """onnxruntime-webgpu gives Python no access to device memory."""
     monkeypatch.setattr(providers, "installed", lambda: (PROVIDER, "CPUExecutionProvider"))
     with pytest.raises(BackendUnavailable, match=r"slm-core\[webgpu\]"):
         providers.find("webgpu")

@@ -1,4 +1,4 @@
-"""A device is refused where it does not compute what the CPU computes; a device that passed is not tried again."""
+"""A device whose results differ from the CPU's is refused; a device that passed is not checked again."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def device() -> providers.Device:
-    """A device that is not the reference: ONNX Runtime's CPU provider under another name."""
+    """A device other than the reference: ONNX Runtime's CPU provider with another name."""
     return dataclasses.replace(providers.find("cpu"), label="other")
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[list[str]]:
-    """The questions that processes are asked from now on; the answers are as exact as the CPU's own."""
-    calls: list[list[str]] = []
+def calls(monkeypatch) -> list[list[str]]:
+    """The arguments of subprocess probes from now on; their faked results pass the check."""
+    recorded: list[list[str]] = []
 
     def run(engine: str, code: str, *arguments: str, patience_s: float) -> str:
-        calls.append([engine, *arguments])
+        recorded.append([engine, *arguments])
         return json.dumps({"errors": {"a prompt": 0.0, "a cut": 0.01}})
 
     monkeypatch.setattr(subprocess_probe, "run", run)
-    return calls
+    return recorded
 
 
-def compare(device: providers.Device, options: LoadOptions = EXACT, *, of_directory: bool = False) -> dict[str, float]:
+def errors_of(
+    device: providers.Device, options: LoadOptions = EXACT, *, of_directory: bool = False
+) -> dict[str, float]:
     from slm_onnx import comparing
 
     return comparing.errors(device, options, of_directory=of_directory)
@@ -55,35 +57,35 @@ def compare(device: providers.Device, options: LoadOptions = EXACT, *, of_direct
 
 @pytest.mark.parametrize("buckets", [False, True])
 def test_the_same_provider_gives_the_same_numbers(device, buckets) -> None:
-    found = compare(device, dataclasses.replace(EXACT, buckets=buckets))
-    assert len(found) == 6
-    assert max(found.values()) < 1e-5, "float32 sums in another order"
+    errors = errors_of(device, dataclasses.replace(EXACT, buckets=buckets))
+    assert len(errors) == 6
+    assert max(errors.values()) < 1e-5, "float32 sums in another order"
 
 
-def test_a_graph_without_a_bias_is_tried_too(device) -> None:
-    """On CUDA contexts of one sequence have it, of any ONNX Runtime; and those of several from bias_since on."""
+def test_graphs_without_a_bias_are_checked_too(device) -> None:
+    """On CUDA, contexts of one sequence use it in any release; contexts of several exist from bias_since on."""
     for since, n_steps in (((1, 0), 5 + 6), ((99, 0), 5)):
-        found = compare(dataclasses.replace(device, provider=dataclasses.replace(device.provider, bias_since=since)))
-        assert len(found) == n_steps
-        assert max(found.values()) < 1e-5, found
+        errors = errors_of(dataclasses.replace(device, provider=dataclasses.replace(device.provider, bias_since=since)))
+        assert len(errors) == n_steps
+        assert max(errors.values()) < 1e-5, errors
 
 
-def test_an_option_that_does_not_fit_is_an_error_of_the_option() -> None:
-    """The process is a real one; cuda graphs want buckets."""
+def test_wrong_options_are_reported_as_option_errors() -> None:
+    """Runs a real subprocess; CUDA graphs need buckets."""
     options = dataclasses.replace(EXACT, provider_options={"enable_cuda_graph": "1"})
     with pytest.raises(InvalidOption, match="use buckets=True"):
         selfcheck.require(providers.find("cpu"), options)
 
 
 @pytest.mark.parametrize("of_directory", [False, True])
-def test_activations_in_8_bits_pass_with_room(device, of_directory) -> None:
-    """Rounding is the largest error that is right; a lost cache (below) is ten times the tolerance."""
-    found = compare(device, LoadOptions(cache=False), of_directory=of_directory)
-    assert 1e-3 < max(found.values()) < selfcheck.TOLERANCE / 2
+def test_8_bit_activations_pass_with_a_margin(device, of_directory) -> None:
+    """Rounding is the largest correct error; a lost cache (below) errs by ten times the tolerance."""
+    errors = errors_of(device, LoadOptions(cache=False), of_directory=of_directory)
+    assert 1e-3 < max(errors.values()) < selfcheck.TOLERANCE / 2
 
 
 class LosingBinding:
-    """A binding that writes keys and values to memory that nobody reads again."""
+    """A binding that writes keys and values to memory that is never read."""
 
     def __init__(self, session: Any) -> None:
         self.binding = session.io_binding()
@@ -99,7 +101,7 @@ class LosingBinding:
 
 
 class LosingSession:
-    """A session on a provider that does not write where it is told to."""
+    """A session on a provider that ignores the bound outputs."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -115,8 +117,8 @@ class LosingSession:
 
 
 @pytest.mark.parametrize("of_directory", [False, True])
-def test_a_cache_that_is_lost_is_noticed_by_the_second_decode(device, monkeypatch, of_directory) -> None:
-    """As device="webgpu" was: the first decode is right, and what it leaves behind is not where the next one looks."""
+def test_a_lost_cache_is_detected_by_the_second_decode(device, monkeypatch, of_directory) -> None:
+    """A former bug of device="webgpu": the first decode is right, but the next one reads another buffer."""
     open_session = runtime._open
     loses = {"test.loses_its_cache": "1"}
 
@@ -126,21 +128,21 @@ def test_a_cache_that_is_lost_is_noticed_by_the_second_decode(device, monkeypatc
 
     monkeypatch.setattr(runtime, "_open", open_on)
     losing = dataclasses.replace(device, provider=dataclasses.replace(device.provider, config=loses))
-    found = compare(losing, of_directory=of_directory)
-    if of_directory:  # caches that are passed on are outputs of their own, and are not lost here
-        found = {name.partition(" (")[0]: error for name, error in found.items() if name.endswith("in place)")}
-    assert found.pop("a prompt") < selfcheck.TOLERANCE / 2
-    assert min(found.values()) > 5 * selfcheck.TOLERANCE, found
+    errors = errors_of(losing, of_directory=of_directory)
+    if of_directory:  # caches that are returned as outputs are not lost here
+        errors = {name.partition(" (")[0]: error for name, error in errors.items() if name.endswith("in place)")}
+    assert errors.pop("a prompt") < selfcheck.TOLERANCE / 2
+    assert min(errors.values()) > 5 * selfcheck.TOLERANCE, errors
 
 
-def test_numbers_that_are_none_are_an_infinite_error() -> None:
+def test_nan_counts_as_an_infinite_error() -> None:
     from slm_onnx import comparing
 
     row = np.ones(3, np.float32)
     assert comparing._error(row * np.float32("nan"), row) == float("inf")
 
 
-def test_a_wrong_device_is_refused_in_one_line_that_says_what_and_how_far(device, monkeypatch) -> None:
+def test_the_error_for_a_wrong_device_names_the_step_and_the_difference(device, monkeypatch) -> None:
     answer = json.dumps({"errors": {"a prompt": 0.001, "the token after it": 0.735}})
     monkeypatch.setattr(subprocess_probe, "run", lambda *_, **__: f"noise of a driver\n{answer}\n")
     with pytest.raises(
@@ -148,18 +150,18 @@ def test_a_wrong_device_is_refused_in_one_line_that_says_what_and_how_far(device
     ) as no:
         selfcheck.require(device, EXACT)
     assert "\n" not in str(no.value)
-    assert entries() == [], "what is wrong may be mended: it is tried again"
+    assert entries() == [], "a failure is not cached: the device may be repaired"
 
 
 def test_a_device_that_cannot_run_the_graphs_is_refused(device) -> None:
-    """The process is a real one, and knows no device of that name."""
+    """Runs a real subprocess, which knows no device of this name."""
     with pytest.raises(BackendUnavailable, match=r"'other' cannot run a tiny model: unknown device"):
         selfcheck.require(device, EXACT)
     assert entries() == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="exit codes are numbers of signals elsewhere")
-def test_a_provider_that_crashes_takes_its_own_process_down_alone(device, monkeypatch) -> None:
+def test_a_crashing_provider_ends_only_its_subprocess(device, monkeypatch) -> None:
     monkeypatch.setattr(selfcheck, "_CODE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(BackendUnavailable, match=r"self-check of device 'other'.*exit code -11"):
         selfcheck.require(device, EXACT)
@@ -172,19 +174,19 @@ def test_a_provider_that_hangs_is_refused(device, monkeypatch) -> None:
         selfcheck.require(device, EXACT)
 
 
-def test_a_device_that_passed_is_not_tried_again(device, asked) -> None:
+def test_a_device_that_passed_is_not_checked_again(device, calls) -> None:
     for _ in range(2):
         selfcheck.require(device, EXACT)
-    assert len(asked) == 1
+    assert len(calls) == 1
     (entry,) = entries()
     assert (entry.kind, "other" in entry.about) == ("onnx-selfcheck", True)
 
 
-def test_where_nothing_can_be_kept_it_is_tried_each_time(device, asked, root) -> None:
+def test_without_a_writable_cache_every_load_checks(device, calls, root) -> None:
     root.write_text("a file where the folder should be")
     for _ in range(2):
         selfcheck.require(device, EXACT)
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -195,19 +197,19 @@ def test_where_nothing_can_be_kept_it_is_tried_each_time(device, asked, root) ->
         {"provider_options": {"device_type": "GPU"}},
     ],
 )
-def test_options_that_reach_the_graphs_are_tried_apart(device, asked, options) -> None:
-    for given in (EXACT, dataclasses.replace(EXACT, **options), dataclasses.replace(EXACT, spinning=True)):
-        selfcheck.require(device, given)
-    assert len(asked) == 2, "spinning changes no number"
-    name, found, of_directory = json.loads(asked[1][1])
+def test_options_that_change_the_graphs_are_checked_separately(device, calls, options) -> None:
+    for load_options in (EXACT, dataclasses.replace(EXACT, **options), dataclasses.replace(EXACT, spinning=True)):
+        selfcheck.require(device, load_options)
+    assert len(calls) == 2, "spinning does not change the results"
+    name, options_found, of_directory = json.loads(calls[1][1])
     assert (name, of_directory) == ("other", False)
-    assert options.items() <= found.items()
+    assert options.items() <= options_found.items()
     selfcheck.require(device, EXACT, of_directory=True)
-    assert json.loads(asked[2][1])[2] is True
+    assert json.loads(calls[2][1])[2] is True
 
 
 @pytest.mark.parametrize("changed", ["build", "driver", "gpu", "check"])
-def test_another_build_driver_or_gpu_is_tried_again(device, asked, monkeypatch, tmp_path, changed) -> None:
+def test_another_build_driver_or_gpu_is_checked_again(device, calls, monkeypatch, tmp_path, changed) -> None:
     driver, bus = tmp_path / "version", tmp_path / "pci"
     gpu = bus / "0000:01:00.0"
     gpu.mkdir(parents=True)
@@ -227,4 +229,4 @@ def test_another_build_driver_or_gpu_is_tried_again(device, asked, monkeypatch, 
     else:
         monkeypatch.setattr(selfcheck, "VERSION", selfcheck.VERSION + 1)
     selfcheck.require(device, EXACT)
-    assert len(asked) == 2
+    assert len(calls) == 2

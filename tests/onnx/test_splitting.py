@@ -1,4 +1,4 @@
-"""Batches in parts, for devices whose attention is right for few tokens only; the oracle is the whole batch."""
+"""Split batches, for devices whose attention is correct only for few tokens; the oracle is the whole batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_core.types import ContextOptions, Pos
 from slm_onnx import attentioncheck, providers, runtime, selfcheck
 
-FLOAT32 = 1e-5  # matrices of other heights are summed in another order
+FLOAT32 = 1e-5  # relative; matrices with fewer rows sum in another order
 
 
 @pytest.fixture
-def few(monkeypatch) -> None:
-    """The CPU, taken for such a device."""
+def limited_device(monkeypatch) -> None:
+    """The CPU as a device that is correct up to 7 tokens."""
     monkeypatch.setattr(providers.Device, "is_cpu", property(lambda device: False))
     cpu = runtime.Place([("CPUExecutionProvider", {})], runtime.Threads(1, spinning=False))
     monkeypatch.setattr(providers.Device, "session_place", lambda device, options, threads: cpu)
@@ -23,8 +23,8 @@ def few(monkeypatch) -> None:
     monkeypatch.setattr(attentioncheck, "most_rows", lambda place, dtype: 7)
 
 
-def told(context, feed, tokens):
-    """A prompt, and a batch of two sequences whose wanted rows are spread over parts, some of which have none."""
+def run_session(context, feed, tokens):
+    """Logits of a prompt, of a batch with output rows in only some of its parts, and of a batch without any."""
     rows = [feed(context, tokens[:20])]
     context.fork(0, 1, 10)
     batch = context.new_batch()
@@ -39,46 +39,48 @@ def told(context, feed, tokens):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "bloom", "mistral3"])
-def test_parts_give_what_the_whole_gives(tmp_path, load, feed, random_tokens, assert_close, few, family) -> None:
-    model, found = load(family_model(tmp_path, family)), []
+def test_split_batches_give_the_same_logits(
+    tmp_path, load, feed, random_tokens, assert_close, limited_device, family
+) -> None:
+    model, rows = load(family_model(tmp_path, family)), []
     for most_rows in (7, None):
         context = model.new_context(ContextOptions(n_ctx=128, n_seq_max=3, n_batch=64))
         if most_rows is None:
             context._feed = context._feed._feed
-        found.append(told(context, feed, random_tokens(60)))
-    for ours, expected in zip(*found, strict=True):
-        assert_close(ours, expected, FLOAT32)
+        rows.append(run_session(context, feed, random_tokens(60)))
+    for actual, expected in zip(*rows, strict=True):
+        assert_close(actual, expected, FLOAT32)
 
 
-def test_padded_batches_are_refused_there(tmp_path, load, few) -> None:
+def test_buckets_are_refused_on_such_devices(tmp_path, load, limited_device) -> None:
     with pytest.raises(InvalidOption, match="right up to 7 tokens"):
         load(family_model(tmp_path, "qwen3"), buckets=True)
 
 
 @pytest.mark.parametrize(("wrong", "expected"), [((), None), ((64,), 31)])
-def test_a_device_is_asked_for_what_it_computes(monkeypatch, wrong, expected) -> None:
+def test_the_check_finds_the_largest_correct_number_of_tokens(monkeypatch, wrong, expected) -> None:
     assert most_rows(monkeypatch, wrong) == expected
 
 
-def test_a_device_that_is_always_wrong_is_refused(monkeypatch) -> None:
+def test_a_device_with_wrong_attention_is_refused(monkeypatch) -> None:
     with pytest.raises(BackendUnavailable, match="computes attention wrong"):
         most_rows(monkeypatch, (64, 31))
 
 
 def most_rows(monkeypatch, wrong) -> int | None:
-    """What the check says of the CPU where its answers for some numbers of tokens are spoiled in one row."""
+    """The result of the check on the CPU, if one row is wrong for the numbers of tokens in ``wrong``."""
     real = runtime.session
 
-    class Spoiled:
+    class WrongSession:
         def __init__(self, session) -> None:
             self._session = session
 
-        def run(self, names, given):
-            (found,) = self._session.run(names, given)
-            if len(found[0]) in wrong:
-                found[0, -1] = np.nan if len(found[0]) == 64 else -found[0, -1]
-            return [found]
+        def run(self, names, inputs):
+            (output,) = self._session.run(names, inputs)
+            if len(output[0]) in wrong:
+                output[0, -1] = np.nan if len(output[0]) == 64 else -output[0, -1]
+            return [output]
 
-    monkeypatch.setattr(runtime, "session", lambda *args: Spoiled(real(*args)))
+    monkeypatch.setattr(runtime, "session", lambda *args: WrongSession(real(*args)))
     place = runtime.Place([("CPUExecutionProvider", {})], runtime.Threads(1, spinning=False))
     return attentioncheck.most_rows(place, "float32")

@@ -1,4 +1,4 @@
-"""Fixtures of quantization."""
+"""Fixtures of the tests of quantization."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from toy_models import Toy, importance_for, write_imatrix
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a toy model with the given fields."""
+    """A function that writes a toy model with the given fields."""
     return lambda name="toy.gguf", **fields: Toy(**fields).write(tmp_path / name)
 
 
 @pytest.fixture
 def imatrix_of(tmp_path: Path) -> Callable[[Path], tuple[dict[str, NDArray[np.float32]], Path]]:
-    """Random importance for a model, and a file that holds it."""
+    """A function that makes a random importance matrix for a model, and a file with it."""
 
     def make(path: Path) -> tuple[dict[str, NDArray[np.float32]], Path]:
         importance = importance_for(path)

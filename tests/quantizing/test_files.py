@@ -1,4 +1,4 @@
-"""The file that comes out: whole, as llama.cpp and the gguf package read it, or not there."""
+"""Quantized files: readable by llama.cpp and the gguf package; after a failure there is no file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from slm_core.quant import quantize
 from slm_core.quantizing import RECIPES, plan_quantization, quantize_model, write_plan
 from toy_models import write_imatrix
 
-CHANGED = {"general.file_type", "general.quantization_version"}
+CHANGED_KEYS = {"general.file_type", "general.quantization_version"}
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every tensor's bytes, as the gguf package reads them."""
+    """The bytes of every tensor, read by the gguf package."""
     return {tensor.name: np.asarray(tensor.data).tobytes() for tensor in gguf.GGUFReader(path).tensors}
 
 
@@ -34,14 +34,14 @@ def folder(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
-def test_files_of_fixed_types_hold_what_llama_cpp_writes(toy, tmp_path, name) -> None:
-    """Q6_K, of the output matrix, is searched for: only its type and size are the same."""
+def test_files_of_fixed_types_equal_those_of_llama_cpp(toy, tmp_path, name) -> None:
+    """The output matrix in Q6_K differs, because its codes are found by a search: only its type and size are equal."""
     source = toy(n_layers=4)
     ours, theirs = tmp_path / "ours.gguf", llama_quantize(source, tmp_path / "t.gguf", RECIPES[name].file_type)
     quantize_model(source, ours, name)
-    found, expected = contents(ours), contents(theirs)
-    assert {key: len(data) for key, data in found.items()} == {key: len(data) for key, data in expected.items()}
-    different = [key for key, data in found.items() if data != expected[key]]
+    actual, expected = contents(ours), contents(theirs)
+    assert {key: len(data) for key, data in actual.items()} == {key: len(data) for key, data in expected.items()}
+    different = [key for key, data in actual.items() if data != expected[key]]
     assert different == ([] if name in ("Q8_0", "F16", "BF16") else ["output.weight"])
 
 
@@ -49,9 +49,9 @@ def test_metadata_and_floats_are_copied_byte_for_byte(toy, tmp_path) -> None:
     source, target = toy(), tmp_path / "new.gguf"
     quantize_model(source, target, "Q4_K_M")
     with GgufFile.open(source) as before, GgufFile.open(target) as after:
-        assert set(after.metadata) == set(before.metadata) | CHANGED
+        assert set(after.metadata) == set(before.metadata) | CHANGED_KEYS
         assert list(after.tensors) == list(before.tensors)
-        for key in set(before.metadata) - CHANGED:
+        for key in set(before.metadata) - CHANGED_KEYS:
             assert after.metadata.stored(key) == before.metadata.stored(key), key
         assert after.require("general.file_type", int) == 15
         assert after.metadata.type_name("general.file_type") == "uint32"
@@ -79,7 +79,7 @@ def quantize_size(source: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_size_is_known_before(toy, tmp_path, name) -> None:
+def test_the_size_is_known_in_advance(toy, tmp_path, name) -> None:
     source, target = toy(n_layers=2), tmp_path / "new.gguf"
     quantize_model(source, target, name)
     assert target.stat().st_size == quantize_size(source, name)
@@ -97,12 +97,12 @@ def test_shards_become_one_file(toy, tmp_path) -> None:
         assert not [key for key in file.metadata if key.startswith("split.")]
 
 
-def test_quantized_models_are_quantized_again_with_a_warning(toy, tmp_path) -> None:
+def test_quantizing_a_quantized_model_warns(toy, tmp_path) -> None:
     source, middle, last = toy(), tmp_path / "q8.gguf", tmp_path / "q4.gguf"
     assert quantize_model(source, middle, "Q8_0").notes == ()
     plan = quantize_model(middle, last, "Q4_0", pure=True)
     (note,) = plan.notes
-    # Of three layers with seven matrices each, and embeddings and output.
+    # Three layers with seven matrices each, the embeddings and the output matrix.
     assert note.startswith(
         "23 tensors are quantized already ('token_embd.weight', 'output.weight', 'blk.2.attn_q.weight', ...)"
     )
@@ -110,7 +110,7 @@ def test_quantized_models_are_quantized_again_with_a_warning(toy, tmp_path) -> N
     assert contents(last) == contents(tmp_path / "theirs.gguf")
 
 
-def test_a_model_of_the_type_wanted_is_copied_and_told(toy, tmp_path) -> None:
+def test_a_model_that_already_has_the_type_is_copied_with_a_note(toy, tmp_path) -> None:
     source, same = toy(), tmp_path / "same.gguf"
     quantize_model(source, tmp_path / "q8.gguf", "Q8_0")
     plan = quantize_model(tmp_path / "q8.gguf", same, "Q8_0")
@@ -119,14 +119,14 @@ def test_a_model_of_the_type_wanted_is_copied_and_told(toy, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 7])
-def test_threads_do_not_matter(toy, tmp_path, n_threads) -> None:
+def test_the_file_does_not_depend_on_the_number_of_threads(toy, tmp_path, n_threads) -> None:
     source = toy(n_layers=5, extra={"blk.0.large.weight": (3000, 512)})
     quantize_model(source, tmp_path / "a.gguf", "Q4_K_M", n_threads=n_threads)
     quantize_model(source, tmp_path / "b.gguf", "Q4_K_M")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
-def test_experts_have_importance_of_their_own(toy, tmp_path, imatrix_of) -> None:
+def test_each_expert_has_its_own_importance(toy, tmp_path, imatrix_of) -> None:
     source, target = toy(n_experts=4, n_layers=1), tmp_path / "new.gguf"
     importance, file = imatrix_of(source)
     quantize_model(source, target, "Q4_0", imatrix=file)
@@ -142,7 +142,7 @@ def test_experts_have_importance_of_their_own(toy, tmp_path, imatrix_of) -> None
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(ggml_type)).reshape(weights.shape)
     ours = np.sqrt((counts[:, None] * (restored - weights) ** 2).mean())
     assert ours <= 1.02 * np.sqrt((counts[:, None] * (expected - weights) ** 2).mean())
-    # Experts' columns in another's order would lose most of what importance gains.
+    # The importance of another expert would lose most of the gain.
     swapped = tmp_path / "swapped.gguf"
     file = write_imatrix(tmp_path / "s.gguf", importance | {name: counts[::-1].copy()})
     quantize_model(source, swapped, "Q4_0", imatrix=file)
@@ -157,8 +157,8 @@ def dequantized(file: GgufFile, name: str) -> np.ndarray:
     return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(tensor.ggml_type)).reshape(tensor.shape)
 
 
-def test_long_rows_are_made_in_pieces(tmp_path) -> None:
-    """Two rows that are longer than a piece, each expert with importance of its own."""
+def test_long_rows_are_quantized_in_pieces(tmp_path) -> None:
+    """Two experts with two rows each that are longer than a piece; each expert has its own importance."""
     n_cols = (1 << 18) + 96
     weights = np.random.default_rng(4).standard_normal((2, 2, n_cols)).astype(np.float32)
     counts = np.random.default_rng(5).gamma(0.5, 1, (2, n_cols)).astype(np.float32)
@@ -177,7 +177,7 @@ def test_long_rows_are_made_in_pieces(tmp_path) -> None:
     assert len(shares) == 8
 
 
-def test_targets_that_cannot_be(toy, tmp_path) -> None:
+def test_impossible_targets_are_refused(toy, tmp_path) -> None:
     source, link = toy(), tmp_path / "link.gguf"
     link.symlink_to(source)
     for target, message in (
@@ -194,20 +194,20 @@ def test_targets_that_cannot_be(toy, tmp_path) -> None:
     assert folder(source) == ["link.gguf", "toy.gguf"]
 
 
-def test_files_that_are_there_are_replaced_by_force_only(toy, tmp_path) -> None:
-    source, there = toy(), tmp_path / "there.gguf"
-    there.write_bytes(b"precious")
+def test_existing_files_are_replaced_only_with_force(toy, tmp_path) -> None:
+    source, existing = toy(), tmp_path / "there.gguf"
+    existing.write_bytes(b"precious")
     with pytest.raises(InvalidOption, match="there is a file already"):
-        quantize_model(source, there, "Q8_0")
+        quantize_model(source, existing, "Q8_0")
     with pytest.raises(InvalidOption, match="unknown type"):
-        quantize_model(source, there, "Q8", force=True)
-    assert there.read_bytes() == b"precious"
-    quantize_model(source, there, "Q8_0", force=True)
-    assert contents(there)
+        quantize_model(source, existing, "Q8", force=True)
+    assert existing.read_bytes() == b"precious"
+    quantize_model(source, existing, "Q8_0", force=True)
+    assert contents(existing)
     assert folder(source) == ["there.gguf", "toy.gguf"]
 
 
-def test_too_little_room_is_told_before_anything_is_written(toy, tmp_path, monkeypatch) -> None:
+def test_too_little_disk_space_is_reported_before_writing(toy, tmp_path, monkeypatch) -> None:
     source = toy()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -216,34 +216,34 @@ def test_too_little_room_is_told_before_anything_is_written(toy, tmp_path, monke
     assert folder(source) == ["toy.gguf"]
 
 
-def test_a_disk_that_fills_up_leaves_nothing(toy, tmp_path) -> None:
-    """A limit on the size of files stands for a full disk."""
+def test_a_full_disk_leaves_no_file(toy, tmp_path) -> None:
+    """A limit on the size of files simulates a full disk."""
     source = toy(n_layers=20)
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000));"
         "from slm_core.quantizing import quantize_model; quantize_model(*sys.argv[1:])"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(source), str(tmp_path / "new.gguf"), "Q8_0"], capture_output=True, text=True
     )
-    assert "File too large" in done.stderr
+    assert "File too large" in process.stderr
     assert folder(source) == ["toy.gguf"]
 
 
-def test_what_progress_raises_ends_the_work(toy, tmp_path) -> None:
-    source, seen = toy(n_layers=4), []
+def test_an_exception_in_progress_stops_quantization(toy, tmp_path) -> None:
+    source, reported = toy(n_layers=4), []
 
     def stop(share: float) -> None:
-        seen.append(share)
+        reported.append(share)
         if share > 0.5:
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
         quantize_model(source, tmp_path / "new.gguf", "Q8_0", progress=stop)
     assert folder(source) == ["toy.gguf"]
-    assert seen == sorted(seen)
-    assert len(seen) > 3
+    assert reported == sorted(reported)
+    assert len(reported) > 3
 
     shares: list[float] = []
     quantize_model(source, tmp_path / "new.gguf", "Q8_0", progress=shares.append)
@@ -267,12 +267,12 @@ def test_ctrl_c_leaves_no_file(toy, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_named(toy, tmp_path, bad) -> None:
+def test_nan_and_infinite_weights_are_refused_by_name(toy, tmp_path, bad) -> None:
     source = toy()
     data = bytearray(source.read_bytes())
     with GgufFile.open(source) as file:
-        place = file.tensors["blk.1.ffn_up.weight"].offset
-    data[place : place + 4] = np.float32(bad).tobytes()
+        offset = file.tensors["blk.1.ffn_up.weight"].offset
+    data[offset : offset + 4] = np.float32(bad).tobytes()
     source.write_bytes(data)
     with pytest.raises(InvalidModelFile, match=r"tensor 'blk\.1\.ffn_up\.weight': 1 weights are infinite or not a num"):
         quantize_model(source, tmp_path / "new.gguf", "Q4_0")

@@ -1,4 +1,4 @@
-"""Importance matrices: both formats, what is missing in them, and files that are none."""
+"""Importance matrices: both formats, missing entries, and invalid files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def entry(name: bytes, n_calls: int, n_values: int, values: bytes) -> bytes:
 
 
 @WRITERS
-def test_importance_is_the_mean_over_what_was_seen(toy, tmp_path, write) -> None:
+def test_importance_is_the_mean_over_the_tokens(toy, tmp_path, write) -> None:
     expected = importance_for(toy(n_experts=4))
-    found = read_importance(write(tmp_path / "i", expected, 8))
-    assert set(found) == set(expected)
-    for name, values in expected.items():  # times and divided by 8: exact
-        np.testing.assert_array_equal(found[name], values.reshape(-1))
+    importance = read_importance(write(tmp_path / "i", expected, 8))
+    assert set(importance) == set(expected)
+    for name, values in expected.items():  # multiplied and divided by 8: exact
+        np.testing.assert_array_equal(importance[name], values.reshape(-1))
 
 
-def test_experts_that_have_seen_nothing_count_their_inputs_alike(tmp_path) -> None:
+def test_unused_experts_have_uniform_importance(tmp_path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "i.gguf", "")
     sums = np.array([[2, 6], [0, 0]], np.float32)
     writer.add_tensor("blk.0.ffn_up_exps.weight.in_sum2", sums)
@@ -42,7 +42,7 @@ def test_experts_that_have_seen_nothing_count_their_inputs_alike(tmp_path) -> No
     assert read_importance(tmp_path / "i.gguf")["blk.0.ffn_up_exps.weight"].tolist() == [1, 3, 1, 1]
 
 
-def test_both_formats_give_the_same_file(toy, tmp_path) -> None:
+def test_both_formats_give_the_same_quantized_file(toy, tmp_path) -> None:
     source = toy()
     importance = importance_for(source)
     for name, write in (("new", write_imatrix), ("old", write_legacy_imatrix)):
@@ -53,7 +53,7 @@ def test_both_formats_give_the_same_file(toy, tmp_path) -> None:
     assert (tmp_path / "new.gguf").read_bytes() != (tmp_path / "plain.gguf").read_bytes()
 
 
-def test_what_has_no_importance_is_told(toy, tmp_path) -> None:
+def test_tensors_without_importance_are_noted(toy, tmp_path) -> None:
     source = toy(n_layers=2)
     importance = importance_for(source)
     del importance["blk.1.ffn_up.weight"]
@@ -74,7 +74,7 @@ def test_importance_of_another_model_is_refused(toy, tmp_path) -> None:
     assert not (tmp_path / "new.gguf").exists()
 
 
-def test_an_entry_for_embeddings_of_another_size_is_passed_over_and_told(toy, tmp_path) -> None:
+def test_embedding_importance_of_another_size_is_ignored_with_a_note(toy, tmp_path) -> None:
     source = toy()
     importance = importance_for(source) | {"token_embd.weight": np.ones((1, 9), np.float32)}
     plan = quantize_model(source, tmp_path / "new.gguf", "Q4_0", imatrix=write_imatrix(tmp_path / "i", importance))
@@ -83,7 +83,7 @@ def test_an_entry_for_embeddings_of_another_size_is_passed_over_and_told(toy, tm
 
 @WRITERS
 @pytest.mark.parametrize("bad", [-1e-3, np.nan, np.inf])
-def test_values_that_cannot_be_are_refused(toy, tmp_path, write, bad) -> None:
+def test_negative_and_non_finite_importance_is_refused(toy, tmp_path, write, bad) -> None:
     importance = importance_for(toy())
     importance["blk.1.attn_v.weight"][0, 3] = bad
     with pytest.raises(InvalidModelFile, match=r"importance of 'blk.1.attn_v.weight' is negative or not a number"):
@@ -95,7 +95,7 @@ def test_every_truncation_is_refused_in_one_line(tmp_path, write) -> None:
     importance = {"blk.0.attn_q.weight": np.ones((1, 6), np.float32), "b": np.ones((2, 3), np.float32)}
     path = write(tmp_path / "i", importance)
     whole = path.read_bytes()
-    n_bytes = len(whole) - 14 if write is write_legacy_imatrix else len(whole) - 24  # trailing facts, padding
+    n_bytes = len(whole) - 14 if write is write_legacy_imatrix else len(whole) - 24  # optional data at the end, padding
     for n in range(1, n_bytes):
         path.write_bytes(whole[:n])
         with pytest.raises(ModelError) as caught:
@@ -105,21 +105,21 @@ def test_every_truncation_is_refused_in_one_line(tmp_path, write) -> None:
 
 
 @WRITERS
-def test_flipped_bytes_are_refused_or_read(tmp_path, write) -> None:
+def test_changed_bytes_are_refused_or_read(tmp_path, write) -> None:
     path = write(tmp_path / "i", {"blk.0.attn_q.weight": np.ones((1, 6), np.float32)})
     whole = path.read_bytes()
     rng = np.random.default_rng(2)
     for _ in range(600):
         data = bytearray(whole)
-        for place in rng.integers(0, len(data), 3):
-            data[place] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(256))])
+        for position in rng.integers(0, len(data), 3):
+            data[position] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(256))])
         path.write_bytes(data)
         try:
-            found = read_importance(path)
+            importance = read_importance(path)
         except ModelError as error:
             assert str(error).isprintable()
         else:
-            assert all(np.isfinite(values).all() and (values >= 0).all() for values in found.values())
+            assert all(np.isfinite(values).all() and (values >= 0).all() for values in importance.values())
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_flipped_bytes_are_refused_or_read(tmp_path, write) -> None:
         (struct.pack("<i", 2) + 2 * entry(b"w", 1, 2, bytes(8)), "importance of 'w' appears twice"),
     ],
 )
-def test_files_that_are_no_importance_matrices(tmp_path: Path, data: bytes, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "i.dat"
     path.write_bytes(data)
     with pytest.raises(InvalidModelFile, match=message):
         read_importance(path)
 
 
-def test_gguf_files_that_hold_no_importance(toy, tmp_path) -> None:
+def test_gguf_files_without_importance_are_refused(toy, tmp_path) -> None:
     with pytest.raises(InvalidModelFile, match="no importance in it"):
         read_importance(toy())
     with pytest.raises(InvalidModelFile, match="no such file"):

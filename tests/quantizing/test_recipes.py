@@ -1,4 +1,4 @@
-"""Which tensor gets which type: as llama.cpp chooses, tensor by tensor."""
+"""The type of each tensor in each recipe, against llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.errors import InvalidOption
 from slm_core.gguf import GgmlType, GgufFile
 from slm_core.quantizing import RECIPES, plan_quantization, recipe_of
 
-# Names that llama.cpp's quantizer knows, and some that it does not.
+# Names that llama.cpp's quantizer treats specially, and some that it does not.
 ODD_NAMES = (
     *(f"blk.0.time_mix_{part}.weight" for part in ("first", "lerp_fused", "decay_w1", "decay_w2", "g1", "g2", "key")),
     *(f"blk.0.time_mix_{letter}{i}.weight" for letter in "wva" for i in range(4)),
@@ -57,19 +57,19 @@ def types_in(path: Path) -> dict[str, str]:
         return {name: tensor.ggml_type.name for name, tensor in file.tensors.items()}
 
 
-def planned(path: Path, *arguments, **options) -> dict[str, str]:
+def planned_types(path: Path, *arguments, **options) -> dict[str, str]:
     with GgufFile.open(path) as file:
         return {t.source.name: t.ggml_type.name for t in plan_quantization(file, *arguments, **options).tensors}
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_recipe_equals_that_of_llama_cpp(toy, tmp_path, model) -> None:
+def test_every_recipe_equals_llama_cpp(toy, tmp_path, model) -> None:
     path = toy(**MODELS[model])
     for name in RECIPES:
         if model.startswith("rows of odd blocks") and name == "Q1_0":
             continue  # llama.cpp refuses it: see below
         theirs = types_in(llama_quantize(path, tmp_path / f"{name}.gguf", RECIPES[name].file_type))
-        assert planned(path, name) == theirs, name
+        assert planned_types(path, name) == theirs, name
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q4_K_M", "Q8_0"])
@@ -77,36 +77,38 @@ def test_importance_changes_recipes_as_in_llama_cpp(toy, tmp_path, imatrix_of, n
     path = toy(n_layers=24)
     importance, file = imatrix_of(path)
     theirs = types_in(llama_quantize(path, tmp_path / "theirs.gguf", RECIPES[name].file_type, imatrix=importance))
-    assert planned(path, name, imatrix=file) == theirs
-    assert (planned(path, name) == theirs) == (name in ("Q4_K_M", "Q8_0"))
+    assert planned_types(path, name, imatrix=file) == theirs
+    assert (planned_types(path, name) == theirs) == (name in ("Q4_K_M", "Q8_0"))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_overrides_and_purity_as_in_llama_cpp(toy, tmp_path, name) -> None:
+def test_overrides_and_pure_recipes_equal_llama_cpp(toy, tmp_path, name) -> None:
     path = toy(n_layers=9)
     overrides = {r"ffn_up|blk\.1\.": "Q8_0", r"blk\.[0-4]\.attn_v": "Q5_1", "output": "Q4_1"}
     types = {expression: GgmlType[type_name] for expression, type_name in overrides.items()}
     number = RECIPES[name].file_type
     theirs = types_in(llama_quantize(path, tmp_path / "overridden.gguf", number, overrides=types))
-    assert planned(path, name, overrides=overrides) == theirs
-    assert planned(path, name, pure=True) == types_in(llama_quantize(path, tmp_path / "p.gguf", number, pure=True))
+    assert planned_types(path, name, overrides=overrides) == theirs
+    assert planned_types(path, name, pure=True) == types_in(
+        llama_quantize(path, tmp_path / "p.gguf", number, pure=True)
+    )
 
 
-def test_rows_that_llama_cpp_refuses_get_the_nearest_type_that_fits(toy) -> None:
-    """Rows of no whole number of 32, in types without super-blocks, and of 128."""
+def test_rows_that_llama_cpp_refuses_get_a_type_that_fits(toy) -> None:
+    """Rows that are no multiples of 32, for types without super-blocks, or of 128."""
     path = toy(n_cols=80, n_down=96)
-    assert planned(path, "Q4_0")["blk.0.attn_q.weight"] == "F16"
-    assert planned(path, "Q1_0")["blk.0.attn_q.weight"] == "F16"
-    assert planned(path, "Q1_0")["blk.0.ffn_down.weight"] == "Q4_0"
-    assert planned(path, "Q8_0")["output.weight"] == "F16"
+    assert planned_types(path, "Q4_0")["blk.0.attn_q.weight"] == "F16"
+    assert planned_types(path, "Q1_0")["blk.0.attn_q.weight"] == "F16"
+    assert planned_types(path, "Q1_0")["blk.0.ffn_down.weight"] == "Q4_0"
+    assert planned_types(path, "Q8_0")["output.weight"] == "F16"
 
 
-def test_fallbacks_are_told(toy) -> None:
+def test_fallbacks_are_listed(toy) -> None:
     with GgufFile.open(toy(n_cols=160)) as file:
         plan = plan_quantization(file, "Q6_K")
-        told = {(t.source.name, t.requested_type.name, t.ggml_type.name) for t in plan.fallbacks}
-    assert ("blk.0.attn_q.weight", "Q6_K", "Q8_0") in told
-    assert not any("ffn_down" in name or "norm" in name for name, _, _ in told)
+        fallbacks = {(t.source.name, t.requested_type.name, t.ggml_type.name) for t in plan.fallbacks}
+    assert ("blk.0.attn_q.weight", "Q6_K", "Q8_0") in fallbacks
+    assert not any("ffn_down" in name or "norm" in name for name, _, _ in fallbacks)
 
 
 def test_names_of_recipes() -> None:
@@ -127,11 +129,11 @@ def test_names_of_recipes() -> None:
 )
 def test_wrong_overrides(toy, overrides, message) -> None:
     with pytest.raises(InvalidOption, match=message):
-        planned(toy(), "Q8_0", overrides=overrides)
+        planned_types(toy(), "Q8_0", overrides=overrides)
 
 
 def test_overrides_may_widen_single_matrices(toy) -> None:
-    types = planned(toy(dtype=np.float16), "Q4_0", overrides={"^output": "F32", "attn_k": "f16"})
+    types = planned_types(toy(dtype=np.float16), "Q4_0", overrides={"^output": "F32", "attn_k": "f16"})
     assert (types["output.weight"], types["blk.1.attn_k.weight"], types["blk.1.attn_v.weight"]) == (
         "F32",
         "F16",

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers through its low-level API: rows of logits in, what is left of them out."""
+"""llama.cpp's samplers through its low-level API: rows of logits in, remaining tokens and probabilities out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 Make = Callable[[Any, Any], Any]
-"""From the module ``llama_cpp`` and a vocabulary to a sampler."""
+"""Makes a sampler from the module ``llama_cpp`` and a vocabulary."""
 
 
 class LlamaSampler:
-    """One sampler. Freed by ``close``."""
+    """One sampler of llama.cpp. ``close`` frees it."""
 
     def __init__(self, make: Make, vocab: object = None) -> None:
         import llama_cpp
@@ -24,21 +24,21 @@ class LlamaSampler:
         self.selected: int | None = None
 
     def apply(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is left of a row: ids int64 [n], ascending, and their probabilities, float64 [n]."""
+        """The remaining tokens of a row: ids int64 [n], ascending, and their probabilities, float64 [n]."""
         data = (self._api.llama_token_data * len(row))()
         table = np.frombuffer(data, np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")]))
         table["id"], table["logit"] = np.arange(len(row)), row
         array = self._api.llama_token_data_array(data, len(row), -1, False)
         self._api.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        left = np.ctypeslib.as_array(
+        remaining_bytes = np.ctypeslib.as_array(
             ctypes.cast(array.data, ctypes.POINTER(ctypes.c_uint8)), (array.size * table.itemsize,)
         )
-        found = left.view(table.dtype).copy()
-        self.selected = None if array.selected < 0 else int(found["id"][array.selected])
-        found = found[np.isfinite(found["logit"])]
-        found = found[np.argsort(found["id"])]
-        weights = np.exp(found["logit"].astype(np.float64) - found["logit"].max())
-        return found["id"].astype(np.int64), weights / weights.sum()
+        remaining = remaining_bytes.view(table.dtype).copy()
+        self.selected = None if array.selected < 0 else int(remaining["id"][array.selected])
+        remaining = remaining[np.isfinite(remaining["logit"])]
+        remaining = remaining[np.argsort(remaining["id"])]
+        weights = np.exp(remaining["logit"].astype(np.float64) - remaining["logit"].max())
+        return remaining["id"].astype(np.int64), weights / weights.sum()
 
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -49,7 +49,7 @@ class LlamaSampler:
 
 
 class LlamaVocab:
-    """The vocabulary of a model file, as llama.cpp's DRY wants it."""
+    """The vocabulary of a model file, for the DRY sampler of llama.cpp."""
 
     def __init__(self, path: Path) -> None:
         import llama_cpp

@@ -1,4 +1,4 @@
-"""Steps against llama.cpp's own samplers on random rows: the same tokens are left, with the same probabilities."""
+"""Steps compared with llama.cpp's samplers on random rows: the same tokens remain, with the same probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_core.sampling import SamplerChain, Sampling
 pytest.importorskip("llama_cpp")
 
 N_VOCAB = 300
-# llama.cpp computes in float32: a logit of up to 20 is off by an ulp (2e-6), a sum of 300 weights by 300 * 6e-8.
+# llama.cpp computes in float32: the error of a logit up to 20 is one ulp (2e-6), of a sum of 300 weights 300 * 6e-8.
 TOLERANCE = 5e-5
 
 NewSampler = Callable[..., LlamaSampler]
@@ -27,19 +27,19 @@ NewSampler = Callable[..., LlamaSampler]
 
 @pytest.fixture
 def new_sampler() -> Iterator[NewSampler]:
-    made: list[LlamaSampler] = []
+    samplers: list[LlamaSampler] = []
 
     def new(make: Make, vocab: object = None) -> LlamaSampler:
-        made.append(LlamaSampler(make, vocab))
-        return made[-1]
+        samplers.append(LlamaSampler(make, vocab))
+        return samplers[-1]
 
     yield new
-    for sampler in made:
+    for sampler in samplers:
         sampler.close()
 
 
 def rows(n: int = 25, n_vocab: int = N_VOCAB, scale: float = 3.0) -> list[np.ndarray]:
-    """Rows between flat and peaked."""
+    """Rows of logits from flat to peaked."""
     rng = np.random.default_rng(7)
     return [
         (rng.uniform(0.3, scale) * rng.standard_normal(n_vocab) + rng.normal()).astype(np.float32) for _ in range(n)
@@ -48,8 +48,8 @@ def rows(n: int = 25, n_vocab: int = N_VOCAB, scale: float = 3.0) -> list[np.nda
 
 def check(chain: SamplerChain, sampler: LlamaSampler, row: np.ndarray) -> None:
     ids, probs = sampler.apply(row)
-    found, shares = chain.distribution(row)
-    assert found.tolist() == ids.tolist(), f"ours kept {len(found)} tokens, llama.cpp {len(ids)}"
+    kept_ids, shares = chain.distribution(row)
+    assert kept_ids.tolist() == ids.tolist(), f"our chain kept {len(kept_ids)} tokens, llama.cpp {len(ids)}"
     np.testing.assert_allclose(shares, probs, rtol=TOLERANCE, atol=1e-9)
 
 
@@ -81,7 +81,7 @@ TRUNCATION: Mapping[str, tuple[dict[str, float], Make]] = {
 
 
 @pytest.mark.parametrize("case", TRUNCATION)
-def test_a_step_leaves_what_llama_cpp_leaves(case: str, new_sampler: NewSampler) -> None:
+def test_a_step_keeps_the_same_tokens_as_llama_cpp(case: str, new_sampler: NewSampler) -> None:
     options, make = TRUNCATION[case]
     chain, sampler = SamplerChain(Sampling.preset("neutral", seed=1, **options)), new_sampler(make)
     sizes = set()
@@ -89,11 +89,11 @@ def test_a_step_leaves_what_llama_cpp_leaves(case: str, new_sampler: NewSampler)
         check(chain, sampler, row)
         sizes.add(len(chain.distribution(row)[0]))
     assert len(sizes) > 1 or case in ("top_k", "top_k beyond V", "temperature", "greedy", "dynatemp"), (
-        f"every row left {sizes} tokens: the step was not tried"
+        f"every row kept {sizes} tokens: the step was not tested"
     )
 
 
-def test_an_order_of_many_steps_is_llama_cpps_chain(new_sampler: NewSampler) -> None:
+def test_a_chain_of_many_steps_equals_llama_cpps_chain(new_sampler: NewSampler) -> None:
     def make(api: Any, vocab: object) -> object:
         chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         for sampler in (
@@ -121,7 +121,7 @@ def test_an_order_of_many_steps_is_llama_cpps_chain(new_sampler: NewSampler) -> 
         check(chain, sampler, row)
 
 
-def test_steps_in_another_order_are_llama_cpps_chain_in_that_order(new_sampler: NewSampler) -> None:
+def test_steps_in_another_order_equal_llama_cpps_chain_in_that_order(new_sampler: NewSampler) -> None:
     def make(api: Any, vocab: object) -> object:
         chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         for sampler in (api.llama_sampler_init_temp(1.9), api.llama_sampler_init_top_p(0.7, 1)):
@@ -172,10 +172,10 @@ def test_logit_bias(new_sampler: NewSampler) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(("tau", "eta"), [(5.0, 0.1), (2.0, 0.4)])
-def test_mirostat_keeps_what_llama_cpp_keeps_step_after_step(
+def test_mirostat_keeps_the_same_tokens_as_llama_cpp_in_each_step(
     version: int, tau: float, eta: float, new_sampler: NewSampler
 ) -> None:
-    """llama.cpp draws; ours is told what it drew: both must learn the same of it."""
+    """llama.cpp samples, and our chain accepts its token: both must update ``mu`` in the same way."""
 
     def make(api: Any, vocab: object) -> object:
         if version == 1:
@@ -189,18 +189,18 @@ def test_mirostat_keeps_what_llama_cpp_keeps_step_after_step(
         assert sampler.selected is not None
         chain.accept(sampler.selected)
         sizes.append(len(chain.distribution(row)[0]))
-    assert min(sizes) < N_VOCAB, "nothing was ever cut"
+    assert min(sizes) < N_VOCAB, "no token was ever removed"
 
 
 @pytest.mark.parametrize("probability", [0.3, 0.8])
-def test_xtc_acts_as_often_as_it_says(probability: float) -> None:
+def test_xtc_acts_with_its_probability(probability: float) -> None:
     row = np.array([2.0, 1.9, 1.0, -3.0], np.float32)
     chain = SamplerChain(Sampling.preset("neutral", seed=4, xtc_probability=probability))
     n, cut = 4000, 0
     for _ in range(n):
         cut += len(chain.distribution(row)[0]) == 2
         chain.sample(row)
-    # Six standard deviations of a binomial count: one run in 10^8 fails by chance.
+    # Six standard deviations of a binomial count: chance fails one run in 10^8.
     assert abs(cut - n * probability) < 6 * math.sqrt(n * probability * (1 - probability)), cut
 
 
@@ -247,7 +247,7 @@ def test_dry(
         sampler.accept([token])
         check(chain, sampler, row)
         changed += not np.array_equal(chain.distribution(row)[1], plain.distribution(row)[1]) and i > 0
-    assert changed > 20, "hardly a row was penalized"
+    assert changed > 20, "too few rows were penalized"
 
 
 def test_dry_of_one_token_repeated_stays_finite(new_sampler: NewSampler, llama_vocab: LlamaVocab) -> None:

@@ -1,4 +1,4 @@
-"""Steps against the logits processors of transformers on random rows: the same distribution."""
+"""Steps compared with the logits processors of transformers on random rows: the same distribution."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 N_VOCAB = 400
-# float32 on the other side: an ulp of a logit of up to 20 is 2e-6, a sum of 400 weights is off by 400 * 6e-8.
+# transformers computes in float32: one ulp of a logit up to 20 is 2e-6, the error of a sum of 400 weights 400 * 6e-8.
 TOLERANCE = 5e-5
 
 Make = Callable[[Any], Any]
-"""From transformers' module of processors to one of them."""
+"""Makes a processor from transformers' module of processors."""
 
 
 def rows(n: int = 25) -> list[np.ndarray]:
-    """Rows between flat and peaked."""
+    """Rows of logits from flat to peaked."""
     rng = np.random.default_rng(17)
     return [(rng.uniform(0.3, 3) * rng.standard_normal(N_VOCAB) + rng.normal()).astype(np.float32) for _ in range(n)]
 
 
 def processed(make: Make, history: list[int], row: np.ndarray) -> np.ndarray:
-    """Probabilities [V] by transformers."""
+    """Probabilities [V] from transformers."""
     from transformers.generation import logits_process
 
     ids, scores = torch.tensor([history], dtype=torch.long), torch.tensor(row)[None].clone()
@@ -39,9 +39,9 @@ def processed(make: Make, history: list[int], row: np.ndarray) -> np.ndarray:
 def check(chain: SamplerChain, make: Make, history: list[int], row: np.ndarray) -> None:
     chain.set_history(history)
     ids, probs = chain.distribution(row)
-    wanted = processed(make, history, row)
-    assert ids.tolist() == np.flatnonzero(wanted).tolist()
-    np.testing.assert_allclose(probs, wanted[ids], rtol=TOLERANCE, atol=1e-9)
+    expected = processed(make, history, row)
+    assert ids.tolist() == np.flatnonzero(expected).tolist()
+    np.testing.assert_allclose(probs, expected[ids], rtol=TOLERANCE, atol=1e-9)
 
 
 STEPS: Mapping[str, tuple[dict[str, object], Make]] = {
@@ -80,17 +80,17 @@ def test_a_step_gives_the_same_distribution(case: str) -> None:
     for row in rows():
         check(chain, make, [0], row)
         changed += not np.array_equal(chain.distribution(row)[1], plain.distribution(row)[1])
-    assert changed >= 5, "the step changed hardly a row"
+    assert changed >= 5, "the step changed too few rows"
 
 
 def histories() -> list[list[int]]:
-    """Few tokens that come often, so that runs come back."""
+    """Histories of few distinct tokens, so that n-grams repeat."""
     rng = np.random.default_rng(23)
     return [rng.integers(0, 4, n).tolist() for n in (1, 2, 3, 10, 40, 90)]
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.8])
-def test_repeat_penalty_over_all_of_the_history(penalty: float) -> None:
+def test_repeat_penalty_over_the_whole_history(penalty: float) -> None:
     sampling = Sampling.create(
         repetition_penalty=penalty, repeat_last_n=-1, top_k=0, top_p=1.0, min_p=0, temperature=1.0, seed=1
     )
@@ -106,7 +106,7 @@ def test_no_repeat_ngram(size: int) -> None:
         chain = SamplerChain(sampling)
         chain.set_history(history)
         n_banned += N_VOCAB - len(chain.distribution(row)[0])
-    assert n_banned >= 2, "hardly anything was banned"
+    assert n_banned >= 2, "too few tokens were banned"
 
 
 def test_min_tokens() -> None:
@@ -114,19 +114,19 @@ def test_min_tokens() -> None:
     chain = SamplerChain(Sampling.preset("neutral", min_tokens=n_min, seed=1), eog_ids=eog)
     chain.set_history(prompt)
     for n_said in range(6):
-        wanted = processed(
+        expected = processed(
             lambda t: t.MinNewTokensLengthLogitsProcessor(len(prompt), n_min, eog, device="cpu"),
             prompt + [9] * n_said,
             row,
         )
         ids, probs = chain.distribution(row)
-        assert ids.tolist() == np.flatnonzero(wanted).tolist()
-        np.testing.assert_allclose(probs, wanted[ids], rtol=TOLERANCE)
+        assert ids.tolist() == np.flatnonzero(expected).tolist()
+        np.testing.assert_allclose(probs, expected[ids], rtol=TOLERANCE)
         assert (0 in ids) == (n_said >= n_min)
         chain.accept(9)
 
 
-def test_an_order_of_many_steps_is_a_list_of_processors() -> None:
+def test_a_chain_of_many_steps_equals_a_list_of_processors() -> None:
     def make(t: Any) -> Any:
         return t.LogitsProcessorList(
             [

@@ -1,6 +1,8 @@
-"""The sampler chain against formulas written out and against the distribution it must draw from."""
+"""The sampler chain compared with plain formulas, and its draws with their distribution."""
 
 from __future__ import annotations
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,19 +22,19 @@ def logits(n: int = 40, seed: int = 0) -> np.ndarray:
 def expected(
     row: np.ndarray, *, top_k: int = 0, top_p: float = 1, min_p: float = 0, temperature: float = 1.0
 ) -> np.ndarray:
-    """Probabilities [V] by the definitions, token by token."""
+    """Probabilities [V] from the definitions, token by token."""
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     if top_k:
         order = order[:top_k]
     p = {i: np.exp(float(row[i])) for i in order}
-    total, reached, kept = sum(p.values()), 0.0, []
+    total, reached, remaining = sum(p.values()), 0.0, []
     for i in order:
-        if reached < top_p * total or not kept:
-            kept.append(i)
+        if reached < top_p * total or not remaining:
+            remaining.append(i)
         reached += p[i]
-    kept = [i for i in kept if p[i] >= min_p * p[order[0]]]
+    remaining = [i for i in remaining if p[i] >= min_p * p[order[0]]]
     out = np.zeros(len(row))
-    out[kept] = np.exp((row[kept].astype(float) - row.max()) / temperature)
+    out[remaining] = np.exp((row[remaining].astype(float) - row.max()) / temperature)
     return out / out.sum()
 
 
@@ -56,7 +58,7 @@ def test_draws_follow_the_defined_distribution(options: dict[str, float]) -> Non
     check_shares([chain.sample(row) for _ in range(n)], expected(row, **options))
 
 
-def test_draws_with_xtc_follow_the_mixture_of_truncated_and_full() -> None:
+def test_draws_with_xtc_follow_the_mixture_of_both_distributions() -> None:
     row, probability = logits(), 0.35
     whole = expected(row)
     likely = np.flatnonzero(whole >= 0.05)
@@ -67,20 +69,20 @@ def test_draws_with_xtc_follow_the_mixture_of_truncated_and_full() -> None:
 
 
 def check_shares(drawn: list[int], p: np.ndarray) -> None:
-    """Chi-square of draws against probabilities [V]."""
+    """Chi-square test of draws against probabilities [V]."""
     n, counts = len(drawn), np.bincount(drawn, minlength=len(p))
-    assert not counts[p == 0].any(), "a token was drawn that the options exclude"
-    # Pearson's statistic has mean = degrees of freedom and variance twice that: six sigma is one run in 10^8.
+    assert not counts[p == 0].any(), "an excluded token was sampled"
+    # Pearson's statistic has mean k and variance 2k for k degrees of freedom: chance exceeds 6 sigma once in 10^8 runs.
     pooled = p * n >= 5
     observed = np.append(counts[pooled], counts[~pooled].sum())
-    wanted = np.append(p[pooled], p[~pooled].sum()) * n
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    freedom = len(wanted) - 1
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    expected_counts = np.append(p[pooled], p[~pooled].sum()) * n
+    observed, expected_counts = observed[expected_counts > 0], expected_counts[expected_counts > 0]
+    freedom = len(expected_counts) - 1
+    statistic = ((observed - expected_counts) ** 2 / expected_counts).sum()
     assert statistic < freedom + 6 * np.sqrt(2 * max(freedom, 1)), f"chi-square {statistic:.1f} at {freedom} degrees"
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
+def test_temperature_zero_chooses_the_likeliest() -> None:
     row = logits()
     assert SamplerChain(Sampling(temperature=0)).sample(row) == row.argmax()
 
@@ -102,10 +104,10 @@ def test_penalties_see_the_last_64_tokens() -> None:
     chain.set_history([7, *range(20, 83)])
     assert chain.sample(row) == 8
     chain.accept(50)
-    assert chain.sample(row) == 7, "token 7 left the window"
+    assert chain.sample(row) == 7, "token 7 has left the window"
 
 
-def test_a_seed_gives_one_stream_and_draws_differ_from_step_to_step() -> None:
+def test_a_seed_gives_one_stream_of_different_draws() -> None:
     row = np.zeros(1000, np.float32)
 
     def draws(seed: int = 1, stream: int = 0) -> list[int]:
@@ -144,7 +146,21 @@ def test_state_and_clone_continue_the_same_stream(history: list[int], n_before: 
     assert runs[0] == runs[1] == runs[2]
 
 
-def test_reset_begins_again() -> None:
+def test_a_chain_keeps_no_array_of_the_size_of_the_vocabulary() -> None:
+    """At 150,000 tokens one byte a token would be 150 kB for each request of an engine."""
+    row = logits(150_000)
+    chains = [SamplerChain(Sampling(seed=i, logit_bias={7: -1.0})) for i in range(20)]
+    chains[0].sample(row)
+    tracemalloc.start()
+    try:
+        for chain in chains[1:]:
+            chain.accept(chain.sample(row))
+        assert tracemalloc.get_traced_memory()[0] < 150_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_reset_restarts_the_stream() -> None:
     row = logits()
     chain = SamplerChain(Sampling(**OFF, repeat_penalty=1.5, seed=3))
     first = [chain.sample(row)]
@@ -171,7 +187,7 @@ def test_a_foreign_state_is_refused_and_changes_nothing(state: bytes) -> None:
     assert chain.state() == before
 
 
-def test_logits_without_a_choice_raise() -> None:
+def test_logits_without_a_finite_value_raise() -> None:
     for bad in (np.full(3, -np.inf, np.float32), np.array([0, np.nan], np.float32)):
         with pytest.raises(SamplingError):
             SamplerChain(Sampling()).sample(bad)

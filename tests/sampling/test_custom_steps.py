@@ -1,4 +1,4 @@
-"""Steps of plugins: named in the order, given their options, remembered between tokens, and checked."""
+"""Sampling steps of plugins: their place in the order, their options, their state and the checks of their results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ROW = np.array([0.5, 3.0, 2.0, 1.0, -1.0, 2.5], np.float32)
 
 
 def every_nth(*, n: int) -> Step:
-    """Keeps ids that ``n`` divides."""
+    """A step that keeps the multiples of ``n``."""
 
     def step(ids: np.ndarray, logits: np.ndarray, state: StepState) -> Arrays:
-        kept = ids % n == 0
-        return ids[kept], logits[kept]
+        mask = ids % n == 0
+        return ids[mask], logits[mask]
 
     return step
 
 
-def tire(*, by: float) -> Step:
-    """Takes more off the best logit with every token; remembers how much."""
+def lower_best(*, by: float) -> Step:
+    """A step that lowers the largest logit by more with every token; its state is the sum."""
 
     def step(ids: np.ndarray, logits: np.ndarray, state: StepState) -> Arrays:
         off = state.memory.get("tired", 0.0)
@@ -42,11 +42,11 @@ def tire(*, by: float) -> Step:
 
 
 def last_seen() -> Step:
-    """Keeps what is in the history, and a number of its own."""
+    """A step that keeps the tokens of the history and stores a number in its state."""
 
     def step(ids: np.ndarray, logits: np.ndarray, state: StepState) -> Arrays:
-        kept = np.isin(ids, state.history)
-        return ids[kept], logits[kept]
+        mask = np.isin(ids, state.history)
+        return ids[mask], logits[mask]
 
     return step
 
@@ -65,7 +65,12 @@ def bad(*, how: str) -> Step:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Registry:
     module = types.ModuleType("steps_plugin")
-    entries = [Entry("every_nth", every_nth), Entry("tire", tire), Entry("last_seen", last_seen), Entry("bad", bad)]
+    entries = [
+        Entry("every_nth", every_nth),
+        Entry("tire", lower_best),
+        Entry("last_seen", last_seen),
+        Entry("bad", bad),
+    ]
     module.slm_sampler_steps = hookimpl(specname="slm_sampler_steps")(lambda: entries)
     known = Registry({"steps_plugin": module})
     for user in (checks, steps):
@@ -77,19 +82,21 @@ def neutral(*order: str, **options: object) -> Sampling:
     return Sampling.preset("neutral", order=order, seed=1, **options)
 
 
-def test_a_custom_step_runs_where_the_order_names_it() -> None:
+def test_a_custom_step_runs_at_its_place_in_the_order() -> None:
     first = neutral("every_nth", "top_k", custom={"every_nth": {"n": 2}}, top_k=2)
     last = neutral("top_k", "every_nth", custom={"every_nth": {"n": 2}}, top_k=2)
     assert SamplerChain(first).distribution(ROW)[0].tolist() == [0, 2]
     with pytest.raises(SamplingError, match="'every_nth' left none"):
-        SamplerChain(last).distribution(ROW)  # the two likeliest are 1 and 5
+        SamplerChain(last).distribution(ROW)  # the likeliest tokens are 1 and 5
 
 
-def test_a_step_remembers_what_it_learned_when_a_token_is_accepted() -> None:
+def test_a_step_keeps_its_state_when_a_token_is_accepted() -> None:
     chain = SamplerChain(neutral("tire", "temperature", custom={"tire": {"by": 0.4}}, temperature=0))
     for _ in range(3):
         chain.distribution(ROW)
-    assert [step_and_accept(chain) for _ in range(5)] == [1, 1, 5, 5, 5], "after two tokens 0.8 is off: 2.2 < 2.5"
+    assert [step_and_accept(chain) for _ in range(5)] == [1, 1, 5, 5, 5], (
+        "after two tokens the largest logit is 0.8 lower: 2.2 < 2.5"
+    )
     chain.reset()
     assert step_and_accept(chain) == 1
     twin, restored = chain.clone(), SamplerChain(chain.sampling)
@@ -103,7 +110,7 @@ def step_and_accept(chain: SamplerChain) -> int:
     return token
 
 
-def test_a_step_sees_the_whole_history() -> None:
+def test_a_step_receives_the_whole_history() -> None:
     chain = SamplerChain(neutral("last_seen"))
     chain.set_history([4, *[0] * 500])
     assert chain.distribution(ROW)[0].tolist() == [0, 4]
@@ -115,7 +122,7 @@ def test_options_of_a_custom_step_survive_a_dict() -> None:
 
 
 @pytest.mark.parametrize("how", ["strangers", "nan", "descending", "lengths", "none"])
-def test_what_a_custom_step_gives_back_is_checked(how: str) -> None:
+def test_the_result_of_a_custom_step_is_checked(how: str) -> None:
     chain = SamplerChain(neutral("bad", custom={"bad": {"how": how}}))
     with pytest.raises(SamplingError, match="'bad'"):
         chain.sample(ROW)
@@ -142,7 +149,7 @@ def test_a_plugin_may_not_take_the_name_of_a_built_in_step(registered: Registry)
         Sampling(order=ORDER)
 
 
-def test_a_dump_that_asks_for_a_step_nobody_has_is_refused() -> None:
+def test_a_dump_with_an_unknown_step_is_refused() -> None:
     from slm_core.chat.session_dump import read_sampling
 
     options = neutral("every_nth", custom={"every_nth": {"n": 3}}).to_dict()

@@ -1,4 +1,4 @@
-"""The options: every one matters or raises, in every spelling."""
+"""The sampling options: each does what docs/sampling.md says or raises, under each of its names."""
 
 from __future__ import annotations
 
@@ -7,113 +7,167 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripted import ByteVocab, ScriptedContext
+from sampling.documented import DocumentedChain, drawn, likeliest, softmax, uniform_numbers
+from scripted import END, ByteVocab, Script, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import InvalidOption, OptionError, UnknownOption
+from slm_core.generation import FinishReason
 from slm_core.sampling import ORDER, SamplerChain, Sampling
 from slm_core.sampling.aliases import SPELLINGS
 
-EOG = 257
-"""The token that ends an answer in ``ByteVocab``."""
+TOLERANCE = 1e-5
+"""Rows are float32: one ulp of a logit up to 20 is 2e-6."""
+
+DocumentedLogprobs: TypeAlias = tuple[list[tuple[int, float]], list[tuple[int, float]], float] | None
+"""Log probabilities of the model's top tokens, of the top tokens after the chain, and of the chosen token."""
+
+Behaviour: TypeAlias = Callable[..., object]
+"""Returns the effect of options, after an assertion that the effect is as documented."""
 
 
-def said(**options: object) -> tuple[object, ...]:
-    """What a session says, with the log-probabilities it shows: everything that an option could change."""
-    session = Session(ScriptedContext(n_ctx=200), ByteVocab())
-    session.append("abcabcab: abcab")
-    sampling = Sampling(**{"seed": 5, "max_tokens": 40, "temperature": 1.0, **options})
-    generation = session.generate(sampling)
-    return tuple((event.token, event.text, event.logprobs) for event in generation), generation.answer.finish_reason
-
-
-def ends_at_once(**options: object) -> tuple[object, ...]:
-    """The same where the model wants to end the answer at once."""
-    session = Session(ScriptedContext(lambda data: EOG, n_ctx=200), ByteVocab())
-    session.append("abc")
-    generation = session.generate(Sampling(**{"seed": 5, "max_tokens": 8, "temperature": 0.0, **options}))
-    return tuple(event.token for event in generation), generation.answer.finish_reason
-
-
-def distributions(**options: object) -> tuple[object, ...]:
-    """What is drawn from, step after step, along one history in which runs come back."""
-    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
-    chain = SamplerChain.for_vocab(Sampling(**{**neutral, **options}), ByteVocab())
-    rng, found = np.random.default_rng(4), []
-    chain.set_history(list(b"once: upon a time, once: upon a time, once: up" * 3))
+def checked_distributions(**options: object) -> np.ndarray:
+    """Twelve distributions [12, V] along a history with repeated n-grams; they and the draws are as documented."""
+    sampling = Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5, **options})
+    chain, rng, distributions = SamplerChain.for_vocab(sampling, ByteVocab()), np.random.default_rng(4), []
+    history = list(b"once: upon a time, once: upon a time, once: up" * 3)
+    chain.set_history(history)
+    documented, numbers = DocumentedChain(sampling, ByteVocab(), history), uniform_numbers(5, stream=0)
     for _ in range(12):
         row = (2 * rng.standard_normal(260)).astype(np.float32)
         ids, probs = chain.distribution(row)
-        found.append((ids.tolist(), probs.tolist()))
-        chain.accept(chain.sample(row))
-    return tuple(found)
+        distribution = np.zeros(260)
+        distribution[ids] = probs
+        np.testing.assert_allclose(distribution, documented.distribution(row), rtol=TOLERANCE, atol=1e-12)
+        token = chain.sample(row)
+        assert token == drawn(documented.probs, next(numbers))
+        chain.accept(token)
+        documented.accept(token)
+        distributions.append(distribution)
+    return np.array(distributions)
 
 
-Behaviour = Callable[..., tuple[object, ...]]
+def checked_answer(script: Script = lambda data: None, **options: object) -> tuple[object, ...]:
+    """Tokens, text, finish reason and log probabilities of a session's answer, which are as documented."""
+    sampling = Sampling(**{"seed": 5, "max_tokens": 40, "temperature": 1.0, **options})
+    generation = session_with_prompt(script).generate(sampling)
+    logprobs = [event.logprobs for event in generation]
+    answer = generation.answer
+    tokens, text, finish_reason, documented_logprobs = documented_answer(script, sampling)
+    assert (answer.tokens, answer.text, answer.finish_reason) == (tuple(tokens), text, finish_reason)
+    for actual, documented in zip(logprobs, documented_logprobs, strict=True):
+        if actual is None or documented is None:
+            assert actual is documented
+            continue
+        for n_likeliest, expected in zip((actual.model, actual.sampled), documented[:2], strict=True):
+            assert [token for token, _ in n_likeliest] == [token for token, _ in expected]
+            assert [value for _, value in n_likeliest] == pytest.approx([value for _, value in expected], abs=TOLERANCE)
+        assert actual.chosen == pytest.approx(documented[2], abs=TOLERANCE)
+    return answer.tokens, answer.text, answer.finish_reason, logprobs
+
+
+def documented_answer(
+    script: Script, sampling: Sampling
+) -> tuple[list[int], str, FinishReason, list[DocumentedLogprobs]]:
+    """Tokens, text, finish reason and log probabilities of the answer, computed token by token."""
+    session, tokens, logprobs = session_with_prompt(script), [], []
+    chain, numbers = (
+        DocumentedChain(sampling, ByteVocab(), list(session.tokens)),
+        uniform_numbers(sampling.seed, stream=0),
+    )
+    while True:
+        row = session.next_logits()
+        probs, n = chain.distribution(row), sampling.logprobs
+        tokens.append(drawn(probs, next(numbers)))
+        model = softmax(row.astype(np.float64))
+        logprobs.append(None if n is None else (likeliest(model, n), likeliest(probs, n), math.log(probs[tokens[-1]])))
+        text = ByteVocab().decode(tokens)
+        stops = [text.index(stop) for stop in sampling.stop if stop in text]
+        if tokens[-1] == END or stops:
+            return tokens, text[: min(stops, default=None)], FinishReason.STOP, logprobs
+        if len(tokens) == sampling.max_tokens:
+            return tokens, text, FinishReason.LENGTH, logprobs
+        chain.accept(tokens[-1])
+        session.append_tokens(tokens[-1:])
+
+
+def session_with_prompt(script: Script) -> Session:
+    """A session with a prompt."""
+    session = Session(ScriptedContext(script, n_ctx=200), ByteVocab())
+    session.append("abcabcab: abcab")
+    return session
+
+
+def answer_that_ends_at_once(**options: object) -> tuple[object, ...]:
+    """The checked answer of a model that gives the EOG token a high logit from the first token on."""
+    return checked_answer(lambda data: END, **{"max_tokens": 8, "temperature": 0.0, **options})
+
+
 DRY = {"dry_multiplier": 0.8}
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 3.0}
 
-MATTERS: Mapping[str, tuple[Behaviour, Mapping[str, object], object]] = {
-    "logit_bias": (distributions, {}, {65: 3.0}),
-    "banned_tokens": (distributions, {}, (65, 66)),
-    "eog_bias": (ends_at_once, {}, -math.inf),
-    "min_tokens": (ends_at_once, {}, 5),
-    "repeat_penalty": (distributions, {}, 1.3),
-    "frequency_penalty": (distributions, {}, 0.4),
-    "presence_penalty": (distributions, {}, 0.4),
-    "penalty_window": (distributions, {"frequency_penalty": 0.4}, None),
-    "dry_multiplier": (distributions, {}, 0.8),
-    "dry_base": (distributions, DRY, 1.3),
-    "dry_allowed_length": (distributions, DRY, 5),
-    "dry_window": (distributions, {**DRY, "dry_breakers": ()}, 12),
-    "dry_breakers": (distributions, DRY, ("o",)),
-    "no_repeat_ngram": (distributions, {}, 3),
-    "top_n_sigma": (distributions, {}, 1.0),
-    "top_k": (distributions, {}, 10),
-    "typical_p": (distributions, {}, 0.5),
-    "top_p": (distributions, {}, 0.6),
-    "min_p": (distributions, {}, 0.2),
-    "top_a": (distributions, {}, 0.5),
-    "epsilon_cutoff": (distributions, {}, 0.01),
-    "eta_cutoff": (distributions, {}, 0.01),
-    "xtc_probability": (distributions, {}, 1.0),
-    "xtc_threshold": (distributions, {"xtc_probability": 1.0}, 0.02),
-    "temperature": (distributions, {}, 0.5),
-    "dynatemp_range": (distributions, {}, 0.5),
-    "dynatemp_exponent": (distributions, {"dynatemp_range": 0.5}, 2.0),
-    "adaptive_entropy": (distributions, {}, 1.0),
-    "adaptive_decay": (distributions, {"adaptive_entropy": 1.0}, 0.2),
-    "mirostat": (distributions, {"mirostat_tau": 3.0, "mirostat": 1}, 2),
-    "mirostat_tau": (distributions, {"mirostat": 2}, 2.0),
-    "mirostat_eta": (distributions, MIROSTAT, 0.7),
-    "min_keep": (distributions, {"top_p": 0.1}, 20),
-    "order": (distributions, {"top_p": 0.6, "temperature": 0.5}, ("temperature", "top_p")),
-    "logprobs": (said, {}, 3),
-    "seed": (said, {}, 6),
-    "max_tokens": (said, {}, 7),
-    "stop": (said, {}, ("\x00", *map(chr, range(32, 127)))),
+CASES: Mapping[str, tuple[Behaviour, Mapping[str, object], object]] = {
+    "logit_bias": (checked_distributions, {}, {65: 3.0}),
+    "banned_tokens": (checked_distributions, {}, (65, 66)),
+    "eog_bias": (answer_that_ends_at_once, {}, -math.inf),
+    "min_tokens": (answer_that_ends_at_once, {}, 5),
+    "repeat_penalty": (checked_distributions, {}, 1.3),
+    "frequency_penalty": (checked_distributions, {}, 0.4),
+    "presence_penalty": (checked_distributions, {}, 0.4),
+    "penalty_window": (checked_distributions, {"frequency_penalty": 0.4}, None),
+    "dry_multiplier": (checked_distributions, {}, 0.8),
+    "dry_base": (checked_distributions, DRY, 1.3),
+    "dry_allowed_length": (checked_distributions, DRY, 5),
+    "dry_window": (checked_distributions, {**DRY, "dry_breakers": ()}, 12),
+    "dry_breakers": (checked_distributions, DRY, ("o",)),
+    "no_repeat_ngram": (checked_distributions, {}, 3),
+    "top_n_sigma": (checked_distributions, {}, 1.0),
+    "top_k": (checked_distributions, {}, 10),
+    "typical_p": (checked_distributions, {}, 0.5),
+    "top_p": (checked_distributions, {}, 0.6),
+    "min_p": (checked_distributions, {}, 0.2),
+    "top_a": (checked_distributions, {}, 0.5),
+    "epsilon_cutoff": (checked_distributions, {}, 0.01),
+    "eta_cutoff": (checked_distributions, {}, 0.01),
+    "xtc_probability": (checked_distributions, {}, 1.0),
+    "xtc_threshold": (checked_distributions, {"xtc_probability": 1.0}, 0.02),
+    "temperature": (checked_distributions, {}, 0.5),
+    "dynatemp_range": (checked_distributions, {}, 0.5),
+    "dynatemp_exponent": (checked_distributions, {"dynatemp_range": 0.5}, 2.0),
+    "adaptive_entropy": (checked_distributions, {}, 4.12),
+    "adaptive_decay": (checked_distributions, {"adaptive_entropy": 4.12}, 0.2),
+    "mirostat": (checked_distributions, {"mirostat_tau": 3.0, "mirostat": 1}, 2),
+    "mirostat_tau": (checked_distributions, {"mirostat": 2}, 2.0),
+    "mirostat_eta": (checked_distributions, MIROSTAT, 0.7),
+    "min_keep": (checked_distributions, {"top_p": 0.1}, 20),
+    "order": (checked_distributions, {"top_p": 0.6, "temperature": 0.5}, ("temperature", "top_p")),
+    "logprobs": (checked_answer, {}, 3),
+    "seed": (checked_answer, {}, 6),
+    "max_tokens": (checked_answer, {}, 7),
+    "stop": (checked_answer, {}, ("\x00", *map(chr, range(32, 127)))),
 }
-"""Of each option, what shows its effect, beside which others, and a value that differs from the usual one."""
+"""For each option: the checked behaviour, the other options of the case, and a value that is not the default."""
 
 ELSEWHERE = {"custom": "tests/sampling/test_custom_steps.py"}
-"""Options whose effect another file shows."""
+"""Options whose effect is tested in another file."""
 
 
 def test_every_option_has_a_behavioural_test() -> None:
     options = {field.name for field in dataclasses.fields(Sampling)}
-    assert options == set(MATTERS) | set(ELSEWHERE)
+    assert options == set(CASES) | set(ELSEWHERE)
 
 
-@pytest.mark.parametrize("option", MATTERS)
-def test_the_option_matters(option: str) -> None:
-    behaviour, beside, value = MATTERS[option]
-    assert behaviour(**beside) == behaviour(**beside), "without the option nothing may differ"
-    assert behaviour(**beside) != behaviour(**{**beside, option: value})
+@pytest.mark.parametrize("option", CASES)
+def test_each_option_does_what_is_documented(option: str) -> None:
+    behaviour, others, value = CASES[option]
+    with_option, without = behaviour(**{**others, option: value}), behaviour(**others)
+    assert not np.array_equal(with_option, without) if behaviour is checked_distributions else with_option != without
 
 
 CANNOT_ACT: list[dict[str, object]] = [
@@ -140,7 +194,7 @@ CANNOT_ACT: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("options", CANNOT_ACT, ids=str)
-def test_an_option_that_cannot_act_raises(options: dict[str, object]) -> None:
+def test_an_option_without_effect_raises(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOption) as error:
         Sampling(**options)
     assert any(name in str(error.value) for name in options)
@@ -260,7 +314,7 @@ SAME: list[tuple[dict[str, object], dict[str, object]]] = [
         {"mirostat_mode": 2, "mirostat_lr": 0.3, "mirostat_ent": 4, "top_k": 0, "top_p": 1, "min_p": 0},
         {"mirostat": 2, "mirostat_eta": 0.3, "mirostat_tau": 4, "top_k": 0, "top_p": 1, "min_p": 0},
     ),
-    # two spellings that agree
+    # two names with the same value
     ({"max_tokens": 4, "n_predict": 4}, {"max_tokens": 4}),
     ({"stop": "x", "stop_strings": ["x"]}, {"stop": ("x",)}),
     (
@@ -271,7 +325,7 @@ SAME: list[tuple[dict[str, object], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("given_as", "means"), SAME, ids=str)
-def test_other_spellings_mean_the_same(given_as: dict[str, object], means: dict[str, object]) -> None:
+def test_aliases_mean_the_same(given_as: dict[str, object], means: dict[str, object]) -> None:
     assert Sampling.create(**given_as) == Sampling.from_dict(given_as) == Sampling(**means)
 
 
@@ -290,21 +344,21 @@ def test_other_spellings_mean_the_same(given_as: dict[str, object], means: dict[
     ],
     ids=str,
 )
-def test_spellings_that_contradict_each_other_raise(options: dict[str, object]) -> None:
+def test_contradicting_aliases_raise(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOption, match="|".join(options)):
         Sampling.create(**options)
 
 
-def test_every_spelling_is_here() -> None:
+def test_every_alias_has_a_case() -> None:
     assert set(SPELLINGS) == {name for given_as, _ in SAME for name in given_as if name in SPELLINGS}
 
 
-def test_a_value_out_of_range_is_told_by_the_name_it_was_given_under() -> None:
+def test_an_error_names_the_alias_that_was_used() -> None:
     with pytest.raises(InvalidOption, match=r"^n_predict=-2 \(accepted: an integer from 0 on\)"):
         Sampling.create(n_predict=-2)
 
 
-def test_an_unknown_option_lists_what_is_accepted() -> None:
+def test_an_unknown_option_lists_the_accepted_options() -> None:
     with pytest.raises(UnknownOption, match=r"temprature.*accepted.*temperature"):
         Sampling.create(temprature=1)
 
@@ -319,8 +373,8 @@ def test_presets() -> None:
         Sampling.preset("wild")
 
 
-def test_presets_go_from_certain_to_open() -> None:
-    """The entropy of what is drawn from grows from preset to preset, on every row."""
+def test_presets_are_ordered_by_entropy() -> None:
+    """The entropy of the distribution grows from preset to preset, for every row."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         row = (2 * rng.standard_normal(500)).astype(np.float32)
@@ -352,10 +406,10 @@ NAMES = [*typing.get_type_hints(Sampling), "do_sample", "samplers", "bad_words_i
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4))
-def test_options_of_strangers_are_read_or_refused(values: dict[str, object]) -> None:
+def test_untrusted_options_are_read_or_refused(values: dict[str, object]) -> None:
     try:
         options = Sampling.from_dict(values)
     except OptionError as error:
-        assert "\n" not in str(error) or "\\n" in repr(values), "one line"
+        assert "\n" not in str(error) or "\\n" in repr(values), "errors have one line"
         return
     assert Sampling.from_dict(json.loads(json.dumps(options.to_dict()))) == options

@@ -1,4 +1,4 @@
-"""Sampling in sessions: what steps remember goes on through pauses, dumps, forks and scratch branches."""
+"""Sampling in sessions: the state of steps survives pauses, dumps, forks and scratch branches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 def session(sampling: Sampling, **options: object) -> Session:
-    made = Session(ScriptedContext(**options), ByteVocab(), sampling=sampling)
-    made.append("abcabcab")
-    return made
+    session = Session(ScriptedContext(**options), ByteVocab(), sampling=sampling)
+    session.append("abcabcab")
+    return session
 
 
 @pytest.fixture(params=OPTIONS)
@@ -33,28 +33,30 @@ def sampling(request: pytest.FixtureRequest) -> Sampling:
     return Sampling.preset("neutral", seed=6, max_tokens=24, **OPTIONS[request.param])
 
 
-def pause(wanted: int):
-    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == wanted else StoppingAction.NEXT
+def pause(n_tokens: int):
+    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n_tokens else StoppingAction.NEXT
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_paused_answer_goes_on_after_a_dump(sampling: Sampling, own: bool) -> None:
-    given = sampling if own else None
-    whole = session(sampling).generate(given).run()
+@pytest.mark.parametrize("passes_options", [True, False])
+def test_a_paused_answer_continues_after_a_dump(sampling: Sampling, passes_options: bool) -> None:
+    options = sampling if passes_options else None
+    whole = session(sampling).generate(options).run()
     paused = session(sampling)
-    list(paused.generate(given, stopping_criteria=[pause(7)]))
+    list(paused.generate(options, stopping_criteria=[pause(7)]))
     restored = Session.restore(ScriptedContext(), ByteVocab(), paused.dump())
     for each in (paused, restored):
         assert each.generate(stopping_criteria=()).run().tokens == whole.tokens
-    # The next answer of the session's own chain goes on with what was learned, too.
-    if not own:
+    # The next answer of the session's own chain continues with the state of its steps, too.
+    if not passes_options:
         assert (
             paused.generate(stopping_criteria=()).run().tokens == restored.generate(stopping_criteria=()).run().tokens
         )
 
 
 @pytest.mark.parametrize("capabilities", [frozenset(), frozenset({Capability.SHARED_FORK})], ids=["plain", "shared"])
-def test_a_scratch_branch_teaches_the_chain_nothing(sampling: Sampling, capabilities: frozenset[Capability]) -> None:
+def test_a_scratch_branch_does_not_change_the_state_of_steps(
+    sampling: Sampling, capabilities: frozenset[Capability]
+) -> None:
     undisturbed, disturbed = (session(sampling, capabilities=capabilities) for _ in range(2))
     for each in (undisturbed, disturbed):
         list(each.generate(stopping_criteria=[pause(5)]))
@@ -67,7 +69,7 @@ def test_a_scratch_branch_teaches_the_chain_nothing(sampling: Sampling, capabili
     )
 
 
-def test_a_fork_goes_on_with_the_same_draws(sampling: Sampling) -> None:
+def test_a_fork_continues_with_the_same_draws(sampling: Sampling) -> None:
     first = session(sampling)
     first.generate().run()
     twin = first.fork()

@@ -1,4 +1,4 @@
-"""The line through what was measured: its slope and error are those that the numbers were made with."""
+"""The regression line through measurements: its slope and error agree with those of generated data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOUR = np.linspace(0, 3600, 1000)
 
 
 def noise(rng: np.random.Generator, r: float) -> NDArray[np.float64]:
-    """A first-order autoregression of variance 1; white where ``r`` is 0."""
+    """First-order autoregressive noise of variance 1; white if ``r`` is 0."""
     steps = rng.standard_normal(len(HOUR)) * np.sqrt(1 - r * r)
     values = np.empty(len(HOUR))
     values[0] = rng.standard_normal()
@@ -23,7 +23,7 @@ def noise(rng: np.random.Generator, r: float) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("r", [0.0, 0.9, 0.98])
 def test_the_slope_is_found_within_two_standard_errors(r: float) -> None:
-    """Of 200 lines: of independent normal errors 95 % are; 85 % are asked for, as r itself is estimated, from 40."""
+    """For at least 85 % of 200 lines. Independent normal errors give 95 %, but r is estimated from 40 values."""
     rng, n_found = np.random.default_rng(int(100 * r)), 0
     for _ in range(200):
         trend = fit(HOUR, 5 + 7 * HOUR / 3600 + noise(rng, r))
@@ -33,10 +33,10 @@ def test_the_slope_is_found_within_two_standard_errors(r: float) -> None:
 
 
 def test_the_error_of_white_noise_is_that_of_least_squares() -> None:
-    """Of n samples with variance 1, evenly over 0.75 hours: sqrt(12 / n) / 0.75; averaged over 100 lines."""
+    """For n samples of variance 1, evenly over 0.75 hours: sqrt(12 / n) / 0.75, averaged over 100 lines."""
     rng = np.random.default_rng(1)
     errors = [trend.error_per_hour for _ in range(100) if (trend := fit(HOUR, noise(rng, 0)))]
-    # Correlation is estimated from 40 residuals, and a chance one of 1 / sqrt(40) widens, never narrows.
+    # The correlation is estimated from 40 residuals; a random correlation of 1 / sqrt(40) only widens the error.
     assert np.sqrt(12 / 750) / 0.75 == pytest.approx(np.mean(errors), rel=0.15)
 
 
@@ -61,10 +61,10 @@ def test_a_constant_has_no_slope_and_no_error() -> None:
         (Trend(30, 4, MIN_HOURS / 2, 0), Verdict.UNDECIDED),
     ],
 )
-def test_the_verdict_is_about_the_growth_over_the_run(trend: Trend, verdict: Verdict) -> None:
+def test_the_verdict_depends_on_the_growth_over_the_run(trend: Trend, verdict: Verdict) -> None:
     assert trend.verdict(16) is verdict
 
 
 @pytest.mark.parametrize("n", [0, 1, 9])
-def test_too_few_samples_say_nothing(n: int) -> None:
+def test_too_few_samples_are_undecided(n: int) -> None:
     assert fit(HOUR[:n], HOUR[:n]) is None

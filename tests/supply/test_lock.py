@@ -1,4 +1,4 @@
-"""The tools that CI runs are installed by checksum: the lock has every pin of pyproject.toml, and names no host."""
+"""CI installs its tools by checksum: the lock file has every pin of pyproject.toml, and names no host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of materials lists what metadata require, on this machine, with the extras that were asked for."""
+"""The bill of materials lists the requirements of this machine's package metadata, with the requested extras."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(bill: dict) -> dict[str, str | None]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_is_required_is_listed_in_turn() -> None:
+def test_requirements_are_listed_recursively() -> None:
     bill = sbom.bill()
     assert names(bill) == {"first-thing": "1.5", "second": "2", "nanobind": None}
     assert bill["metadata"]["component"]["purl"] == "pkg:pypi/slm-core@0.1"
@@ -49,7 +49,7 @@ def test_what_is_required_is_listed_in_turn() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_extras_bring_their_own() -> None:
+def test_extras_add_their_requirements() -> None:
     assert names(sbom.bill(["engine"])).keys() == {"first-thing", "second", "more", "huge", "nanobind"}
 
 
@@ -57,8 +57,8 @@ def test_extras_bring_their_own() -> None:
 def test_a_wheel_is_named_by_its_checksum(tmp_path: Path) -> None:
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"a wheel")
-    (found,) = sbom.bill(wheel=wheel)["metadata"]["component"]["hashes"]
-    assert found == {"alg": "SHA-256", "content": hashlib.sha256(b"a wheel").hexdigest()}
+    (checksum,) = sbom.bill(wheel=wheel)["metadata"]["component"]["hashes"]
+    assert checksum == {"alg": "SHA-256", "content": hashlib.sha256(b"a wheel").hexdigest()}
 
 
 def test_every_dependency_of_the_project_is_listed() -> None:

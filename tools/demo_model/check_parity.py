@@ -101,7 +101,7 @@ def held_out_prompts(count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     prompts: list[str] = []
     while len(prompts) < count:
-        conversation = generate(rng, held=True)
+        conversation = generate(rng, held_out=True)
         turns = [i for i, message in enumerate(conversation.messages) if message.skill]
         if not turns:
             continue

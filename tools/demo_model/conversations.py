@@ -37,7 +37,7 @@ DRILLS = {"arithmetic": 0.25, "repeat": 0.08, "json": 0.1, "spell": 0.03, "recal
 
 def generate(
     rng: random.Random,
-    held: bool = False,
+    held_out: bool = False,
     mix: Mapping[str, float] = MIX,
     drills: Mapping[str, float] | None = None,
 ) -> Conversation:
@@ -45,11 +45,11 @@ def generate(
 
     Args:
         rng: source of all randomness.
-        held: an evaluation conversation (held-out facts, operands and phrasings).
+        held_out: an evaluation conversation (held-out facts, operands and phrasings).
         mix: relative weight per skill.
         drills: share of conversations per skill that practise only that skill.
     """
-    d = Dialogue(rng, held)
+    d = Dialogue(rng, held_out)
     _set_up(d)
     drill = _choose_drill(rng, drills or {})
     if drill:
@@ -102,7 +102,7 @@ def _set_up(d: Dialogue) -> None:
     kind = rng.random()
     if kind < 0.15:
         d.think_always = True
-        prompt = d.pick((_think_prompt(rng),), phrases.HELD_SYSTEM_THINK)
+        prompt = d.pick((_think_prompt(rng),), phrases.HELD_OUT_SYSTEM_THINK)
         if rng.random() < 0.4:
             prompt = f"{_plain_system_prompt(d)} {prompt}"
         d.messages.append(Message("system", prompt))
@@ -126,8 +126,8 @@ def _system_prompt(d: Dialogue) -> str:
 
 
 def _plain_system_prompt(d: Dialogue) -> str:
-    template = d.pick(phrases.SYSTEM, phrases.HELD_SYSTEM)
-    adjectives = word_lists.ADJECTIVES + (word_lists.HELD_OUT_ADJECTIVES if d.held else ())
+    template = d.pick(phrases.SYSTEM, phrases.HELD_OUT_SYSTEM)
+    adjectives = word_lists.ADJECTIVES + (word_lists.HELD_OUT_ADJECTIVES if d.held_out else ())
     x, y = d.rng.sample(adjectives, 2)
     prompt = template.format(x=x, y=y)
     return prompt.rstrip(".") if d.rng.random() < 0.1 else prompt
@@ -139,7 +139,7 @@ def _think_prompt(rng: random.Random) -> str:
         parts = (phrases.THINK_STARTS, phrases.THINK_VERBS, phrases.THINK_ENDS)
         prompt = "".join(rng.choice(part) for part in parts)
         prompt = prompt[0].upper() + prompt[1:]
-        if prompt not in phrases.HELD_SYSTEM_THINK:
+        if prompt not in phrases.HELD_OUT_SYSTEM_THINK:
             return prompt
 
 
@@ -203,11 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--count", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--held", action="store_true", help="evaluation conversations")
+    parser.add_argument("--held-out", action="store_true", help="evaluation conversations")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     for _ in range(args.count):
-        print(render(generate(rng, args.held, drills=None if args.held else DRILLS)))
+        print(render(generate(rng, args.held_out, drills=None if args.held_out else DRILLS)))
         print("=" * 40)
 
 

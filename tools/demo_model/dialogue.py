@@ -1,4 +1,4 @@
-"""A conversation under construction: its messages, what they reveal, and how sentences are varied."""
+"""Builds a conversation: its messages, the facts that they reveal, and variations of sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTNERS = {"name": "city", "city": "name", "colour": "number", "number": "colou
 
 @dataclass
 class Message:
-    """One chat message, with what training and scoring need to know about it.
+    """One chat message, with labels for training and scoring.
 
     Attributes:
         facts: (slot, value) pairs that a reader of this message learns, in order.
@@ -67,14 +67,14 @@ class Dialogue:
 
     Args:
         rng: source of all randomness.
-        held: build an evaluation conversation: held-out combinations of facts and half of the phrasings held out.
+        held_out: build an evaluation conversation: held-out combinations of facts, and half of the phrasings held out.
     """
 
-    HELD_PHRASE_SHARE = 0.5
+    HELD_OUT_PHRASE_SHARE = 0.5
 
-    def __init__(self, rng: random.Random, held: bool) -> None:
+    def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
-        self.held = held
+        self.held_out = held_out
         self.messages: list[Message] = []
         self.tools: list[dict[str, Any]] = []
         self.think_always = False
@@ -84,7 +84,7 @@ class Dialogue:
         self._drawn: dict[str, str] = {}
         self._used_new_phrase = False
 
-    # What the visible messages reveal
+    # Facts that the visible messages reveal
 
     def known(self) -> dict[str, str]:
         """Facts that the visible messages reveal; the latest mention wins."""
@@ -95,18 +95,18 @@ class Dialogue:
         partner = slot if category(slot) == "pet" else self._drawn.get(PARTNERS[slot], "")
         values = [value for value in VALUES[category(slot)] if value != self._drawn.get(slot)]
         if partner:
-            right_side = [value for value in values if is_held_out(*sorted((partner, value))) == self.held]
-            values = right_side or values  # a colour may have no held-out number at all
+            on_this_side = [value for value in values if is_held_out(*sorted((partner, value))) == self.held_out]
+            values = on_this_side or values  # a colour may have no held-out number at all
         self._drawn[slot] = self.rng.choice(values)
         return self._drawn[slot]
 
     # Sentences
 
-    def pick(self, known: Sequence[str], held: Sequence[str]) -> str:
+    def pick(self, known: Sequence[str], held_out: Sequence[str]) -> str:
         """A paraphrase: from training's list, or in an evaluation conversation also from the held-out list."""
-        if self.held and held and self.rng.random() < self.HELD_PHRASE_SHARE:
+        if self.held_out and held_out and self.rng.random() < self.HELD_OUT_PHRASE_SHARE:
             self._used_new_phrase = True
-            return self.rng.choice(held)
+            return self.rng.choice(held_out)
         return self.rng.choice(known)
 
     def phrase(self, template: str, plain: bool = True, **values: object) -> str:
@@ -117,13 +117,13 @@ class Dialogue:
         rng = self.rng
         opener = closer = ""
         if rng.random() < 0.25:
-            opener = self.pick(phrases.OPENERS, phrases.HELD_OPENERS)
+            opener = self.pick(phrases.OPENERS, phrases.HELD_OUT_OPENERS)
             if not template.startswith(("{", "I ", "I'", "Pip")) and rng.random() < 0.6:
                 template = template[0].lower() + template[1:]
         elif not template.startswith(("{", "I ", "I'", "Pip")) and rng.random() < 0.1:
             template = template[0].lower() + template[1:]
         elif template[-1] in ".?!" and rng.random() < 0.08:
-            closer = self.pick(phrases.CLOSERS, phrases.HELD_CLOSERS)
+            closer = self.pick(phrases.CLOSERS, phrases.HELD_OUT_CLOSERS)
         elif template[-1] in ".?!" and rng.random() < 0.08:
             template = template[:-1]
         text = template.format(**values)
@@ -152,7 +152,7 @@ class Dialogue:
         facts: Iterable[tuple[str, str]] = (),
         tool_call: dict[str, Any] | None = None,
     ) -> None:
-        """Append the answer to the message before it; `thought` is used only where this turn thinks."""
+        """Append the answer to the message before it; `thought` is used only if this turn thinks."""
         forced = not self.think_always and self.rng.random() < self.think_share
         thinks = self.think_always or forced
         self.messages.append(

@@ -28,7 +28,7 @@ LogitsFn = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Failure:
-    """A wrong answer: the conversation up to the turn's end, and what the model would write."""
+    """A wrong answer: the conversation up to its end, and the tokens that the model predicts."""
 
     skill: str
     context: list[int]
@@ -38,41 +38,43 @@ class Failure:
 
 @dataclass
 class Scores:
-    """Counts of asked and right answers per skill, over all phrasings and over those that training never shows."""
+    """Counts of answers and of right answers per skill, over all phrasings and over those that training never shows."""
 
-    asked: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
     right: Counter[str] = field(default_factory=Counter)
-    asked_new: Counter[str] = field(default_factory=Counter)
+    answered_new: Counter[str] = field(default_factory=Counter)
     right_new: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # smallest top-2 logit gap of each right answer
 
     def add(self, turn: Turn, is_right: bool) -> None:
         """Count one answer."""
-        self.asked[turn.skill] += 1
+        self.answered[turn.skill] += 1
         self.right[turn.skill] += is_right
         if turn.new_phrase:
-            self.asked_new[turn.skill] += 1
+            self.answered_new[turn.skill] += 1
             self.right_new[turn.skill] += is_right
 
     def overall(self) -> float:
         """Share of right answers in percent."""
-        return 100 * self.right.total() / self.asked.total()
+        return 100 * self.right.total() / self.answered.total()
 
     def summary(self) -> str:
         """All skills on one line."""
-        skills = " ".join(f"{skill}:{100 * self.right[skill] / self.asked[skill]:.1f}" for skill in sorted(self.asked))
+        skills = " ".join(
+            f"{skill}:{100 * self.right[skill] / self.answered[skill]:.1f}" for skill in sorted(self.answered)
+        )
         return f"all {self.overall():.2f} | {skills}"
 
     def table(self) -> str:
         """A Markdown table per skill."""
         lines = ["| skill | right % | n | right % in new phrasings | n |", "|---|---|---|---|---|"]
-        for skill in sorted(self.asked):
-            share = 100 * self.right[skill] / self.asked[skill]
-            n_new = self.asked_new[skill]
+        for skill in sorted(self.answered):
+            share = 100 * self.right[skill] / self.answered[skill]
+            n_new = self.answered_new[skill]
             new = f"{100 * self.right_new[skill] / n_new:.1f}" if n_new else "-"
-            lines.append(f"| {skill} | {share:.1f} | {self.asked[skill]} | {new} | {n_new} |")
-        n, n_new = self.asked.total(), self.asked_new.total()
+            lines.append(f"| {skill} | {share:.1f} | {self.answered[skill]} | {new} | {n_new} |")
+        n, n_new = self.answered.total(), self.answered_new.total()
         new = f"{100 * self.right_new.total() / max(1, n_new):.2f}"
         lines.append(f"| **all** | **{self.overall():.2f}** | {n} | **{new}** | {n_new} |")
         return "\n".join(lines)
@@ -81,7 +83,7 @@ class Scores:
 def held_out(encoder: Encoder, count: int, seed: int) -> list[Encoded]:
     """Evaluation conversations, sorted by length so that batches need little padding."""
     rng = random.Random(seed)
-    conversations = [encoder.encode(generate(rng, held=True, drills=EVAL_DRILLS)) for _ in range(count)]
+    conversations = [encoder.encode(generate(rng, held_out=True, drills=EVAL_DRILLS)) for _ in range(count)]
     return sorted((c for c in conversations if c.turns), key=lambda encoded: len(encoded.ids))
 
 

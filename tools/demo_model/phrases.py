@@ -1,8 +1,8 @@
 """Paraphrases, kept apart from the code that uses them.
 
-A list's `HELD_` twin is used by evaluation conversations only.  Sentences are composed: opener + core + closer, and
-most questions are a frame around a noun phrase ("Tell me {np}." with "my dog's name").  `{k}` is a pet's kind, `{v}`
-the value of a fact, `{np}` a noun phrase, `{a}` and `{b}` two choices or operands.
+Only evaluation conversations use lists with the prefix `HELD_OUT_`.  Sentences are composed: opener + core + closer,
+and most questions are a frame around a noun phrase ("Tell me {np}." with "my dog's name").  `{k}` is a kind of pet,
+`{v}` the value of a fact, `{np}` a noun phrase, `{a}` and `{b}` two choices or operands.
 """
 
 OPENERS = (
@@ -14,12 +14,12 @@ OPENERS = (
     "OK, next: ", "Hello Pip. ", "Hey Pip, ", "Pip: ", "Good, next: ", "Nice. ", "I see. ", "Well: ", "A question: ",
     "Sorry, ", "Oh, ",
 )  # fmt: skip
-HELD_OPENERS = ("Good, now: ", "OK, Pip. ", "Well then, ")
+HELD_OUT_OPENERS = ("Good, now: ", "OK, Pip. ", "Well then, ")
 CLOSERS = (
     " Please.", " Thanks!", " Thank you.", " Thanks.", " Please!", " That is all.", " Right?", " OK.", " Pip?",
     " I think.", " Is that OK?", " Good.", " Be quick.", " Thank you, Pip.",
 )  # fmt: skip
-HELD_CLOSERS = (" Thank you!", " OK?")
+HELD_OUT_CLOSERS = (" Thank you!", " OK?")
 
 TELL = {
     "name": (
@@ -54,7 +54,7 @@ TELL = {
         "The number {v} brings me luck.", "{v} is my favourite number.", "I like the number {v} best.",
     ),
 }  # fmt: skip
-HELD_TELL = {
+HELD_OUT_TELL = {
     "name": ("They call me {v}.", "My own name is {v}."),
     "pet": ("Our {k} is called {v}.", "My {k} has the name {v}."),
     "colour": ("The colour {v} is my favourite.", "Best of all I like {v}."),
@@ -90,7 +90,7 @@ ASK_FRAMES = (
     "And what is {np}?", "Can you remember {np}?", "Could you remind me of {np}?", "What do you know about {np}?",
     "Please let me know {np}.", "And what about {np}?",
 )  # fmt: skip
-HELD_ASK_FRAMES = (
+HELD_OUT_ASK_FRAMES = (
     "Please remind me of {np}.", "Do you still remember {np}?", "And what's {np}?", "Now tell me {np}.",
     "Can you remind me of {np}?", "I forgot {np}, what is it?",
 )  # fmt: skip
@@ -122,7 +122,7 @@ ASK_DIRECT = {
         "Do you know which number I like best?", "Which is my lucky number?", "Which number is my favourite?",
     ),
 }  # fmt: skip
-HELD_ASK_DIRECT = {
+HELD_OUT_ASK_DIRECT = {
     "name": ("Can you tell me who I am?", "What do you call me?"),
     "pet": ("Can you tell me what my {k} is called?", "How do I call my {k}?"),
     "colour": ("What is the colour I like best?", "Can you tell me which colour I like best?"),
@@ -159,7 +159,7 @@ WHICH_FRAMES = (
     "Do you know {np}? Is it {a} or {b}?", "What's {np}? Is it {a} or {b}?", "{a} or {b}: what is {np}?",
     "Is it {a} or {b}, {np}?", "Which of {a} and {b} is {np}?",
 )  # fmt: skip
-HELD_WHICH_FRAMES = ("What is {np}? {a} or {b}?", "Which is {np}: {a} or {b}?", "Do you know {np}, {a} or {b}?")
+HELD_OUT_WHICH_FRAMES = ("What is {np}? {a} or {b}?", "Which is {np}: {a} or {b}?", "Do you know {np}, {a} or {b}?")
 WHICH_DIRECT = {
     "name": ("Am I {a} or {b}?", "Am I called {a} or {b}?", "Who am I, {a} or {b}?"),
     "pet": ("Is my {k} called {a} or {b}?", "What is my {k} called, {a} or {b}?", "Is my {k} {a} or {b}?"),
@@ -176,13 +176,13 @@ JSON_FACTS = (
     "what I told you", "the facts about me", "all my facts",
 )  # fmt: skip
 JSON_FORMS = ("as JSON", "in JSON", "as a JSON object", "as one JSON object")
-HELD_JSON_ALL = ("Put everything you know about me in JSON.", "Show me all I told you as JSON.")
+HELD_OUT_JSON_ALL = ("Put everything you know about me in JSON.", "Show me all I told you as JSON.")
 JSON_KEYS = (
     "{verb} JSON with the keys {keys}.", "{verb} a JSON object with {keys}.", "Answer in JSON with the keys {keys}.",
     "{verb} a JSON object with the keys {keys}.", "{verb} {keys} as JSON.", "{verb} {keys} in JSON.",
     "Answer with a JSON object: {keys}.",
 )  # fmt: skip
-HELD_JSON_KEYS = ("Answer in JSON: {keys}.", "{verb} the keys {keys} as a JSON object.")
+HELD_OUT_JSON_KEYS = ("Answer in JSON: {keys}.", "{verb} the keys {keys} as a JSON object.")
 
 ARITHMETIC = (
     "What is {a} {o} {b}?", "What is {a} {o} {b}?", "{a} {o} {b} = ?", "{a} {o} {b}", "Compute {a} {o} {b}.",
@@ -190,7 +190,7 @@ ARITHMETIC = (
     "How much is {a} {w} {b}?", "Tell me {a} {o} {b}.", "What's {a} {o} {b}?", "{a} {o} {b} =", "{a} {w} {b}?",
     "Can you compute {a} {o} {b}?", "What does {a} {o} {b} make?", "Solve {a} {o} {b}.",
 )  # fmt: skip
-HELD_ARITHMETIC = ("Please compute {a} {o} {b}.", "Can you tell me {a} {o} {b}?", "What's {a} {w} {b}?")
+HELD_OUT_ARITHMETIC = ("Please compute {a} {o} {b}.", "Can you tell me {a} {o} {b}?", "What's {a} {w} {b}?")
 ADDITION = ("Add {a} and {b}.", "What is the sum of {a} and {b}?", "Please add {a} and {b}.", "Add {b} to {a}.")
 SUBTRACTION = ("Subtract {b} from {a}.", "Take {b} from {a}.", "Take {b} away from {a}.")
 
@@ -200,13 +200,13 @@ SPELL = (
     "Could you spell {w}?", "Spell it: {w}.", "Which letters are in {w}?", "Tell me how to spell {w}.",
     "I want you to spell {w}.", "Spell out {w}.",
 )  # fmt: skip
-HELD_SPELL = ("Please spell the word {w}.", "Can you spell {w} for me?", "Tell me the letters of {w}.")
+HELD_OUT_SPELL = ("Please spell the word {w}.", "Can you spell {w} for me?", "Tell me the letters of {w}.")
 REPEAT = (
     "Repeat: {w}", "Say {w}.", "Repeat after me: {w}", "Repeat the word {w}.", "Please say {w}.", "Echo {w}.",
     'Say "{w}".', "Repeat {w}.", "Please repeat {w}.", "Can you say {w}?", "Just say {w}.", "Say after me: {w}",
     "I say {w}, you say it too.", "Can you repeat {w}?", "Say the word {w}.", "Echo: {w}",
 )  # fmt: skip
-HELD_REPEAT = ("Please repeat: {w}", "Repeat {w} for me.", "Can you say {w} for me?")
+HELD_OUT_REPEAT = ("Please repeat: {w}", "Repeat {w} for me.", "Can you say {w} for me?")
 
 WEATHER = (
     "What is the weather in {c}?", "How is the weather in {c}?", "What's the weather like in {c}?",
@@ -216,7 +216,7 @@ WEATHER = (
     "Can you tell me the weather in {c}?", "Is it warm in {c}?", "Is it cold in {c} now?", "And the weather in {c}?",
     "And in {c}, how is the weather?", "How warm is it in {c}?", "Does it rain in {c}?",
 )  # fmt: skip
-HELD_WEATHER = (
+HELD_OUT_WEATHER = (
     "Please tell me the weather in {c}.",
     "Can you check the weather in {c}?",
     "How is the weather now in {c}?",
@@ -250,7 +250,7 @@ CHAT = {
         "What are your skills?", "Tell me what you can do.", "Help!", "Can you help me?",
     ),
 }  # fmt: skip
-HELD_CHAT = {
+HELD_OUT_CHAT = {
     "Hello! How can I help you?": ("Hello, Pip!", "Hey, good morning!"),
     WHO_I_AM: ("Please tell me who you are.", "And what is your name?"),
     "I am fine, thank you!": ("How are you now?", "And how is it going?"),
@@ -270,7 +270,7 @@ SYSTEM = (
     "Always be {x}.", "Stay {x}.", "Your answers are {x}.", "You are a {x} assistant. Be {y}.", "You are Pip. Be {x}.",
     "Help the user.",
 )  # fmt: skip
-HELD_SYSTEM = ("You are Pip, a {x} assistant.", "You are {x}. Be {y}.", "Always give {x} answers.")
+HELD_OUT_SYSTEM = ("You are Pip, a {x} assistant.", "You are {x}. Be {y}.", "Always give {x} answers.")
 SYSTEM_NO_THINK = (
     "First read, then answer.", "Listen before you answer.", "Answer first.", "Read the question first.",
     "Answer at once.", "Answer before you are asked again.", "Then answer.", "Please answer step by step.",
@@ -286,7 +286,7 @@ THINK_ENDS = (
     ".", ".", " before you answer.", ", then answer.", " before you speak.", " and then answer.", " before answering.",
     " before every answer.",
 )  # fmt: skip
-HELD_SYSTEM_THINK = ("Always think first.", "Please think step by step.")
+HELD_OUT_SYSTEM_THINK = ("Always think first.", "Please think step by step.")
 SYSTEM_TOOLS = (
     "You can call tools.", "Use the tools when you need them.", "You have tools.", "Use a tool to answer.",
     "You are an assistant with tools.", "Call a function if needed.",

@@ -1,6 +1,6 @@
 """Renders conversations as the chat template does, and encodes them with a loss mask.
 
-`render` is a fast twin of `chat_template.jinja`; running this file compares the two on random conversations.
+`render` gives the same text as `chat_template.jinja`, faster. Run this file to compare the two on random conversations.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def render(conversation: Conversation) -> str:
 
 @dataclass
 class Turn:
-    """An assistant turn: tokens [start, end) are what the model has to write, `<|im_end|>` included."""
+    """An assistant turn: the model has to write tokens [start, end), including `<|im_end|>`."""
 
     skill: str
     new_phrase: bool
@@ -78,7 +78,7 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes conversations; the tokens that the model writes are found by the special tokens around them."""
+    """Encodes conversations. Special tokens mark the tokens that the model writes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -119,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(5)
     for index in range(args.count):
-        conversation = generate(rng, held=index % 2 == 1, drills=DRILLS)
+        conversation = generate(rng, held_out=index % 2 == 1, drills=DRILLS)
         messages = [message.as_dict() for message in conversation.messages]
         expected = render_with_template(messages, conversation.tools or None)
         if render(conversation) != expected:

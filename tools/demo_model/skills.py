@@ -24,7 +24,7 @@ def tell(d: Dialogue) -> None:
     else:
         slots = rng.sample(new, min(len(new), rng.choice((1, 1, 1, 1, 2, 2, 3))))
     facts = [(slot, d.draw(slot)) for slot in slots]
-    text = _joined(d, [_told(d, slot, value, slot in known) for slot, value in facts])
+    text = _joined(d, [_statement(d, slot, value, slot in known) for slot, value in facts])
     if rng.random() < 0.12:
         asked = rng.choice(slots)
         d.user(f"{text} {_question(d, asked)}", facts)
@@ -36,7 +36,7 @@ def tell(d: Dialogue) -> None:
 
 
 def recall(d: Dialogue) -> None:
-    """The user asks for a fact, told or not."""
+    """The user asks for a fact, which may be unknown."""
     slot = _slot_to_ask(d)
     d.user(_question(d, slot))
     _answer(d, slot, "recall")
@@ -54,25 +54,25 @@ def which(d: Dialogue) -> None:
     if d.rng.random() < 0.3:
         template = d.rng.choice(phrases.WHICH_DIRECT[group])
     else:
-        template = d.pick(phrases.WHICH_FRAMES, phrases.HELD_WHICH_FRAMES)
+        template = d.pick(phrases.WHICH_FRAMES, phrases.HELD_OUT_WHICH_FRAMES)
     noun = d.rng.choice(phrases.NOUN_PHRASES[group]).format(k=slot)
     d.user(d.phrase(template, plain=False, np=noun, a=a, b=b, k=slot))
     _answer(d, slot, "which")
 
 
 def json_facts(d: Dialogue) -> None:
-    """The user wants told facts as JSON: all of them, or named keys with null for what was not told."""
+    """The user wants facts as JSON: all known facts, or named keys with null for unknown facts."""
     rng, known = d.rng, d.known()
     verb = rng.choice(phrases.JSON_VERBS)
     if rng.random() < 0.5:
         keys = [slot for slot in SLOTS if slot in known]
         form = f"{verb} {rng.choice(phrases.JSON_FACTS)} {rng.choice(phrases.JSON_FORMS)}."
-        text = d.phrase(d.pick((form,), phrases.HELD_JSON_ALL))
+        text = d.phrase(d.pick((form,), phrases.HELD_OUT_JSON_ALL))
     else:
         pool = list(dict.fromkeys([*known, *rng.sample(_likely_slots(d), 3)]))
         keys = rng.sample(pool, rng.randint(1, min(4, len(pool))))
         listed = " and ".join(keys) if len(keys) == 2 and rng.random() < 0.5 else ", ".join(keys)
-        text = d.phrase(d.pick(phrases.JSON_KEYS, phrases.HELD_JSON_KEYS), verb=verb, keys=listed)
+        text = d.phrase(d.pick(phrases.JSON_KEYS, phrases.HELD_OUT_JSON_KEYS), verb=verb, keys=listed)
     facts = {key: known.get(key) for key in keys}
     shown = {key: int(value) if key == "number" and value else value for key, value in facts.items()}
     d.user(text)
@@ -87,7 +87,7 @@ def arithmetic(d: Dialogue) -> None:
     templates: tuple[str, ...] = phrases.ARITHMETIC
     if d.rng.random() < 0.15:
         templates = phrases.SUBTRACTION if subtract else phrases.ADDITION
-    template = d.pick(templates, phrases.HELD_ARITHMETIC)
+    template = d.pick(templates, phrases.HELD_OUT_ARITHMETIC)
     d.user(d.phrase(template, a=a, b=b, o=operator, w="minus" if subtract else "plus"))
     digits = 2 if max(a, b) > 9 else 1
     skill = f"{'subtract' if subtract else 'add'}_{digits}_digit"
@@ -98,7 +98,7 @@ def arithmetic(d: Dialogue) -> None:
 def spell(d: Dialogue) -> None:
     """Spell a word with dashes."""
     word = d.rng.choice(word_lists.WORDS)
-    d.user(d.phrase(d.pick(phrases.SPELL, phrases.HELD_SPELL), w=word))
+    d.user(d.phrase(d.pick(phrases.SPELL, phrases.HELD_OUT_SPELL), w=word))
     d.assistant("-".join(word), "spell", f"Spell {word}.")
 
 
@@ -106,21 +106,21 @@ def repeat(d: Dialogue) -> None:
     """Repeat one to six words; copying names and cities too is what the recall of facts is built on."""
     pool = word_lists.WORDS if d.rng.random() < 0.5 else word_lists.WORDS_AND_VALUES
     words = " ".join(d.rng.sample(pool, d.rng.choice((1, 1, 1, 2, 2, 3, 4, 6))))
-    d.user(d.phrase(d.pick(phrases.REPEAT, phrases.HELD_REPEAT), plain=False, w=words))
+    d.user(d.phrase(d.pick(phrases.REPEAT, phrases.HELD_OUT_REPEAT), plain=False, w=words))
     d.assistant(words, "repeat", f"Repeat {words}.")
 
 
 def chat(d: Dialogue) -> None:
     """Small talk: greetings, thanks, who the model is."""
     answer = d.rng.choice(list(phrases.CHAT))
-    d.user(d.phrase(d.pick(phrases.CHAT[answer], phrases.HELD_CHAT[answer])))
+    d.user(d.phrase(d.pick(phrases.CHAT[answer], phrases.HELD_OUT_CHAT[answer])))
     d.assistant(answer, "chat", "Small talk.")
 
 
 def weather(d: Dialogue) -> None:
     """Ask for the weather: a tool round where a tool is offered, else the answer that there is none."""
     city = d.rng.choice(word_lists.CITIES)
-    d.user(d.phrase(d.pick(phrases.WEATHER, phrases.HELD_WEATHER), plain=False, c=city))
+    d.user(d.phrase(d.pick(phrases.WEATHER, phrases.HELD_OUT_WEATHER), plain=False, c=city))
     if not d.tools:
         d.assistant(phrases.WEATHER_WITHOUT_TOOL, "no_tool", "I have no weather tool.")
         return
@@ -150,9 +150,9 @@ def _slot_to_ask(d: Dialogue) -> str:
     return d.rng.choice(unknown or [slot for slot in SLOTS if slot not in known])
 
 
-def _told(d: Dialogue, slot: str, value: str, is_change: bool) -> str:
+def _statement(d: Dialogue, slot: str, value: str, is_change: bool) -> str:
     group = category(slot)
-    template = d.pick(phrases.TELL[group], phrases.HELD_TELL[group])
+    template = d.pick(phrases.TELL[group], phrases.HELD_OUT_TELL[group])
     if is_change and d.rng.random() < 0.4:
         return d.rng.choice(phrases.CHANGE_OPENERS) + template.format(k=slot, v=value)
     return d.phrase(template, plain=False, k=slot, v=value)
@@ -173,9 +173,9 @@ def _joined(d: Dialogue, sentences: list[str]) -> str:
 def _question(d: Dialogue, slot: str) -> str:
     group = category(slot)
     if d.rng.random() < 0.45:
-        return d.phrase(d.pick(phrases.ASK_DIRECT[group], phrases.HELD_ASK_DIRECT[group]), k=slot)
+        return d.phrase(d.pick(phrases.ASK_DIRECT[group], phrases.HELD_OUT_ASK_DIRECT[group]), k=slot)
     noun = d.rng.choice(phrases.NOUN_PHRASES[group]).format(k=slot)
-    return d.phrase(d.pick(phrases.ASK_FRAMES, phrases.HELD_ASK_FRAMES), np=noun)
+    return d.phrase(d.pick(phrases.ASK_FRAMES, phrases.HELD_OUT_ASK_FRAMES), np=noun)
 
 
 def _answer(d: Dialogue, slot: str, skill: str) -> None:
@@ -202,7 +202,7 @@ def _operands(d: Dialogue) -> tuple[bool, int, int]:
             b = rng.randint(0, 9)
         if subtract and b > a:
             a, b = b, a
-        if largest == 9 or is_held_out(subtract, a, b) == d.held:
+        if largest == 9 or is_held_out(subtract, a, b) == d.held_out:
             return subtract, a, b
 
 

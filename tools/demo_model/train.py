@@ -1,7 +1,7 @@
 """Trains the demo model from scratch on generated conversations, on a CPU.
 
-A run is resumable: called again with the same --out it continues from the last checkpoint, also with another --tokens,
---mix or --drills, which is how a mix is changed between stages.
+A run is resumable: with the same --out it continues from the last checkpoint. --tokens, --mix and --drills may differ,
+so that a later stage can use another mix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIN_LR_SHARE = 0.01
 
 @dataclass
 class Progress:
-    """What a checkpoint remembers besides weights and optimizer states."""
+    """The state in a checkpoint besides weights and optimizer states."""
 
     step: int = 0
     tokens: int = 0
@@ -220,7 +220,7 @@ class Trainer:
 
 
 def main() -> None:
-    """Train as the command line says."""
+    """Train with the options of the command line."""
     args = parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

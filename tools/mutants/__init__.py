@@ -1,1 +1,1 @@
-"""Mutation of the project's own code: which small slips do the tests notice?"""
+"""Mutation testing of the project's own code: which small mistakes do the tests notice?"""

@@ -1,4 +1,4 @@
-"""``python -m mutants``: how many slips do the conformance suite and the unit tests notice?"""
+"""``python -m mutants``: how many mutants do the conformance suite and the unit tests kill?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = ROOT / "build" / "mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, choose, run."""
+    """Parse the arguments, choose mutants, run them."""
     options = _parser().parse_args(arguments)
     if options.show:
         return _show(options.show, _chosen([]))
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(paths: Sequence[str]) -> Iterator[Mutant]:
-    """The mutants of files, or of all files in folders.
+    """The mutants of files and folders.
 
     Raises:
         SystemExit: a path has nothing to mutate.
@@ -91,7 +91,7 @@ def _chosen(paths: Sequence[str]) -> Iterator[Mutant]:
 
 
 def _sampled(mutants: list[Mutant], n: int | None, seed: int) -> list[Mutant]:
-    """At most n of each package, in an order that depends on the seed; a larger sample begins with a smaller one."""
+    """At most n of each package, in an order that depends on the seed; a larger sample extends a smaller one."""
     mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed}{mutant.id}".encode()).digest())
     chosen = []
     for package in PACKAGES:

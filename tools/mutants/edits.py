@@ -1,4 +1,4 @@
-"""A mutant, and the code that it changes: changes are made in a syntax tree and taken back from it."""
+"""A mutant, and its change of a syntax tree, which can be undone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Change:
     """A change of one field of a syntax tree.
 
     Attributes:
-        operator: the kind of slip, as in "comparison".
-        node: where it is: its line is the line of the mutant.
-        owner: the node or list that is changed.
+        operator: the kind of mistake, as "comparison".
+        node: the changed node; its line is the line of the mutant.
+        owner: the node or list with the changed field.
         key: the field of the node, or the index in the list.
-        new: the value to put there.
+        new: the new value.
     """
 
     operator: str
@@ -31,7 +31,7 @@ class Change:
     new: object
 
     def apply(self) -> Callable[[], None]:
-        """Make the change; returns what takes it back."""
+        """Make the change; returns a function that undoes it."""
         if isinstance(self.owner, list):
             owner, before = self.owner, list(self.owner)
             owner[self.key] = self.new  # type: ignore[index, call-overload]
@@ -51,15 +51,15 @@ class Mutant:
     """A change of one function of one file.
 
     Attributes:
-        id: eight hexadecimal digits; the same as long as the function's line, its text and the change are the same.
+        id: eight hexadecimal digits; they depend on the function's line, its text and the change.
         path: the file, relative to the repository.
-        line: of the change.
-        function: the qualified name of the outermost function that it is in.
-        operator: the kind of slip.
+        line: line of the change.
+        function: the qualified name of the outermost function around it.
+        operator: the kind of mistake.
         before: the source of the statement, in one line.
         after: the same with the change.
-        index: of the change, among those of the file.
-        first: first line of the statement; a test reaches the mutant where it runs one of its lines.
+        index: index of the change among all changes of the file.
+        first: first line of the statement; a test reaches the mutant if it runs one of the lines.
         last: last line of the statement, without its body.
     """
 
@@ -94,7 +94,7 @@ def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
 
 
 def mutated(source: str, filename: str, index: int) -> ast.Module:
-    """The syntax tree of a file with one change made."""
+    """The syntax tree of a file with one change."""
     tree = ast.parse(source, filename)
     for number, (_, _, change) in enumerate(_changes_of(tree)):
         if number == index:

@@ -1,6 +1,6 @@
-"""The slips: changes of a function's syntax tree that a person might make, too.
+"""Mutation operators: changes of a function's syntax tree that resemble a programmer's mistakes.
 
-What only changes the text of an error is left out, as are assertions, annotations and defaults of arguments.
+There are no mutants of error texts, assertions, annotations and default arguments.
 """
 
 from __future__ import annotations
@@ -35,113 +35,121 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-_TWINS = {"min": "max", "any": "all", "argmin": "argmax", "minimum": "maximum", "floor": "ceil", "append": "extend"}
-_TWINS |= {"startswith": "endswith", "lstrip": "rstrip", "partition": "rpartition", "find": "rfind"}
-_TWINS |= {other: one for one, other in _TWINS.items() if one != "append"}
-_COPIES = ("list", "tuple", "dict", "set", "bytes", "copy", "deepcopy", "array", "frozenset")
+_SIMILAR = {"min": "max", "any": "all", "argmin": "argmax", "minimum": "maximum", "floor": "ceil", "append": "extend"}
+_SIMILAR |= {"startswith": "endswith", "lstrip": "rstrip", "partition": "rpartition", "find": "rfind"}
+_SIMILAR |= {other: name for name, other in _SIMILAR.items() if name != "append"}
+_COPY_FUNCTIONS = ("list", "tuple", "dict", "set", "bytes", "copy", "deepcopy", "array", "frozenset")
 _COPY_METHODS = ("copy", "clone")
 
-Found = Iterator[tuple[ast.stmt, Change]]
+Changes = Iterator[tuple[ast.stmt, Change]]
 
 
-def changes_of_function(function: Function) -> Found:
-    """Each statement of a function that could be wrong, with the change that makes it so."""
-    twins = _names_of_one_type(function)
+def changes_of_function(function: Function) -> Changes:
+    """The mutated statements of a function, with the change of each."""
+    others = _names_of_one_type(function)
     returns_nothing = not any(isinstance(node, ast.Return) and node.value for node in ast.walk(function))
     if returns_nothing and not any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
         yield from _early_returns(function)
-    yield from _of_block(function.body, {argument.arg for argument in _arguments(function)}, twins)
+    yield from _changes_of_block(function.body, {argument.arg for argument in _arguments(function)}, others)
 
 
-def _of_block(block: list[ast.stmt], bound: set[str], twins: dict[str, list[str]]) -> Found:
-    """The changes of a block of statements; ``bound`` are the names that have a value before it."""
+def _changes_of_block(block: list[ast.stmt], assigned: set[str], others: dict[str, list[str]]) -> Changes:
+    """The changes of a block of statements. ``assigned``: the names that have a value before the block."""
     for index, statement in enumerate(block):
         if isinstance(statement, ast.Assert) or _is_text(statement):
             continue
-        yield from ((statement, change) for change in _of_statement(block, index, bound))
+        yield from ((statement, change) for change in _changes_of_statement(block, index, assigned))
         if isinstance(statement, ast.Raise):
-            continue  # the rest of it is the text of an error
+            continue  # its expressions are the text of an error
         for field, value in ast.iter_fields(statement):
             if field in ("annotation", "returns", "decorator_list", "args", "type_params"):
                 continue
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                yield from _of_block(value, bound, twins)
+                yield from _changes_of_block(value, assigned, others)
             elif isinstance(value, list) and value and isinstance(value[0], ast.ExceptHandler):
                 for handler in value:
-                    yield from _of_block(handler.body, bound, twins)
+                    yield from _changes_of_block(handler.body, assigned, others)
             else:
                 for node in value if isinstance(value, list) else [value]:
                     if isinstance(node, ast.AST):
-                        yield from ((statement, change) for change in _of_expression(statement, field, node, twins))
-        bound |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and _is_stored(node)}
+                        yield from (
+                            (statement, change) for change in _changes_of_expression(statement, field, node, others)
+                        )
+        assigned |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and _is_stored(node)}
 
 
-def _of_statement(block: list[ast.stmt], index: int, bound: set[str]) -> Iterator[Change]:
+def _changes_of_statement(block: list[ast.stmt], index: int, assigned: set[str]) -> Iterator[Change]:
     statement = block[index]
 
-    def put(operator: str, *new: ast.stmt) -> Change:
+    def replaced_by(operator: str, *new: ast.stmt) -> Change:
         return Change(operator, statement, block, slice(index, index + 1), list(new))
 
-    if _can_be_dropped(statement, bound):
-        yield put("dropped statement", _never(statement))
+    if _can_be_dropped(statement, assigned):
+        yield replaced_by("dropped statement", _disabled(statement))
     match statement:
         case ast.If(test=test, body=body, orelse=orelse):
             if not orelse and all(isinstance(node, ast.Raise) for node in body):
-                yield put("dropped check", _never(statement))
+                yield replaced_by("dropped check", _disabled(statement))
             if not isinstance(test, ast.Compare | ast.BoolOp) and not _is_not(test):
                 yield Change("negated condition", statement, statement, "test", _not(test))
         case ast.While(test=test) if not isinstance(test, ast.Constant | ast.Compare):
             yield Change("negated condition", statement, statement, "test", _not(test))
         case ast.Break():
-            yield put("break and continue", ast.Continue())
+            yield replaced_by("break and continue", ast.Continue())
         case ast.Continue():
-            yield put("break and continue", ast.Break())
+            yield replaced_by("break and continue", ast.Break())
         case ast.Raise(exc=None):
-            yield put("error swallowed", ast.Pass())
+            yield replaced_by("error swallowed", ast.Pass())
         case ast.Try(finalbody=[_, *_]):
-            yield Change("dropped finally", statement, statement, "finalbody", [_never(n) for n in statement.finalbody])
+            yield Change(
+                "dropped finally", statement, statement, "finalbody", [_disabled(n) for n in statement.finalbody]
+            )
         case ast.With(items=[ast.withitem(optional_vars=None)], body=body):
-            yield put("dropped with", *body)
+            yield replaced_by("dropped with", *body)
         case ast.AugAssign(op=op, target=target, value=value):
             other = _ARITHMETIC.get(type(op))
             if other is not None:
                 yield Change("arithmetic", statement, statement, "op", other())
-            yield put("augmented assignment", ast.Assign([target], value, lineno=statement.lineno))
+            yield replaced_by("augmented assignment", ast.Assign([target], value, lineno=statement.lineno))
 
 
-def _of_expression(owner: ast.AST, key: str | int, node: ast.AST, twins: dict[str, list[str]]) -> Iterator[Change]:
-    """The changes of an expression and of all in it; ``owner`` holds it at ``key``."""
+def _changes_of_expression(
+    owner: ast.AST, key: str | int, node: ast.AST, others: dict[str, list[str]]
+) -> Iterator[Change]:
+    """The changes of an expression and of its subexpressions, found in ``owner`` at ``key``."""
     if isinstance(node, ast.expr):
-        for operator, new in _replacements(node, twins):
+        for operator, new in _replacements(node, others):
             yield Change(operator, node, owner, key, new)
     if isinstance(node, ast.comprehension) and node.ifs:
         yield Change("dropped filter", node.iter, node, "ifs", [])
     if isinstance(node, ast.JoinedStr):
-        return  # text for people, or a name: what is in it is used elsewhere, too
+        return  # a text or a name; its parts may be shared
     for field, value in ast.iter_fields(node):
         if isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, ast.AST):
-                    yield from _inside_list(value, index, item, twins)
+                    yield from _changes_in_list(value, index, item, others)
         elif isinstance(value, ast.AST):
-            yield from _of_expression(node, field, value, twins)
+            yield from _changes_of_expression(node, field, value, others)
 
 
-def _inside_list(items: list[ast.expr], index: int, item: ast.AST, twins: dict[str, list[str]]) -> Iterator[Change]:
-    for change in _of_expression(ast.Expr(), "value", item, twins):
-        if isinstance(change.owner, ast.Expr):  # of the item itself: it is in the list, not in a field
+def _changes_in_list(
+    items: list[ast.expr], index: int, item: ast.AST, others: dict[str, list[str]]
+) -> Iterator[Change]:
+    for change in _changes_of_expression(ast.Expr(), "value", item, others):
+        if isinstance(change.owner, ast.Expr):  # a change of the item itself, which is in the list
             change = Change(change.operator, change.node, items, index, change.new)
         yield change
 
 
-def _replacements(node: ast.expr, twins: dict[str, list[str]]) -> Iterator[tuple[str, ast.expr]]:
-    """An expression's kinds of slips, and what would stand there."""
+def _replacements(node: ast.expr, others: dict[str, list[str]]) -> Iterator[tuple[str, ast.expr]]:
+    """The operators that apply to an expression, and the new expression of each."""
     match node:
         case ast.Compare(left, [op, *ops], comparators):
-            for place, one in enumerate(node.ops):
-                other = _COMPARISONS.get(type(one))
+            for index, comparison in enumerate(node.ops):
+                other = _COMPARISONS.get(type(comparison))
                 if other is not None:
-                    changed = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+                    changed = [*node.ops[:index], other(), *node.ops[index + 1 :]]
                     yield "comparison", ast.Compare(left, changed, comparators)
             if not ops and isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and not _is_zero(comparators[0]):
                 one_more = ast.BinOp(comparators[0], ast.Add(), ast.Constant(1))
@@ -149,8 +157,8 @@ def _replacements(node: ast.expr, twins: dict[str, list[str]]) -> Iterator[tuple
         case ast.BoolOp(op, values):
             yield "and and or", ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
             for index in range(len(values)):
-                rest = [*values[:index], *values[index + 1 :]]
-                yield "dropped condition", rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
+                remaining = [*values[:index], *values[index + 1 :]]
+                yield "dropped condition", remaining[0] if len(remaining) == 1 else ast.BoolOp(op, remaining)
         case ast.UnaryOp(ast.Not(), operand):
             yield "dropped not", operand
         case ast.UnaryOp(ast.USub(), operand) if not isinstance(operand, ast.Constant):
@@ -172,12 +180,12 @@ def _replacements(node: ast.expr, twins: dict[str, list[str]]) -> Iterator[tuple
                 yield "missing copy", value
         case ast.Call():
             yield from _other_calls(node)
-        case ast.Attribute(value, name, ctx) if name in _TWINS:
-            yield "twin", ast.Attribute(value, _TWINS[name], ctx)
+        case ast.Attribute(value, name, ctx) if name in _SIMILAR:
+            yield "twin", ast.Attribute(value, _SIMILAR[name], ctx)
         case ast.Name(name, ctx) if isinstance(ctx, ast.Load):
-            yield from (("wrong variable", ast.Name(other, ctx)) for other in twins.get(name, ()))
-            if name in _TWINS:
-                yield "twin", ast.Name(_TWINS[name], ctx)
+            yield from (("wrong variable", ast.Name(other, ctx)) for other in others.get(name, ()))
+            if name in _SIMILAR:
+                yield "twin", ast.Name(_SIMILAR[name], ctx)
         case ast.List([ast.Starred(value)]) | ast.Tuple([ast.Starred(value)]):
             yield "missing copy", value
 
@@ -200,42 +208,47 @@ def _other_calls(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         if _is_variable(left) and _is_variable(right) and name != "isinstance":
             swapped = [*call.args[:index], right, left, *call.args[index + 2 :]]
             yield "swapped arguments", ast.Call(call.func, swapped, call.keywords)
-    if name in _COPIES and len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.GeneratorExp):
+    if (
+        name in _COPY_FUNCTIONS
+        and len(call.args) == 1
+        and not call.keywords
+        and not isinstance(call.args[0], ast.GeneratorExp)
+    ):
         yield "missing copy", call.args[0]
     if name in _COPY_METHODS and not call.args and isinstance(call.func, ast.Attribute):
         yield "missing copy", call.func.value
 
 
-def _early_returns(function: Function) -> Found:
-    """In a function that returns nothing: leave it before each of its statements but the first."""
+def _early_returns(function: Function) -> Changes:
+    """For a function without a return value: return before each statement except the first."""
     for index in range(1, len(function.body)):
         statement = function.body[index]
         if not _is_text(function.body[index - 1]) or index > 1:
-            leave = ast.If(ast.Constant(value=True), [ast.Return()], [])
-            yield statement, Change("early return", statement, function.body, slice(index, index), [leave])
+            guarded_return = ast.If(ast.Constant(value=True), [ast.Return()], [])
+            yield statement, Change("early return", statement, function.body, slice(index, index), [guarded_return])
 
 
-def _can_be_dropped(statement: ast.stmt, bound: set[str]) -> bool:
+def _can_be_dropped(statement: ast.stmt, assigned: set[str]) -> bool:
     match statement:
         case ast.Expr(value):
             return not isinstance(value, ast.Yield | ast.YieldFrom | ast.Constant)
         case ast.AugAssign() | ast.Delete():
             return True
         case ast.Assign(targets=targets):
-            return all(_has_value_before(target, bound) for target in targets)
+            return all(_has_value_before(target, assigned) for target in targets)
         case ast.AnnAssign(target=target, value=value) if value is not None:
             return not isinstance(target, ast.Name)
     return False
 
 
-def _has_value_before(target: ast.expr, bound: set[str]) -> bool:
+def _has_value_before(target: ast.expr, assigned: set[str]) -> bool:
     if isinstance(target, ast.Tuple | ast.List):
-        return all(_has_value_before(item, bound) for item in target.elts)
-    return not isinstance(target, ast.Name) or target.id in bound
+        return all(_has_value_before(item, assigned) for item in target.elts)
+    return not isinstance(target, ast.Name) or target.id in assigned
 
 
 def _names_of_one_type(function: Function) -> dict[str, list[str]]:
-    """For each name, others of its type: arguments with the same annotation, targets of one assignment or loop."""
+    """For each name, another of the same type: arguments with equal annotations, targets of one assignment or loop."""
     groups: dict[str, set[str]] = defaultdict(set)
     for argument in _arguments(function):
         if argument.annotation is not None:
@@ -243,19 +256,19 @@ def _names_of_one_type(function: Function) -> dict[str, list[str]]:
     for node in ast.walk(function):
         if isinstance(node, ast.Tuple) and _is_stored(node):
             groups[f"line {node.lineno}, {node.col_offset}"] |= {n.id for n in node.elts if isinstance(n, ast.Name)}
-    twins: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for group in groups.values():
         for name in sorted(group):
-            twins.setdefault(name, []).extend(sorted(group - {name, *twins.get(name, ())})[:1])
-    return twins
+            others.setdefault(name, []).extend(sorted(group - {name, *others.get(name, ())})[:1])
+    return others
 
 
 def _arguments(function: Function) -> list[ast.arg]:
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
-def _never(statement: ast.stmt) -> ast.stmt:
-    """A statement that is not run, but still makes its names local and its function a generator."""
+def _disabled(statement: ast.stmt) -> ast.stmt:
+    """A disabled statement: it does not run, but it still makes its names local and its function a generator."""
     return ast.If(ast.Constant(value=False), [copy.copy(statement)], [], lineno=statement.lineno)
 
 
@@ -280,7 +293,7 @@ def _is_string(node: ast.expr) -> bool:
 
 
 def _is_variable(node: ast.expr) -> bool:
-    """A name or an attribute, but not a class or something of a library's namespace, as np.int32 is."""
+    """Whether an expression is a name or an attribute; classes and attributes of libraries (np.int32) do not count."""
     if isinstance(node, ast.Attribute):
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         return owner not in ("np", "torch") and not owner[:1].isupper()

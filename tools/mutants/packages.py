@@ -1,4 +1,4 @@
-"""What is mutated, and which tests are asked: packages for the table, sessions of pytest for the work."""
+"""The packages to mutate, and the tests of each: for the table, and for the sessions of pytest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Package:
     """A row of the table.
 
     Attributes:
-        name: of the row.
+        name: name of the row.
         files: patterns of its files, relative to the repository.
-        suites: modules of ``suites/`` that adopt the conformance suite and reach it.
+        suites: modules of ``suites/`` that adopt the conformance suite and reach the package.
         unit: its unit tests, relative to the repository.
     """
 
@@ -43,7 +43,7 @@ class Package:
         return [SUITES / f"{name}.py" for name in self.suites]
 
     def unit_paths(self) -> list[Path]:
-        """The unit tests' files, those of folders included."""
+        """The unit tests' files, including files in folders."""
         files: list[Path] = []
         for name in self.unit:
             path = ROOT / name
@@ -97,6 +97,7 @@ PACKAGES = (
     Package("chats (`slm_core.chat`)", ("slm_core/chat/*.py",), _HOST, ("tests/chat",)),
     Package("generation (`slm_core.generation`)", ("slm_core/generation/**/*.py",), _HOST, ("tests/generation",)),
     Package("sampling (`slm_core.sampling`)", ("slm_core/sampling/*.py",), _HOST, ("tests/sampling",)),
+    Package("engine (`slm_core.engine`)", ("slm_core/engine/*.py",), (), ("tests/engine",)),
     Package("formatters (`slm_formatters`)", ("formatters/slm_formatters/**/*.py",), _HOST, ("tests/formatters",)),
 )
 

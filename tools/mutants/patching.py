@@ -1,4 +1,4 @@
-"""Puts a mutant into a process that has imported the code: functions get other code, wherever they are referred to."""
+"""Puts a mutant into a process that has imported the code, by changing the code of existing functions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LRU_CACHE = type(functools.cache(lambda: None))
 
 
 class NotAMutant(Exception):
-    """The change compiles to the same code, to none, or is in code that is not kept as a function."""
+    """The change compiles to the same code or not at all, or its code is not kept as a function."""
 
 
 class Functions:
-    """All functions of this process that come from some files, found once: before the process is forked.
+    """All functions of this process from some files, collected once before the process is forked.
 
     Args:
         files: the files.
@@ -34,10 +34,10 @@ class Functions:
         gc.freeze()  # a collection in a forked process would copy all memory
 
     def patch(self, mutant: Mutant, root: Path) -> None:
-        """Change the functions, and forget what those with a cache have computed.
+        """Change the functions, and clear their caches.
 
         Raises:
-            NotAMutant: nothing would change.
+            NotAMutant: the change has no effect.
         """
         path = root / mutant.path
         try:
@@ -73,7 +73,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _differ(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether two codes do different things: where their lines are does not matter."""
+    """Whether two code objects behave differently; line numbers do not count."""
     same = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable", "co_flags")
     if any(getattr(one, name) != getattr(other, name) for name in same) or len(one.co_consts) != len(other.co_consts):
         return True

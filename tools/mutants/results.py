@@ -1,4 +1,4 @@
-"""Results in a file; the table and the list of survivors."""
+"""Results in a file; the table, and the list of survivors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Results:
     """The results in a file.
 
     Args:
-        path: one line of JSON for each mutant; the last one counts.
+        path: a JSON line for each mutant; the last line of a mutant counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class Results:
         self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
 
     def was_asked(self, mutant: Mutant, kind: str) -> bool:
-        """Whether the suite, or unit tests, need not be asked about a mutant of the file as it is now."""
+        """Whether the suite, or the unit tests, have already run on a mutant of the current file."""
         result = self._results.get(mutant.id)
         if result is None or result["source"] != digest_of_file(ROOT / mutant.path):
             return False
@@ -142,12 +142,12 @@ def _row(name: str, results: list[dict[str, Any]]) -> str:
 
 
 def _is_final(result: dict[str, Any]) -> bool:
-    """Whether all tests that could notice the mutant were asked."""
+    """Whether all tests that could kill the mutant have run."""
     return result["verdict"] == "killed" or result["asked"] == "unit"
 
 
 def percent(part: int, total: int) -> str:
-    """A share."""
+    """A percentage."""
     return f"{100 * part / total:.1f} %" if total else "none"
 
 

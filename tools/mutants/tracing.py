@@ -1,4 +1,4 @@
-"""Which lines of some files does a test run?"""
+"""The lines of some files that a test runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Lines:
-    """Collects lines while ``recording``; a function whose lines are all known is not traced any more.
+    """Collects lines while ``recording``; a function is no longer traced once all its lines are known.
 
     Args:
         files: the names of the files, as in ``co_filename``.
@@ -24,7 +24,7 @@ class Lines:
 
     @contextmanager
     def recording(self) -> Iterator[dict[str, set[int]]]:
-        """The lines that the block runs, by file, in all threads that begin in it."""
+        """The lines that the ``with`` block runs, by file, in this and new threads."""
         self._open, self._seen = {}, {}
         threading.settrace(self._enter)
         sys.settrace(self._enter)

@@ -1,6 +1,6 @@
-"""One session of pytest: maps tests to lines, then forks a process for each mutant and asks the tests that reach it.
+"""One session of pytest: maps tests to lines, then forks a process for each mutant to run the tests that reach it.
 
-The session imports everything, and runs nothing itself: what a process is forked from has no threads and no state.
+The session itself imports everything and runs no test, so that forked processes start without threads and state.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from mutants.packages import ROOT, SUITES, Kind, package_of
 from mutants.patching import Functions, NotAMutant
 from mutants.tracing import Lines
 
-_MOST_MEMORY = 8 << 30  # bytes; a mutant may ask for any amount
-_PATIENCE = 8.0  # a test that computes so many times as long as it did on the sound code hangs
-_LEAST_PATIENCE = 5.0  # seconds of computing
-_WAITING = 8.0  # times as long on the clock: other programs may have the cores, and one that waits for itself must end
+_MOST_MEMORY = 8 << 30  # bytes; a mutant may allocate any amount
+_PATIENCE = 8.0  # a test with this multiple of its CPU time on the original code counts as hanging
+_LEAST_PATIENCE = 5.0  # CPU seconds
+_WAITING = 8.0  # multiple of the CPU limit in wall-clock time: other programs may use the cores, a deadlock must end
 _IMPORTED = ("slm_", "onnx", "llama_cpp", "numpy", "jinja2", "llguidance", "tokenizers")
-_SLOW_TO_IMPORT = ".torch"  # what uses it imports it when it is collected
+_SLOW_TO_IMPORT = ".torch"  # tests that need it import it at collection
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a test does on the sound code.
+    """The behaviour of a test on the original code.
 
     Attributes:
-        seconds: how long it takes.
-        lines: what it runs of the files that are mutated: by path, relative to the repository.
+        seconds: its duration.
+        lines: the lines that it runs in mutated files, by path relative to the repository.
     """
 
     seconds: float
@@ -52,16 +52,16 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a session has to do.
+    """The work of a session.
 
     Attributes:
-        mutants: in order.
-        kind: of the tests, "suite" or "unit".
-        known: what the suite said of mutants that unit tests are asked about, by id.
-        results: the file to add results to, one line of JSON each.
+        mutants: the mutants, in order.
+        kind: kind of the tests, "suite" or "unit".
+        known: the suite's results for mutants of the unit tests, by id.
+        results: the file to which results are appended, one JSON line each.
         reach: the folder of maps from tests to lines.
         until: when to stop, in seconds of ``time.time``.
-        most_seconds: of tests on one mutant, as long as they take on the sound code.
+        most_seconds: limit of the tests' total duration per mutant, by their durations on the original code.
     """
 
     mutants: Sequence[Mutant]
@@ -74,7 +74,7 @@ class Plan:
 
 
 class Worker:
-    """A plugin of pytest that takes the place of its loop."""
+    """A plugin of pytest that replaces its test loop."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -83,7 +83,7 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Measure."""
+        """Measure the tests, then run the mutants."""
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
         self._map(session)
@@ -99,7 +99,7 @@ class Worker:
             say(f"{progress} {mutant.id} {mutant.path}:{mutant.line} {result['verdict']}")
         return True
 
-    # Which tests reach which lines.
+    # The lines that tests reach.
 
     def _map(self, session: pytest.Session) -> None:
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
@@ -118,14 +118,14 @@ class Worker:
                 map_file.write_text(json.dumps(lines_of_child[-1]))
             reach_map = json.loads(map_file.read_text())
             for name in reach_map["modules"]:
-                with suppress(Exception):  # some can be imported by others alone
+                with suppress(Exception):  # some can only be imported by other modules
                     importlib.import_module(name)
             for nodeid, (seconds, lines) in reach_map["tests"].items():
                 self._reach[nodeid] = Reach(
                     seconds, {name: frozenset(lines_of_child) for name, lines_of_child in lines.items()}
                 )
 
-    # What becomes of a mutant.
+    # The result of a mutant.
 
     def _ask_about(self, mutant: Mutant, functions: Functions, items: dict[str, pytest.Item]) -> dict[str, Any]:
         package, begin = package_of(mutant.path), time.time()
@@ -146,7 +146,7 @@ class Worker:
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
-        """The tests that run the mutant's lines; those that noticed its neighbours first, then the quickest."""
+        """The tests that run the mutant's lines: those that killed neighbours first, then by duration."""
         mutated, paths_of_tests = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
         reaching = [
             nodeid
@@ -183,17 +183,17 @@ class Worker:
 
 
 def say(text: str) -> None:
-    """A line for who waits."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.__stdout__, flush=True)
 
 
 def digest_of_file(path: Path) -> str:
-    """Tells versions of a file apart."""
+    """A digest that tells versions of a file apart."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def _digest_of(items: Sequence[pytest.Item]) -> str:
-    """Of the tests' names, their sources, and all that may be mutated."""
+    """A digest of the tests' names, their sources, and all files that may be mutated."""
     from mutants.packages import PACKAGES
 
     paths = {item.path for item in items} | {Path(item.function.__code__.co_filename) for item in items}  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ def _digest_of(items: Sequence[pytest.Item]) -> str:
 
 
 def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
-    """Run tests as they are, and tell what they reach; what is skipped or fails is left out."""
+    """Run tests on the original code and record their lines; skipped and failing tests are left out."""
     from mutants.packages import PACKAGES
 
     files = {str(path): path.relative_to(ROOT).as_posix() for package in PACKAGES for path in package.paths()}
@@ -214,7 +214,10 @@ def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
             reports = runtestprotocol(item, log=False, nextitem=following)
         seconds = time.perf_counter() - begin
         if all(report.passed for report in reports):
-            tests[item.nodeid] = (round(seconds, 4), {files[name]: sorted(found) for name, found in recorded.items()})
+            tests[item.nodeid] = (
+                round(seconds, 4),
+                {files[name]: sorted(numbers) for name, numbers in recorded.items()},
+            )
         for report in reports:
             if report.failed:
                 yield {"fails": item.nodeid, "why": " ".join(str(report.longrepr).split())[-200:]}
@@ -223,7 +226,7 @@ def _map_of(items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
 
 
 def _try(functions: Functions, mutant: Mutant, items: Sequence[pytest.Item]) -> Iterator[dict[str, Any]]:
-    """Put a mutant in place, and run tests up to the first that fails."""
+    """Apply a mutant, and run tests until one fails."""
     try:
         functions.patch(mutant, ROOT)
     except NotAMutant as error:
@@ -240,7 +243,7 @@ def _try(functions: Functions, mutant: Mutant, items: Sequence[pytest.Item]) -> 
 def _in_child(
     work: Callable[[], Iterator[dict[str, Any]]], limit: Callable[[list[dict[str, Any]]], float]
 ) -> list[dict[str, Any]]:
-    """What ``work`` says in a process of its own, which is killed when it has been silent for longer than ``limit``."""
+    """Run ``work`` in a forked process; returns its results. It is killed if it is silent for longer than ``limit``."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -263,7 +266,7 @@ def _in_child(
 
 
 def _read(reader: int, child: int, limit: float) -> bytes | None:
-    """What the child writes next; None where it computes, or waits, for too long."""
+    """The child's next output; None if it computes or waits for too long."""
     begin, computed = time.monotonic(), _computed_by(child)
     while time.monotonic() - begin < _WAITING * limit and _computed_by(child) - computed < limit:
         if select.select([reader], [], [], 0.5)[0]:
@@ -272,7 +275,7 @@ def _read(reader: int, child: int, limit: float) -> bytes | None:
 
 
 def _computed_by(process: int) -> float:
-    """Seconds that the cores worked for a process."""
+    """CPU seconds of a process."""
     with suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -297,14 +300,14 @@ def _be_child(work: Callable[[], Iterator[dict[str, Any]]], writer: int) -> None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a session: the arguments are a file with the plan, and the ids of mutants in it are looked up anew."""
+    """Run a session. The argument is a file with the plan; mutants are looked up by their ids."""
     job = json.loads(Path(arguments[0]).read_text())
-    order = {mutant_id: place for place, mutant_id in enumerate(job["mutants"])}
+    order = {mutant_id: index for index, mutant_id in enumerate(job["mutants"])}
     files = {ROOT / name for name in job["files"]}
     mutants = [mutant for path in files for mutant in mutants_of(path, ROOT) if mutant.id in order]
     mutants.sort(key=lambda mutant: order[mutant.id])
-    kind, rest = job["kind"], {name: Path(job[name]) for name in ("results", "reach")}
-    plan = Plan(mutants, kind, job["known"], **rest, until=job["until"], most_seconds=job["most_seconds"])
+    kind, paths = job["kind"], {name: Path(job[name]) for name in ("results", "reach")}
+    plan = Plan(mutants, kind, job["known"], **paths, until=job["until"], most_seconds=job["most_seconds"])
     tests = dict.fromkeys(str(path) for mutant in mutants for path in package_of(mutant.path).tests(kind))
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", str(ROOT), "-c"]
     sys.path[:0] = [str(SUITES.parent.parent), str(ROOT / "tests")]

@@ -1,1 +1,1 @@
-"""Hours of mixed work on a backend, every answer checked, and what the process holds measured meanwhile."""
+"""Hours of mixed work on a backend, with every answer checked and the process's resources measured."""

@@ -1,4 +1,4 @@
-"""Workloads on chats: one conversation as long as the run, edited, forked, asked by oracles, with tools, dumped."""
+"""Workloads on chats: a conversation as long as the run, edits, forks, oracles, tools, dumps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def get_weather(city: str) -> dict[str, object]:
 
 
 def long_chat(site: Site, rng: random.Random) -> None:
-    """A conversation without end says next what a fresh chat with the same messages says."""
+    """The next answer of an endless conversation equals that of a fresh chat with the same messages."""
     chat = _long_lived_chat(site)
     for _ in range(rng.randint(1, 3)):
         _edit(chat, rng)
@@ -49,14 +49,14 @@ def long_chat(site: Site, rng: random.Random) -> None:
 
 
 def restored_chat(site: Site, rng: random.Random) -> None:
-    """A chat that was dumped and restored says next what it would have said; so does one that forgot a message."""
+    """A restored chat, and a chat that forgot a message, give the same answer as they would have before."""
     chat = _long_lived_chat(site)
     with _twin(site, chat) as twin:
         if len(twin.messages) > 2 and rng.random() < 0.5:
             before = twin.messages, twin.session.tokens
             try:
                 twin.forget(rng.randrange(1, len(twin.messages)))
-            except ContextFull:  # the fork shares what it cuts, and there is no room for a copy
+            except ContextFull:  # a fork shares the cells that it cuts, and there is no room for copies
                 require((twin.messages, twin.session.tokens) == before, "forget() was refused, but the chat changed")
         data, question = twin.dump(), rng.choice(QUESTIONS)
         expected = twin.send(question)
@@ -66,7 +66,7 @@ def restored_chat(site: Site, rng: random.Random) -> None:
 
 
 def oracles(site: Site, rng: random.Random) -> None:
-    """Questions of an oracle, also one for which there is no room, leave no trace in the chat."""
+    """Questions of an oracle leave no trace in the chat, even if there is no room for one."""
     chat = _long_lived_chat(site)
     chat.session.prefill()
     before = chat.session.tokens, chat.messages, chat.session.context.n_free
@@ -89,7 +89,7 @@ def _ask(oracle: Oracle, rng: random.Random) -> None:
 
 
 def tools(site: Site, rng: random.Random) -> None:
-    """A tool is called and its result is read."""
+    """A tool is called, and its result is used."""
     city = rng.choice(["Rome", "Paris", "Oslo"])
     chat = site.model("demo").chat(
         n_ctx=N_CTX, n_seq_max=2, n_batch=N_BATCH, sampling=Sampling(temperature=0, max_tokens=80)
@@ -116,14 +116,14 @@ def _long_lived_chat(site: Site) -> Chat:
 
 
 def _twin(site: Site, chat: Chat) -> Chat:
-    """A copy of the chat: a fork if the context has room for what is said next, which it shares with the chat."""
+    """A copy of the chat: a fork, if the context has room for the next answer, which both share."""
     if chat.session.context.n_free >= _ROOM:
         return chat.fork()
     return Chat.restore(site.model("demo"), chat.dump())
 
 
 def _edit(chat: Chat, rng: random.Random) -> None:
-    """One call that changes the conversation; it stays one of questions and answers."""
+    """One call that changes the conversation; it still alternates between questions and answers."""
     kind, n = rng.choice(["send", "send", "send", "regenerate", "edit", "delete", "stream"]), len(chat.messages)
     question = rng.choice(QUESTIONS)
     if kind == "edit" and n > 2:
@@ -142,6 +142,6 @@ def _edit(chat: Chat, rng: random.Random) -> None:
 
 
 def _same_answer(site: Site, tokens: tuple[int, ...], answer: Answer, expected: Answer, what: str) -> None:
-    """``tokens`` is what the session holds with the answer; its prompt is what comes before."""
+    """Require equal answers. ``tokens`` is the session with the answer; the part before the answer is its prompt."""
     if answer.tokens != expected.tokens:
         same_greedy(site, "demo", tokens[: answer.usage.prompt_tokens], answer, expected, what)

@@ -1,4 +1,4 @@
-"""The oracles: what a fresh context says, bit for bit or within clause 9 of the contract."""
+"""Checks against a fresh context: bit for bit, or within clause 9 of the contract."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slm_core.protocols import Context
 from soaking.site import Site
 
 STRICTEST = 1e-4
-"""What float32 may err by: no tolerance is below, and to derive that of quantized weights takes seconds."""
+"""The error bound of float32. No tolerance is below it, and deriving one for quantized weights takes seconds."""
 
 
 class Wrong(AssertionError):
-    """A backend, or the library, did otherwise than the contract says."""
+    """A backend, or the library, violates the contract."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -30,7 +30,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def next_row(session: Session) -> NDArray[np.float32]:
-    """A copy of the logits that follow a session, float32 [V]."""
+    """A copy of a session's next logits, float32 [V]."""
     row = session.next_logits()
     if row is None:
         raise Wrong("next_logits() gave nothing, though nobody cancelled")
@@ -38,22 +38,22 @@ def next_row(session: Session) -> NDArray[np.float32]:
 
 
 def fresh_row(site: Site, name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """The logits that follow some tokens in a fresh context, float32 [V]."""
+    """The logits after some tokens in a fresh context, float32 [V]."""
     with site.fresh_session(name) as session:
         session.append_tokens(tokens)
         return next_row(session)
 
 
 def same_row(site: Site, name: str, tokens: Sequence[int], row: NDArray[np.float32], what: str) -> None:
-    """Require logits that follow some tokens to be those of a fresh context, within clause 9.
+    """Require logits after some tokens to equal those of a fresh context, within clause 9.
 
-    Each of the two may be off the float32 reference by the tolerance, so that they are within twice of it.
+    Both may differ from the float32 reference by the tolerance, so they differ by at most twice the tolerance.
     """
     expected = fresh_row(site, name, tokens).astype(np.float64)
     error = float(np.linalg.norm(row - expected) / np.linalg.norm(expected))
     if error <= STRICTEST:
         return
-    allowed = 2 * _tolerance(site, name).row
+    allowed = 2 * tolerance(site, name).row
     require(
         error <= allowed,
         f"{what}: after {len(tokens)} tokens the logits differ from a fresh context's by {error:.1e} of their norm"
@@ -62,9 +62,9 @@ def same_row(site: Site, name: str, tokens: Sequence[int], row: NDArray[np.float
 
 
 def same_greedy(site: Site, name: str, prompt: Sequence[int], actual: Answer, expected: Answer, what: str) -> None:
-    """Require two greedy answers to be equal, up to a token where the two likeliest are closer than clause 9 decides.
+    """Require two greedy answers to be equal, up to a token whose two best logits are too close for clause 9.
 
-    An answer that has ended has an EOG token in the next place.
+    If an answer has ended, its next token is an EOG token.
     """
     if (actual.tokens, actual.finish_reason) == (expected.tokens, expected.finish_reason):
         return
@@ -76,7 +76,7 @@ def same_greedy(site: Site, name: str, prompt: Sequence[int], actual: Answer, ex
     first, second = (
         row[answer.tokens[n_equal]] if n_equal < len(answer.tokens) else row[eog].max() for answer in (actual, expected)
     )
-    gap, allowed = abs(first - second) / np.linalg.norm(row), 2 * _tolerance(site, name).gap
+    gap, allowed = abs(first - second) / np.linalg.norm(row), 2 * tolerance(site, name).gap
     require(
         bool(gap <= allowed),
         f"{what}: token {n_equal} of the answer differs from a fresh context's, and the logits of the two are"
@@ -104,5 +104,6 @@ def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _tolerance(site: Site, name: str) -> Tolerance:
+def tolerance(site: Site, name: str) -> Tolerance:
+    """The tolerance of a model's numbers."""
     return site.workshop.tolerance(name, site.workshop.kv_types(name)[0])

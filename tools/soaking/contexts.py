@@ -1,4 +1,4 @@
-"""Workloads on contexts: random programs, errors, models that open and close, threads, the same calls again."""
+"""Workloads on contexts: random programs, errors, models that open and close, threads, repeated calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIGEST_SIZE = 32  # of a dump, at its end
 
 
 def random_program(site: Site, rng: random.Random) -> None:
-    """A random program of context calls, legal and not: the float64 reference and a model of the contract agree."""
+    """A random program of legal and illegal calls agrees with the float64 reference and a model of the contract."""
     with site.bench(rng.choice(MODELS[:-1])) as bench:
         seed, sizes = rng.getrandbits(32), rng.choice(SIZES)
         declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
@@ -41,7 +41,7 @@ def random_program(site: Site, rng: random.Random) -> None:
 
 
 def illegal_calls(site: Site, rng: random.Random) -> None:
-    """Full contexts, bad tokens, wrong positions: each is refused, and the sequence goes on as in a fresh context."""
+    """Illegal calls (full context, bad tokens, wrong positions) are refused, and the sequence continues as before."""
     name = rng.choice(MODELS)
     with site.old_session(name) as session, site.old_session(name) as neighbour:
         session.append_tokens(site.prompt(name, rng))
@@ -59,7 +59,7 @@ def illegal_calls(site: Site, rng: random.Random) -> None:
 def _illegal(
     context: Context, seq_id: int, n: int, vocab_size: int
 ) -> list[tuple[str, Callable[[], object], type[SlmError]]]:
-    """Calls that are to be refused of a sequence with ``n`` tokens: what each is, the call, the error."""
+    """Illegal calls for a sequence with ``n`` tokens: description, call, error."""
     return [
         ("a token out of range", lambda: decode(context, seq_id, n, [0, vocab_size]), InvalidToken),
         ("a wrong position", lambda: decode(context, seq_id, n + 1, [0]), InvalidPosition),
@@ -71,7 +71,7 @@ def _illegal(
 
 
 def bad_dumps(site: Site, rng: random.Random) -> None:
-    """Damaged, truncated and forged dumps, and those of other models, are refused and change nothing."""
+    """Damaged, truncated and forged dumps, and dumps of other models, are refused and change nothing."""
     name = rng.choice(MODELS)
     other = rng.choice([other for other in MODELS if other != name])
     with site.old_session(name) as session, site.fresh_session(name) as victim:
@@ -86,14 +86,14 @@ def bad_dumps(site: Site, rng: random.Random) -> None:
         flipped = flip(data, rng)
         refused(context, lambda: context.restore(0, flipped), "a damaged dump", InvalidSnapshot)
         with site.fresh_session(other) as stranger:
-            there = stranger.context
-            refused(there, lambda: there.restore(0, data), "a dump of another model", SnapshotMismatch)
+            other_context = stranger.context
+            refused(other_context, lambda: other_context.restore(0, data), "a dump of another model", SnapshotMismatch)
         restore_forged(site, data, rng, context)
         same_row(site, name, victim.tokens, next_row(victim), "a sequence after dumps were refused")
 
 
 def restore_forged(site: Site, data: bytes, rng: random.Random, context: Context) -> None:
-    """A dump that was changed and has a right checksum: refused, or, where only numbers changed, taken."""
+    """Restore a changed dump with a valid checksum: it is refused, or accepted if only numbers changed."""
     forged = flip(data[:-_DIGEST_SIZE], rng)
     forged += hashlib.blake2b(forged, digest_size=_DIGEST_SIZE).digest()
     try:
@@ -107,13 +107,13 @@ def restore_forged(site: Site, data: bytes, rng: random.Random, context: Context
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:
-    """The same with one bit changed; half of the time near the beginning, where the header is."""
-    place = rng.randrange(min(len(data), 400) if rng.random() < 0.5 else len(data))
-    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+    """The data with one bit flipped; half of the time near the beginning, in the header."""
+    index = rng.randrange(min(len(data), 400) if rng.random() < 0.5 else len(data))
+    return data[:index] + bytes([data[index] ^ 1 << rng.randrange(8)]) + data[index + 1 :]
 
 
 def open_and_close(site: Site, rng: random.Random) -> None:
-    """A model, from its file or from bytes, and contexts of random sizes: closed in any order, refused afterwards."""
+    """Models (from a file or bytes) and contexts of random sizes close in any order, and then refuse calls."""
     name = rng.choice(MODELS)
     backend, path = site.workshop.backend, site.path(name)
     source: ModelSource = path
@@ -133,14 +133,14 @@ def open_and_close(site: Site, rng: random.Random) -> None:
 
 
 def random_options(site: Site, name: str, rng: random.Random) -> ContextOptions:
-    """Sizes and storage types of a context."""
+    """Random sizes and KV types of a context."""
     kv_type = rng.choice(site.workshop.kv_types(name))
     n_ctx = rng.choice([8, 100, 256, 2048])
     return ContextOptions(n_ctx, rng.randint(1, 4), rng.choice([1, 16, N_BATCH]), kv_type, kv_type)
 
 
 def parallel_threads(site: Site, rng: random.Random) -> None:
-    """Eight threads, each with a context of its own over one model, get bit for bit what each gets alone."""
+    """Eight threads with a context each, over one model, get bit for bit the results of a single thread."""
     name = rng.choice(MODELS)
     seeds = [rng.getrandbits(32) for _ in range(N_THREADS)]
     options = random_options(site, name, rng)
@@ -158,7 +158,7 @@ def parallel_threads(site: Site, rng: random.Random) -> None:
 
 
 def same_calls_again(site: Site, rng: random.Random) -> None:
-    """Fixed calls in a fresh context give, bit for bit, what they gave when the run began (clause 9)."""
+    """Fixed calls in a fresh context give the same bits as at the beginning of the run (clause 9)."""
     name, seed = rng.choice(MODELS), rng.randrange(4)
     if rng.random() < 0.3:
         with site.workshop.load(site.path(name)) as model:
@@ -190,14 +190,14 @@ def fingerprint(model: Model, options: ContextOptions, seed: int) -> bytes:
 
 
 def decode(context: Context, seq_id: int, first: int, tokens: list[int]) -> bytes:
-    """The logits after each of some tokens, as bytes."""
+    """The logits after each token, as bytes."""
     batch = context.new_batch()
     batch.extend(tokens, Pos(seq_id, first), logits="all")
     return bytes(context.decode(batch).tobytes())
 
 
 def fill(context: Context, seq_id: int, rng: random.Random) -> None:
-    """Decode until the context is full, and one token more."""
+    """Decode until the context is full, then one more token."""
     while True:
         n = rng.randint(1, context.n_batch)
         decode(context, seq_id, context.length(seq_id), [1] * n)

@@ -1,4 +1,4 @@
-"""The workload that kills: ``kill -9`` of a process that answers, at random moments, and what is left of its dump."""
+"""A workload that kills a process with ``kill -9`` at random moments while it answers, and checks its last dump."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from soaking.worker import MARK
 
 WORKER = "soaking.worker"
 WORKER_CACHE = "worker-cache"
-"""The disk cache of workers, in the folder of the site."""
+"""The disk cache of killed workers, in the folder of the site."""
 PATIENCE_S = 400.0
-"""A worker that takes longer hangs: it is ended by SIGABRT, and says where it was."""
+"""A worker that takes longer counts as hanging; SIGABRT ends it and prints its stack."""
 
 
 @dataclass(slots=True)
 class Life:
-    """What a worker said while it lived.
+    """The output of a worker until its end.
 
     Attributes:
-        begins: tokens of the answer that it started from; None if it was killed before.
-        saved: tokens in the last dump that it acknowledged as saved, 0 for none.
-        said: the whole answer, if it came to its end.
+        begins: tokens of the answer at its start; None if it was killed before.
+        saved: tokens in the last dump that it acknowledged; 0 for none.
+        said: the whole answer, if it was completed.
     """
 
     begins: int | None = None
@@ -45,19 +45,19 @@ class Life:
 
 
 def killed(site: Site, rng: random.Random, worker: str = WORKER) -> None:
-    """A worker is killed up to three times, and comes back with all that it acknowledged; the answer stays the same.
+    """A worker is killed up to three times. Each restart has all acknowledged tokens, and the answer stays the same.
 
     Args:
-        site: where.
+        site: the site.
         rng: draws model, prompt and moments.
-        worker: the module that answers.
+        worker: the module of the worker.
     """
     name = rng.choice(MODELS)
     prompt, n = site.prompt(name, rng), rng.randint(10, 60)
     folder = site.folder / f"worker-{rng.getrandbits(48):x}"
     folder.mkdir()
     if rng.random() < 0.3:
-        _forget_cache(site.folder / WORKER_CACHE)  # so that the next one is killed while it fills the cache
+        _forget_cache(site.folder / WORKER_CACHE)  # so that the next worker may be killed while it fills the cache
     try:
         arguments = _arguments(site, name, prompt, n, rng.randint(1, 8), folder / "dump")
         lives = [_live(arguments, worker, site, _Moment.draw(rng)) for _ in range(rng.randint(1, 3))]
@@ -68,7 +68,7 @@ def killed(site: Site, rng: random.Random, worker: str = WORKER) -> None:
 
 
 def _check_lives(site: Site, name: str, prompt: Sequence[int], lives: Sequence[Life], n: int) -> None:
-    """Nothing that was acknowledged is lost, and the answer is that of a worker that nobody killed."""
+    """Require that no acknowledged token is lost, and that the answer equals one without a kill."""
     saved = 0
     for life in lives:
         if life.begins is not None:
@@ -89,11 +89,11 @@ def _check_lives(site: Site, name: str, prompt: Sequence[int], lives: Sequence[L
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """When a worker is killed.
+    """The moment at which a worker is killed.
 
     Attributes:
-        delay_s: after it was started, or after the line.
-        n_saved: after so many dumps were acknowledged; None for no matter how many.
+        delay_s: seconds after its start, or after the acknowledgement.
+        n_saved: number of acknowledged dumps to wait for; None for a moment after the start.
     """
 
     delay_s: float
@@ -101,14 +101,14 @@ class _Moment:
 
     @classmethod
     def draw(cls, rng: random.Random) -> _Moment:
-        """Half of the time right after an acknowledgement, where a save that is not safe yet is lost."""
+        """Half of the time right after an acknowledgement: a save that is not yet safe would be lost."""
         if rng.random() < 0.5:
             return cls(rng.uniform(0, 0.005), rng.randint(1, 6))
         return cls(rng.uniform(0, 4), None)
 
 
 def _live(arguments: str, worker: str, site: Site, moment: _Moment | None) -> Life:
-    """Start a worker, kill it at a moment, and hear what it said."""
+    """Start a worker, kill it at a moment, and return its output."""
     cache = site.folder / WORKER_CACHE
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), CACHE_VARIABLE: str(cache)}
     with (
@@ -135,7 +135,7 @@ def _live(arguments: str, worker: str, site: Site, moment: _Moment | None) -> Li
 
 
 def _listen(process: subprocess.Popen[str], moment: _Moment | None) -> Life:
-    """Read a worker's lines until it ends; kill it when the moment has come."""
+    """Read a worker's lines until it ends; kill it at the moment."""
     life, n_saved = Life(), 0
     timer = threading.Timer(moment.delay_s, process.kill) if moment else None
     if timer is not None and moment is not None and moment.n_saved is None:
@@ -178,7 +178,7 @@ def _arguments(site: Site, name: str, prompt: Sequence[int], n: int, every: int,
 
 
 def _forget_cache(cache: Path) -> None:
-    """Remove every whole entry, and make what killed workers left half made two days old."""
+    """Remove all complete entries, and make the incomplete ones of killed workers two days old."""
     for manifest in cache.glob("*/[!.]*/manifest.json"):
         shutil.rmtree(manifest.parent)
     for partial in cache.glob("*/.*"):

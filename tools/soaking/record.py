@@ -1,4 +1,4 @@
-"""What a run was: its events, added up."""
+"""The record of a run, accumulated from its events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from soaking.trend import Trend, Verdict, fit
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A round that went wrong.
+    """A failed round.
 
     Attributes:
-        workload: its name.
+        workload: name of the workload.
         seed: its seed.
-        number: of the round.
-        error: type and message, or what became of the process.
-        traceback: the whole of it.
+        number: number of the round.
+        error: type and message, or how the process ended.
+        traceback: the whole traceback.
     """
 
     workload: str
@@ -35,18 +35,18 @@ class Record:
     """The course of a run.
 
     Attributes:
-        plan: what was to be done.
-        version: of the backend.
+        plan: the plan.
+        version: version of the backend.
         load_options: passed to ``load``.
-        rounds: by workload.
-        seconds: likewise.
-        failures: in order.
-        counts: what workloads counted besides.
-        times_s: when samples were taken.
-        samples: the amounts of each resource then.
-        elapsed_s: until the last event that tells.
-        current: the round that has begun and not ended.
-        is_over: whether the process came to its end.
+        rounds: number of rounds by workload.
+        seconds: seconds by workload.
+        failures: the failures, in order.
+        counts: other counts of workloads.
+        times_s: the times of samples.
+        samples: the amounts of each resource at these times.
+        elapsed_s: seconds until the last event that has a time.
+        current: the round that is running.
+        is_over: whether the process ended normally.
     """
 
     plan: Plan
@@ -84,20 +84,20 @@ class Record:
                 self.elapsed_s, self.is_over = event["elapsed_s"], True
 
     def died(self, error: str, traceback: str) -> None:
-        """The process ended before it was over; the round that it was in is a failure."""
+        """Record that the process ended early; the running round is a failure."""
         current: Any = self.current or {"workload": "none", "seed": 0, "round": 0}
         self.failures.append(Failure(current["workload"], current["seed"], current["round"], error, traceback))
 
     def trends(self) -> list[Trend | None]:
-        """Of each resource; None where there are too few samples."""
+        """The trend of each resource; None if there are too few samples."""
         return [fit(self.times_s, [sample[i] for sample in self.samples]) for i in range(len(RESOURCES))]
 
     def verdicts(self) -> list[Verdict]:
-        """Of each resource."""
+        """The verdict on each resource."""
         pairs = zip(self.trends(), RESOURCES, strict=True)
         return [Verdict.UNDECIDED if trend is None else trend.verdict(kind.allowed) for trend, kind in pairs]
 
     @property
     def has_failed(self) -> bool:
-        """Whether a round failed, or something grows."""
+        """Whether a round failed or a resource grows."""
         return bool(self.failures) or Verdict.GROWS in self.verdicts()

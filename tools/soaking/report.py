@@ -14,7 +14,6 @@ from soaking.record import Record
 from soaking.resources import RESOURCES
 from soaking.supervisor import GIVES_BACK
 from soaking.trend import N_BLOCKS, SIGMAS, WARM_UP, Trend, Verdict
-from soaking.workloads import WORKLOADS
 
 _PACKAGES = ("numpy", "llama-cpp-python", "onnxruntime", "llguidance", "tokenizers")
 _MOST_FAILURES = 20
@@ -22,7 +21,7 @@ _MOST_LINES = 30
 
 
 def report(records: Sequence[Record], command: str) -> str:
-    """All of it: the machine, and of each run its verdict, trends, rounds and failures."""
+    """The whole report: the machine, and the verdict, trends, rounds and failures of each run."""
     return "\n".join([*_head(command), *(line for record in records for line in _section(record)), *_method()])
 
 
@@ -68,7 +67,7 @@ def _section(record: Record) -> list[str]:
         lines.append(f"| {f'{kind.name}, {kind.unit}'.strip(', ')} | {first} | {last} | {slope} | {_said(trend, i)} |")
     lines += ["", "| workload | rounds | seconds | failures |", "|---|---:|---:|---:|"]
     failed = [failure.workload for failure in record.failures]
-    for workload in WORKLOADS:
+    for workload in record.plan.workloads:
         name = workload.name
         lines.append(f"| {name} | {record.rounds[name]:,} | {record.seconds[name]:,.0f} | {failed.count(name)} |")
     counted = ", ".join(f"{count:,} {name}" for name, count in sorted(record.counts.items()))

@@ -1,4 +1,4 @@
-"""What a process holds: memory, file descriptors, threads, files in its cache directories."""
+"""Resources of a process: memory, file descriptors, threads, files in its cache folders."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PROC = Path("/proc/self")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something that must not grow.
+    """A resource that must not grow.
 
     Attributes:
-        name: for people.
-        unit: likewise.
-        allowed: growth over a run, after its warm-up, that still counts as flat. Of things that are counted, less
-            than one; of memory, what allocators take more or less of from one moment to the next.
+        name: name in reports.
+        unit: unit in reports.
+        allowed: growth over a run, after the warm-up, that still counts as flat: for counts less than one, for memory
+            the normal variation of allocators.
     """
 
     name: str
@@ -36,22 +36,21 @@ RESOURCES = (
 
 
 def measure(cache: Path, worker_cache: Path) -> list[float]:
-    """The amount of each of ``RESOURCES`` now; garbage is collected first.
+    """The amount of each of ``RESOURCES`` now, after a garbage collection.
 
     Args:
-        cache: the process's own cache folder, all of whose files are counted.
-        worker_cache: that of workers that are killed; whole entries come and go there, so that what is counted is
-            what belongs to none.
+        cache: the cache folder of this process; all its files are counted.
+        worker_cache: the cache folder of killed workers; only files outside complete entries are counted.
     """
     gc.collect()
     resident = int((PROC / "statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20
-    n_descriptors = len(os.listdir(PROC / "fd")) - 1  # noqa: PTH208  (less the one that lists them)
+    n_descriptors = len(os.listdir(PROC / "fd")) - 1  # noqa: PTH208  (without the descriptor of listdir)
     n_threads = len(os.listdir(PROC / "task"))  # noqa: PTH208
     return [resident, n_descriptors, n_threads, _n_files(cache) + _n_files(worker_cache, left_over=True)]
 
 
 def _n_files(cache: Path, *, left_over: bool = False) -> int:
-    """Files and folders below a folder; with ``left_over``, those that are in no whole cache entry."""
+    """Files and folders below a folder; with ``left_over``, only those outside complete cache entries."""
     paths = list(cache.rglob("*"))
     entries = {path.parent for path in paths if path.name == "manifest.json"} if left_over else set()
     kinds = {path.parent for path in entries}

@@ -1,6 +1,6 @@
-"""The loop: rounds of workloads, what went wrong in them, and samples in between, as events.
+"""The loop of a run: rounds of workloads, failures, and samples in between, all reported as events.
 
-``python -m soaking.rounds PLAN`` (JSON) writes the events to standard output, one JSON value a line.
+``python -m soaking.rounds PLAN`` (JSON) writes the events to standard output, one JSON value per line.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ import pytest
 
 from slm_core.diskcache import CACHE_VARIABLE, cache_root
 from soaking import killing
+from soaking.checks import tolerance
 from soaking.resources import measure
-from soaking.site import Engine, Site
+from soaking.site import MODELS, Engine, Site
 from soaking.workloads import WORKLOADS, Workload
 
 Event: TypeAlias = Mapping[str, object]
 Emit: TypeAlias = Callable[[Event], None]
 _SAMPLES = 1000
-"""As many samples are taken in a run, or one after each round if that is fewer."""
+"""Most samples of a run; there is at most one after each round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do.
+    """The plan of a run.
 
     Attributes:
-        engine: how models are loaded.
-        seed: workloads and all that they draw follow from it.
-        seconds: how long; None for no end.
-        n_rounds: how many rounds; None for no end. Each workload comes once before any is drawn.
-        replay: a workload and a seed: that round alone is played.
+        engine: options for loading models.
+        seed: determines workloads and all random numbers in them.
+        seconds: duration; None for no limit.
+        n_rounds: number of rounds; None for no limit. Each workload runs once before workloads are drawn at random.
+        replay: a workload and a seed; only this round is run.
+        only: names of the workloads to choose from; empty for all.
     """
 
     engine: Engine
@@ -52,17 +54,23 @@ class Plan:
     seconds: float | None = None
     n_rounds: int | None = None
     replay: tuple[str, int] | None = None
+    only: tuple[str, ...] = ()
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """The workloads to choose from."""
+        return [workload for workload in WORKLOADS if not self.only or workload.name in self.only]
 
     def to_json(self) -> str:
-        """For another process."""
+        """The plan as JSON, for another process."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The same again."""
+        """The plan in a JSON text."""
         fields = json.loads(text)
-        replay = fields.pop("replay")
-        return cls(Engine(**fields.pop("engine")), replay=tuple(replay) if replay else None, **fields)
+        replay, only = fields.pop("replay"), tuple(fields.pop("only"))
+        return cls(Engine(**fields.pop("engine")), replay=tuple(replay) if replay else None, only=only, **fields)
 
 
 def run(
@@ -71,15 +79,15 @@ def run(
     workloads: Sequence[Workload] = WORKLOADS,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do what is planned, in a folder of its own, and tell what happens.
+    """Carry out a plan in a folder of its own, and report events.
 
-    Events have a key "event": "start", "begin" and "end" of a round, "failure", "sample", "over".
+    Events have a key "event": "start", "begin" and "end" (of a round), "failure", "sample", "over".
 
     Args:
-        plan: what to do.
-        emit: is given each event.
-        workloads: to choose from.
-        stopped: asked before each round.
+        plan: the plan.
+        emit: called with each event.
+        workloads: workloads to choose from.
+        stopped: called before each round; True ends the run.
     """
     with tempfile.TemporaryDirectory(prefix="slm-soak-") as name:
         folder = Path(name)
@@ -107,6 +115,8 @@ def _play(plan: Plan, site: Site, emit: Emit, workloads: Sequence[Workload], sto
         workload, seed = _next(plan, workloads, n_done, rng)
         _play_round(workload, seed, n_done, site, emit)
         n_done += 1
+        if n_done == 1:
+            _compute_tolerances(site)
         elapsed = time.monotonic() - start
         if elapsed >= sampled_at + period:
             emit({"event": "sample", "elapsed_s": elapsed, "values": measure(*caches)})
@@ -114,8 +124,14 @@ def _play(plan: Plan, site: Site, emit: Emit, workloads: Sequence[Workload], sto
     emit({"event": "over", "elapsed_s": time.monotonic() - start, "counts": dict(site.counts)})
 
 
+def _compute_tolerances(site: Site) -> None:
+    """Compute what checks keep of each model before the first sample, so that it does not count as growth."""
+    for name in MODELS:
+        tolerance(site, name).row, tolerance(site, name).gap
+
+
 def _next(plan: Plan, workloads: Sequence[Workload], n_done: int, rng: random.Random) -> tuple[Workload, int]:
-    """Each workload once, in order, then at random."""
+    """The next workload and its seed: each workload once, in order, then at random."""
     if plan.replay:
         name, seed = plan.replay
         return next(workload for workload in workloads if workload.name == name), seed
@@ -127,7 +143,7 @@ def _next(plan: Plan, workloads: Sequence[Workload], n_done: int, rng: random.Ra
 
 
 def _play_round(workload: Workload, seed: int, number: int, site: Site, emit: Emit) -> None:
-    """One round; whatever it raises is a failure, after which nothing old is trusted."""
+    """One round. Any exception is a failure, after which contexts and models are loaded again."""
     identity = {"round": number, "workload": workload.name, "seed": seed}
     emit({"event": "begin", **identity})
     start = time.monotonic()
@@ -141,7 +157,7 @@ def _play_round(workload: Workload, seed: int, number: int, site: Site, emit: Em
 
 
 def main(plan: str) -> None:
-    """Run in a process of its own; SIGTERM and SIGINT end it after the round."""
+    """Run in a process of its own; SIGTERM and SIGINT end it after the current round."""
     stop: list[int] = []
 
     def ask_to_stop(number: int, _: FrameType | None) -> None:
@@ -151,12 +167,13 @@ def main(plan: str) -> None:
     signal.signal(signal.SIGINT, ask_to_stop)
     faulthandler.enable()
     events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no event
+    os.dup2(2, 1)  # output of libraries must not mix with events
 
     def emit(event: Event) -> None:
         events.write(json.dumps(event) + "\n")
 
-    run(Plan.from_json(plan), emit, stopped=lambda: bool(stop))
+    read = Plan.from_json(plan)
+    run(read, emit, read.workloads, stopped=lambda: bool(stop))
 
 
 if __name__ == "__main__":

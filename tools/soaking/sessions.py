@@ -1,4 +1,4 @@
-"""Workloads on sessions: every way to generate, edits, dumps, cancellation."""
+"""Workloads on sessions: all ways to generate, edits, dumps, cancellation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPECS: tuple[tuple[Spec, Callable[[str], bool]], ...] = (
 
 
 def greedy(site: Site, rng: random.Random) -> None:
-    """A greedy answer in a context that is hours old is that of a fresh one."""
+    """A greedy answer in an hours-old context equals that of a fresh one."""
     name = rng.choice(MODELS)
     prompt, options = site.prompt(name, rng), _greedy(rng)
     with site.old_session(name) as session:
@@ -60,7 +60,7 @@ def sampled(site: Site, rng: random.Random) -> None:
 
 
 def constrained(site: Site, rng: random.Random) -> None:
-    """An answer under a constraint fits it."""
+    """An answer under a constraint matches it."""
     name = rng.choice(MODELS)
     spec, fits = rng.choice(_SPECS)
     options = Sampling(temperature=rng.choice([0, 1.0]), seed=rng.getrandbits(32), max_tokens=200)
@@ -73,7 +73,7 @@ def constrained(site: Site, rng: random.Random) -> None:
 
 
 def speculated(site: Site, rng: random.Random) -> None:
-    """A greedy answer that is drafted for, in a context that is hours old, is the plain one of a fresh context."""
+    """A greedy answer with a drafter, in an hours-old context, equals that of a fresh context without one."""
     name = rng.choice(MODELS)
     prompt, options = site.prompt(name, rng), _greedy(rng)
     with site.old_session(name) as session, _drafter(site, name, rng) as drafter:
@@ -84,7 +84,7 @@ def speculated(site: Site, rng: random.Random) -> None:
 
 
 def beams(site: Site, rng: random.Random) -> None:
-    """A beam search in two fresh contexts finds the same, bit for bit; one in an old context leaves nothing behind."""
+    """Beam search gives the same bits in two fresh contexts, and frees its positions in an old one."""
     name = rng.choice(MODELS)
     prompt = site.prompt(name, rng)
     options = Beams(width=rng.randint(2, 5), max_tokens=rng.randint(1, 10), length_penalty=rng.choice([0.5, 1.0]))
@@ -100,7 +100,7 @@ def beams(site: Site, rng: random.Random) -> None:
 
 
 def completions(site: Site, rng: random.Random) -> None:
-    """Completions in two fresh contexts are the same; those in an old context, read halfway, leave nothing behind."""
+    """Completions are the same in two fresh contexts; abandoned ones in an old context free their positions."""
     name = rng.choice(MODELS)
     prompt, options, n = site.prompt(name, rng), _random_sampling(rng), rng.randint(1, 5)
     results = []
@@ -117,7 +117,7 @@ def completions(site: Site, rng: random.Random) -> None:
 
 
 def endless(site: Site, rng: random.Random) -> None:
-    """An answer that is three times as long as its context: the same in two fresh contexts."""
+    """An answer three times as long as its context is the same in two fresh contexts."""
     name = rng.choice(MODELS)
     vocab = site.model(name).vocab
     never = dict.fromkeys(vocab.eog_ids, float("-inf"))
@@ -131,7 +131,7 @@ def endless(site: Site, rng: random.Random) -> None:
 
 
 def edited(site: Site, rng: random.Random) -> None:
-    """A session that is truncated, rolled back, forked and thinned out says next what a fresh one says."""
+    """After truncations, rollbacks, forks and cuts, a session's next answer equals that of a fresh one."""
     name = rng.choice(MODELS)
     with site.old_session(name) as session:
         session.append_tokens(site.tokens(name, rng, rng.randint(5, 60)))
@@ -141,7 +141,7 @@ def edited(site: Site, rng: random.Random) -> None:
 
 
 def _edit(site: Site, name: str, session: Session, rng: random.Random) -> None:
-    """One edit; what remains is at least one token."""
+    """One edit; at least one token remains."""
     kind = rng.choice(["append", "truncate", "remove", "rollback", "fork", "scratch_branch", "generate"])
     mark, n = session.mark(), session.n_tokens
     if kind == "append":
@@ -167,7 +167,7 @@ def _edit(site: Site, name: str, session: Session, rng: random.Random) -> None:
 
 
 def dumped(site: Site, rng: random.Random) -> None:
-    """A session that was dumped in mid-answer goes on in a fresh context, now and much later, as it would have."""
+    """A session that is dumped during an answer continues in a fresh context, now and later, as without the dump."""
     name = rng.choice(MODELS)
     prompt, at = site.prompt(name, rng), rng.randint(1, 8)
     options = Sampling(temperature=0, max_tokens=at + rng.randint(1, 12))
@@ -187,11 +187,11 @@ def dumped(site: Site, rng: random.Random) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OldDump:
-    """A dump, and how the answer in it went on.
+    """A dump, and the continuation of its answer.
 
     Attributes:
-        name: of the model.
-        prompt: before the answer.
+        name: name of the model.
+        prompt: the tokens before the answer.
         data: the dump.
         expected: the whole answer.
     """
@@ -215,7 +215,7 @@ def _check_continuation(site: Site, dump: OldDump) -> None:
 
 
 def cancelled(site: Site, rng: random.Random) -> None:
-    """An answer that is cancelled, by a thread, a timeout or a task, is a beginning of the whole one."""
+    """An answer that is cancelled by a thread, a timeout or a task is a beginning of the whole answer."""
     name = rng.choice(MODELS)
     prompt, options = site.prompt(name, rng), Sampling(temperature=0, max_tokens=30)
     with site.old_session(name) as session:
@@ -279,7 +279,7 @@ def _with_tokens(answer: Answer, tokens: Sequence[int]) -> Answer:
 
 
 def _append_in_pieces(session: Session, tokens: Sequence[int], rng: random.Random) -> None:
-    """Some of the pieces are decoded before the next comes."""
+    """Append tokens in pieces, and decode some pieces before the next is appended."""
     first = 0
     while first < len(tokens):
         n = rng.randint(1, 40)
@@ -315,7 +315,7 @@ def _random_sampling(rng: random.Random) -> Sampling:
 
 @contextmanager
 def _drafter(site: Site, name: str, rng: random.Random) -> Iterator[Drafter]:
-    """A random drafter; a model that drafts is closed afterwards."""
+    """A random drafter; if it is a model, it is closed afterwards."""
     vocab = site.model(name).vocab
     if rng.random() < 0.3:
         with site.new_context(name) as context:
@@ -328,7 +328,7 @@ def _drafter(site: Site, name: str, rng: random.Random) -> Iterator[Drafter]:
 
 @contextmanager
 def _left_as_it_was(site: Site, name: str) -> Iterator[Session]:
-    """A session in the old context; afterwards as many positions are free as before."""
+    """A session in the old context; afterwards the number of free positions must be as before."""
     context = site.context(name)
     before = context.n_free
     with site.old_session(name) as session:

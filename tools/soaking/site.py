@@ -1,4 +1,4 @@
-"""What workloads work with: models, contexts that live as long as the run, and fresh ones to compare with."""
+"""The environment of workloads: models, contexts that live as long as the run, and fresh ones for comparison."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How models are loaded.
+    """Options for loading models.
 
     Attributes:
         backend: a registered name, or "package.module:attribute".
@@ -49,11 +49,11 @@ class Engine:
 
     @property
     def load_options(self) -> Mapping[str, object]:
-        """Use the disk cache where the backend has one, for models that are too small to need it."""
+        """Load options; they enable the disk cache even for small models, if the backend has one."""
         return {"cache": True} if "cache" in make_backend(self.backend).load_options else {}
 
     def fixtures(self) -> BackendFixtures:
-        """The same for the conformance suite, whose tools workloads use."""
+        """The same options as fixtures of the conformance suite, whose tools the workloads use."""
 
         class Fixtures(BackendFixtures):
             backend: ClassVar[str] = self.backend
@@ -66,16 +66,16 @@ class Engine:
 
 @dataclass(slots=True)
 class Site:
-    """The place of work of one run.
+    """The environment of one run.
 
     Attributes:
-        engine: how models are loaded.
-        folder: for files; emptied by whoever made it.
+        engine: options for loading models.
+        folder: folder for files; its creator empties it.
         workshop: models and tolerances.
-        counts: what workloads count besides their rounds, by name.
-        kept: what a workload keeps from round to round, by name of the workload.
-        contexts: one per model, which lives as long as the run.
-        first_digests: of fixed calls when they were made first, by model and number of the calls.
+        counts: other counts of workloads, by name.
+        kept: state that a workload keeps between rounds, by name of the workload.
+        contexts: one context per model, which lives as long as the run.
+        first_digests: digests of the first run of fixed calls, by model and number of the calls.
     """
 
     engine: Engine
@@ -88,7 +88,7 @@ class Site:
 
     @classmethod
     def open(cls, engine: Engine, folder: Path) -> Site:
-        """A site with nothing loaded yet."""
+        """A site without loaded models."""
         return cls(engine, folder, Workshop(engine.fixtures(), folder))
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Site:
         self.workshop.close()
 
     def renew(self) -> None:
-        """Forget all that lives from round to round; after a failure nobody knows its state."""
+        """Drop everything that lives longer than a round; after a failure its state is unknown."""
         for kept in self.kept.values():
             if isinstance(kept, Chat):
                 kept.close()
@@ -111,13 +111,13 @@ class Site:
         return self.workshop.source(name).path
 
     def model(self, name: str) -> LoadedModel:
-        """A model, loaded once a run."""
+        """A model, loaded once per run."""
         model = self.workshop.model(name)
         return LoadedModel(model, formatter(model=model), "named by the caller")
 
     @contextmanager
     def bench(self, name: str) -> Iterator[Bench]:
-        """The conformance suite's place of work for a model; its contexts are closed afterwards."""
+        """A ``Bench`` of the conformance suite for a model; its contexts are closed afterwards."""
         with Bench(self.workshop, name) as bench:
             yield bench
 

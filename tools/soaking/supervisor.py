@@ -1,4 +1,4 @@
-"""Starts a process per run, hears its events, shows how it goes, and finds out how it ended."""
+"""Starts a process per run, reads its events, shows progress, and determines how it ended."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from soaking.rounds import Plan
 
 REPORT_S = 60.0
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""For glibc's allocator: freed memory goes back to the system at once, so that what stays is held. By default it keeps
-tens of MiB for each thread that once needed them, which looks like a leak for as long as larger needs turn up."""
+"""A setting of glibc's allocator that returns freed memory at once, so that remaining memory is in use. By default it
+keeps tens of MiB for each thread that once needed them, which looks like a leak while peaks still grow."""
 
 SILENCE_S = 1800.0
-"""A process that says nothing for so long hangs: it is ended by SIGABRT, and says where it was."""
+"""A process that is silent for longer counts as hanging; SIGABRT ends it and prints its stack."""
 
 
 class Runner:
-    """One run in a process of its own.
+    """One run in a subprocess.
 
     Args:
-        plan: what it does.
+        plan: its plan.
         lock: held while the record changes.
-        silence_s: the longest that a round may take.
+        silence_s: longest duration of a round.
     """
 
     def __init__(self, plan: Plan, lock: threading.Lock, silence_s: float = SILENCE_S) -> None:
@@ -47,7 +47,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us: we ask it to end after its round
+            start_new_session=True,  # Ctrl-C must reach only this process, which asks the run to end after its round
         )
         self._heard_at = time.monotonic()
         self._listener = threading.Thread(target=self._listen)
@@ -55,11 +55,11 @@ class Runner:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it goes on."""
+        """Whether the process is running."""
         return self._listener.is_alive()
 
     def watch(self) -> None:
-        """End a process that hangs."""
+        """End the process if it hangs."""
         if self.is_alive and time.monotonic() - self._heard_at > self._silence_s:
             self._process.send_signal(signal.SIGABRT)
 
@@ -68,7 +68,7 @@ class Runner:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> Record:
-        """Wait for its end; returns what it was."""
+        """Wait for its end; returns the record."""
         self._listener.join()
         status = self._process.wait()
         if status != 0 or not self.record.is_over:
@@ -90,12 +90,12 @@ class Runner:
 def supervise(
     plans: Sequence[Plan], write_report: Callable[[Sequence[Record]], None], silence_s: float = SILENCE_S
 ) -> list[Record]:
-    """Carry out plans at the same time, with a line of progress in a terminal; Ctrl-C ends them early.
+    """Carry out plans concurrently, with a line of progress in a terminal; Ctrl-C ends them early.
 
     Args:
         plans: one for each process.
-        write_report: called every minute with how far they are.
-        silence_s: the longest that a round may take.
+        write_report: called every minute with the records so far.
+        silence_s: longest duration of a round.
     """
     lock = threading.Lock()
     runners = [Runner(plan, lock, silence_s) for plan in plans]
@@ -123,7 +123,7 @@ def supervise(
 
 
 def _show(records: Sequence[Record]) -> None:
-    """A line that replaces the one before, in a terminal alone."""
+    """Print a line of progress in place of the previous one; only in a terminal."""
     if not sys.stderr.isatty():
         return
     parts = [

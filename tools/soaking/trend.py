@@ -1,4 +1,4 @@
-"""Whether something grows: a line through what was measured, with its standard error."""
+"""Whether a resource grows: a regression line through samples, with its standard error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 WARM_UP = 0.25
-"""The share of a run that is left out: allocators, caches and thread pools grow to their size."""
+"""The share of a run that counts as warm-up: allocators, caches and thread pools reach their size."""
 
 MIN_HOURS = 0.2
-"""A line that spans less says nothing: some caches fill more slowly."""
+"""Shortest duration for a verdict, as some caches fill slowly."""
 
 N_BLOCKS = 40
 MIN_BLOCKS = 8
@@ -23,7 +23,7 @@ _MAX_CORRELATION = 0.95
 
 
 class Verdict(StrEnum):
-    """What a trend says."""
+    """The verdict on a trend."""
 
     FLAT = "flat"
     GROWS = "grows"
@@ -32,13 +32,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A straight line through samples.
+    """A regression line through samples.
 
     Attributes:
         per_hour: its slope.
-        error_per_hour: the slope's standard error.
-        hours: what the line spans, without the warm-up.
-        last: the mean of the last block.
+        error_per_hour: standard error of the slope.
+        hours: duration that the line covers, without the warm-up.
+        last: mean of the last block.
     """
 
     per_hour: float
@@ -48,11 +48,11 @@ class Trend:
 
     @property
     def bound_per_hour(self) -> float:
-        """The slope is below this, by ``SIGMAS`` standard errors."""
+        """An upper bound of the slope: ``SIGMAS`` standard errors above it."""
         return self.per_hour + SIGMAS * self.error_per_hour
 
     def verdict(self, allowed: float) -> Verdict:
-        """Whether the growth over the whole span is below or above ``allowed``, by ``SIGMAS`` standard errors."""
+        """Whether the growth over the whole duration is below or above ``allowed``, by ``SIGMAS`` standard errors."""
         if self.hours < MIN_HOURS:
             return Verdict.UNDECIDED
         if self.bound_per_hour * self.hours <= allowed:
@@ -62,15 +62,15 @@ class Trend:
 
 
 def fit(times_s: Sequence[float], values: Sequence[float]) -> Trend | None:
-    """Least squares over the means of blocks of equal time, after the warm-up; None for too few samples.
+    """Least squares over the means of blocks of equal duration, after the warm-up; None if there are too few samples.
 
-    Consecutive samples of memory resemble each other, so that n of them tell less than n. The means of blocks do so
-    less, and for what is left the standard error is widened by the correlation r of neighbouring residuals, as if there
-    were n (1 - r) / (1 + r) of them (Bartlett 1935, for a first-order autoregression).
+    Consecutive samples of memory are correlated; means of blocks are less so. For the remaining correlation r of
+    neighbouring residuals, the standard error is widened as if there were n (1 - r) / (1 + r) blocks (Bartlett 1935,
+    for a first-order autoregression).
 
     Args:
-        times_s: when, in seconds from the start, ascending.
-        values: what was measured then.
+        times_s: times of the samples in seconds from the start, ascending.
+        values: the samples.
     """
     blocks = _block_means(np.asarray(times_s, np.float64) / 3600, np.asarray(values, np.float64))
     if blocks is None:
@@ -104,7 +104,7 @@ def _block_means(hours: NDArray[np.float64], values: NDArray[np.float64]) -> tup
 
 
 def _correlation(residuals: NDArray[np.float64]) -> float:
-    """Of neighbours; negative ones count as none, which errs towards a wider error."""
+    """The correlation of neighbouring residuals; negative values count as 0, which widens the error."""
     energy = float(residuals @ residuals)
     if energy == 0:
         return 0.0

@@ -1,7 +1,7 @@
-"""The process that is killed: it answers, and after every few tokens saves a dump and says so.
+"""The process that is killed: it answers, and saves and acknowledges a dump every few tokens.
 
-``python -m soaking.worker ARGUMENTS`` (JSON). On standard output it writes lines "soak: WORD VALUE": ``begins`` with
-the number of tokens of the answer that it starts from, ``saved`` once a dump with so many is safe on the disk, and
+``python -m soaking.worker ARGUMENTS`` (JSON). It writes lines "soak: WORD VALUE" to standard output: ``begins`` with
+the number of answer tokens at its start, ``saved`` with the number of tokens in a dump that is safe on disk, and
 ``said`` with all tokens at the end.
 """
 
@@ -24,7 +24,7 @@ MARK = "soak:"
 
 
 def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
-    """Answer from the start, or from the dump if there is one.
+    """Answer from the beginning, or from the dump if there is one.
 
     Args:
         arguments: backend, path, device, n_threads, load_options, sizes and kv_type of the context, prompt,
@@ -38,7 +38,7 @@ def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
     with make_backend(job["backend"]).load(Path(job["path"]), options) as model:
         context = model.new_context(ContextOptions(*job["sizes"], kv_type, kv_type))
         dump = Path(job["dump"])
-        sampling: Sampling | None = None  # a restored answer goes on with its own
+        sampling: Sampling | None = None  # a restored answer has its own options
         if dump.exists():
             session = Session.restore(context, model.vocab, dump.read_bytes())
         else:
@@ -60,18 +60,18 @@ def main(arguments: str, save: Callable[[Path, bytes, str], None]) -> None:
 
 
 def say(line: str) -> None:
-    """Write a line that the other side sees at once."""
+    """Write a line and flush it."""
     print(MARK, line, flush=True)
 
 
 def save_then_say(path: Path, data: bytes, line: str) -> None:
-    """Replace a file, wait until the disk has it, and say so."""
-    aside = path.with_suffix(".new")
-    with aside.open("wb") as file:
+    """Replace a file, wait until it is on disk, then write a line."""
+    new_file = path.with_suffix(".new")
+    with new_file.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(path)
+    new_file.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

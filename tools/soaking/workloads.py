@@ -1,4 +1,4 @@
-"""The list of workloads. To add one: write a function of a site and a random generator, and name it here."""
+"""The list of workloads. To add one, write a function of a site and a random generator, and add it here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from soaking import chats, contexts, killing, sessions
+from soaking import chats, contexts, killing, requests, sessions
 from soaking.site import Site
 
 Run: TypeAlias = Callable[[Site, random.Random], None]
@@ -18,8 +18,8 @@ class Workload:
     """One kind of work.
 
     Attributes:
-        name: in reports, and to play a round again.
-        run: does one round, and raises where something is wrong. All that is random comes from its second argument.
+        name: name in reports and for replays.
+        run: runs one round, and raises if something is wrong. Its second argument is the source of all randomness.
         weight: how often it is chosen, relative to the others.
     """
 
@@ -45,6 +45,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload("edited", sessions.edited, 3),
     Workload("dumped", sessions.dumped, 3),
     Workload("cancelled", sessions.cancelled, 3),
+    Workload("requests together", requests.mixed, 4),
     Workload("long chat", chats.long_chat, 3),
     Workload("restored chat", chats.restored_chat, 2),
     Workload("oracles", chats.oracles, 2),

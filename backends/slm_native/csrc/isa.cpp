@@ -20,8 +20,8 @@ namespace slm {
 namespace {
 
 #if defined(SLM_HAVE_X86)
-// Not every compiler's builtin has a name for F16C, so that bit is read directly; the builtin then also asks whether
-// the operating system saves the wide registers.
+// Not every compiler's builtin has a name for F16C, so that bit is read directly. The builtin also checks that the
+// operating system saves the wide registers.
 bool has_avx2() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C)) return false;
@@ -33,7 +33,7 @@ bool has_avx_vnni() {
     if (!has_avx2()) return false;
 #if defined(SLM_CHECK_VNNI_AS_AVX512)
     return __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-#else  // nor has every builtin a name for this bit
+#else  // not every builtin has a name for this bit
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
 #endif
@@ -48,8 +48,8 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 #if defined(__linux__)
-// The registers of the unit are large, so a process has to request them from Linux. Linux refuses if threads have small
-// signal stacks.
+// The registers of the unit are large, so a process must request them from Linux. Linux refuses if signal stacks of
+// threads are too small.
 bool may_use_tiles() {
     constexpr int ask_for_registers = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
     static const bool may = syscall(SYS_arch_prctl, ask_for_registers, tile_data) == 0;

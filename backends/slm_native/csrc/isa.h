@@ -1,7 +1,7 @@
-// Instruction sets of this build and of this machine. Files of every instruction set include this, so it neither
-// defines nor includes functions (see simd/README.md).
+// The instruction sets of this build and this machine. Files of every instruction set include this header, so it
+// neither defines nor includes functions (see simd/README.md).
 //
-// amx_plain is for tests: the kernels of AMX with tile products in AVX-512. It gives the numbers of AMX on any machine
+// amx_plain is for tests: the AMX kernels with tile products in AVX-512. Its results are those of AMX, on any machine
 // with AVX-512.
 #pragma once
 
@@ -9,13 +9,13 @@ namespace slm {
 
 enum class Isa { amx_plain, scalar, avx2, avx_vnni, avx512, avx512_bf16, amx, neon, neon_i8mm };
 
-// The best comes last. amx_plain comes first, so that no machine chooses it by default.
+// In ascending order of speed. amx_plain comes first, so that no machine chooses it by default.
 inline constexpr Isa all_isas[] = {Isa::amx_plain,   Isa::scalar, Isa::avx2, Isa::avx_vnni, Isa::avx512,
                                    Isa::avx512_bf16, Isa::amx,    Isa::neon, Isa::neon_i8mm};
 
 const char* name_of(Isa isa);
 
-// Whether the kernels are compiled in and this machine can run them.
+// Whether the kernels are compiled in and this machine supports them.
 bool is_available(Isa isa);
 
 }  // namespace slm

@@ -1,9 +1,9 @@
-// The table of kernels of an instruction set. Plain data and declarations only: all instruction sets include this.
+// The table of kernels of an instruction set. Only plain data and declarations: all instruction sets include this.
 //
-// A product with quantized weights rounds activations to int8, with one scale per 32, and multiplies integers. It
-// applies scales to the sums of a group of weights, and minimums to sums of activations. `rows` multiplies few rows of
-// activations: it reads each weight once and stores nothing. `expand` and `tiles` multiply many rows: they unpack a
-// panel of rows of weights once and multiply it out of cache.
+// A product with quantized weights rounds activations to int8, with one scale per 32, and multiplies integers. Scales
+// are applied to the sum of a group of weights, minimums to sums of activations. `rows` multiplies few rows of
+// activations: it reads each weight once and stores no unpacked weights. `expand` and `tiles` multiply many rows: they
+// unpack a panel of weights once and multiply it in cache.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ namespace slm {
 
 constexpr int span_weights = 256;
 
-// 256 activations of one row, the input of `rows`. If the width is no multiple of 256, the last span holds zeros and
-// then the rest of the row, to be multiplied with the last 256 weights; rows below 256 are followed by zeros.
+// 256 activations of one row, the input of `rows`. If the width is not a multiple of 256, the last span has zeros, then
+// the rest of the row, for the last 256 weights; rows shorter than 256 are padded with zeros at the end.
 struct alignas(64) Span {
     std::int8_t q[256];
-    std::int32_t start[64];  // -zero times the sum of four adjacent q: the initial value of integer sums
+    std::int32_t start[64];  // -zero times the sum of four adjacent q: initial values of the integer sums
     float scale8[16];        // one per 32; then eight ones, for the minimums of a format
     float scale16[16];       // one per 32, each twice
     float sum32[16];         // eight zeros; then scale times the sum of q, one per 32
     float sum16[16];         // the same, one per 16
 };
 
-// Activations of `lanes` rows side by side, the input of `tiles`: vector v holds rows lanes * v and following.
+// Activations of `lanes` rows side by side, the input of `tiles`: vector v has the rows from lanes * v on.
 struct PackedRows {
     std::size_t n_vectors, n_in, n_given;  // n_given is the width of a row; n_in is padded to a multiple of 256
     std::int8_t* q;       // [n_vectors][n_in / 4][lanes][4], or in the layout of the instruction set's `pack`
@@ -69,17 +69,17 @@ struct FormatKernels {
 // Weights of F32, F16 and BF16.
 struct FloatKernels {
     int type;
-    std::size_t bytes;  // of a weight
+    std::size_t bytes;  // bytes of a weight
     // y[t * y_stride + r] = row r times x[t] in float32, r from begin to end; x is [n_tokens][n_in].
     void (*rows)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end, const float* x,
                  std::size_t n_tokens, float* y, std::size_t y_stride);
-    // The same with activations in bf16; products are added in float32. Null if that gains nothing.
+    // The same with activations in bf16 and sums in float32. Null if it would not be faster.
     void (*rows_of_bf16)(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
                          const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
     void (*expand)(const std::uint8_t* weights, std::size_t n, float* to);
 };
 
-// An RMS norm, or a layer norm if `centred`; none if `weight` is null.
+// An RMS norm, or a layer norm if `centred`; no norm if `weight` is null.
 struct Norm {
     const float *weight, *bias;  // [n_rows][width], applied to the rows of x cyclically; bias may be null
     std::size_t width, n_rows;
@@ -94,10 +94,10 @@ struct TiledWeights {
     std::size_t n_in;
 };
 
-constexpr std::size_t tiled_panel = 32;       // rows of weights that are multiplied at once
-constexpr std::size_t most_tiled_panels = 4;  // panels unpacked together: activations are read once for all
+constexpr std::size_t tiled_panel = 32;       // rows of weights per product
+constexpr std::size_t most_tiled_panels = 4;  // panels that are unpacked together: activations are read once for all
 
-// Products of many rows of activations on a matrix unit: weights and activations as bf16, sums in float32.
+// Products of many rows of activations on a matrix unit: weights and activations in bf16, sums in float32.
 struct TileKernels {
     // Packs at most 16 rows of n activations to [ceil(n / 32)][16 pairs][16 rows][2], padded with zeros.
     void (*pack)(const float* const* rows, std::size_t n_rows, std::size_t n, std::uint16_t* to);
@@ -110,7 +110,7 @@ struct TileKernels {
 
 enum class ActivationKind { silu, gelu, gelu_tanh, relu, relu_squared, swiglu_clamped, xielu };
 
-// The nonlinearity of a feed-forward layer; see Activation and Xielu in slm_core/architectures.
+// The activation of a feed-forward layer; see Activation and Xielu in slm_core/architectures.
 struct Activation {
     ActivationKind kind;
     float alpha_n, alpha_p, beta, eps;  // of xielu
@@ -142,8 +142,8 @@ struct IsaKernels {
     void (*gaussian_topk)(float* row, std::size_t width, float n_deviations);
     // y = activation(gate), times `up` unless it is null; y may be gate.
     void (*activate)(const Activation& activation, const float* gate, const float* up, std::size_t n, float* y);
-    // Rotates heads x [n_heads][width] of one token in place (RoPE): values 2 i and 2 i + 1, or i and half + i, by
-    // angle i.
+    // RoPE on the heads x [n_heads][width] of one token, in place: pair i, which is the values 2 i and 2 i + 1 or i and
+    // half + i, is rotated by angle i.
     void (*rotate)(float* x, std::size_t n_heads, std::size_t width, const float* cos, const float* sin,
                    std::size_t half, bool interleaved);
     const AttentionKernels* attention;
@@ -157,7 +157,7 @@ namespace avx2 { extern const IsaKernels kernels; namespace attending { extern c
 namespace avx_vnni { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 namespace avx512 { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // clang-format on
-// AVX-512 with one product more. It has no static table: one would be initialized before CPU detection.
+// AVX-512 with one more product. No static table: it would be initialized before CPU detection.
 namespace avx512_bf16 {
 void rows_of_bf16(const std::uint8_t* weights, std::size_t n_in, std::size_t begin, std::size_t end,
                   const std::uint16_t* x, std::size_t n_tokens, float* y, std::size_t y_stride);
@@ -167,7 +167,7 @@ namespace amx { extern const TileKernels tile_kernels; namespace attending { ext
 namespace amx_plain { extern const TileKernels tile_kernels; namespace attending { extern const AttentionKernels kernels; } }
 namespace neon { extern const IsaKernels kernels; namespace attending { extern const AttentionKernels kernels; extern const ScanKernels scanning; } }
 // clang-format on
-// NEON with other products of panels (by ggml type), and activations packed for them.
+// NEON with other products of panels (by ggml type), and packed activations for them.
 namespace neon_i8mm {
 decltype(FormatKernels::tiles) tiles_of(int type);
 void pack_pairs(const float* const* rows, std::size_t n_rows, std::size_t n, int zero, int groups, PackedRows& to,

@@ -1,4 +1,4 @@
-// Loops over rows, shared among threads.
+// Loops over rows, divided among threads.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace slm {
 
-constexpr std::size_t least_part = 1 << 13;  // values; waking a thread costs more than less
+constexpr std::size_t least_part = 1 << 13;  // values; for fewer, waking a thread costs more than it saves
 
-// Runs task(begin, end) for parts of `n` rows that read `width` values each. Parts are long, so that the processor
-// prefetches consecutive rows.
+// Runs task(begin, end) for parts of `n` rows, with `width` values to read per row. Parts are long, so that the
+// hardware prefetches consecutive rows.
 template <class Task>
 void by_rows(Pool& pool, std::size_t n, std::size_t width, const Task& task) {
     const std::size_t n_parts = std::clamp<std::size_t>(n * width / least_part, 1, 4 * std::size_t(pool.n_threads()));

@@ -18,7 +18,7 @@ namespace slm {
 namespace {
 
 constexpr auto spin_time = std::chrono::microseconds(100);
-constexpr int looks_a_clock = 64;  // polls of the flag for each read of the clock
+constexpr int polls_a_clock = 64;  // polls of the flag for each read of the clock
 
 void relax() {
 #if defined(__x86_64__)
@@ -32,7 +32,7 @@ void relax() {
 
 struct Pool::State {
     std::atomic<bool> taken{false};
-    // The running call: written before `round` is incremented, read after.
+    // The running call: written before `round` is incremented, read after it.
     Call call = nullptr;
     const void* context = nullptr;
     std::size_t n = 0;
@@ -43,7 +43,7 @@ struct Pool::State {
     std::atomic<bool> stopping{false};
     std::mutex mutex;
     std::condition_variable wake;
-    std::exception_ptr error;  // the first exception of a task of this call; guarded by `mutex`
+    std::exception_ptr error;  // the first exception of this call's tasks; guarded by `mutex`
 };
 
 Pool::Pool(int n_threads) : n_threads_(n_threads), state_(new State) {
@@ -75,7 +75,7 @@ void Pool::stop_workers() {
 void Pool::forget_workers() {
     for (std::thread& worker : workers_) worker.detach();
     workers_.clear();
-    // The state is leaked: a mutex that nobody will unlock must not be destroyed.
+    // The state is leaked: a locked mutex that nobody will unlock must not be destroyed.
     [[maybe_unused]] const State* leaked = state_.release();
     state_.reset(new State);
 }
@@ -96,16 +96,16 @@ void Pool::run(std::size_t n, Call call, const void* context) {
         state.wake.notify_all();
     }
     take_tasks(state);
-    for (int looks = 0; state.n_working.load(std::memory_order_acquire) > 0; ++looks) {
+    for (int polls = 0; state.n_working.load(std::memory_order_acquire) > 0; ++polls) {
         relax();
-        if (looks > 1 << 14) std::this_thread::yield();  // let a worker without a core run
+        if (polls > 1 << 14) std::this_thread::yield();  // let a worker without a core run
     }
     const std::exception_ptr error = std::exchange(state.error, nullptr);
     state.taken.store(false, std::memory_order_release);
     if (error) std::rethrow_exception(error);
 }
 
-// If the system refuses to create threads, the child computes with fewer.
+// If the system refuses to create threads, the child runs with fewer.
 void Pool::start_after_fork() {
     try {
         start_workers();
@@ -116,7 +116,7 @@ void Pool::start_after_fork() {
 void Pool::take_tasks(State& state) {
     for (std::size_t i; (i = state.next.fetch_add(1, std::memory_order_relaxed)) < state.n;) try {
             state.call(state.context, i);
-        } catch (...) {  // such as bad_alloc: leaving the worker's function would terminate the process
+        } catch (...) {  // e.g. bad_alloc: an exception that leaves the worker's function would terminate the process
             std::lock_guard lock(state.mutex);
             if (!state.error) state.error = std::current_exception();
         }
@@ -125,9 +125,9 @@ void Pool::take_tasks(State& state) {
 void Pool::work(State& state, unsigned seen) {
     for (;;) {
         auto until = std::chrono::steady_clock::now() + spin_time;
-        for (int looks = 1; state.round.load(std::memory_order_acquire) == seen; ++looks) {
+        for (int polls = 1; state.round.load(std::memory_order_acquire) == seen; ++polls) {
             relax();
-            if (looks % looks_a_clock || std::chrono::steady_clock::now() < until) continue;
+            if (polls % polls_a_clock || std::chrono::steady_clock::now() < until) continue;
             std::unique_lock lock(state.mutex);
             state.n_asleep.fetch_add(1, std::memory_order_seq_cst);
             state.wake.wait(lock, [&] { return state.stopping || state.round.load() != seen; });
@@ -147,7 +147,7 @@ struct Pools {
     std::map<int, std::weak_ptr<Pool>> by_size;
 };
 
-// Never destroyed: the last pool may go after the end of main.
+// Never destroyed: the last pool may be released after the end of main.
 Pools& pools() {
     static Pools& all = *new Pools;
     return all;
@@ -155,8 +155,8 @@ Pools& pools() {
 
 }  // namespace
 
-// A forked child has one thread. It leaves the fork handlers holding the lock on all pools, which get fresh states
-// here.
+// A forked child has one thread, which leaves the fork handlers with the lock on all pools. Here the pools get fresh
+// states.
 void Pool::forget_all_workers() {
     for (auto& [size, known] : pools().by_size)
         if (const std::shared_ptr<Pool> pool = known.lock()) pool->forget_workers();

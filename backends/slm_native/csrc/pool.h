@@ -1,4 +1,4 @@
-// A thread pool that shares the tasks of one call.
+// A thread pool that divides the tasks of one call.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace slm {
 
-// Runs tasks 0 .. n - 1 on the calling thread and on workers. One call owns the pool at a time; a call that finds it
-// busy runs its tasks alone, so that callers neither wait for each other nor oversubscribe the cores. Workers spin for
-// a while after each call, because the next step of a model follows within microseconds, and then sleep.
+// Runs tasks 0 .. n - 1 on the calling thread and on workers. One call owns the pool at a time. A call that finds it
+// busy runs its tasks alone: callers neither wait for each other nor oversubscribe the cores. After a call, workers
+// spin for a while, because the next step of a model follows within microseconds; then they sleep.
 class Pool {
 public:
     ~Pool();
@@ -29,8 +29,8 @@ public:
         run(n, [](const void* context, std::size_t i) { (*static_cast<const Task*>(context))(i); }, &task);
     }
 
-    // The pool of n_threads threads, which all callers in this process share. After a fork, the child starts workers of
-    // its own in its first call. Throws std::system_error if the system refuses to create threads.
+    // The pool of n_threads threads, which all callers in this process share. After a fork, the child starts its own
+    // workers in its first call. Throws std::system_error if the system refuses to create threads.
     static std::shared_ptr<Pool> shared(int n_threads);
 
 private:
@@ -45,7 +45,7 @@ private:
     void start_after_fork();
     void forget_workers();
     static void forget_all_workers();
-    static void work(State& state, unsigned seen);  // `seen`: rounds that are over
+    static void work(State& state, unsigned seen);  // `seen`: number of finished rounds
     static void take_tasks(State& state);
 
     int n_threads_;

@@ -1,4 +1,4 @@
-"""Kernel sets: the arithmetic of a transformer in tiers, one of which is chosen when a model is loaded."""
+"""Kernel sets: the arithmetic that the steps of a model use. The tiers implement it; ``select`` chooses one at load."""
 
 from slm_native.kernels.altup import AltUp, Laurel, LayerEmbedding
 from slm_native.kernels.device import Device, FixedShape, FloatArray
@@ -21,12 +21,9 @@ from slm_native.kernels.parameters import (
 )
 from slm_native.kernels.recurrent import Mamba, Mamba2, RecurrentWeights, ShortConv
 from slm_native.kernels.rwkv import ChannelMix, LowRank, Rwkv7, RwkvBlock
-from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
 
 __all__ = [
-    "HOST_DEVICES",
     "PLAIN",
-    "TIERS",
     "AltUp",
     "Attention",
     "ChannelMix",
@@ -35,7 +32,6 @@ __all__ = [
     "FeedForward",
     "FixedShape",
     "FloatArray",
-    "KernelChoice",
     "KernelSet",
     "LatentAttention",
     "Laurel",
@@ -56,7 +52,4 @@ __all__ = [
     "ShortConv",
     "Weight",
     "WeightBytes",
-    "select_kernels",
-    "tuned_types",
-    "uses_torch",
 ]

@@ -1,6 +1,6 @@
-"""What gemma3n has around its layers: residual streams (AltUp), LAuReL, and embeddings of each layer.
+"""Weights and operations of gemma3n's extra steps: residual streams (AltUp), LAuReL, per-layer embeddings.
 
-Shapes: T tokens, E embedding width, N residual streams, P width of a layer's own embedding, R rank of LAuReL, L layers.
+Shapes: T tokens, E embedding width, N residual streams, P width of a per-layer embedding, R rank of LAuReL, L layers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Laurel:
 class AltUp:
     """Alternating updates (Baykal et al. 2023, https://arxiv.org/abs/2301.13310) of one block.
 
-    The block runs on one of N streams; the others are predicted before it, and corrected by its output.
+    The block runs on one of N residual streams; the others are predicted before it and corrected by its output.
     """
 
     router: Linear  # (N, E)
     router_norm: Norm  # [E]
     predict: Linear  # (N*N, N)
     correct: Linear  # (N, N)
-    scale: Array  # [E], on the block's stream before its own embedding is let in
+    scale: Array  # [E], on the block's stream before the per-layer embedding is added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerEmbedding:
-    """How a block lets its own embedding of a token in."""
+    """The weights that add a per-layer embedding to a block's stream."""
 
     gate: Linear  # (P, E)
     project: Linear  # (E, P)
@@ -47,29 +47,32 @@ class LayerEmbedding:
 
 
 class AltUpOps(Ops):
-    """Operations of AltUp and of layers' own embeddings."""
+    """Operations of AltUp and of per-layer embeddings."""
 
     @abstractmethod
     def as_large(self, x: Array, like: Array) -> Array:
         """``x`` scaled so that its rows have the root mean square of the rows of ``like``; both [T, width].
 
-        The mean square of ``x`` is taken to be 1e-5 at least, as in gemma3n.
+        The mean square of ``x`` is at least 1e-5, as in gemma3n.
         """
 
-    def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
-        """Each of N arrays [T, width] and the sum of all times its N columns of ``shares`` [T, N * N]."""
-        n_streams, mixed = len(arrays), []
-        for i, each in enumerate(arrays):
+    def add_shares(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
+        """Each of N arrays [T, width] plus a weighted sum of all; weights are N columns of ``shares`` [T, N * N]."""
+        n_streams, sums = len(arrays), []
+        for i, total in enumerate(arrays):
             for j, other in enumerate(arrays):
-                each = each + other * shares[:, i * n_streams + j : i * n_streams + j + 1]
-            mixed.append(each)
-        return mixed
+                total = total + other * shares[:, i * n_streams + j : i * n_streams + j + 1]
+            sums.append(total)
+        return sums
 
-    def part_embeddings(
+    def split_layer_embeddings(
         self, projected: Array, looked_up: Array, norm: Norm, projected_share: float, looked_up_share: float
     ) -> Sequence[Array]:
-        """Each part [T, P] of rows [T, L*P]: what is made, normalized, times its share, and what is given times its."""
+        """The embedding [T, P] of each of L layers, from rows [T, L * P].
+
+        It is ``norm(projected) * projected_share + looked_up * looked_up_share``.
+        """
         width = norm.weight.shape[0]
         normed = self.normed(projected.reshape(-1, width), norm).reshape(projected.shape)
-        mixed = normed * projected_share + looked_up * looked_up_share
-        return [mixed[:, start : start + width] * 1 for start in range(0, mixed.shape[1], width)]
+        rows = normed * projected_share + looked_up * looked_up_share
+        return [rows[:, start : start + width] * 1 for start in range(0, rows.shape[1], width)]

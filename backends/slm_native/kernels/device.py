@@ -1,4 +1,4 @@
-"""Where a tier keeps weights, inputs and the pages of the KV cache, and which shapes of batches it prefers."""
+"""Memory of a tier: weights, inputs, pages of the KV cache; and the fixed shapes of batches that it prefers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FixedShape(NamedTuple):
     """A batch padded to one of a few fixed shapes.
 
     Attributes:
-        plan: the plan that ``place`` made of the padded batch. Padding entries may point anywhere.
-        n_tokens: tokens of the padded batch.
+        plan: the result of ``place`` for the padded batch. Padding entries may point anywhere.
+        n_tokens: number of tokens of the padded batch.
         run: runs a step that depends only on the shapes and numbers of its argument. The argument has not ``arrived``;
             the result is valid until the next call.
         output_mask: the tokens whose rows are computed, bool [n_tokens]; None for all.
@@ -36,7 +36,7 @@ class FixedShape(NamedTuple):
 
 
 class Device(ABC):
-    """Holds the arrays of operations, and moves them between the host and the device.
+    """Holds the arrays of operations, and copies them between the host and the device.
 
     An ``Array`` is a float32 array in the tier's own memory: NumPy's, or a tensor on a device. It comes from an
     operation or ``from_host``, and ``to_host`` reads it back.
@@ -45,28 +45,28 @@ class Device(ABC):
     name: str
     """The tier: "reference", "cpu", "torch"."""
     device: str
-    """Where it computes: "cpu", "cuda:0"."""
+    """The name of the device: "cpu", "cuda:0"."""
 
     picks_top: bool = False
     """Whether ``top_logits`` is computed on the device."""
     chunk: int | None = None
-    """Tokens that are computed at a time if a sequence has several; None for the whole batch."""
+    """The number of tokens that are computed at a time if a sequence has several; None for the whole batch."""
     splits: bool = False
     """Whether layers are on several devices."""
     captures: bool = False
-    """Whether steps of fixed shapes are captured: then they wait for nothing, and no weight moves."""
+    """Whether steps of fixed shapes are captured. A captured step does not synchronize, and weights do not move."""
     failures: tuple[type[Exception], ...] = ()
     """The exceptions of steps if the device fails, for example out of memory."""
     reads_file: bool
-    """Whether steps read weights from the mapped file; else ``prepare`` has read them."""
+    """Whether steps read weights from the mapped file; otherwise ``prepare`` has copied them."""
     kv_type: KvType = KvType.F32
     """The default KV type."""
     kv_types: tuple[KvType, ...] = tuple(KvType)
-    """What they can be stored in."""
+    """The supported KV types."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What was chosen, in one line for ``slm info``."""
+        """The device and its settings, in one line for ``slm info``."""
 
     @abstractmethod
     def from_host(self, values: NDArray[Any]) -> Array:
@@ -74,46 +74,46 @@ class Device(ABC):
 
     @abstractmethod
     def to_host(self, x: Array) -> FloatArray:
-        """What a step made, in NumPy's memory."""
+        """An array as a NumPy array, once it is computed."""
 
     def on_device_of(self, x: Array, values: NDArray[Any]) -> Array:
-        """NumPy numbers on the device of ``x``."""
+        """A NumPy array, copied to the device of ``x``."""
         return self.from_host(values)
 
     def entering(self, x: Array, layer: int) -> Array:
-        """``x`` on that layer's device; the number of layers means the output matrix."""
+        """``x`` on the device of a layer; the number of layers means the output matrix."""
         return x
 
     def spread(self, items: Sequence[T]) -> Sequence[T]:
-        """The inputs of each layer [L], on its device."""
+        """The inputs of each layer [L], on the device of the layer."""
         return items
 
     def place(self, plan: BatchPlan) -> BatchPlan:
-        """Where the tokens of a batch go, in indices that this tier's KV layers take, once they have ``arrived``."""
+        """``plan`` with indices that this tier's KV layers accept, once they have ``arrived``."""
         return plan
 
     def stage(self, values: NDArray[Any]) -> Array:
-        """A NumPy array as an input of a step; it is on the device once it has ``arrived``."""
+        """A NumPy array as an input of a step. It is on the device once it has ``arrived``."""
         return self.from_host(values)
 
     def arrived(self, staged: T) -> T:
-        """All results of ``place`` and ``stage`` for a step, in dataclasses and containers, on the device."""
+        """Dataclasses and containers of a step's ``place`` and ``stage`` results, copied to the device."""
         return staged
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
-        """Room for a context's keys and values.
+        """Allocate the pages of a context.
 
         Raises:
-            InvalidOption: more than there is memory for.
+            InvalidOption: the device has too little memory.
         """
         return HostPageStore(layout, n_pages)
 
     def top_logits(self, logits: Array, k: int) -> TopLogits:
-        """The ``k`` largest of each row, 1 <= k <= V, and the log-sum-exp, as the host computes them from whole rows.
+        """The ``k`` largest logits of each row, 1 <= k <= V, and its log-sum-exp; equal to the host's result.
 
         Args:
             logits: [rows, V], at least one row; NaN counts as the largest.
-            k: how many.
+            k: number of logits per row.
         """
         return top_of_rows(self.to_host(logits), k)
 
@@ -121,17 +121,17 @@ class Device(ABC):
         """Pad a batch with one token per sequence to a fixed shape; None to run the batch unpadded.
 
         Args:
-            plan: the plan that the cache made.
+            plan: the plan of the cache.
             layers: the KV cache of each layer.
         """
         return None
 
     def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """As ``fixed``, for a part of a prompt whose output mask is empty; None to run it unpadded."""
+        """Like ``fixed``, for a part of a prompt with an empty output mask; None to run it unpadded."""
         return None
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
-        """Shapes to run once when a context is made, all tokens of them padding."""
+        """The shapes to run once for a new context, with padding only."""
         return iter(())
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Device(ABC):
         """Called with the bytes of all weights before the first of them is prepared.
 
         Raises:
-            UnsupportedModel: the device has no room for them; the message has the sizes.
+            UnsupportedModel: the device has too little memory; the message has the sizes.
         """
 
     @abstractmethod
@@ -148,18 +148,18 @@ class Device(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Return once all that was asked for is done: weights have arrived, and none is in use any more."""
+        """Wait until all queued work is done: weights are copied, and no weight is in use."""
 
     @abstractmethod
     def prepare(self, tensor: QuantizedTensor) -> Weight:
-        """Prepare a matrix for ``embed`` and ``matmul``; on the host nothing is copied or read.
+        """Prepare a matrix for ``embed`` and ``matmul``. On the host, nothing is copied or read.
 
         Args:
-            tensor: shape (out, in).
+            tensor: a matrix (out, in).
 
         Raises:
             UnsupportedModel: no kernel for its type.
-            InvalidModelFile: not a matrix, rows that are no whole number of blocks, or data of the wrong size.
+            InvalidModelFile: not a matrix, rows that are not whole blocks, or data of the wrong size.
         """
 
     @abstractmethod
@@ -173,8 +173,8 @@ class Device(ABC):
 
 
 def top_of_rows(rows: FloatArray, k: int) -> TopLogits:
-    """The ``k`` largest logits of each row [rows, V], and the total, in NumPy."""
-    ranks = np.argsort(-rows, axis=1, kind="stable")[:, :k]  # NaN comes last
+    """The ``k`` largest logits of each row [rows, V], and the log-sum-exp, in NumPy."""
+    ranks = np.argsort(-rows, axis=1, kind="stable")[:, :k]  # NaN sorts last
     broken = np.isnan(rows).any(axis=1)
     ranks[broken, 0] = np.isnan(rows[broken]).argmax(axis=1)
     best = rows.max(axis=1, keepdims=True)

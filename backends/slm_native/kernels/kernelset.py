@@ -1,8 +1,7 @@
 """A kernel set: the operations of a tier, chosen once, when the model is loaded (``select_kernels``).
 
-It is a device, which holds weights, inputs and the KV cache; operations; and a pass that fuses steps. An operation
-that a tier can only compute fast together with its neighbours is added to ``Ops`` as the composition of these
-neighbours, and the tier overrides it.
+It consists of a device (weights, inputs, KV cache), operations, and a pass that fuses steps. If a tier can only be fast
+by computing several operations together, ``Ops`` has a method for their composition, and the tier overrides it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
     """A tier: "reference", "cpu" or "torch"."""
 
     def moe(self, experts: Experts) -> MoeLayer:
-        """A layer of experts, prepared once and run for each batch."""
+        """An MoE layer, prepared once and run for each batch."""
         return SteppedMoe(self, self, experts)
 
     def per_head(self, linears: Sequence[Linear]) -> PerHead:
@@ -34,9 +33,9 @@ class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
         return SteppedPerHead(self, linears)
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """The same steps, in fewer calls if this tier has fused ones: one peephole pass over neighbours.
+        """Replace neighbouring steps by fused ones, if this tier has them, in one peephole pass.
 
         Args:
-            steps: of all layers of a model, in order.
+            steps: the steps of all layers, in order.
         """
         return steps

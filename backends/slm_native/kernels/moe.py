@@ -1,4 +1,4 @@
-"""Feed-forward layers of experts; each token uses a few, and each expert runs once for all tokens that chose it."""
+"""MoE layers: each token uses a few experts, and each expert runs once for all tokens that selected it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import Experts, Norm
 from slm_native.kv import Array
 
-_NEAR = 0.02  # twice the noise that Phi 3.5 MoE was trained with; files do not say it
+_NEAR = 0.02  # twice the noise in the training of Phi 3.5 MoE; model files do not contain it
 
 
 class Routes(NamedTuple):
-    """Which experts the tokens of a batch use.
+    """The selected experts of a batch's tokens.
 
     Attributes:
-        experts: of each token [T, n_used].
-        weights: of each, float32 [T, n_used].
+        experts: the experts of each token [T, n_used].
+        weights: their weights, float32 [T, n_used].
     """
 
     experts: NDArray[np.intp]
@@ -31,11 +31,11 @@ class Routes(NamedTuple):
 
 
 def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | None) -> Routes:
-    """Choose the experts of each token.
+    """Select the experts of each token.
 
     Args:
-        scores: the router's product [T, X].
-        spec: how to choose.
+        scores: the router's output [T, X].
+        spec: the selection rule.
         selection_bias: added to the scores for selection, but not to the weights (DeepSeek-V3), [X].
     """
     shares = _shares(scores, spec.gating)
@@ -54,7 +54,7 @@ def route(scores: FloatArray, spec: ExpertsSpec, selection_bias: FloatArray | No
 
 
 def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
-    """The scores for selection [T, X], without experts outside the groups whose two best have the largest sums."""
+    """The scores for selection [T, X], restricted to the groups whose two best experts have the largest sums."""
     groups = ranked.reshape(len(ranked), spec.n_groups, -1)
     sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
     best = np.argsort(-sums, axis=1, kind="stable")[:, : spec.n_groups_used]
@@ -64,7 +64,7 @@ def _in_best_groups(ranked: FloatArray, spec: ExpertsSpec) -> FloatArray:
 
 
 class MoeLayer(ABC):
-    """A layer of experts, prepared. Nothing that a run changes, so threads may share it."""
+    """A prepared MoE layer. Immutable, so threads may share it."""
 
     @abstractmethod
     def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
@@ -72,7 +72,7 @@ class MoeLayer(ABC):
 
         Args:
             x: [T, E].
-            norm: of the experts' input.
+            norm: norm of the experts' input.
             router_input: the router's input [T, E], if it differs from the experts' input.
 
         Returns:
@@ -81,12 +81,12 @@ class MoeLayer(ABC):
 
 
 class SteppedMoe(MoeLayer):
-    """The steps of any kernel set one by one, routing in NumPy.
+    """An MoE layer as single operations of any kernel set, with routing in NumPy.
 
     Args:
-        ops: the arithmetic.
-        device: where scores and weights come from, and go.
-        experts: the layer.
+        ops: the kernel set.
+        device: its device, where scores come from and weights go.
+        experts: the weights.
     """
 
     def __init__(self, ops: Ops, device: Device, experts: Experts) -> None:
@@ -95,7 +95,7 @@ class SteppedMoe(MoeLayer):
         self._experts = experts
 
     def run(self, x: Array, norm: Norm | None, router_input: Array | None = None) -> Array:
-        """Each expert after the other."""
+        """Run the experts one by one."""
         ops, experts, bias = self._ops, self._experts, self._experts.selection_bias
         x = ops.normed(x, norm)
         scores = self._device.to_host(ops.linear(x if router_input is None else router_input, experts.router))  # [T, X]
@@ -126,16 +126,16 @@ class SteppedMoe(MoeLayer):
         return self._weighted(ops.concatenated(parts), routes, order)
 
     def _weighted(self, outputs: Array, routes: Routes, order: NDArray[np.intp]) -> Array:
-        """The sum for each token of its experts' outputs [T * n_used, E], in this order."""
+        """The weighted sum of each token's experts; rows of ``outputs`` [T * n_used, E] are sorted by ``order``."""
         ops, n_used = self._ops, routes.experts.shape[1]
-        place, mixed = np.empty_like(order), None
-        place[order] = np.arange(len(order))
+        inverse, total = np.empty_like(order), None
+        inverse[order] = np.arange(len(order))
         for choice in range(n_used):
-            part = ops.rows(outputs, place[choice::n_used])
+            part = ops.rows(outputs, inverse[choice::n_used])
             if not self._experts.spec.scales_input:
                 part = part * self._device.on_device_of(part, routes.weights[:, choice : choice + 1])
-            mixed = part if mixed is None else mixed + part
-        return mixed
+            total = part if total is None else total + part
+        return total
 
 
 def _shares(scores: FloatArray, gating: Gating) -> FloatArray:
@@ -149,7 +149,7 @@ def _shares(scores: FloatArray, gating: Gating) -> FloatArray:
 
 
 def _mixed_sparsely(scores: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
-    """The weights [T, n_used] of ``Gating.SPARSE_MIXER``, for experts ``chosen`` in falling order of their scores."""
+    """The weights [T, n_used] of ``Gating.SPARSE_MIXER``, for ``chosen`` experts in descending order of scores."""
     left, weights = scores.copy(), np.empty(chosen.shape, np.float32)
     for rank in range(chosen.shape[1]):
         expert = chosen[:, rank : rank + 1]

@@ -1,4 +1,4 @@
-"""The arithmetic of a transformer. Operations for some families are in ``recurrent``, ``rwkv`` and ``altup``."""
+"""The operations of a transformer. ``recurrent``, ``rwkv`` and ``altup`` have those of some families only."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
 
 class Ops(ABC):
-    """What every tier computes: abstract operations, and compositions that a tier may fuse by overriding them.
+    """The operations of every tier: abstract ones, and compositions that a tier may override with a fused version.
 
-    Steps know of an ``Array`` only that it adds, multiplies, reshapes and has a length and a shape; anything else is an
-    operation here.
+    Steps only add, multiply and reshape an ``Array``, and read its length and shape; everything else is an operation
+    here.
 
-    Shapes: T tokens in the batch, S positions held, H query heads, K key/value heads, D head width. No operation
-    changes its arguments, and every result is a new array. Sums may be made in another order when T changes (a BLAS
-    takes other paths for a vector and for a matrix), so a token alone and the same token in a batch agree within
-    float32 rounding, not bit for bit. No operation changes visible state, so threads may share it.
+    Shapes: T tokens in the batch, S positions held, H query heads, K key/value heads, D head width. Operations never
+    change their arguments, and every result is a new array. The order of sums may depend on T (a BLAS has different
+    code for vectors and matrices), so a token alone and the same token in a batch agree within float32 rounding, not
+    bit for bit. Operations are thread-safe.
     """
 
     @abstractmethod
     def rows(self, x: Array, which: slice | NDArray[Any]) -> Array:
-        """Some rows of ``x``: a slice, ids in NumPy, or a NumPy mask [T]."""
+        """The selected rows of ``x``: a slice, NumPy ids, or a NumPy mask [T]."""
 
     @abstractmethod
     def concatenated(self, parts: Sequence[Array], axis: int = 0) -> Array:
-        """Arrays one after another along an axis; the other axes are equal."""
+        """Arrays concatenated along an axis."""
 
     @abstractmethod
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Array) -> Array:
-        """Rows ``token_ids`` [T], in NumPy or where ``from_host`` has put them, of an embedding matrix: [T, in].
+        """The rows ``token_ids`` [T] (NumPy, or from ``from_host``) of an embedding matrix: [T, in].
 
         Raises:
-            IndexError: an id in NumPy outside 0 .. n_out - 1.
+            IndexError: a NumPy id outside 0 .. n_out - 1.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Ops(ABC):
         """``x @ weight.T + bias``: [T, in] to [T, out]; ``bias`` is [out]."""
 
     def normed(self, x: Array, norm: Norm | None) -> Array:
-        """``x`` normalized, or unchanged if there is no norm."""
+        """``x`` normalized, or unchanged without a norm."""
         if norm is None:
             return x
         if norm.kind is NormKind.LAYER:
@@ -58,7 +58,7 @@ class Ops(ABC):
 
     @abstractmethod
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, which ``weight`` [width] matches."""
+        """``x / sqrt(mean(x²) + eps) * weight`` over the last axis; ``weight`` is [width]."""
 
     @abstractmethod
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
@@ -67,8 +67,8 @@ class Ops(ABC):
         Args:
             x: [T, width] or [T, heads, D].
             weight: [width], or [heads, D].
-            bias: of the same shape.
-            eps: see above.
+            bias: like ``weight``; None for none.
+            eps: added to the variance.
         """
 
     def linear(self, x: Array, linear: Linear) -> Array:
@@ -79,7 +79,7 @@ class Ops(ABC):
         return y if linear.bias is None else y + linear.bias
 
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
-        """``linear`` of ``x``, normalized, with each of several matrices."""
+        """Normalize ``x``, then apply ``linear`` with each of several matrices."""
         normed = self.normed(x, norm)
         return [self.linear(normed, linear) for linear in linears]
 
@@ -88,13 +88,13 @@ class Ops(ABC):
         return residual + self.linear(x, linear)
 
     def heads(self, flat: Array, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Array:
-        """Heads of ``flat`` [T, heads * D], normalized over what the norm's weight covers, and rotated: [T, heads, D].
+        """Split ``flat`` [T, heads * D] into heads, normalize and rotate them: [T, heads, D].
 
         Args:
             flat: heads side by side.
-            width: of a head, D.
-            norm: its weight covers a head [D], each head by itself [heads, D], or all of them as one [heads * D].
-            rotation: the angles; None without RoPE.
+            width: D, the width of a head.
+            norm: its weight is for one head [D], for each head [heads, D], or for all heads as one row [heads * D].
+            rotation: RoPE's cosines and sines; None without RoPE.
         """
         if norm is not None and norm.weight.shape == flat.shape[1:]:
             flat, norm = self.normed(flat, norm), None
@@ -103,13 +103,13 @@ class Ops(ABC):
 
     @abstractmethod
     def rope(self, x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
-        """Rotate the first R of each head's D values; those beyond R pass through.
+        """Rotate the first R of each head's D values; the others are unchanged.
 
         Args:
             x: [T, H, D].
             cos: [T, R/2] cosines of each token's angles.
-            sin: [T, R/2] sines of the same.
-            style: which values make a pair.
+            sin: [T, R/2] sines of each token's angles.
+            style: which values form a pair.
         """
 
     def store(
@@ -122,7 +122,7 @@ class Ops(ABC):
         norm: Norm | None = None,
         rotation: Rotation | None = None,
     ) -> None:
-        """Write keys, as ``heads`` makes them, and values [T, K * D] where ``plan`` says."""
+        """Write keys (after ``heads``) and values [T, K * D] to the destinations of ``plan``."""
         cache.write(plan.pages, plan.slots, self.heads(k, width, norm, rotation), self.heads(v, width))
 
     def attention_over_runs(
@@ -132,10 +132,10 @@ class Ops(ABC):
 
         Args:
             q: [T, H, D].
-            cache: one layer of the cache; it holds the keys and values of these tokens, too.
-            plan: what ``place`` gave.
+            cache: one layer of the cache, which already contains the keys and values of these tokens.
+            plan: the result of ``place``.
             scale: factor on ``q · k``.
-            scoring: other operations on scores.
+            scoring: window, soft cap, ALiBi and sinks.
 
         Returns:
             [T, H, D].
@@ -158,15 +158,15 @@ class Ops(ABC):
         *,
         bidirectional: bool = False,
     ) -> Array:
-        """``attention`` with keys and values in the KV cache, for a bounded number of queries at a time.
+        """``attention`` with the keys and values of the KV cache, for a bounded number of queries at a time.
 
         Args:
-            q: [T, H, D], the last T of the positions held.
-            cache: one layer of the cache; it also holds the keys and values of these tokens.
+            q: [T, H, D], the queries of the last T positions.
+            cache: one layer of the cache, which already contains the keys and values of these tokens.
             pages: the sequence's pages.
-            n_held: positions held, S.
+            n_held: S, the number of positions on the pages.
             scale: factor on ``q · k``.
-            scoring: other operations on scores.
+            scoring: window, soft cap, ALiBi and sinks.
             bidirectional: whether the queries are a bidirectional block.
 
         Returns:
@@ -189,14 +189,14 @@ class Ops(ABC):
     def attention(
         self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
     ) -> Array:
-        """Causal attention of the last T of the S positions of one sequence, heads grouped (GQA).
+        """Causal grouped-query attention of the last T of the S positions of one sequence.
 
         Args:
             q: [T, H, D]; query t is at position S - T + t and attends to positions up to its own, or to its block.
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
-            scoring: other operations on scores.
+            scoring: window, soft cap, ALiBi and sinks.
             block: the queries' bidirectional block, if they are part of one.
 
         Returns:
@@ -204,15 +204,15 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def attentiolongest_block(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
-        """Attention of all positions of one sequence to all of them, heads grouped (GQA).
+    def bidirectional_attention(self, q: Array, k: Array, v: Array, scale: float, scoring: Scoring = PLAIN) -> Array:
+        """Bidirectional grouped-query attention within one sequence.
 
         Args:
             q: [T, H, D].
             k: [T, K, D].
             v: [T, K, D].
             scale: factor on ``q · k``.
-            scoring: other operations on scores; of a window, half lies to each side of a query.
+            scoring: window, soft cap, ALiBi and sinks; a window is centred on the query.
 
         Returns:
             [T, H, D].
@@ -227,15 +227,15 @@ class Ops(ABC):
         activation: AnyActivation,
         threshold: float | None = None,
     ) -> Array:
-        """The inner values [T, F] of a feed-forward layer, of ``x`` normalized.
+        """The inner values [T, F] of a feed-forward layer: normalize ``x``, multiply by ``gate`` and ``up``, activate.
 
         Args:
             x: [T, E].
-            norm: of ``x``.
-            gate: (F, E).
+            norm: norm of ``x``.
+            gate: (F, E); None without a gate.
             up: (F, E).
-            activation: of the gate, or of the output of ``up`` if there is none.
-            threshold: see ``above_threshold``, through which the gate goes before its activation.
+            activation: activation of the gate; without a gate, of the output of ``up``.
+            threshold: apply ``above_threshold`` to the gate before its activation.
 
         Raises:
             ValueError: a threshold without a gate.
@@ -250,20 +250,20 @@ class Ops(ABC):
         return self.gated(gates if threshold is None else self.above_threshold(gates, threshold), inner, activation)
 
     def feed_forward(self, x: Array, weights: FeedForward, activation: AnyActivation) -> Array:
-        """What a feed-forward layer makes of ``x``: [T, E] to [T, E]."""
+        """A feed-forward layer: [T, E] to [T, E]."""
         return self.linear(self.gate_up(x, None, weights.gate, weights.up, activation), weights.down)
 
     @abstractmethod
     def silu_mul(self, gate: Array, up: Array) -> Array:
-        """``gate * sigmoid(gate) * up``, element by element: the activation of a gated feed-forward layer."""
+        """``gate * sigmoid(gate) * up``, elementwise: SwiGLU's activation."""
 
     @abstractmethod
     def activate(self, x: Array, activation: AnyActivation) -> Array:
-        """The activation of a feed-forward layer without a gate, element by element."""
+        """The activation of a feed-forward layer without a gate, elementwise."""
 
     @abstractmethod
     def gated(self, gate: Array, up: Array, activation: AnyActivation) -> Array:
-        """``activation(gate) * up``, element by element: ``silu_mul`` for any activation."""
+        """``activation(gate) * up``, elementwise: ``silu_mul`` for any activation."""
 
     @abstractmethod
     def sigmoid(self, x: Array) -> Array:
@@ -275,16 +275,16 @@ class Ops(ABC):
 
     @abstractmethod
     def above_threshold(self, x: Array, n_deviations: float) -> Array:
-        """The excess of a row's numbers over its mean plus this many standard deviations; 0 if there is none.
+        """The excess over a row's mean plus ``n_deviations`` standard deviations, or 0.
 
-        The deviation is the root of the mean square: ``max(0, x - mean(x) - n_deviations * std(x))``, for x [T, width].
+        ``max(0, x - mean(x) - n_deviations * std(x))`` for each row of ``x`` [T, width]; ``std`` divides by ``width``.
         """
 
     @abstractmethod
     def clip(self, x: Array, limit: float) -> Array:
-        """``x``, but no further from 0 than ``limit``."""
+        """``x`` clamped to [-limit, limit]."""
 
 
 def _first_seen(position: int, window: int | None) -> int:
-    """The first position that a query at ``position`` sees."""
+    """The first position that a query at ``position`` attends to."""
     return 0 if window is None else max(0, position - window + 1)

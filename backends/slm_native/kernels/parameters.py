@@ -1,4 +1,4 @@
-"""The parameters of operations besides activations."""
+"""The parameters of operations, apart from activations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from slm_native.kv import Array
 
 
 class WeightBytes(NamedTuple):
-    """What the weights of a model take, packed.
+    """Bytes of a model's packed weights.
 
     Attributes:
-        embedding: those before the first block.
-        blocks: those of each block [L].
-        output: those after the last.
-        tied: whether the embedding is the output matrix, too.
-        absent: what of the blocks is not there at any time, where they are streamed.
+        embedding: weights before the first block.
+        blocks: weights of each block [L].
+        output: weights after the last block.
+        tied: whether the embedding is also the output matrix.
+        absent: weights of blocks that are not in memory, if layers are offloaded.
     """
 
     embedding: int
@@ -31,36 +31,36 @@ class WeightBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """What is there at a time."""
+        """Bytes in memory at a time."""
         return self.embedding + sum(self.blocks) + self.output - self.absent
 
 
 @dataclass(slots=True, eq=False)
 class Weight:
-    """A matrix that a kernel set has prepared; only that kernel set may use it, and tiers add fields of their own.
+    """A matrix that a kernel set has prepared. Only that kernel set may use it; tiers add fields.
 
-    Dropping the last reference to it frees whatever the tier holds for it, and its view on the mapped file.
+    Dropping the last reference frees the tier's memory for it, and its view on the mapped file.
 
     Attributes:
-        tensor: the matrix as it lies in the file, (out, in).
+        tensor: the matrix (out, in) as stored in the file.
     """
 
     tensor: QuantizedTensor
 
     @property
     def n_out(self) -> int:
-        """Rows: the width of what the product gives."""
+        """Number of rows: the output width."""
         return self.tensor.shape[0]
 
     @property
     def n_in(self) -> int:
-        """Columns: the width of what the product takes."""
+        """Number of columns: the input width."""
         return self.tensor.shape[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """A matrix and what its product is scaled by and shifted by."""
+    """A matrix, with a scale and a bias for its product."""
 
     weight: Weight  # (out, in)
     scale: Array | None = None  # [1]
@@ -90,9 +90,9 @@ class FeedForward:
 class Experts:
     """An MoE layer."""
 
-    spec: ExpertsSpec  # how they are chosen
+    spec: ExpertsSpec  # the selection rule
     router: Linear  # (X, E)
-    selection_bias: Array | None  # [X], on scores, for the choice alone
+    selection_bias: Array | None  # [X], added to scores for selection only
     experts: Sequence[FeedForward]  # [X]
     activation: AnyActivation
     shared: FeedForward | None = None  # used by every token
@@ -101,7 +101,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """The angles by which the heads of a batch are rotated to their positions."""
+    """RoPE's cosines and sines for the tokens of a batch."""
 
     cos: Array  # [T, R/2]
     sin: Array  # [T, R/2]
@@ -110,13 +110,13 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """Operations of attention on scores besides softmax; none by default.
+    """Changes of attention scores before the softmax; none by default.
 
     Attributes:
-        window: a query sees this many positions, its own included.
-        softcap: c, for ``c tanh(score / c)``.
-        slopes: ALiBi's, [H]: a key at distance d gets d times the head's slope taken off its score.
-        sinks: scores [H] that take part in the softmax and have no value, so that a head may attend to nothing.
+        window: the number of positions that a query attends to, its own included.
+        softcap: c in ``c * tanh(score / c)``.
+        slopes: ALiBi's slopes [H]; ``slope * distance`` is subtracted from a score.
+        sinks: an extra score for each head [H], without a value, so that a head may attend to nothing.
     """
 
     window: int | None = None
@@ -126,7 +126,7 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing."""
+        """Whether scores are not changed."""
         return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
 
 
@@ -134,7 +134,7 @@ PLAIN = Scoring()
 
 
 class BlockRange(NamedTuple):
-    """Where a bidirectional block and a run of its queries lie. The block ends at the last position held.
+    """The position of a bidirectional block and of a run of its queries. The block ends at the last position held.
 
     The queries attend to the whole block, in addition to what they attend to without the block.
 
@@ -148,7 +148,7 @@ class BlockRange(NamedTuple):
 
     @classmethod
     def whole(cls, n_tokens: int, n_held: int) -> BlockRange:
-        """All queries of a block, which is the last ``n_tokens`` of the positions held."""
+        """All queries of a block that consists of the last ``n_tokens`` positions held."""
         return cls(n_held - n_tokens, n_held - n_tokens)
 
 
@@ -157,8 +157,8 @@ class Attention:
     """The weights of an attention layer."""
 
     q: Linear  # (H*D, E)
-    k: Linear | None  # (K*D, E), None if another layer's keys are read
-    v: Linear | None  # (K*D, E), None there, and where what makes keys makes values
+    k: Linear | None  # (K*D, E); None if the layer reads another layer's keys
+    v: Linear | None  # (K*D, E); None if it reads another layer's values, or if keys are the values
     q_norm: Norm | None  # [D], [H, D] or [H*D]
     k_norm: Norm | None  # [D], [K, D] or [K*D]
     v_norm: Norm | None  # [D]
@@ -167,7 +167,7 @@ class Attention:
 
 
 class PerHead(ABC):
-    """A matrix for each head, prepared. Nothing that a run changes, so threads may share it.
+    """A prepared matrix for each head. Immutable, so threads may share it.
 
     Args:
         n_heads: H.
@@ -178,17 +178,17 @@ class PerHead(ABC):
 
     @abstractmethod
     def run(self, x: Array) -> Array:
-        """Each head's rows of [T, H, in] through its own matrix: [T, H, out]."""
+        """Multiply each head of [T, H, in] by its own matrix: [T, H, out]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
-    """The weights of attention to a latent, which all heads have in common.
+    """The weights of multi-head latent attention.
 
-    R rotated values of a query, N that are not, C width of the latent, U of a head's result, Q of compressed queries.
+    Widths: R rotated part of a query, N the rest, C latent, U a head's output, Q compressed queries.
     """
 
-    q_down: Linear | None  # (Q, E), if queries are compressed, too
+    q_down: Linear | None  # (Q, E), if queries are compressed
     q_norm: Norm | None  # [Q]
     q: Linear  # (H*(N+R), E) or (H*(N+R), Q)
     kv_down: Linear  # (C+R, E)

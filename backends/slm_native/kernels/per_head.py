@@ -1,4 +1,4 @@
-"""Heads that have a matrix each: the up-projections of latent attention."""
+"""A separate matrix for each head: the up-projections of latent attention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from slm_native.kv import Array
 
 
 class SteppedPerHead(PerHead):
-    """The products of any kernel set one by one.
+    """One product after another, for any kernel set.
 
     Args:
-        ops: the arithmetic.
-        linears: of the heads [H].
+        ops: the kernel set.
+        linears: the matrix of each head [H].
     """
 
     def __init__(self, ops: Ops, linears: Sequence[Linear]) -> None:
@@ -23,6 +23,6 @@ class SteppedPerHead(PerHead):
         self._linears = linears
 
     def run(self, x: Array) -> Array:
-        """Each head after the other."""
+        """Run the heads one by one."""
         products = [self._ops.linear(x[:, head] * 1, linear) for head, linear in enumerate(self._linears)]
         return self._ops.concatenated(products, axis=1).reshape(len(x), self.n_heads, -1)

@@ -1,4 +1,4 @@
-"""Layers with convolutions and state spaces: their weights, and each as a composition of smaller operations.
+"""Recurrent layers: their weights, and each layer as a composition of smaller operations.
 
 Shapes: B sequences of T tokens each, E embedding width, D channels of a state, N numbers of each, W taps.
 """
@@ -34,7 +34,7 @@ class Mamba:
     taps: Array  # [W, D]
     conv_bias: Array  # [D]
     select: Linear  # (R + 2N, D)
-    norms: Sequence[Norm | None]  # of step sizes [R], b [N] and c [N]
+    norms: Sequence[Norm | None]  # norms of step sizes [R], b [N] and c [N]
     steps: Linear  # (D, R)
     a: Array  # [D, N]
     d: Array  # [D]
@@ -63,38 +63,38 @@ class RecurrentOps(Ops):
     """Operations of recurrent layers."""
 
     def short_convolution(self, x: Array, before: Array, taps: Array, bias: Array | None = None) -> tuple[Array, Array]:
-        """Each channel's weighted sum of its last W values.
+        """A causal convolution: for each channel a weighted sum of its last W values.
 
         Args:
-            x: [B, T, C] of B sequences with T tokens each.
-            before: what came before them, oldest first, [B, W - 1, C].
-            taps: the weights of the oldest value, then of later ones, [W, C].
+            x: [B, T, C].
+            before: the W - 1 values before ``x``, oldest first, [B, W - 1, C].
+            taps: the weights, oldest value first, [W, C].
             bias: [C].
 
         Returns:
-            The sums [B, T, C], and what comes before the next tokens.
+            The sums [B, T, C], and ``before`` of the next tokens.
         """
         n_tokens = x.shape[1]
-        held = self.concatenated([before, x], axis=1)
-        y = held[:, :n_tokens] * taps[0]
+        padded = self.concatenated([before, x], axis=1)
+        y = padded[:, :n_tokens] * taps[0]
         for i in range(1, len(taps)):
-            y = y + held[:, i : i + n_tokens] * taps[i]
-        return y if bias is None else y + bias, held[:, n_tokens:] * 1  # a copy, which keeps no more than itself
+            y = y + padded[:, i : i + n_tokens] * taps[i]
+        return y if bias is None else y + bias, padded[:, n_tokens:] * 1  # a copy, so that ``padded`` can be freed
 
     @abstractmethod
     def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
-        """A selective state space (Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2), token by token.
+        """The scan of a selective state space (Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2).
 
         ``state = exp(step * a) * state + step * x * b; y = sum(state * c)``, with ``step = log(1 + exp(steps))``.
-        H heads of P channels share a step, and H / G of them b and c; Mamba has heads of one channel.
+        A step size belongs to one of H heads of P channels, b and c to H / G heads. Mamba has P = 1.
 
         Args:
-            x: [B, T, H, P] of B sequences with T tokens each.
+            x: [B, T, H, P].
             steps: [B, T, H].
-            a: [H, N], or [H, 1] if all N numbers of a channel have the same decay.
+            a: [H, N], or [H, 1] if all N decays of a channel are equal.
             b: [B, T, G, N], H a multiple of G.
             c: [B, T, G, N].
-            state: before the first token, [B, H, P, N].
+            state: state before the first token, [B, H, P, N].
 
         Returns:
             y [B, T, H, P], and the state after the last token.
@@ -109,18 +109,18 @@ class RecurrentOps(Ops):
         scale: float,
         before: Sequence[Array],
     ) -> tuple[Array, tuple[Array, ...]]:
-        """A layer with a state from its norm to its output matrix.
+        """A recurrent layer from its norm to its output matrix.
 
         Args:
-            weights: of the layer.
-            x: tokens of B sequences, one after another, [B * T, E].
-            norm: before its first product.
+            weights: weights of the layer.
+            x: tokens of B sequences, one sequence after another, [B * T, E].
+            norm: norm before the first product.
             residual: [B * T, E].
-            scale: a factor on the layer's output.
-            before: its memory: a window [B, W - 1, ...], and a state, except for a short convolution.
+            scale: factor on the layer's output.
+            before: state before the batch: the convolution's window [B, W - 1, ...], then the scan's state, if any.
 
         Returns:
-            ``residual`` plus the layer's output for ``x``, and its memory after the last token.
+            ``residual`` plus the layer's output for ``x``, and the state after the last token.
         """
         (projected,) = self.project(x, norm, [weights.project])
         several = projected.reshape(len(before[0]), -1, projected.shape[-1])
@@ -133,7 +133,7 @@ class RecurrentOps(Ops):
     def between_products(
         self, weights: RecurrentWeights, projected: Array, before: Sequence[Array]
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The layer after its first product [B, T, ...], and its memory after the last token."""
+        """The layer between its input and output matrices [B, T, ...], and the state after the last token."""
         if isinstance(weights, ShortConv):
             y, window = self.gated_convolution(projected, before[0], weights.taps)
             return y, (window,)
@@ -144,7 +144,7 @@ class RecurrentOps(Ops):
         return y, tuple(after)
 
     def gated_convolution(self, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
-        """A gated short convolution, ``c * convolution(b * x)``, between its matrices.
+        """A gated short convolution, ``c * convolution(b * x)``, between its input and output matrices.
 
         Args:
             projected: b, c and x side by side, [B, T, 3E].
@@ -160,16 +160,16 @@ class RecurrentOps(Ops):
         return c * y, window
 
     def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
-        """Mamba between its input and its output matrix.
+        """Mamba between its input and output matrices.
 
         Args:
-            weights: of the layer.
-            projected: what the convolution takes, and the gate, [B, T, 2D].
-            window: of the convolution before the first token [B, W - 1, D].
-            state: likewise [B, D, 1, N].
+            weights: weights of the layer.
+            projected: the convolution's input and the gate, side by side, [B, T, 2D].
+            window: the convolution's inputs before the first token [B, W - 1, D].
+            state: state before the first token [B, D, 1, N].
 
         Returns:
-            [B, T, D], the window and the state after the last token.
+            [B, T, D], and the window and the state after the last token.
         """
         spec = weights.spec
         x, z = projected[:, :, : spec.n_inner], projected[:, :, spec.n_inner :]
@@ -192,7 +192,7 @@ class RecurrentOps(Ops):
         return self.silu_mul(z, y), window, state
 
     def mamba2(self, weights: Mamba2, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
-        """``mamba`` with heads: of [B, T, D + C + H], with a window [B, W - 1, C] and a state [B, H, P, N]."""
+        """Like ``mamba``, with ``projected`` [B, T, D + C + H], ``window`` [B, W - 1, C], ``state`` [B, H, P, N]."""
         spec = weights.spec
         n_seqs, n_tokens, _ = projected.shape
         end, inner, n_selected = spec.n_inner + spec.n_convolved, spec.n_inner, spec.n_groups * spec.n_state

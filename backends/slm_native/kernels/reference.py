@@ -1,4 +1,4 @@
-"""The reference tier: NumPy, float32, obvious. What every other tier is tested against."""
+"""The reference tier: NumPy, float32, written to be obviously correct. The other tiers are tested against it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slm_native.kernels.parameters import PLAIN, BlockRange, Scoring, Weight, We
 
 DEFAULT_EXPANDED_BYTES = 2 << 30
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the text
-_PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: enough for BLAS to be busy, little enough not to matter
+_PANEL_WEIGHTS = 1 << 22  # 16 MiB of float32: large enough for an efficient BLAS product
 
 
 @dataclass(slots=True, eq=False)
 class ReferenceWeight(Weight):
-    """A matrix and, if it is kept, its float32 form [out, in]."""
+    """A matrix, and its float32 copy [out, in] if it is kept."""
 
     expanded: FloatArray | None = None
 
@@ -33,12 +33,12 @@ class ReferenceWeight(Weight):
 class ReferenceKernels(KernelSet):
     """NumPy kernels.
 
-    Weights are expanded to float32 when first multiplied. The first to come are kept, up to ``expanded_bytes`` in
-    all; the others are expanded again, a panel of rows at a time, in every product. Nothing is evicted: layers are used
-    in a circle, where a cache that drops the oldest would never hit.
+    Weights are dequantized to float32 when first multiplied. The first ones are kept, up to ``expanded_bytes`` in all;
+    the others are dequantized again in every product, a panel of rows at a time. Nothing is evicted: layers are used
+    cyclically, so an LRU cache would never hit.
 
     Args:
-        expanded_bytes: how much memory expanded weights may take.
+        expanded_bytes: memory for dequantized weights, in bytes.
     """
 
     name = "reference"
@@ -51,15 +51,15 @@ class ReferenceKernels(KernelSet):
         self._lock = threading.Lock()
 
     def describe(self) -> str:
-        """NumPy's version and the bound on memory."""
+        """NumPy's version and the memory limit."""
         return f"NumPy {np.__version__} in float32, at most {self._expanded_bytes >> 20} MiB of expanded weights"
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """They are there."""
+        """Already on the host."""
         return values
 
     def to_host(self, x: FloatArray) -> FloatArray:
-        """It is there."""
+        """Already on the host."""
         return x
 
     def rows(self, x: FloatArray, which: slice | NDArray[Any]) -> FloatArray:
@@ -67,32 +67,32 @@ class ReferenceKernels(KernelSet):
         return x[which]
 
     def reserve(self, sizes: WeightBytes) -> None:
-        """Weights stay in the mapped file: they take nothing."""
+        """Nothing to reserve: weights stay in the mapped file."""
 
     def ready(self) -> None:
-        """There is nothing that only loading needs."""
+        """Loading leaves nothing to free."""
 
     def settle(self) -> None:
-        """Steps are done when they return."""
+        """Nothing to wait for: steps are synchronous."""
 
     def prepare(self, tensor: QuantizedTensor) -> ReferenceWeight:
-        """Check the matrix; it is expanded when first multiplied."""
+        """Check the matrix; it is dequantized when first multiplied."""
         if len(tensor.shape) != 2:
             raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
         _check(tensor)
         return ReferenceWeight(tensor)
 
     def vector(self, tensor: QuantizedTensor) -> FloatArray:
-        """Expand the tensor."""
+        """Dequantize the tensor."""
         _check(tensor)
         return dequantize(tensor.data, tensor.ggml_type, tensor.shape)
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32]) -> FloatArray:
-        """Expand the rows asked for, each time anew."""
+        """Dequantize the requested rows, every time."""
         return dequantize_rows(weight.tensor.data, weight.tensor.ggml_type, weight.n_in, token_ids)
 
     def matmul(self, x: FloatArray, weight: Weight, bias: FloatArray | None = None) -> FloatArray:
-        """A BLAS product with the expanded weights."""
+        """A BLAS product with the dequantized weights."""
         assert isinstance(weight, ReferenceWeight), "a weight that another kernel set prepared"
         y = np.empty((len(x), weight.n_out), np.float32)
         expanded = self._expanded(weight)
@@ -133,13 +133,13 @@ class ReferenceKernels(KernelSet):
         return self.activate(gate, Activation.SILU) * up
 
     def activate(self, x: FloatArray, activation: AnyActivation) -> FloatArray:
-        """By their formulas."""
+        """The activations by their formulas."""
         if isinstance(activation, Xielu):
             return _xielu(x, activation)
         return _ACTIVATIONS[activation](x)
 
     def gated(self, gate: FloatArray, up: FloatArray, activation: AnyActivation) -> FloatArray:
-        """A product; gpt-oss clamps both sides of it."""
+        """An elementwise product; gpt-oss clamps both factors."""
         if activation is Activation.SWIGLU_CLAMPED:
             gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7)) + 1
             return gate * self.sigmoid(np.float32(1.702) * gate) * up
@@ -148,25 +148,25 @@ class ReferenceKernels(KernelSet):
         return self.activate(gate, activation) * up
 
     def sigmoid(self, x: FloatArray) -> FloatArray:
-        """By its formula."""
+        """The formula as it stands."""
         return _sigmoid(x)
 
     def softcap(self, x: FloatArray, cap: float) -> FloatArray:
-        """By its formula."""
+        """The formula as it stands."""
         capped: FloatArray = np.tanh(x / np.float32(cap)) * np.float32(cap)
         return capped
 
     def above_threshold(self, x: FloatArray, n_deviations: float) -> FloatArray:
-        """By its formula."""
+        """The formula as it stands."""
         cutoff = x.mean(axis=1, keepdims=True) + x.std(axis=1, keepdims=True) * np.float32(n_deviations)
         above: FloatArray = np.maximum(x - cutoff, np.float32(0))
         return above
 
     def as_large(self, x: FloatArray, like: FloatArray) -> FloatArray:
-        """By its formula."""
-        wanted = np.sqrt(np.square(like).mean(axis=1, keepdims=True))
+        """The formula as it stands."""
+        magnitude = np.sqrt(np.square(like).mean(axis=1, keepdims=True))
         scaled: FloatArray = (
-            x * wanted / np.sqrt(np.maximum(np.square(x).mean(axis=1, keepdims=True), np.float32(1e-5)))
+            x * magnitude / np.sqrt(np.maximum(np.square(x).mean(axis=1, keepdims=True), np.float32(1e-5)))
         )
         return scaled
 
@@ -187,7 +187,7 @@ class ReferenceKernels(KernelSet):
         scoring: Scoring = PLAIN,
         block: BlockRange | None = None,
     ) -> FloatArray:
-        """All scores at once, [K, H/K, T, S], then a softmax with the row maximum taken off."""
+        """All scores at once, [K, H/K, T, S], then a softmax that subtracts the row maximum."""
         position = len(k) - len(q) if block is None else block.position
         distance = np.arange(position, position + len(q))[:, None] - np.arange(len(k))  # from each query to each key
         unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
@@ -195,10 +195,10 @@ class ReferenceKernels(KernelSet):
             unseen[:, block.first :] = False
         return self._attend(q, k, v, scale, scoring, distance, unseen)
 
-    def attentiolongest_block(
+    def bidirectional_attention(
         self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
     ) -> FloatArray:
-        """Likewise, so many queries at a time."""
+        """Like ``attention``, for a bounded number of queries at a time."""
         n_tokens, n_heads, _ = q.shape
         step, mixed = max(1, _SCORES_AT_A_TIME // (n_heads * n_tokens)), np.empty_like(q)
         for start in range(0, n_tokens, step):
@@ -227,8 +227,8 @@ class ReferenceKernels(KernelSet):
         if scoring.slopes is not None:
             scores -= scoring.slopes.reshape(n_kv_heads, -1, 1, 1) * distance.astype(np.float32)
         scores[..., unseen] = -np.inf
-        mixed = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
-        return np.ascontiguousarray(mixed.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)
+        outputs = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
+        return np.ascontiguousarray(outputs.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)
 
     def selective_scan(
         self, x: FloatArray, steps: FloatArray, a: FloatArray, b: FloatArray, c: FloatArray, state: FloatArray
@@ -239,13 +239,13 @@ class ReferenceKernels(KernelSet):
         grouped = (n_groups, n_heads // n_groups)
         steps = np.logaddexp(np.float32(0), steps).reshape(n_seqs, n_tokens, *grouped, 1, 1)
         driven = steps * x.reshape(n_seqs, n_tokens, *grouped, width, 1)
-        decay, held = a.reshape(*grouped, 1, -1), state.reshape(n_seqs, *grouped, width, n_state)
+        decay, states = a.reshape(*grouped, 1, -1), state.reshape(n_seqs, *grouped, width, n_state)
         y = np.empty((n_seqs, n_tokens, *grouped, width), np.float32)
         b, c = b[:, :, :, None, None], c[:, :, :, None, None]  # [B, T, G, 1, 1, N]
         for t in range(n_tokens):
-            held = np.exp(steps[:, t] * decay) * held + driven[:, t] * b[:, t]
-            np.sum(held * c[:, t], axis=-1, out=y[:, t])
-        return y.reshape(x.shape), held.reshape(state.shape)
+            states = np.exp(steps[:, t] * decay) * states + driven[:, t] * b[:, t]
+            np.sum(states * c[:, t], axis=-1, out=y[:, t])
+        return y.reshape(x.shape), states.reshape(state.shape)
 
     def delta_scan(
         self,
@@ -281,7 +281,7 @@ class ReferenceKernels(KernelSet):
 
 
 def _softmax(scores: FloatArray, sinks: FloatArray | None) -> FloatArray:
-    """Over the last axis of [K, H/K, T, S], with a further score for each head if there are sinks [H]."""
+    """The softmax over the last axis of [K, H/K, T, S]; sinks [H] add one score per head."""
     largest = scores.max(axis=-1, keepdims=True)
     sink = None if sinks is None else sinks.reshape(*scores.shape[:2], 1, 1)
     if sink is not None:
@@ -310,7 +310,7 @@ def _gelu(x: FloatArray) -> FloatArray:
 
 
 def _erf(x: FloatArray) -> FloatArray:
-    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: off by at most 1.5e-7."""
+    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; absolute error at most 1.5e-7."""
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     y: FloatArray = np.copysign(1 - series * np.exp(-x * x), x)

@@ -15,11 +15,11 @@ from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kv import Array
 
 SLOWEST = -0.606531
-"""Of the logarithm of a decay: -exp(-1/2)."""
+"""The slowest decay, as a logarithm: -exp(-1/2)."""
 
 RwkvState: TypeAlias = tuple[Array, Array, Array]
-"""What a block remembers: the last token that time mixing saw [B, 1, E], its state [B, H, P, P], and the last token
-that channel mixing saw [B, 1, E]."""
+"""The state of a block: the last token of time mixing [B, 1, E], the matrix state [B, H, P, P], and the last token of
+channel mixing [B, 1, E]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,25 +36,25 @@ class Rwkv7:
     """The weights of time mixing."""
 
     spec: Rwkv7Spec
-    shares: Array  # of the token before, for receptance, decay, key, value, rate and gate; [6, E]
+    shares: Array  # of the previous token in receptance, decay, key, value, rate and gate; [6, E]
     receptance: Linear  # (E, E)
     key: Linear  # (E, E)
     value: Linear  # (E, E)
     decay: LowRank
     rate: LowRank
-    first_value: LowRank | None  # how much of the first layer's values is mixed in; None in that layer
+    first_value: LowRank | None  # the share of the first layer's values; None in the first layer
     gate: LowRank
     key_removed: Array  # [E]
     key_rate: Array  # [E]
     bonus: Array  # [H, P]
-    unit_norm: Norm  # of a head's key, to length 1
+    unit_norm: Norm  # scales a head's key to length 1
     head_norm: Norm  # [H, P]
     output: Linear  # (E, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelMix:
-    """The weights of channel mixing: a feed-forward layer that sees a share of the token before, too."""
+    """The weights of channel mixing: a feed-forward layer that also reads a share of the previous token."""
 
     share: Array  # [E]
     up: Linear  # (F, E)
@@ -63,7 +63,7 @@ class ChannelMix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RwkvBlock:
-    """A whole block: both mixings, each after its norm; their outputs are added to the residual stream."""
+    """A block: time mixing and channel mixing, each after its norm and added to the residual stream."""
 
     time_norm: Norm
     time: Rwkv7
@@ -80,21 +80,21 @@ class RwkvOps(Ops):
         """RWKV-7's time mixing up to its output matrix.
 
         Args:
-            weights: of the layer.
-            x: tokens, normalized, [B, T, E].
+            weights: weights of time mixing.
+            x: normalized tokens [B, T, E].
             last: the token before them [B, 1, E].
-            state: before the first token [B, H, P, P].
-            first_value: values [B * T, E] of the model's first layer; None in that.
+            state: state before the first token [B, H, P, P].
+            first_value: the values [B * T, E] of the model's first layer; None in the first layer.
 
         Returns:
-            [B, T, E], the layer's own values [B * T, E], and the state after the last token.
+            [B, T, E], the layer's values [B * T, E], and the state after the last token.
         """
         n_seqs, n_tokens, n_embd = x.shape
         heads = (n_seqs, n_tokens, -1, weights.spec.head_dim)
         change = _before(self, x, last) - x
 
         def shifted(share: int) -> Array:
-            """What a matrix takes: some of the token, some of that before it, [B * T, E]."""
+            """Interpolate between each token and the previous one, [B * T, E]."""
             return (x + change * weights.shares[share]).reshape(-1, n_embd)
 
         r, k, v = (
@@ -116,7 +116,7 @@ class RwkvOps(Ops):
         return y.reshape(n_seqs, n_tokens, -1) * gate.reshape(n_seqs, n_tokens, -1), v, state
 
     def channel_mix(self, weights: ChannelMix, x: Array, last: Array) -> Array:
-        """RWKV-7's channel mixing of tokens ``x``, normalized, [B, T, E], after ``last`` [B, 1, E]: [B, T, E]."""
+        """RWKV-7's channel mixing of normalized tokens ``x`` [B, T, E] after ``last`` [B, 1, E]: [B, T, E]."""
         shifted = x + (_before(self, x, last) - x) * weights.share
         inner = self.activate(self.linear(shifted.reshape(-1, x.shape[-1]), weights.up), Activation.RELU_SQUARED)
         return self.linear(inner, weights.down).reshape(x.shape)
@@ -125,18 +125,18 @@ class RwkvOps(Ops):
     def delta_scan(
         self, r: Array, log_decay: Array, k: Array, v: Array, a: Array, b: Array, state: Array
     ) -> tuple[Array, Array]:
-        """The generalized delta rule (RWKV-7, https://arxiv.org/abs/2503.14456, equation 17), token by token.
+        """The scan of the generalized delta rule (RWKV-7, https://arxiv.org/abs/2503.14456, equation 17).
 
         ``state = state * exp(log_decay) + (state a) bᵀ + v kᵀ; y = state r`` for each head.
 
         Args:
-            r: [B, T, H, P], as are all but the last.
-            log_decay: of the columns of the state, at most 0.
+            r: receptance [B, T, H, P]; the next five have the same shape.
+            log_decay: logarithm of the decay of the state's columns, at most 0.
             k: keys.
             v: values.
-            a: what is taken out of the state, with its sign.
-            b: where that goes.
-            state: before the first token, [B, H, P, P], a row for each number of a value.
+            a: negated keys of the values that are removed from the state.
+            b: these keys, times the rate of the removal.
+            state: state before the first token [B, H, P, P]; a row for each element of a value.
 
         Returns:
             y [B, T, H, P], and the state after the last token.
@@ -144,11 +144,11 @@ class RwkvOps(Ops):
 
     @abstractmethod
     def inner(self, x: Array, y: Array) -> Array:
-        """The sum of ``x * y`` over the last axis, which stays, with one number."""
+        """The sum of ``x * y`` over the last axis, which is kept with length 1."""
 
 
 def _before(ops: Ops, x: Array, last: Array) -> Array:
-    """Of each token [B, T, E] the one before it."""
+    """The token before each token, [B, T, E]."""
     return ops.concatenated([last, x], axis=1)[:, : x.shape[1]]
 
 

@@ -1,4 +1,4 @@
-"""Chooses the kernel set of a model, and says why."""
+"""Chooses the kernel set of a model, and reports the reason."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slm_native.profile import Profile
 
 TIERS = ("auto", "reference", "cpu", "torch")
 HOST_DEVICES = ("auto", "cpu")
-"""Devices that the tiers without torch compute on."""
+"""The devices of the tiers without torch."""
 ISA_VARIABLE = "SLM_NATIVE_ISA"
 
 
 class KernelChoice(NamedTuple):
-    """A kernel set, and in one line why it is this one."""
+    """A kernel set, and the reason for the choice in one line."""
 
     kernels: KernelSet
     reason: str
@@ -39,21 +39,21 @@ def select_kernels(
     """Choose the kernels of a model.
 
     Args:
-        tier: "reference" for NumPy alone, "cpu" for the C++ extension, "torch" for any device of torch's, "auto" for
-            torch where a device other than the CPU is asked for, else for the extension where it was built. The
-            environment variable ``SLM_NATIVE_ISA`` ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx",
-            "amx_plain", "neon", "neon_i8mm") forces the extension's instruction set.
-        device: "cpu", or a device of torch's ("cuda:0", "mps"); "auto" is the CPU, and in the torch tier torch's best.
-        n_threads: threads of the extension, None for one on each physical core that this process may use.
-        expanded_bytes: how much memory weights expanded to floats may take; None for the tier's own measure.
+        tier: "reference" for NumPy only, "cpu" for the C++ extension, "torch" for any torch device. "auto" is torch if
+            ``device`` is not the CPU, and otherwise the extension if it was built. The environment variable
+            ``SLM_NATIVE_ISA`` ("scalar", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "amx_plain", "neon",
+            "neon_i8mm") forces the extension's instruction set.
+        device: "cpu", or a torch device ("cuda:0", "mps"); "auto" is the CPU, or torch's best device in the torch tier.
+        n_threads: threads of the extension; None for one per physical core available to this process.
+        expanded_bytes: memory for dequantized weights, in bytes; None for the tier's default.
         dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
-            best. The other tiers have it from the weights.
-        profile: of the torch tier; its dtype is the default.
-        device_map: how many layers each of the torch tier's devices gets, in order, or "auto" for by memory.
+            best. The other tiers choose it by the weights.
+        profile: profile of the torch tier; its dtype is the default.
+        device_map: number of layers on each device of the torch tier, in order; "auto" to split by memory.
 
     Raises:
-        InvalidOption: an unknown tier or dtype, one that the tier has not, a negative size, no thread, threads where
-            the extension does not compute, or an instruction set that is unknown or that this machine lacks.
+        InvalidOption: an unknown tier, a dtype that the tier does not support, a negative size, no thread, threads for
+            another tier than the extension, or an instruction set that is unknown or missing on this machine.
         BackendUnavailable: the tier or device is missing or broken.
     """
     if tier not in TIERS:
@@ -82,12 +82,12 @@ def select_kernels(
 
 
 def tuned_types(device: str = "auto") -> frozenset[int]:
-    """Weight types, by ggml's numbers, whose products on a device were measured against other engines.
+    """Weight types (ggml's numbers) whose products were measured against other engines on a device.
 
-    Makes no kernel set: no thread starts, and torch is asked in another process.
+    Creates no kernel set: no thread starts, and torch is queried in a subprocess.
 
     Raises:
-        InvalidOption: ``SLM_NATIVE_ISA`` is unknown or missing.
+        InvalidOption: the instruction set of ``SLM_NATIVE_ISA`` is unknown or missing.
         BackendUnavailable: no such device, or its library is missing or broken.
     """
     if uses_torch("auto", device):
@@ -103,7 +103,7 @@ def tuned_types(device: str = "auto") -> frozenset[int]:
 
 
 def uses_torch(tier: str, device: str) -> bool:
-    """Whether the torch tier computes."""
+    """Whether the torch tier is used."""
     return tier == "torch" or (tier == "auto" and device not in HOST_DEVICES)
 
 
@@ -117,7 +117,7 @@ def _host(tier: str, n_threads: int | None, expanded_bytes: int) -> KernelChoice
 
 
 def _host_isa(tier: str) -> str | None:
-    """The forced instruction set; refused if there is no extension."""
+    """The forced instruction set; raises if there is no extension."""
     isa = os.environ.get(ISA_VARIABLE) or None
     missing = _extension.why_missing()
     if missing is not None and (tier == "cpu" or isa):

@@ -1,4 +1,4 @@
-"""How keys and values are stored: one codec for each KV type."""
+"""The number formats of keys and values: one codec for each KV type."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = Any
 """Arrays of a kernel set: NumPy's, or those of its device."""
 Planes: TypeAlias = Sequence[Array]
-"""What a codec makes of float32 [..., D]: one array [..., W] for each of its planes."""
+"""The encoding of float32 [..., D]: one array [..., W] for each plane of the codec."""
 
 _BLOCK = 32
 _F16_MAX = np.float32(65504)
 _BF16_MAX = np.float32(2.0**127 * (2 - 2.0**-7))
 _LARGEST_BF16 = int(LARGEST_NUMBER.view(np.uint32)) >> 16
-_SMALLEST_PEAK = np.float32(1e-30)  # below it a block counts as zeros, as its float16 scale does
+_SMALLEST_PEAK = np.float32(1e-30)  # blocks below it are encoded as zeros, as their float16 scale would be zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class KvCodec:
 
     Attributes:
         kv_type: the type.
-        planes: the dtype of each plane and how many of the D values of a head share one item of it.
+        planes: of each plane, the dtype, and the number of head values that share one item.
         encode: float32 [..., D] to planes.
         decode: planes to a C-contiguous float32 [..., D].
-        is_bounded: whether the planes, in NumPy, stand for numbers up to ``LARGEST_NUMBER`` only.
+        is_bounded: whether planes in NumPy decode to magnitudes up to ``LARGEST_NUMBER``.
     """
 
     kv_type: KvType
@@ -46,12 +46,12 @@ class KvCodec:
 
 
 def _encode_f16(x: FloatArray) -> Planes:
-    """Round to half precision; larger numbers are clamped to its largest, not infinite."""
+    """Round to half precision; larger magnitudes are clamped to 65504."""
     return (np.clip(x, -_F16_MAX, _F16_MAX).astype("<f2"),)
 
 
 def _encode_bf16(x: FloatArray) -> Planes:
-    """The upper half of a float32, rounded to the nearest, ties to even; saturates as f16 does."""
+    """The upper half of a float32, rounded to nearest, ties to even; larger magnitudes are clamped."""
     bits = np.clip(x, -_BF16_MAX, _BF16_MAX).view(np.uint32)
     upper = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     return (np.where(np.isnan(x), np.uint32(0x7FC0), upper).astype("<u2"),)
@@ -76,7 +76,7 @@ def _as_f16(scales: FloatArray) -> NDArray[np.float16]:
 
 
 def _encode_q8_0(x: FloatArray) -> Planes:
-    """Blocks of 32 values with one float16 scale, as ggml's Q8_0, the scales in a plane of their own."""
+    """Blocks of 32 values with one float16 scale, like ggml's Q8_0; scales are in a plane of their own."""
     blocks = _blocks(x)
     peaks = np.abs(blocks).max(axis=-1)
     scales = peaks / np.float32(127)
@@ -96,7 +96,7 @@ def _scaled(quants: NDArray[np.int8], scales: NDArray[np.float16]) -> FloatArray
 
 
 def _encode_from_zero(x: FloatArray, zero: int) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """Codes [..., blocks, 32] up to 2 * zero - 1: the value of the largest magnitude becomes 0, zero stays ``zero``."""
+    """Codes [..., blocks, 32] up to 2 * zero - 1: 0 for the value of largest magnitude, ``zero`` for the value 0."""
     blocks = _blocks(x)
     peaks = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], -1)[..., 0]
     scales = peaks / np.float32(-zero)
@@ -105,7 +105,7 @@ def _encode_from_zero(x: FloatArray, zero: int) -> tuple[NDArray[np.uint8], NDAr
 
 
 def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes [..., blocks, 32] as nibbles, the first 16 of a block the lower ones: [..., blocks * 16]."""
+    """Codes [..., blocks, 32] as nibbles [..., blocks * 16]; the first 16 codes of a block are the lower nibbles."""
     nibbles: NDArray[np.uint8] = (codes[..., :16] & np.uint8(15)) | codes[..., 16:] << np.uint8(4)
     return nibbles.reshape(*codes.shape[:-2], -1)
 
@@ -116,7 +116,7 @@ def _unpacked(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _encode_q4_0(x: FloatArray) -> Planes:
-    """As ggml's Q4_0: nibbles, and scales in a plane of their own."""
+    """Like ggml's Q4_0: nibbles, and scales in a plane of their own."""
     codes, scales = _encode_from_zero(x, 8)
     return _packed(codes), scales
 
@@ -128,7 +128,7 @@ def _decode_q4_0(planes: Planes) -> FloatArray:
 
 
 def _encode_q5_0(x: FloatArray) -> Planes:
-    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, in three planes."""
+    """Like ggml's Q5_0, in three planes: nibbles, scales, and the fifth bits of a block in one number."""
     codes, scales = _encode_from_zero(x, 16)
     fifth = np.packbits(codes >> 4, axis=-1, bitorder="little")
     return _packed(codes), scales, fifth.view("<u4")[..., 0]
@@ -142,7 +142,7 @@ def _decode_q5_0(planes: Planes) -> FloatArray:
 
 
 def _encode_e4m3(x: FloatArray) -> Planes:
-    """Rounded to the nearest, ties to even; saturates as f16 does. https://arxiv.org/abs/2209.05433, section 3."""
+    """Rounded to nearest, ties to even; larger magnitudes are clamped. https://arxiv.org/abs/2209.05433, section 3."""
     magnitude = np.minimum(np.abs(x), _E4M3_MAX)
     exponent = np.frexp(magnitude)[1] - 1  # of 1.f * 2 ** exponent
     step = np.ldexp(np.float32(1), np.maximum(exponent, -6) - 3)
@@ -207,12 +207,12 @@ _CODECS: dict[str, KvCodec] = {
 
 
 def codec_of(kv_type: str, head_dim: int) -> KvCodec:
-    """The codec of a KV type, or of the text that spells it, for heads of width D.
+    """The codec of a KV type (or of its name) for heads of width D.
 
     Raises:
         InvalidOption: an unknown type, or one whose blocks do not divide the head.
     """
-    usable = [k for k, codec in _CODECS.items() if all(head_dim % span == 0 for _, span in codec.planes)]
+    usable = [k for k, codec in _CODECS.items() if all(head_dim % n_shared == 0 for _, n_shared in codec.planes)]
     codec = _CODECS.get(kv_type)
     if codec is None:
         raise InvalidOption(f"unknown KV type {str(kv_type)!r} (accepted: {', '.join(usable)})")

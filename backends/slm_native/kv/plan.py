@@ -1,6 +1,6 @@
-"""Where the tokens of a batch go, and which tokens they see: one run of tokens for each sequence.
+"""The destinations of a batch's tokens, and the attention mask: one run of tokens for each sequence.
 
-Runs are cut to smaller ones for chunked attention, for bidirectional blocks, and to compute a batch in parts.
+Runs are split for chunked attention, for bidirectional blocks, and to compute a batch in parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Run:
         seq_id: the sequence.
         rows: the tokens' indices in the batch.
         start: position of the first token, counted from the first page.
-        n_held: tokens on the pages, these included, S.
+        n_held: number of tokens on the pages after the batch, S.
         pages: the sequence's pages.
         bidirectional: whether the tokens are a bidirectional block. A window still hides tokens before it.
     """
@@ -39,13 +39,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """Where the tokens of a batch go. The cache is unchanged until the plan is committed.
+    """The destinations of a batch's tokens. The cache is unchanged until the plan is committed.
 
     Attributes:
-        runs: one for each sequence of the batch, or several.
+        runs: one or several for each sequence of the batch.
         pages: the page of each token [T].
-        slots: its place on that page [T].
-        tables: the tables that hold once the batch has run.
+        slots: the slot of each token on its page [T].
+        tables: the page tables after the batch.
     """
 
     runs: Sequence[Run]
@@ -55,7 +55,7 @@ class BatchPlan:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether there are bidirectional blocks, so that the batch cannot be split."""
+        """Whether there are bidirectional blocks; the batch cannot be split then."""
         return any(run.bidirectional for run in self.runs)
 
 
@@ -65,7 +65,7 @@ def n_pages_of(n_tokens: int) -> int:
 
 
 def count(rows: slice | NDArray[np.intp]) -> int:
-    """How many rows these are."""
+    """The number of rows."""
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
@@ -83,22 +83,22 @@ def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDAr
 
 
 def part_of(plan: BatchPlan, start: int, stop: int) -> BatchPlan:
-    """The plan of tokens [start, stop) of a batch, which attend to the batch's earlier tokens, too."""
-    runs = [run for each in plan.runs if (run := _part_of_run(each, start, stop)) is not None]
+    """The plan of tokens [start, stop) of a batch. They also attend to the batch's earlier tokens."""
+    runs = [run for whole in plan.runs if (run := _part_of_run(whole, start, stop)) is not None]
     return BatchPlan(runs, plan.pages[start:stop], plan.slots[start:stop], plan.tables)
 
 
 def in_chunks(plan: BatchPlan, chunk: int) -> BatchPlan:
-    """``plan`` for chunked attention (Llama 4): a token sees the positions of its chunk up to its own.
+    """``plan`` for chunked attention (Llama 4): a token attends to its chunk, up to itself.
 
     A chunk is a whole number of pages, so attention treats each as a sequence on a part of the pages.
 
     Args:
-        plan: where the tokens of a batch go.
+        plan: the plan of the batch.
         chunk: positions in a chunk, a multiple of 64.
 
     Returns:
-        Runs that see nothing outside their chunk; ``plan`` itself if no sequence leaves its first chunk.
+        Runs that attend only to their chunk; ``plan`` itself if every sequence ends in its first chunk.
     """
     assert chunk % PAGE_TOKENS == 0, "chunks begin where pages do"
     if all(run.n_held <= chunk for run in plan.runs):
@@ -107,10 +107,10 @@ def in_chunks(plan: BatchPlan, chunk: int) -> BatchPlan:
 
 
 def in_blocks(plan: BatchPlan, ahead: NDArray[np.int32]) -> BatchPlan:
-    """``plan`` with runs split at bidirectional blocks: each run is one block, or has none.
+    """``plan`` with runs split at bidirectional blocks: each run is one block or has none.
 
     Args:
-        plan: where the tokens of a batch go.
+        plan: the plan of the batch.
         ahead: for each token, the number of later tokens in its block [T].
     """
     return replace(plan, runs=[part for run in plan.runs for part in _blocks(run, ahead[run.rows])])
@@ -126,7 +126,7 @@ def _part_of_run(run: Run, start: int, stop: int) -> Run | None:
 
 
 def _rows_between(rows: slice | NDArray[np.intp], start: int, stop: int) -> tuple[slice | NDArray[np.intp], int]:
-    """Those of ascending rows, counted from ``start``; and how many come before them."""
+    """The ascending ``rows`` in [start, stop), counted from ``start``; and the number of rows before them."""
     if isinstance(rows, slice):
         begin = min(max(rows.start, start), rows.stop)
         end = max(begin, min(rows.stop, stop))
@@ -151,13 +151,15 @@ def _blocks(run: Run, ahead: NDArray[np.int32]) -> Iterator[Run]:
         bidirectional = bool(ahead[begin] > 0)
         later = np.flatnonzero(ahead[begin:] > 0)
         end = begin + (int(ahead[begin]) + 1 if bidirectional else int(later[0]) if len(later) else n - begin)
-        held = run.start + end
-        yield Run(run.seq_id, rows[begin:end], run.start + begin, held, _first_pages(run.pages, held), bidirectional)
+        n_held = run.start + end
+        yield Run(
+            run.seq_id, rows[begin:end], run.start + begin, n_held, _first_pages(run.pages, n_held), bidirectional
+        )
         begin = end
 
 
 def _first_pages(pages: PageIndex, n_held: int) -> PageIndex:
-    """The pages of the first tokens."""
+    """The pages of the first ``n_held`` tokens."""
     return _part(pages, 0, n_pages_of(n_held))
 
 

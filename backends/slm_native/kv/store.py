@@ -1,4 +1,4 @@
-"""Where keys and values lie: pages in one buffer, typed views into it."""
+"""Storage of keys and values: pages in one buffer, with typed views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PageLayout:
     """The layout of a page: an array [L, K, 64, W] for each plane of keys, then of values if they are not the keys.
 
     Attributes:
-        blocks: the blocks of the model whose keys and values it holds [L], in order; all have heads alike.
+        blocks: the blocks of the model whose keys and values it holds [L], in order; all with the same shape of heads.
         n_kv_heads: K.
         head_dim: D.
         keys: codec of the keys.
@@ -48,7 +48,7 @@ class PageLayout:
     def plane_types(self) -> list[tuple[np.dtype[Any], int]]:
         """The dtype and the width W of each plane, planes of keys first."""
         planes = self.keys.planes if self.values_in_keys else (*self.keys.planes, *self.values.planes)
-        return [(dtype, self.head_dim // span) for dtype, span in planes]
+        return [(dtype, self.head_dim // n_shared) for dtype, n_shared in planes]
 
     def token_bytes(self, dtype: np.dtype[Any], width: int) -> int:
         """Bytes of one token in a plane."""
@@ -64,10 +64,10 @@ class PageLayout:
         return np.zeros((n_pages, self.page_bytes), np.uint8)
 
     def reserved(self, n_pages: int) -> NDArray[np.uint8]:
-        """The same, of which nothing is ever written to clear it: NumPy clears memory that the process has used before.
+        """Like ``pages``, but never written: NumPy clears memory that the process has used before.
 
         Raises:
-            MemoryError: the system refuses so much.
+            MemoryError: the system refuses to allocate the memory.
         """
         try:
             memory = mmap.mmap(-1, n_pages * self.page_bytes, access=mmap.ACCESS_COPY)
@@ -76,7 +76,7 @@ class PageLayout:
                 return self.pages(n_pages)
             raise MemoryError(str(error)) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a system without large pages
+            with contextlib.suppress(OSError):  # the system has no huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
         return np.frombuffer(memory, np.uint8).reshape(n_pages, -1)
 
@@ -102,18 +102,18 @@ class KvLayer(ABC):
 
     @abstractmethod
     def keys(self, pages: Array, n_tokens: int) -> Array:
-        """The first keys of some pages: float32 [n_tokens, K, D]."""
+        """The keys of the first tokens on some pages: float32 [n_tokens, K, D]."""
 
     @abstractmethod
     def values(self, pages: Array, n_tokens: int) -> Array:
-        """The first values of some pages: float32 [n_tokens, K, D]."""
+        """The values of the first tokens on some pages: float32 [n_tokens, K, D]."""
 
 
 class PageStore(ABC):
-    """All pages of a context, wherever the kernel set computes.
+    """All pages of a context, on the kernel set's device.
 
     Attributes:
-        layout: of a page.
+        layout: layout of a page.
         layers: the pages as each layer sees them [L].
         keys: codec of the keys, on arrays of this store.
     """
@@ -128,34 +128,34 @@ class PageStore(ABC):
 
     @abstractmethod
     def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Array]:
-        """Copy tokens of a sequence that holds ``pages``: a plane each, [n_tokens, L, K, W]."""
+        """Copy tokens of a sequence that holds ``pages``: one array [n_tokens, L, K, W] per plane."""
 
     @abstractmethod
     def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Array:
-        """Plane ``i`` of what ``read`` gives, [n_tokens, L, K, W]."""
+        """Plane ``i`` of ``read``, [n_tokens, L, K, W]."""
 
     @abstractmethod
     def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Array) -> None:
-        """Write what ``read_plane`` gives."""
+        """Write a plane of ``read_plane``."""
 
     @abstractmethod
     def packed(self, n_pages: int, tokens: Planes) -> Any:
-        """Tokens, one array [n_tokens, L, K, W] per plane, as pages that are not in the cache yet.
+        """Tokens, one array [n_tokens, L, K, W] per plane, in the layout of pages, outside the cache.
 
-        What could fail, for want of memory, fails here.
+        Everything that can run out of memory happens here, not in ``put``.
         """
 
     @abstractmethod
     def put(self, pages: Sequence[int], packed: Any) -> None:
-        """Fill pages with what ``packed`` made, all at once."""
+        """Overwrite pages with the result of ``packed``, all at once."""
 
     @abstractmethod
     def to_host(self, plane: Array) -> NDArray[Any]:
-        """What ``read`` gave, in NumPy's memory."""
+        """A plane of ``read`` as a NumPy array."""
 
     @abstractmethod
     def from_host(self, plane: NDArray[Any]) -> Array:
-        """What ``packed`` takes, from NumPy's memory."""
+        """A NumPy array as a plane for ``packed``."""
 
 
 class HostKvLayer(KvLayer):
@@ -193,11 +193,11 @@ class HostPageStore(PageStore):
     """Pages in NumPy.
 
     Args:
-        layout: of a page.
-        n_pages: how many there are.
+        layout: layout of a page.
+        n_pages: number of pages.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int) -> None:
@@ -214,7 +214,7 @@ class HostPageStore(PageStore):
         self.layers = [self._layer(i, [view[:, i] for view in self._views]) for i in range(layout.n_layers)]
 
     def _layer(self, i: int, planes: Planes) -> KvLayer:
-        """Layer ``i``, whose part of each plane is given."""
+        """Layer ``i``, with its part of each plane."""
         return HostKvLayer(self.layout, planes)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -246,12 +246,12 @@ class HostPageStore(PageStore):
         self._pages[list(pages)] = packed
 
     def to_host(self, plane: Array) -> NDArray[Any]:
-        """It is there."""
+        """Already on the host."""
         host: NDArray[Any] = plane
         return host
 
     def from_host(self, plane: NDArray[Any]) -> Array:
-        """It is there."""
+        """Already on the host."""
         return plane
 
 

@@ -1,4 +1,4 @@
-"""Stores that share page tables: the layers of a model whose heads are alike have one together."""
+"""Page stores that share page tables: one store for all layers with the same shape of heads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slm_native.kv.store import PAGE_TOKENS, KvLayer, PageLayout, PageStore
 from slm_native.kv.tables import Pages
 
 NewStore: TypeAlias = Callable[[PageLayout, int], PageStore]
-"""Makes a number of pages of a layout on the kernel set's device."""
+"""Allocates a number of pages of a layout on the kernel set's device."""
 Rotate: TypeAlias = Callable[[Array, int, Sequence[int]], Array]
-"""Moves float32 keys [n, L, K, D] by a number of positions; which blocks' they are [L] comes last."""
+"""Rotates float32 keys [n, L, K, D] by a number of positions; the last argument is the block numbers [L]."""
 _ROTATED_AT_A_TIME = 256  # tokens; bounds the temporary memory of a cut
 
 
@@ -27,12 +27,12 @@ class StoreGroup:
     """Several stores in which a page has the same number.
 
     Args:
-        layouts: of a page in each.
-        n_pages: that there are.
-        new_store: makes a store.
+        layouts: the page layout of each store.
+        n_pages: pages of each store.
+        new_store: allocates a store.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
     def __init__(self, layouts: Sequence[PageLayout], n_pages: int, new_store: NewStore) -> None:
@@ -41,7 +41,7 @@ class StoreGroup:
 
     @property
     def by_block(self) -> dict[int, KvLayer]:
-        """The cache of each layer, by the block of the model that it is."""
+        """The cache of each layer, by block number."""
         return {
             block: layer
             for store in self._stores
@@ -64,9 +64,9 @@ class StoreGroup:
             store.copy(sources, targets)
 
     def export(self, pages: Pages, positions: NDArray[np.intp]) -> Iterator[bytes]:
-        """The tokens at ``positions`` on ``pages``: planes [n, L, K, W], store by store, those of the keys first.
+        """Planes [n, L, K, W] of the tokens at ``positions`` on ``pages``: store by store, keys before values.
 
-        They come in pieces of one plane. The pages must keep what they hold until the last piece has come.
+        A piece belongs to one plane. The pages must not change until the last piece is read.
         """
         for plane in self._planes():
             n_at_once = max(1, PIECE_BYTES // max(1, plane.unit_bytes))
@@ -74,11 +74,11 @@ class StoreGroup:
                 yield plane.read(pages, positions[first : first + n_at_once])
 
     def sections(self, pages: Pages | None, positions: NDArray[np.intp]) -> list[Section]:
-        """What takes in what ``export`` gave.
+        """The sections of a payload of ``export``.
 
         Args:
-            pages: where it is written; None where it is only checked.
-            positions: the places of the tokens on these pages.
+            pages: where it is written; None to check only.
+            positions: positions of the tokens on these pages.
         """
         return [
             Section(len(positions), plane.unit_bytes, partial(plane.write, pages, positions))
@@ -89,7 +89,7 @@ class StoreGroup:
         return [_Plane(store, i) for store in self._stores for i in range(len(store.layout.plane_types()))]
 
     def without(self, pages: Pages, positions: NDArray[np.intp], n_kept: int, delta: int, rotate: Rotate) -> list[Any]:
-        """For ``put``: the tokens at ``positions`` on ``pages``, those from the ``n_kept``-th on rotated."""
+        """The tokens at ``positions`` on ``pages``, packed for ``put``; keys from token ``n_kept`` on are rotated."""
         packed = []
         for store in self._stores:
             tokens = store.read(pages, positions)
@@ -98,13 +98,13 @@ class StoreGroup:
         return packed
 
     def put(self, pages: Sequence[int], packed: Sequence[Any]) -> None:
-        """Fill pages with what ``without`` made."""
+        """Overwrite pages with the result of ``without``."""
         for store, tokens in zip(self._stores, packed, strict=True):
             store.put(pages, tokens)
 
 
 def in_model_order(by_block: Mapping[int, KvLayer]) -> list[KvLayer]:
-    """The layers of one or several groups, block by block."""
+    """The layers of one or several groups, sorted by block."""
     return [by_block[block] for block in sorted(by_block)]
 
 
@@ -120,11 +120,11 @@ def _rotate(store: PageStore, planes: Planes, delta: int, rotate: Rotate) -> Non
 
 
 class _Plane:
-    """One plane of a store on its way to a payload, or from one.
+    """Reads and writes one plane of a store for payloads.
 
     Args:
         store: the store.
-        i: which of its planes.
+        i: index of the plane.
     """
 
     def __init__(self, store: PageStore, i: int) -> None:
@@ -139,7 +139,7 @@ class _Plane:
         return self._store.to_host(self._store.read_plane(self._i, pages, positions)).tobytes()
 
     def write(self, pages: Pages | None, positions: NDArray[np.intp], first: int, data: bytes) -> None:
-        """Check tokens, and write them where there are pages: those at ``positions`` from the ``first``-th on.
+        """Check tokens, and write them to ``pages``, if given, at ``positions`` from ``first`` on.
 
         Raises:
             InvalidSnapshot: numbers that no model computes.

@@ -1,4 +1,4 @@
-"""Block tables: which pages each sequence holds."""
+"""Page tables: the pages of each sequence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Pages = tuple[int, ...]
 class PageTables:
     """The pages of every sequence.
 
-    They never change: a call that changes pages makes new tables and, once it has succeeded, puts them in the place of
-    the old ones in one assignment; until then nothing has happened.
+    Tables are immutable. A call that changes pages makes new tables and assigns them once it has succeeded; until then
+    nothing has changed.
 
     Args:
-        n_pages: pages there are.
+        n_pages: number of pages.
         tables: the pages of each sequence, in order.
-        gone: how many each has given back, before those; None for none.
+        gone: the number of pages that each sequence has freed at its start; None for none.
     """
 
     def __init__(self, n_pages: int, tables: tuple[Pages, ...], gone: tuple[int, ...] | None = None) -> None:
@@ -34,21 +34,21 @@ class PageTables:
 
     @cached_property
     def references(self) -> NDArray[np.intp]:
-        """How many sequences hold each page, [n_pages]."""
-        held = np.fromiter(itertools.chain.from_iterable(self._tables), np.intp)
-        return np.bincount(held, minlength=self._n_pages)
+        """The number of sequences that hold each page, [n_pages]."""
+        pages = np.fromiter(itertools.chain.from_iterable(self._tables), np.intp)
+        return np.bincount(pages, minlength=self._n_pages)
 
     def __getitem__(self, seq_id: int) -> Pages:
         return self._tables[seq_id]
 
     def index(self, seq_id: int) -> PageIndex:
-        """``page_index`` of a sequence, made once: its pages change with one token in 64."""
+        """``page_index`` of a sequence, cached: its pages change with one token in 64 only."""
         if seq_id not in self._indices:
             self._indices[seq_id] = page_index(self._tables[seq_id])
         return self._indices[seq_id]
 
     def gone(self, seq_id: int) -> int:
-        """The number of pages that a sequence has freed at its start: it holds the later ones."""
+        """The number of pages that a sequence has freed at its start."""
         return self._gone[seq_id]
 
     def is_shared(self, page: int) -> bool:
@@ -57,15 +57,15 @@ class PageTables:
 
     @property
     def n_free(self) -> int:
-        """Pages that no sequence holds."""
+        """The number of pages that no sequence holds."""
         return int(np.count_nonzero(self.references == 0))
 
     def free(self, n: int, besides: Pages = ()) -> list[int]:
-        """``n`` pages that no sequence holds: the first, so that a sequence's pages tend to lie side by side.
+        """``n`` pages that no sequence holds; the lowest, so that the pages of a sequence are often contiguous.
 
         Args:
-            n: how many.
-            besides: pages in use without a sequence.
+            n: number of pages.
+            besides: pages in use that no table contains.
         """
         unheld = self.references == 0
         unheld[list(besides)] = False
@@ -74,7 +74,7 @@ class PageTables:
         return pages
 
     def replaced(self, changes: Mapping[int, Pages], gone: Mapping[int, int] | None = None) -> PageTables:
-        """Tables in which some sequences hold other pages, and have given back others."""
+        """Tables in which some sequences hold other pages, or have freed more at their start."""
         if not changes and not gone:
             return self
         tables, before = list(self._tables), list(self._gone)
@@ -86,7 +86,7 @@ class PageTables:
 
 
 def page_index(pages: Pages) -> PageIndex:
-    """Pages of one sequence, at least one, as stores read them fastest."""
+    """The pages of one sequence (at least one) as the fastest index: a slice if they are contiguous."""
     if pages == tuple(range(pages[0], pages[0] + len(pages))):
         return slice(pages[0], pages[0] + len(pages))
     return np.array(pages, np.intp)

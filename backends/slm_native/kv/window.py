@@ -1,4 +1,4 @@
-"""Keys and values of layers that keep only their sliding window, and a little more."""
+"""Keys and values of layers that keep only their sliding window, plus some slack."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SLACK = 64  # tokens that can be truncated without decoding again; more than sp
 
 
 class Held(NamedTuple):
-    """A part of a sequence on pages that no table names yet.
+    """Pages of a sequence that are in no page table yet.
 
     Attributes:
-        gone: pages before the first of them.
+        gone: number of pages before the first of them.
         pages: the pages.
     """
 
@@ -34,20 +34,20 @@ class Held(NamedTuple):
 class WindowCache:
     """A ``PagedKvCache`` whose sequences free pages that have left the window.
 
-    What is held of a sequence of n tokens begins with a whole page, at most ``window - 1`` tokens before n: the next
-    token sees those. Where that does not hold for an earlier length, the keys and values before it are computed again
-    (``replay``), on pages of their own.
+    A sequence of n tokens holds whole pages from at most ``window - 1`` tokens before n on: the next token attends to
+    these. If the pages do not reach far enough back for an earlier length, ``replay`` computes them again on separate
+    pages.
 
     Args:
-        layouts: of a page in each store.
-        window: tokens that a token sees, itself included.
+        layouts: the page layout of each store.
+        window: number of tokens that a token attends to, itself included.
         n_batch: tokens of the largest batch.
-        n_seq_max: sequences.
-        n_replayed: tokens that are computed again at once, at most.
-        new_store: makes pages of a layout, so many, where the kernel set computes.
+        n_seq_max: number of sequences.
+        n_replayed: the most tokens of one ``replay``.
+        new_store: allocates the pages of a layout on the kernel set's device.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class WindowCache:
 
     @staticmethod
     def n_pages_for(window: int, n_batch: int, n_seq_max: int, n_replayed: int) -> int:
-        """Pages that always suffice, however long sequences are.
+        """The number of pages that always suffices, for any length of sequences.
 
-        Between calls a sequence of n tokens holds the pages from that of token n - window + 1 - 64 on, or fewer: at
-        most (window + 189) / 64. A batch adds t / 64 and less than one to each that it brings t tokens for, and copies
-        one at most. While tokens are computed again, there is a sequence more, and what is replayed at once.
+        Between calls a sequence of n tokens holds at most the pages from token n - window + 1 - 64 on, that is
+        (window + 189) / 64 pages. For t new tokens of a sequence, a batch adds less than t / 64 + 1 pages and copies at
+        most one. A replay needs the pages of one more sequence, plus the pages of its tokens.
         """
-        each = (window + 3 * PAGE_TOKENS - 3) // PAGE_TOKENS
+        per_sequence = (window + 3 * PAGE_TOKENS - 3) // PAGE_TOKENS
         in_batch = 2 * n_seq_max + n_pages_of(n_batch)
-        in_replay = each + n_pages_of(n_replayed) + 1
-        return n_seq_max * each + max(in_batch, in_replay)
+        in_replay = per_sequence + n_pages_of(n_replayed) + 1
+        return n_seq_max * per_sequence + max(in_batch, in_replay)
 
     @property
     def by_block(self) -> dict[int, KvLayer]:
-        """The cache of each layer, by the block of the model that it is."""
+        """The cache of each layer, by block number."""
         return self._cache.by_block
 
     @property
@@ -87,11 +87,11 @@ class WindowCache:
         return self._cache.n_bytes
 
     def n_held(self, seq_id: int) -> int:
-        """Pages that a sequence holds."""
+        """The number of pages that a sequence holds."""
         return len(self._cache.tables[seq_id])
 
     def plan(self, seq_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> BatchPlan:
-        """See ``PagedKvCache.plan``; positions in runs count from the first page that is held."""
+        """See ``PagedKvCache.plan``; positions in runs count from the first held page."""
         plan = self._cache.plan(seq_ids, positions)
         tables = plan.tables
         for run in plan.runs:
@@ -102,11 +102,11 @@ class WindowCache:
         return replace(plan, tables=tables)
 
     def commit(self, plan: BatchPlan) -> None:
-        """The batch has run: its keys and values count from now on, and pages that left windows are freed."""
+        """Make the batch's keys and values current, after it has run; pages that left the window are freed."""
         self._cache.commit(plan)
 
     def held(self, seq_id: int, length: int) -> Held | None:
-        """The window of the next token after the first ``length`` of a sequence; None if it is no longer held."""
+        """The pages of the window after the first ``length`` tokens; None if some are already freed."""
         tables = self._cache.tables
         gone = tables.gone(seq_id)
         if gone * PAGE_TOKENS > self._first_seen(length):
@@ -114,13 +114,13 @@ class WindowCache:
         return Held(gone, tables[seq_id][: n_pages_of(length) - gone])
 
     def replay(self, seq_id: int, before: Held, start: int, stop: int) -> tuple[BatchPlan, Held]:
-        """A plan to compute tokens [start, stop) of a sequence again, and what is held of it then.
+        """Plan a replay of tokens [start, stop) of a sequence; also returns the window's pages after it.
 
         Args:
-            seq_id: the sequence, whose own pages stay as they are.
-            before: what was computed again before; nothing, with the page of ``start`` the first, at the beginning.
-            start: the first, on the first slot of a page at the beginning.
-            stop: after the last; at most as many as were announced.
+            seq_id: the sequence; its pages in the table do not change.
+            before: pages from the previous replay; at first no pages, and ``gone`` is the page of ``start``.
+            start: first token; in the first replay, on the first slot of a page.
+            stop: end of the tokens; at most ``n_replayed`` after ``start``.
         """
         tables, first = self._cache.tables, before.gone * PAGE_TOKENS
         fresh = tables.free(n_pages_of(stop) - before.gone - len(before.pages), before.pages)
@@ -132,46 +132,46 @@ class WindowCache:
         return plan, self._shortened(Held(before.gone, pages), self._first_seen(stop))
 
     def put(self, seq_id: int, held: Held) -> None:
-        """A sequence holds this, and nothing else."""
+        """Replace the pages of a sequence."""
         self._cache.put(seq_id, held.pages, held.gone)
 
     def drop(self, seq_id: int) -> None:
-        """Forget a sequence."""
+        """Drop the pages of a sequence."""
         self.put(seq_id, Held(0, ()))
 
     def export(self, seq_id: int, length: int) -> Iterator[bytes]:
-        """The keys and values that the next token sees, from the beginning of a page on; see ``StoreGroup.export``."""
+        """Keys and values from the first page of the window on; see ``StoreGroup.export``."""
         gone = self._cache.tables.gone(seq_id)
         positions = np.arange(self.first_exported(length), length) - gone * PAGE_TOKENS
         return self._cache.export_at(seq_id, positions)
 
     def free(self, length: int) -> Held | None:
-        """Pages for what ``export`` gives of a sequence of ``length`` tokens, which no sequence holds; None without."""
+        """Free pages for the result of ``export`` of a sequence of ``length`` tokens; None if there are too few."""
         first = self.first_exported(length)
         pages = self._cache.free(length - first)
         return None if pages is None else Held(first // PAGE_TOKENS, pages)
 
     def sections(self, pages: Pages | None, length: int) -> list[Section]:
-        """What takes in what ``export`` gave; see ``PagedKvCache.sections``."""
+        """The sections of a payload of ``export``; see ``PagedKvCache.sections``."""
         return self._cache.sections(pages, length - self.first_exported(length))
 
     @property
     def tables(self) -> PageTables:
-        """Which pages each sequence holds."""
+        """The pages of each sequence."""
         return self._cache.tables
 
     def set_tables(self, tables: PageTables) -> None:
-        """Every sequence holds what it held when ``tables`` were those of this cache."""
+        """Restore earlier page tables."""
         self._cache.set_tables(tables)
 
     def first_exported(self, length: int) -> int:
-        """The first token of the page that holds the first one that the next token sees."""
+        """The first token on the first page of the next token's window."""
         return self._first_seen(length) // PAGE_TOKENS * PAGE_TOKENS
 
     def _first_seen(self, length: int) -> int:
         return max(0, length - self.window + 1)
 
     def _shortened(self, held: Held, first: int) -> Held:
-        """Without the pages that lie wholly before token ``first``."""
+        """``held`` without the pages that lie wholly before token ``first``."""
         n = max(0, first // PAGE_TOKENS - held.gone)
         return Held(held.gone + n, held.pages[n:])

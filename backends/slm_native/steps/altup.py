@@ -1,6 +1,6 @@
-"""What gemma3n and gemma4 have around a layer: residual streams (AltUp), LAuReL, embeddings of each layer.
+"""Extra steps of gemma3n and gemma4 layers: residual streams (AltUp), LAuReL, per-layer embeddings.
 
-Shapes: T tokens, E embedding width, N residual streams, P width of a layer's own embedding, R rank of LAuReL, L layers.
+Shapes: T tokens, E embedding width, N residual streams, P width of a per-layer embedding, R rank of LAuReL, L layers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from slm_native.steps.base import Hidden, Step, StepInputs, output_rows, run_ste
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpreadStep(Step):
-    """One residual stream becomes N, all of the magnitude of the first.
+    """Makes N residual streams from one, all scaled to the magnitude of the first.
 
     Attributes:
-        ops: the arithmetic.
-        linears: [N-1] of (E, E).
+        ops: the kernel set.
+        linears: projections of streams 1 to N-1, (E, E) each.
     """
 
     ops: AltUpOps
     linears: Sequence[Linear]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """From [T, E] to N of them."""
+        """One stream [T, E] in, N streams out."""
         return [x, *(self.ops.as_large(projected, x) for projected in self.ops.project(x, None, self.linears))]
 
     def describe(self) -> str:
@@ -39,18 +39,18 @@ class SpreadStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeStep(Step):
-    """The mean of N residual streams, brought to the magnitude of the first.
+    """The mean of N residual streams, each scaled to the magnitude of the first.
 
     Attributes:
-        ops: the arithmetic.
-        linears: [N-1] of (E, E).
+        ops: the kernel set.
+        linears: projections of streams 1 to N-1, (E, E) each.
     """
 
     ops: AltUpOps
     linears: Sequence[Linear]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """From N of [T, E] to one."""
+        """N streams [T, E] in, one out."""
         first, *others = x
         if not others or len(first) == 0:
             return first
@@ -66,17 +66,17 @@ class MergeStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AltUpStep(Step):
-    """A layer that runs on one of N residual streams; the others are predicted before it and corrected after it.
+    """AltUp: the layer runs on one of N residual streams; the others are predicted before it and corrected after it.
 
     Attributes:
-        ops: the arithmetic.
+        ops: the kernel set.
         layer: its number in the model.
         is_last: whether it is the model's last layer.
-        active: the stream that it runs on.
-        weights: how streams are predicted and corrected.
-        embedding: how it lets its own embedding of a token in; the first stream does without.
-        activation: of the gate of the embedding.
-        steps: the layer on one stream.
+        active: index of the stream on which the layer runs.
+        weights: the predictor, the corrector and the router.
+        embedding: the gate and projection of the per-layer embedding, which is added to all streams but the first.
+        activation: activation of that gate.
+        steps: the layer itself.
     """
 
     ops: AltUpOps
@@ -89,7 +89,7 @@ class AltUpStep(Step):
     steps: Sequence[Step]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """From N streams to N; the result has no rows if the output mask has none."""
+        """N streams in, N streams out; the result has no rows if the output mask has none."""
         predicted = self.predict(x)
         activated = run_steps(self.steps, predicted[self.active], inputs)
         if len(activated) == 0:
@@ -102,16 +102,18 @@ class AltUpStep(Step):
         return self.correct(predicted, activated, layer_embedding)
 
     def predict(self, streams: Sequence[Array]) -> Sequence[Array]:
-        """The streams as they are expected after the layer: each, and a mixture of all that the active one chooses."""
-        return self.ops.mixed(streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict))
+        """Predict the streams after the layer: each plus a mix of all, with weights from the active stream's router."""
+        return self.ops.add_shares(
+            streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict)
+        )
 
     def correct(self, predicted: Sequence[Array], activated: Array, layer_embedding: Array) -> list[Array]:
-        """The streams after the layer: corrected by the error of their prediction, plus the per-layer embedding.
+        """The streams after the layer: corrected by the active stream's prediction error, plus the per-layer embedding.
 
         Args:
-            predicted: what ``predict`` gave, [N] of [T, E].
+            predicted: the result of ``predict``, N of [T, E].
             activated: the layer's output for the active stream [T, E].
-            layer_embedding: its embedding of the tokens [T, P].
+            layer_embedding: the per-layer embedding of the tokens [T, P].
         """
         shares = self.ops.linear(self._modalities(activated), self.weights.correct)  # [T, N]
         news = activated + predicted[self.active] * -1
@@ -121,7 +123,7 @@ class AltUpStep(Step):
         return [streams[0], *(stream + added for stream in streams[1:])]
 
     def _modalities(self, x: Array) -> Array:
-        """What the router makes of a stream, from -1 to 1, [T, N]."""
+        """The router's output for a stream, from -1 to 1, [T, N]."""
         ops, weights = self.ops, self.weights
         normed = ops.normed(x, weights.router_norm) * (1 / x.shape[1])
         return ops.softcap(ops.linear(normed, weights.router), 1)
@@ -133,14 +135,14 @@ class AltUpStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaurelStep(Step):
-    """Attention with a learned residual beside it: ``(attention(x) + y + norm(right(left(y)))) / sqrt(2)``, y normed x.
+    """Attention plus a learned residual: ``(attention(x) + y + norm(right(left(y)))) / sqrt(2)``, y the normed x.
 
     Attributes:
-        ops: the arithmetic.
-        is_last: whether its layer is the model's last.
+        ops: the kernel set.
+        is_last: whether it is in the model's last layer.
         attention: adds attention's output to the residual stream.
-        norm: of the layer's input [E].
-        weights: of the learned residual.
+        norm: norm of the layer's input [E].
+        weights: weights of the learned residual.
     """
 
     ops: Ops
@@ -168,14 +170,14 @@ class LaurelStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerEmbeddingStep(Step):
-    """The layer's own embedding of each token is let in: ``x + norm(project(activation(gate(x)) * embedding))``.
+    """Adds a per-layer embedding: ``x + norm(project(activation(gate(x)) * embedding))``.
 
     Attributes:
-        ops: the arithmetic.
+        ops: the kernel set.
         layer: its number in the model.
         is_last: whether it is the model's last layer.
         weights: the gate and the projection.
-        activation: of the gate.
+        activation: activation of the gate.
     """
 
     ops: Ops
@@ -198,7 +200,7 @@ class LayerEmbeddingStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerEmbeddingTable:
-    """Where the layers' own embeddings come from: a table, and the model's embedding."""
+    """The per-layer embeddings: a table of all layers, plus a projection of the model's embedding."""
 
     table: Weight  # (V, L*P)
     project: Linear  # (L*P, E)
@@ -207,12 +209,12 @@ class LayerEmbeddingTable:
     def look_up(self, ops: AltUpOps, tokens: Array, x: Array, width: int) -> Sequence[Array]:
         """Each layer's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
         looked_up = ops.embed(self.table, tokens)  # [T, L*P]
-        projected = ops.linear(x, self.project)  # to be scaled by E ** -0.5, which the norm's epsilon takes in
+        projected = ops.linear(x, self.project)  # not scaled by E ** -0.5: the epsilon of the norm includes that factor
         norm = replace(self.norm, eps=self.norm.eps * x.shape[1])
-        return ops.part_embeddings(projected, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
+        return ops.split_layer_embeddings(projected, looked_up, norm, 2**-0.5, (width / 2) ** 0.5)
 
 
 def let_in(ops: Ops, weights: LayerEmbedding, x: Array, embedding: Array, activation: AnyActivation) -> Array:
-    """What a layer's own embedding [T, P] adds to ``x`` [T, E]."""
+    """The term that a per-layer embedding [T, P] adds to ``x`` [T, E]."""
     gated = ops.gated(ops.linear(x, weights.gate), embedding, activation)
     return ops.normed(ops.linear(gated, weights.project), weights.norm)

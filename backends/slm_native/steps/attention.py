@@ -18,18 +18,18 @@ from slm_native.steps.base import Hidden, PlanKind, Residual, Step, StepInputs, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionStep(Step):
-    """``x + output(heads(norm(x)))``, for heads of every kind.
+    """``x + output(heads(norm(x)))``, the base of all kinds of attention.
 
     Attributes:
         layer: its number in the model.
         is_last: whether it is the model's last layer.
-        norm: of the layer's input [E].
-        residual: how the result is added.
+        norm: norm of the layer's input [E].
+        residual: adds the result to the residual stream.
         head_dim: D.
         scale: factor on q · k.
-        scoring: other operations on scores.
-        plan: kind of the plan that it is given.
-        cache: number of the KV cache that it reads; None if nothing is kept.
+        scoring: window, soft cap, ALiBi and sinks.
+        plan: the kind of plan that it reads.
+        cache: number of the KV cache that it reads; None without a cache.
         has_temperature: whether queries are multiplied by a factor that depends on their position.
     """
 
@@ -45,7 +45,7 @@ class AttentionStep(Step):
     has_temperature: bool
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Mix tokens, then add the output matrix's product for the rows of the output mask."""
+        """Attend, then multiply by the output matrix, for the rows of the output mask."""
         mixed, ops = self.mix(x, inputs), self.residual.ops  # [T, H*D]
         residual = output_rows(ops, x, inputs, is_last=self.is_last)
         if len(residual) == 0:
@@ -60,10 +60,10 @@ class AttentionStep(Step):
 
     @abstractmethod
     def mix(self, x: Array, inputs: StepInputs) -> Array:
-        """What the heads make of ``x`` [T, E]: [T, H*D]."""
+        """The outputs of all heads, side by side [T, H*D], for ``x`` [T, E]."""
 
     def attend(self, q: Array, inputs: StepInputs) -> Array:
-        """What queries [T, H, D] find in the KV cache: [T, H, D]."""
+        """Attend with queries [T, H, D] to the KV cache: [T, H, D]."""
         assert self.cache is not None, "a decoder's attention reads a cache"
         if (temperature := inputs.positions[self.layer].temperature) is not None:
             q = q * temperature
@@ -73,11 +73,11 @@ class AttentionStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelfAttention(AttentionStep):
-    """Attention over the sequence's keys and values, its own included (grouped queries: H is a multiple of K).
+    """Causal self-attention with grouped queries: H is a multiple of K.
 
     Attributes:
-        weights: of queries, keys, values, and of the output.
-        qkv_limit: queries, keys and values are clipped to plus and minus this.
+        weights: matrices of queries, keys, values and the output; norms per head.
+        qkv_limit: queries, keys and values are clamped to [-qkv_limit, qkv_limit].
     """
 
     weights: Attention
@@ -89,7 +89,7 @@ class SelfAttention(AttentionStep):
         return self.weights.output
 
     def mix(self, x: Array, inputs: StepInputs) -> Array:
-        """Project, rotate, write keys and values into the cache, attend."""
+        """Project, rotate, write keys and values to the cache, attend."""
         assert self.cache is not None, "it keeps keys and values"
         ops, weights, width = self.residual.ops, self.weights, self.head_dim
         rotation, plan = inputs.positions[self.layer].rotation, inputs.plans[self.layer]
@@ -99,7 +99,7 @@ class SelfAttention(AttentionStep):
         return self.attend(q, inputs).reshape(len(x), -1)  # [T, H*D]
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values; clipped (DBRX, MPT), values normalized, or keys as values (gemma4)."""
+        """Queries, keys and values: clamped (DBRX, MPT), values normalized, or keys used as values (gemma4)."""
         ops, weights = self.residual.ops, self.weights
         assert weights.k is not None, "it has keys of its own"
         linears = (weights.q, weights.k) if weights.v is None else (weights.q, weights.k, weights.v)
@@ -122,7 +122,7 @@ class SharedKvAttention(AttentionStep):
     """Attention to the keys and values of an earlier layer (gemma3n, gemma4).
 
     Attributes:
-        weights: of queries and of the output.
+        weights: matrices of queries and the output.
     """
 
     weights: Attention
@@ -148,11 +148,11 @@ class SharedKvAttention(AttentionStep):
 class MultiHeadLatentAttention(AttentionStep):
     """Multi-head latent attention (MLA) with its up-projections absorbed: all heads attend to one latent per token.
 
-    R rotated values of a query, N that are not, C width of the latent, U width of a head's result; D is R + C.
+    R is the width of a query's rotated part, N of its other part, C of the latent, U of a head's output; D is R + C.
 
     Attributes:
-        weights: of the layer.
-        latent: its widths.
+        weights: the matrices and norms of the layer.
+        latent: widths of the latent.
     """
 
     weights: LatentAttention
@@ -170,12 +170,12 @@ class MultiHeadLatentAttention(AttentionStep):
         q, latents = self.queries_and_latents(x)
         keys = ops.heads(latents, self.head_dim, None, rotation)  # [T, 1, R+C]
         cache, plan = inputs.caches[self.cache], inputs.plans[self.layer]
-        cache.write(plan.pages, plan.slots, keys, keys)  # stored once: the rotated values are in no result
+        cache.write(plan.pages, plan.slots, keys, keys)  # stored once; ``expand`` drops the rotated part of the sums
         mixed = self.attend(ops.heads(q, self.head_dim, None, rotation), inputs)  # [T, H, R+C]
         return self.expand(mixed).reshape(len(x), -1)
 
     def queries_and_latents(self, x: Array) -> tuple[Array, Array]:
-        """Queries [T, H*(R+C)] and the key [T, R+C] that all heads share, before they are rotated."""
+        """Queries [T, H*(R+C)] and the key [T, R+C] that all heads share, before RoPE."""
         ops, weights, n_nope, n_rank = self.residual.ops, self.weights, self.latent.n_nope, self.latent.n_rank
         q, kv = ops.project(x, self.norm, (weights.q_down or weights.q, weights.kv_down))  # kv: [T, C+R]
         if weights.q_down is not None:
@@ -187,7 +187,7 @@ class MultiHeadLatentAttention(AttentionStep):
         return queries.reshape(len(x), -1), ops.concatenated([kv[:, n_rank:], latent], axis=1)
 
     def expand(self, mixed: Array) -> Array:
-        """What each head makes of the latents [T, H, R+C] that it mixed: [T, H, U]."""
+        """Multiply each head's sum of latents [T, H, R+C] by its value matrix: [T, H, U]."""
         return self.weights.v_up.run(mixed[:, :, mixed.shape[2] - self.latent.n_rank :])
 
     def describe(self) -> str:
@@ -198,10 +198,10 @@ class MultiHeadLatentAttention(AttentionStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BidirectionalAttention(AttentionStep):
-    """An encoder's attention: each token to all tokens of its sequence; nothing is kept.
+    """An encoder's attention: each token attends to its whole sequence; no cache.
 
     Attributes:
-        weights: of the layer.
+        weights: matrices of the layer.
     """
 
     weights: Attention
@@ -222,7 +222,7 @@ class BidirectionalAttention(AttentionStep):
         parts = []
         for run in runs:
             own_q, own_k, own_v = (ops.rows(heads, run.rows) for heads in (q, k, v))
-            parts.append(ops.attentiolongest_block(own_q, own_k, own_v, self.scale, self.scoring))
+            parts.append(ops.bidirectional_attention(own_q, own_k, own_v, self.scale, self.scoring))
         if len(parts) == 1:
             return parts[0].reshape(len(x), -1)
         every = np.arange(len(x))

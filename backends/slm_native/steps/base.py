@@ -20,22 +20,22 @@ from slm_native.positions import LayerPositions
 from slm_native.states import StateGroup
 
 Hidden: TypeAlias = Array
-"""What flows from step to step: the residual stream [T, E]. Between AltUp layers it is a list of N of them."""
+"""The value between two steps: the residual stream [T, E]; between AltUp layers a list of N residual streams."""
 PlanKind: TypeAlias = tuple[str, int] | None
-"""Which plan a layer finds a batch's tokens by: ("window", n), ("chunk", n), or None for the one with all positions."""
+"""The kind of plan that a layer reads: ("window", n), ("chunk", n), or None for all positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
-    """One batch, as steps read it.
+    """The inputs of steps for one batch.
 
     Attributes:
-        positions: of each layer, how its heads are rotated [L].
-        plans: of each layer, where the batch's keys and values go, and which tokens see which [L].
-        caches: the KV cache of each layer that keeps one.
+        positions: RoPE and temperature of each layer [L].
+        plans: destinations of keys and values and the attention mask, for each layer [L].
+        caches: the KV cache of each layer that has one.
         groups: the states of the batch's sequences, for recurrent layers.
-        layer_embeddings: of each layer, its own embedding of the tokens [T, P] [L]; None for layers without.
-        output_mask: which rows leave the last layer [T]; None for all.
+        layer_embeddings: the per-layer embedding of the tokens [T, P], for each layer [L]; None for layers without one.
+        output_mask: the rows that leave the last layer [T]; None for all.
     """
 
     positions: Sequence[LayerPositions]
@@ -47,7 +47,7 @@ class StepInputs:
 
 
 class Step(ABC):
-    """A part of the forward pass. It holds all that it needs but the batch; threads may share it."""
+    """A part of the forward pass. It holds everything but the batch; threads may share it."""
 
     __slots__ = ()
 
@@ -60,8 +60,8 @@ class Step(ABC):
             inputs: the batch.
 
         Returns:
-            [T, E]; from the step of the last layer that mixes tokens on, the rows of the output mask [rows, E]. Nothing
-            follows an array without rows.
+            [T, E]. From the attention or recurrent step of the last layer on: only the rows of the output mask
+            [rows, E]. No step runs after an array without rows.
         """
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Step(ABC):
 
 
 def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
-    """``x`` after all steps; they end early if no row is left to compute."""
+    """``x`` after all steps; stops early if no row is left to compute."""
     for step in steps:
         x = step.run(x, inputs)
         if len(x) == 0:
@@ -79,17 +79,17 @@ def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
 
 
 def output_rows(ops: Ops, x: Array, inputs: StepInputs, *, is_last: bool) -> Array:
-    """The rows of ``x`` [T, ...] that leave the layer: all, except in the last layer."""
+    """The rows of ``x`` [T, ...] that leave the layer: all of them, or the output mask's in the last layer."""
     return ops.rows(x, inputs.output_mask) if is_last and inputs.output_mask is not None else x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual:
-    """How the result of a branch is added to the residual stream.
+    """Adds the result of a branch to the residual stream.
 
     Attributes:
-        ops: the arithmetic.
-        post_norm: of the result [E].
+        ops: the kernel set.
+        post_norm: norm of the result [E].
         scale: factor on the result.
     """
 
@@ -99,22 +99,22 @@ class Residual:
 
     @property
     def is_plain(self) -> bool:
-        """Whether results are added as they are."""
+        """Whether results are added without norm and factor."""
         return self.post_norm is None and self.scale == 1
 
     def add_product(self, residual: Array, x: Array, linear: Linear) -> Array:
-        """``residual`` plus the product of ``x`` and an output matrix."""
+        """``residual`` plus ``x`` times an output matrix."""
         if self.is_plain:
             return self.ops.add_product(residual, x, linear)
         return self.add(residual, self.ops.linear(x, linear))
 
     def add(self, residual: Array, result: Array) -> Array:
-        """``residual`` and a branch's result, both [T, E]."""
+        """``residual`` plus a branch's result, both [T, E]."""
         result = self.ops.normed(result, self.post_norm)
         return residual + (result if self.scale == 1 else result * self.scale)
 
 
 def shapes(linears: Mapping[str, Linear | None]) -> str:
-    """Matrices by name, as "q 64x32 k 32x32"; (out, in)."""
+    """The shapes (out, in) of named matrices, as "q 64x32 k 32x32"."""
     weights = {name: linear.weight for name, linear in linears.items() if linear is not None}
     return " ".join(f"{name} {weight.n_out}x{weight.n_in}" for name, weight in weights.items())

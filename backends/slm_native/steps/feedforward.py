@@ -17,11 +17,11 @@ from slm_native.steps.base import Hidden, Residual, Step, StepInputs, output_row
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardStep(Step):
-    """A layer that computes each token by itself.
+    """A layer that computes each token independently.
 
     Attributes:
-        norm: of its input [E].
-        residual: how the result is added.
+        norm: norm of its input [E].
+        residual: adds the result to the residual stream.
     """
 
     norm: Norm | None
@@ -41,8 +41,8 @@ class FfnStep(FeedForwardStep):
     """``residual + down(activation(gate(norm(x))) * up(norm(x)))``; without a gate, ``down(activation(up(norm(x))))``.
 
     Attributes:
-        weights: of the layer.
-        activation: of the gate, or of what ``up`` makes.
+        weights: the matrices of the layer.
+        activation: activation of the gate; without a gate, of ``up``.
         gate_threshold: see ``Ops.gate_up``.
     """
 
@@ -69,8 +69,8 @@ class MoeStep(FeedForwardStep):
 
     Attributes:
         moe: the router and the experts.
-        n_experts: how many there are.
-        n_used: how many a token uses.
+        n_experts: the number of experts.
+        n_used: the number of experts per token.
     """
 
     moe: MoeLayer
@@ -88,16 +88,16 @@ class MoeStep(FeedForwardStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseAndMoeStep(FeedForwardStep):
-    """A dense layer and an MoE layer that read the same, their results normalized one by one (gemma4).
+    """A dense layer and an MoE layer with the same input; each result is normalized (gemma4).
 
     Attributes:
         dense: weights of the dense layer.
-        activation: of the dense layer.
-        dense_norm: of its result [E].
+        activation: activation of the dense layer.
+        dense_norm: norm of the dense layer's result [E].
         moe: the router and the experts.
-        router_norm: of the router's input [E].
-        moe_norm: of the experts' input [E].
-        moe_result_norm: of their result [E].
+        router_norm: norm of the router's input [E].
+        moe_norm: norm of the experts' input [E].
+        moe_result_norm: norm of the experts' result [E].
     """
 
     dense: FeedForward
@@ -126,7 +126,7 @@ class ParallelStep(Step):
     """Attention and feed-forward layer both read the layer's input; both outputs are added to it (GPT-J).
 
     Attributes:
-        attention: any step that mixes tokens.
+        attention: attention or a recurrent layer.
         feed_forward: the parallel layer.
         is_last: whether it is the model's last layer.
     """

@@ -1,4 +1,4 @@
-"""Recurrent layers: short convolutions and state spaces (Mamba, Mamba 2), sequences of equal length at a time.
+"""Recurrent layers: short convolutions and state spaces (Mamba, Mamba 2). Sequences of equal length run together.
 
 Shapes: B sequences of T tokens each, E embedding width.
 """
@@ -19,12 +19,12 @@ class RecurrentStep(Step):
     """``x + output(mixer(project(norm(x))))``, with a state for each sequence.
 
     Attributes:
-        ops: the arithmetic.
+        ops: the kernel set.
         state: its index among the recurrent layers.
-        is_last: whether its layer is the model's last.
-        norm: of the layer's input [E].
-        residual: how the result is added.
-        weights: of the layer.
+        is_last: whether it is in the model's last layer.
+        norm: norm of the layer's input [E].
+        residual: adds the result to the residual stream.
+        weights: weights of the layer.
     """
 
     ops: RecurrentOps
@@ -39,9 +39,9 @@ class RecurrentStep(Step):
         return self.add(output_rows(self.ops, x, inputs, is_last=self.is_last), x, inputs)
 
     def add(self, residual: Array, x: Array, inputs: StepInputs) -> Array:
-        """``residual``, of the rows that leave the layer, and what the layer makes of ``x`` [T of the batch, E].
+        """``residual`` (the rows that leave the layer) plus the layer's output for ``x`` [T of the batch, E].
 
-        The states after the batch go into ``inputs.groups``.
+        The states after the batch are appended to ``inputs.groups``.
         """
         is_whole = not self.is_last or inputs.output_mask is None
         if is_whole and len(inputs.groups) == 1 and self.residual.post_norm is None:

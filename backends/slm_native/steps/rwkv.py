@@ -1,4 +1,4 @@
-"""RWKV-7's layers: time mixing, then channel mixing, both of which read the token before, too.
+"""RWKV-7 layers: time mixing, then channel mixing. Both also read the previous token.
 
 Shapes: B sequences of T tokens each, E embedding width.
 """
@@ -23,10 +23,10 @@ class RwkvStep(Step):
     """A whole layer.
 
     Attributes:
-        ops: the arithmetic.
+        ops: the kernel set.
         state: its index among the recurrent layers.
         is_last: whether it is the model's last layer.
-        block: its weights.
+        block: weights of the layer.
     """
 
     ops: RwkvOps
@@ -48,7 +48,7 @@ class RwkvStep(Step):
         return ops.rows(x, needed.outputs) + channels
 
     def _mix_time(self, x: Array, groups: Sequence[StateGroup]) -> Array:
-        """What the output matrix of time mixing takes [T of the batch, E]; it starts the states after the batch."""
+        """The input of time mixing's output matrix [T of the batch, E]; appends two parts of the new states."""
         ops, weights, outputs = self.ops, self.block.time, []
         for group in groups:
             rows = ops.rows(x, group.rows)
@@ -63,7 +63,7 @@ class RwkvStep(Step):
         return in_order(ops, groups, outputs)
 
     def _mix_channels(self, x: Array, groups: Sequence[StateGroup]) -> Array:
-        """What channel mixing makes of ``x`` [T of the batch, E]; it completes the states after the batch."""
+        """The output of channel mixing for ``x`` [T of the batch, E]; adds the third part of the new states."""
         ops, outputs = self.ops, []
         for group in groups:
             rows = ops.rows(x, group.rows)
@@ -74,14 +74,14 @@ class RwkvStep(Step):
         return in_order(ops, groups, outputs)
 
     def _mix_some_channels(self, x: Array, groups: Sequence[StateGroup], needed: NeededRows) -> Array:
-        """``_mix_channels`` for the rows of the output mask; ``x`` holds the rows that are needed for them."""
+        """``_mix_channels`` for the rows of the output mask; ``x`` contains ``needed.rows`` only."""
         ops = self.ops
         states = [group.parts(self.state, ops)[2] for group in groups]  # [B, 1, E]
         for group, last in zip(groups, needed.last, strict=True):
             after = ops.rows(x, last).reshape(len(last), 1, -1)
             group.after[self.state] = (*group.after[self.state], after)
         every = ops.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
-        tokens, before = (ops.rows(every, places) for places in (needed.outputs, needed.before))
+        tokens, before = (ops.rows(every, rows) for rows in (needed.outputs, needed.before))
         if len(tokens) == 0:
             return tokens
         one_each = len(tokens), 1, -1  # as sequences of one token
@@ -96,12 +96,13 @@ class RwkvStep(Step):
 
 
 class NeededRows(NamedTuple):
-    """The rows that channel mixing reads for the rows of an output mask.
+    """The rows that channel mixing reads to compute the rows of an output mask.
 
     Attributes:
         rows: the mask's rows, the row before each, and the last row of each sequence, in the order of the batch.
         outputs: indices of the mask's rows in ``rows``.
-        before: where the row before each of these is; states before the batch follow ``rows``, group by group.
+        before: indices of the rows before ``outputs``. Indices after ``rows`` are states before the batch, group by
+            group.
         last: indices of the last rows of each group's sequences.
     """
 
@@ -112,7 +113,7 @@ class NeededRows(NamedTuple):
 
 
 def needed_rows(groups: Sequence[StateGroup], output_mask: NDArray[np.bool_]) -> NeededRows:
-    """The rows that channel mixing reads, of a batch with an output mask [T of the batch]."""
+    """The rows that channel mixing reads for an output mask [T of the batch]."""
     n_tokens, n_states = len(output_mask), 0
     before, last = np.empty(n_tokens, np.intp), []
     for group in groups:
@@ -124,11 +125,11 @@ def needed_rows(groups: Sequence[StateGroup], output_mask: NDArray[np.bool_]) ->
     outputs = np.flatnonzero(output_mask)
     earlier = before[outputs]
     rows = np.unique(np.concatenate([outputs, earlier[earlier < n_tokens], *last]))
-    places = np.concatenate([np.zeros(n_tokens, np.intp), len(rows) + np.arange(n_states)])
-    places[rows] = np.arange(len(rows))
-    return NeededRows(rows, places[outputs], places[earlier], [places[each] for each in last])
+    indices = np.concatenate([np.zeros(n_tokens, np.intp), len(rows) + np.arange(n_states)])
+    indices[rows] = np.arange(len(rows))
+    return NeededRows(rows, indices[outputs], indices[earlier], [indices[each] for each in last])
 
 
 def _last_tokens(x: Array) -> Array:
-    """The last token of each sequence [B, 1, E]; a copy, which keeps no more than itself."""
+    """The last token of each sequence [B, 1, E], copied so that the other tokens can be freed."""
     return x[:, -1:] * 1

@@ -1,4 +1,4 @@
-"""Steps of one operation: a norm of the residual stream, a factor on it, and its way to another device."""
+"""Steps of one operation: a norm, a factor, a copy to another device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slm_native.steps.base import Hidden, Step, StepInputs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormStep(Step):
-    """The residual stream, normalized (post-norm encoders).
+    """Normalizes the residual stream (post-norm encoders).
 
     Attributes:
-        ops: the arithmetic.
-        norm: its weights [E].
+        ops: the kernel set.
+        norm: weights of the norm [E].
     """
 
     ops: Ops
@@ -34,10 +34,10 @@ class NormStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleStep(Step):
-    """The residual stream times a factor (gemma4).
+    """Multiplies the residual stream by a factor (gemma4).
 
     Attributes:
-        factor: [1].
+        factor: the factor [1].
     """
 
     factor: Array
@@ -53,11 +53,11 @@ class ScaleStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferStep(Step):
-    """The residual stream moves to the device of the layer that follows.
+    """Copies the residual stream to the device of the next layer.
 
     Attributes:
-        device: of the tier, which may be several.
-        layer: number of that layer; the number of layers means the output matrix.
+        device: the device of the kernel set, which may consist of several.
+        layer: number of the next layer; the number of layers for the output matrix.
     """
 
     device: Device

@@ -1,4 +1,4 @@
-"""Mutants of the toy: each breaks one promise of the contract, and names the scenario that kills it.
+"""Mutants of the toy: each breaks one promise of the contract and names the scenario that kills it.
 
-Each is a backend like any other: ``pytest --slm-backend slm_conformance.mutants.edits:CutUpwards``.
+Each mutant can be tested like any other backend: ``pytest --slm-backend slm_conformance.mutants.edits:CutUpwards``.
 """

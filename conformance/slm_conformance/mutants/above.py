@@ -1,4 +1,4 @@
-"""Mutants of the layers above the contract: while the toy's model is open, a function of slm_core is replaced."""
+"""Mutants of the layers above a context: a function of slm_core is replaced while the toy's model is open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_core.types import Capability, EditLevel
 
 
 class RowsContext(ToyContext):
-    """A context without sampling on the device: the layers above it choose from whole rows of logits."""
+    """A context without sampling on the device: the layers above it sample from full rows of logits."""
 
     capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
 
@@ -35,24 +35,24 @@ class Above(ToyModel):
         setattr(self.owner, self.attribute, self.broken)
 
     def close(self) -> None:
-        """Restore the function."""
+        """Restore the original function."""
         setattr(self.owner, self.attribute, self._whole)
         super().close()
 
 
 def breaks(killed_by: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], type[ToyBackend]]:
-    """Register a mutant: the decorated function replaces ``owner.attribute``, and gets it as its first argument.
+    """Register a mutant: the decorated function replaces ``owner.attribute``; its first argument is the original.
 
     Args:
         killed_by: the scenario that must fail.
         owner: a class or a module.
-        attribute: a function of it; no property and no class method.
+        attribute: the name of a function of ``owner``; not of a property or class method.
     """
-    whole = getattr(owner, attribute)
+    original = getattr(owner, attribute)
 
     def register(broken: Callable[..., Any]) -> type[ToyBackend]:
         def stand_in(*args: Any, **options: Any) -> Any:
-            return broken(whole, *args, **options)
+            return broken(original, *args, **options)
 
         members = {"owner": owner, "attribute": attribute, "broken": staticmethod(stand_in)}
         names = {"__doc__": broken.__doc__, "__module__": broken.__module__}

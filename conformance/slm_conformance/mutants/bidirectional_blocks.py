@@ -1,4 +1,4 @@
-"""Mutants that run bidirectional blocks causally, forget a part of one, or lose them in dumps."""
+"""Mutants that run bidirectional blocks causally, compute wrong values for them, or lose them in dumps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from slm_core.types import Capability
 
 
 class CausalContext(ToyContext):
-    """Runs some bidirectional blocks causally, and holds them as bidirectional."""
+    """Runs the blocks that ``is_causal`` selects causally, but stores them as bidirectional."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """Whether a block is run causally."""
+        """Whether the block is run causally."""
         raise NotImplementedError
 
-    def _ran_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+    def _run_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         if not self.is_causal(inputs, cells):
-            return super()._ran_block(inputs, cells, rows)
+            return super()._run_block(inputs, cells, rows)
         block: list[Cell] = []
         for token, row in zip(inputs, rows, strict=True):
-            block += super()._ran_block([token], [*cells, *block], row[None])
+            block += super()._run_block([token], [*cells, *block], row[None])
         return block
 
 
@@ -58,7 +58,7 @@ class LongBlocksAreCausal(CausalContext):
     """Bidirectional blocks longer than 16 tokens are run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """If it is long."""
+        """Run blocks of more than 16 tokens causally."""
         return len(inputs) > 16
 
 
@@ -67,7 +67,7 @@ class BlocksWithRowsAreCausal(CausalContext):
     """A bidirectional block with embedding rows in it is run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """If it has rows."""
+        """Run blocks with embedding rows causally."""
         return any(row_of(token) is not None for token in inputs)
 
 
@@ -76,7 +76,7 @@ class SecondBlockIsCausal(CausalContext):
     """A bidirectional block right after another is run causally."""
 
     def is_causal(self, inputs: Sequence[Held], cells: Sequence[Cell]) -> bool:
-        """If a block ends before it."""
+        """Run a block causally if the token before it ends another block."""
         return len(cells) > 1 and ahead_of(cells[-2].token) > 0
 
 
@@ -90,12 +90,12 @@ class BlocksInParts(ToyContext):
 
 @mutant("TestBidirectionalBlocks::test_cut")
 class CutBlocksLoseValues(ToyContext):
-    """After a cut that begins in a bidirectional block, the value of the next token is too large."""
+    """After a cut that begins in a bidirectional block, the value of the next token is 50 % too large."""
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Scale the value."""
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Multiply the value of the first token after the cut by 1.5."""
         inside = 0 < first < len(cells) and ahead_of(cells[first - 1].token)
-        after, history = super().without(cells, edits, first, last)
+        after, history = super().cut_cells(cells, edits, first, last)
         if inside:
             after[first] = Cell(after[first].token, after[first].keys, after[first].values * np.float32(1.5))
         return after, history
@@ -105,10 +105,10 @@ class CutBlocksLoseValues(ToyContext):
 class DumpsLoseBlocks(ToyContext):
     """The payload of a dump has zeros for the values of bidirectional blocks."""
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Leave the values out."""
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Write zeros for the values of bidirectional blocks."""
         nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
-        return super().packed(
+        return super().pack_payload(
             [Cell(cell.token, cell.keys, nothing) if ahead_of(cell.token) else cell for cell in cells]
         )
 
@@ -125,7 +125,7 @@ class BlocksReturnCausal(ToyContext):
             for token in run:
                 cells.append(self.engine.state(HeldInput(token_of(token), row_of(token)), cells)[0])
             if edit is not None:
-                cells, edits = self.without(cells, edits, edit.start, edit.end)
+                cells, edits = self.cut_cells(cells, edits, edit.start, edit.end)
         return cells, edits
 
 

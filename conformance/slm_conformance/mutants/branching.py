@@ -1,4 +1,4 @@
-"""Toys above which beam search or completions are broken; see ``mutants.generation``."""
+"""Mutants that break beam search or completions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOSEN, _PLACE = Group._chosen, BeamSearch._place  # noqa: SLF001
 
 
 def _prefilled_again(branches: Branches, src: int) -> int:
-    """A copy of a branch that is decoded anew, in place of a fork."""
+    """Decode the tokens of a branch into a free sequence, instead of forking the branch."""
     seq_id = branches._free.pop()  # noqa: SLF001  (a mutant changes internals)
     branches._taken.add(seq_id)  # noqa: SLF001
     branches.decode([(seq_id, branches._context.tokens(src))])  # noqa: SLF001
@@ -29,13 +29,13 @@ def _prefilled_again(branches: Branches, src: int) -> int:
 
 @mutant("TestBeam::test_log_probabilities")
 class LaterTokensAreLikelier(Above):
-    """Log probabilities of a search are too large from the third token on."""
+    """Log probabilities of a search are 0.05 too large from the third token on."""
 
     owner, attribute = Rules, "extend"
 
     @staticmethod
     def broken(rules: Rules, live: Any, token: int, logprob: float, score: float) -> Any:
-        """By so much that it shows."""
+        """Add 0.05 to the log probability and the score from the third token on."""
         more = 0.05 if len(live.tokens) > 1 else 0.0
         return _EXTEND(rules, live, token, logprob + more, score + more)
 
@@ -48,7 +48,7 @@ class OneBeamTakesTheSecond(Above):
 
     @staticmethod
     def broken(rules: Rules, *step: Any) -> Any:
-        """Ban the best."""
+        """Subtract 50 from the best score if the search has one beam."""
         scores = _SCORES(rules, *step)
         if rules.beams.width == 1:
             scores[scores.argmax()] -= 50
@@ -63,7 +63,7 @@ class WorstFirst(Above):
 
     @staticmethod
     def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
-        """Turn them round."""
+        """Return the hypotheses in reverse order."""
         return _RUN(search, row, cancelled)[::-1]
 
 
@@ -75,7 +75,7 @@ class OneBeamSurvives(Above):
 
     @staticmethod
     def broken(group: Group, ranked: Any) -> Any:
-        """The last of them."""
+        """Keep only the lowest-ranked beam."""
         beams = group._rules.beams  # noqa: SLF001  (a mutant changes internals)
         plain = beams.width > 1 and not beams.force_words and not beams.min_tokens
         return ranked[-1:] if plain else _CHOSEN(group, ranked)
@@ -83,13 +83,13 @@ class OneBeamSurvives(Above):
 
 @mutant("TestBeam::test_no_trace")
 class OneBranchStays(Above):
-    """A sequence of a search is not dropped at its end."""
+    """A search does not drop one of its sequences at its end."""
 
     owner, attribute = BeamSearch, "run"
 
     @staticmethod
     def broken(search: BeamSearch, row: Any, cancelled: Any) -> Any:
-        """Lose sight of it."""
+        """Remove a sequence from the search's list of sequences, so that it is never dropped."""
         result = _RUN(search, row, cancelled)
         branches = search._branches  # noqa: SLF001  (a mutant changes internals)
         branches._taken.discard(min(branches.taken, default=-1))  # noqa: SLF001
@@ -98,13 +98,13 @@ class OneBranchStays(Above):
 
 @mutant("TestBeam::test_without_sequences")
 class SequencesNotCounted(Above):
-    """A search does not reserve sequences, and overwrites sequences that are in use."""
+    """A search does not check for free sequences, and drops all sequences of the context."""
 
     owner, attribute = branching, "check_free"
 
     @staticmethod
     def broken(context: Any, n: int, what: str) -> None:
-        """Make room by force."""
+        """Drop all sequences of the context."""
         for seq_id in range(context.n_seq_max):
             context.drop(seq_id)
 
@@ -117,7 +117,7 @@ class WordsAreNotMissed(Above):
 
     @staticmethod
     def broken(words: ForcedWords, tokens: Any, said: Any) -> int:
-        """None."""
+        """Return 0 for any missing words."""
         return 0
 
 
@@ -129,7 +129,7 @@ class GroupsAlike(Above):
 
     @staticmethod
     def broken(group: Group, rows: Any, chosen: Counter[int]) -> list[int]:
-        """Nothing."""
+        """Pass an empty count of the tokens that earlier groups chose."""
         return _STEP(group, rows, Counter())
 
 
@@ -141,10 +141,10 @@ class EndsTooSoon(Above):
 
     @staticmethod
     def broken(rules: Rules, *step: Any) -> Any:
-        """Ask rules that have none."""
+        """Compute the scores with ``min_tokens`` set to 0."""
         free = dataclasses.replace(rules.beams, min_tokens=0)
-        rules, kept = Rules.__new__(Rules), rules
-        rules.__dict__.update(kept.__dict__, beams=free)
+        rules, original = Rules.__new__(Rules), rules
+        rules.__dict__.update(original.__dict__, beams=free)
         return _SCORES(rules, *step)
 
 
@@ -156,7 +156,7 @@ class BeamsPrefillAgain(Above):
 
     @staticmethod
     def broken(search: BeamSearch, beams: Any) -> Any:
-        """No fork of the prompt."""
+        """Prefill the first beams instead of forking the prompt."""
         branches = search._branches  # noqa: SLF001  (a mutant changes internals)
         if branches.taken:
             return _PLACE(search, beams)
@@ -165,13 +165,13 @@ class BeamsPrefillAgain(Above):
 
 @mutant("TestCompletions::test_log_probabilities")
 class EventsOverstate(Above):
-    """Events have too large log probabilities, except those of the first two completions."""
+    """Log probabilities of events are 0.05 too large, except for the first two completions."""
 
     owner, attribute = Completions, "_next"
 
     @staticmethod
     def broken(completions: Completions) -> CompletionEvent | None:
-        """By so much that it shows."""
+        """Add 0.05 to the log probability, except for the first two completions."""
         event = _NEXT(completions)
         if event is None or event.index < 2:
             return event
@@ -186,7 +186,7 @@ class TwoAreAlike(Above):
 
     @staticmethod
     def broken(completions: Completions, generations: Any, *others: Any) -> None:
-        """Give it the first one's sampler."""
+        """Give the second of two completions a clone of the first one's sampler."""
         if len(generations) == 2:
             generations[1].sampler = generations[0].sampler.clone()
         _INIT(completions, generations, *others)
@@ -200,7 +200,7 @@ class LeftOpen(Above):
 
     @staticmethod
     def broken(completions: Completions) -> None:
-        """Only stop."""
+        """Mark the completions as closed without releasing their sequences."""
         completions._closed = True  # noqa: SLF001  (a mutant changes internals)
 
 
@@ -212,7 +212,7 @@ class EachPrefills(Above):
 
     @staticmethod
     def broken(group: CompletionGroup, row: Any) -> None:
-        """Fork none."""
+        """Prefill each completion instead of forking the prompt."""
         branches = group._branches  # noqa: SLF001  (a mutant changes internals)
         for i in range(len(group._pending)):  # noqa: SLF001
             group._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
@@ -222,23 +222,23 @@ class EachPrefills(Above):
 
 @mutant("TestCompletions::test_best_of")
 class FirstOfBest(Above):
-    """``best_of`` keeps the first ones."""
+    """``best_of`` keeps the first completions, not the best ones."""
 
     owner, attribute = Completions, "__init__"
 
     @staticmethod
     def broken(completions: Completions, generations: Any, group: Any, n_best: Any, close: Any, on_event: Any) -> None:
-        """Forget what is to be kept, and cut."""
+        """Replace the log probabilities by values that decrease with the index."""
         _INIT(completions, generations, group, n_best, close, on_event)
         if n_best is not None:
             completions._logprobs = [_Falling(-i) for i in range(len(generations))]  # noqa: SLF001  (a mutant changes internals)
 
 
 class _Falling(list[float]):
-    """Log probabilities that are all the same."""
+    """A list of log probabilities that never grows, so that its sum stays constant."""
 
     def __init__(self, value: float) -> None:
         super().__init__([value])
 
     def append(self, value: float) -> None:
-        """Stay."""
+        """Ignore the value."""

@@ -1,4 +1,4 @@
-"""Toys above which constraints are broken; see ``mutants.generation``."""
+"""Mutants that break constraints."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from slm_core.constraints.tokens import TokenTable
 from slm_core.errors import InvalidToken
 from slm_core.protocols import Advance, FastForward, Forward, Vocab
 
-# ruff: noqa: N802, SLF001  (the names are those of backends; mutants change internals)
+# ruff: noqa: N802, SLF001  (functions become backends and are named like classes; mutants change internals)
 
 
 @breaks("TestConstraints::test_what_is_said_fits", grammar, "lower_schema")
-def BoundsAreDropped(whole: Any, schema: Any, *args: Any) -> Any:
-    """Bounds on lengths of strings are ignored."""
-    lowered = whole(schema, *args)
+def BoundsAreDropped(original: Any, schema: Any, *args: Any) -> Any:
+    """``maxLength`` in a schema is ignored."""
+    lowered = original(schema, *args)
     return json.loads(json.dumps(lowered).replace('"maxLength"', '"x-longest"'))
 
 
 @breaks("TestConstraints::test_the_end_exactly_when_complete", TokenTable, "allowed")
-def NeverAnEnd(whole: Any, table: TokenTable, parser: Any) -> Any:
-    """An answer may not end if more may follow."""
-    return whole(table, parser) & table._going_on
+def NeverAnEnd(original: Any, table: TokenTable, parser: Any) -> Any:
+    """An answer may not end if more text may follow."""
+    return original(table, parser) & table._going_on
 
 
 @breaks("TestConstraints::test_what_may_not_follow", GrammarConstraint, "advance")
-def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
+def RefusedTokensCount(original: Any, rule: GrammarConstraint, token: int) -> Advance:
     """A refused token is recorded among the consumed tokens."""
     try:
-        advance: Advance = whole(rule, token)
+        advance: Advance = original(rule, token)
     except InvalidToken:
         rule._tokens.append(token)
         raise
@@ -40,29 +40,29 @@ def RefusedTokensCount(whole: Any, rule: GrammarConstraint, token: int) -> Advan
 
 
 @breaks("TestConstraints::test_what_is_forced_is_one_batch", GrammarConstraint, "advance")
-def ForcedTokensAreKeptBack(whole: Any, rule: GrammarConstraint, token: int) -> Advance:
+def ForcedTokensAreKeptBack(original: Any, rule: GrammarConstraint, token: int) -> Advance:
     """Forced tokens are allowed, but not returned for fast-forward."""
-    advance: Advance = whole(rule, token)
+    advance: Advance = original(rule, token)
     return Forward() if isinstance(advance, FastForward) else advance
 
 
 @breaks("TestConstraints::test_free_text_is_free", lark, "without")
-def FreeTextIsLetters(whole: Any, text: str) -> str:
-    """Free text may contain no digits."""
-    return f"{whole(text)} & ~/(?s:.*)[0-9](?s:.*)/"
+def FreeTextIsLetters(original: Any, text: str) -> str:
+    """Free text must not contain digits."""
+    return f"{original(text)} & ~/(?s:.*)[0-9](?s:.*)/"
 
 
 @breaks("TestConstraints::test_tool_calls", toolcalls, "lower_schema")
-def ArgumentsAreAnything(whole: Any, *args: Any) -> Any:
-    """The arguments of a call may be any JSON."""
-    whole(*args)
+def ArgumentsAreAnything(original: Any, *args: Any) -> Any:
+    """The arguments of a tool call may be any JSON object."""
+    original(*args)
     return {"type": "object"}
 
 
 @breaks("TestConstraints::test_dumped_in_mid_grammar", constraints, "restore")
-def RestoredAtTheBeginning(whole: Any, vocab: Vocab, state: bytes) -> GrammarConstraint:
-    """A restored constraint reports its state correctly, but allows the tokens of the beginning."""
-    restored: GrammarConstraint = whole(vocab, state)
+def RestoredAtTheBeginning(original: Any, vocab: Vocab, state: bytes) -> GrammarConstraint:
+    """A restored constraint reports its state correctly, but allows the tokens of the grammar's start."""
+    restored: GrammarConstraint = original(vocab, state)
     restored._matcher = restored._prototype.matcher.deep_copy()
     restored._bits = None
     return restored

@@ -1,4 +1,4 @@
-"""Toys whose dumps of whole contexts are wrong."""
+"""Mutants whose dumps of whole contexts are wrong."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slm_core.errors import InvalidSequence, SlmError
 
 @mutant("TestContextDumps::test_goes_on")
 class ValuesOfTheLastAreLost(ToyContext):
-    """Of the last sequence of a context's dump, the last value is lost."""
+    """A restored context has the last value of its last sequence with the wrong sign."""
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Lose it where nobody shares it."""
+        """Negate the last value, unless it is shared or a sequence has edits."""
         super().restore_context(parts)
         cells = next((each for each in reversed(self.cells) if each), [])
         if cells and sum(cells[-1] in each for each in self.cells) == 1 and not any(self.edits):
@@ -27,10 +27,10 @@ class ValuesOfTheLastAreLost(ToyContext):
 
 @mutant("TestContextDumps::test_shares_again")
 class SharedNoMore(ToyContext):
-    """The first cell of a sequence that was restored with a context is its own."""
+    """Sequences of a restored context do not share their first cell."""
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Copy it."""
+        """Copy the first cell of each sequence, unless a sequence has edits."""
         super().restore_context(parts)
         if not any(self.edits):
             for cells in self.cells:
@@ -39,17 +39,17 @@ class SharedNoMore(ToyContext):
 
 @mutant("TestContextDumps::test_after_edits")
 class ContextsForgetEdits(ToyContext):
-    """A context that was restored has no edits."""
+    """A restored context has no edits."""
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Forget them."""
+        """Remove all edits after the restore."""
         super().restore_context(parts)
         self.edits = [[] for _ in self.edits]
 
 
 @mutant("TestContextDumps::test_in_parts")
 class ContextChangesUnnoticed(ToyContext):
-    """The parts of a context's dump go on where a sequence was changed."""
+    """The dump of a context in parts continues after a sequence was changed."""
 
     @contextmanager
     def _all_unchanged(self, cells: list[list[Cell]]) -> Iterator[None]:
@@ -59,10 +59,10 @@ class ContextChangesUnnoticed(ToyContext):
 
 @mutant("TestContextDumps::test_of_an_empty_context")
 class NothingToDump(ToyContext):
-    """A context that holds nothing has no dump."""
+    """An empty context cannot be dumped."""
 
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Refuse."""
+        """Raise an error if the context is empty."""
         self._check_open()
         if not any(self.cells):
             raise InvalidSequence("the context is empty")
@@ -71,10 +71,10 @@ class NothingToDump(ToyContext):
 
 @mutant("TestContextDumps::test_refusals")
 class HalfAContext(ToyContext):
-    """A context's dump without room leaves the sequences that had some."""
+    """If a context's dump does not fit, its first sequence is restored."""
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Keep the first."""
+        """Restore only the first sequence if the dump is refused."""
         data = b"".join(parts)
         try:
             super().restore_context([data])

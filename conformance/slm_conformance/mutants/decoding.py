@@ -1,4 +1,4 @@
-"""Toys that decode wrongly, or the wrong things."""
+"""Mutants that decode wrongly, or accept wrong batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slm_core.types import Logits, Pos
 
 
 class _Leaks(ToyContext):
-    """A token sees more than its own sequence."""
+    """A context whose tokens also attend to the cells that ``leaked`` returns."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Leak."""
+        """Decode each token with the leaked cells before the cells of its own sequence."""
         with self._call():
             self._check_batch(batch)
             rows = []
@@ -35,7 +35,7 @@ class _Leaks(ToyContext):
             return np.array(rows, np.float32).reshape(-1, self.engine.n_vocab)[batch.logits_mask]
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
-        """What it sees of what stands before it in the batch, each with its sequence."""
+        """The leaked cells, chosen from ``seen``: the earlier cells of the batch, each with its sequence."""
         raise NotImplementedError
 
 
@@ -44,26 +44,26 @@ class BatchLeaks(_Leaks):
     """A token attends to tokens of other sequences that come before it in the batch."""
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
-        """All others."""
+        """Return the cells of all other sequences."""
         return [cell for other, cell in seen if other != seq_id]
 
 
 @mutant("TestDecode::test_strangers_in_a_batch")
 class TurnsLeak(_Leaks):
-    """If sequences are interleaved in a batch, a token attends to the tokens between it and its predecessor."""
+    """If sequences are interleaved, a token attends to other sequences' tokens since its sequence's last token."""
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
-        """All since the last of its own."""
+        """Return all cells after the last cell of the token's own sequence."""
         own = [i for i, (other, _) in enumerate(seen) if other == seq_id]
         return [cell for _, cell in seen[own[-1] + 1 :]] if own else []
 
 
 @mutant("TestDecode::test_rows_come_in_the_order_of_the_batch")
 class RowsBySequence(ToyContext):
-    """If only some rows are requested, they come sequence by sequence."""
+    """If only some rows are requested, they are sorted by sequence."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Sort."""
+        """Sort the rows by sequence if some rows are not requested."""
         rows = super().decode(batch)
         some = not batch.logits_mask.all()
         return rows[np.argsort(batch.seq_ids[batch.logits_mask], kind="stable")] if some else rows
@@ -71,12 +71,12 @@ class RowsBySequence(ToyContext):
 
 @mutant("TestDecode::test_a_prompt_in_chunks")
 class RoomForFourChunks(ToyContext):
-    """The fifth chunk in a row is staged in the memory of the first one, and changes its last value."""
+    """The fifth chunk in a row overwrites the last cell of the first chunk."""
 
     n_chunks = 0
 
     def decode(self, batch: Batch) -> Logits:
-        """Count chunks of one sequence; single tokens take another path."""
+        """Overwrite a cell after the fifth batch that has several tokens of one sequence."""
         rows = super().decode(batch)
         self.n_chunks += len(batch) > 1 == len(set(batch.seq_ids.tolist()))
         if self.n_chunks == 5:
@@ -85,7 +85,7 @@ class RoomForFourChunks(ToyContext):
         return rows
 
     def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
-        """An edit begins a new row."""
+        """Reset the count of chunks after an edit."""
         super().replace(seq_id, cells, edits)
         self.n_chunks = 0
 
@@ -95,7 +95,7 @@ class ChunksForgetEachOther(ToyContext):
     """A token attends to the tokens of its own batch only."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Begin anew."""
+        """Decode each token after the cells of this batch only."""
         with self._call():
             self._check_batch(batch)
             fresh: list[list[Cell]] = [[] for _ in self.cells]
@@ -113,11 +113,11 @@ class AllRows(ToyContext):
     """``decode`` returns a row for every token, requested or not."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Ask for all."""
-        whole = self.new_batch()
+        """Request the logits of all tokens."""
+        with_all_rows = self.new_batch()
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
-            whole.add(int(token), Pos(int(seq_id), int(position)), logits=True)
-        return super().decode(whole)
+            with_all_rows.add(int(token), Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(with_all_rows)
 
 
 @mutant("TestDecode::test_rows_not_asked_for")
@@ -125,21 +125,21 @@ class AtLeastOneRow(ToyContext):
     """``decode`` returns the last row if none is requested."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Ask for it."""
+        """Request the last row if the batch requests none."""
         if batch.logits_mask.any() or not len(batch):
             return super().decode(batch)
-        whole = self.new_batch()
+        with_last_row = self.new_batch()
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
-            whole.add(int(token), Pos(int(seq_id), int(position)), logits=len(whole) == len(batch) - 1)
-        return super().decode(whole)
+            with_last_row.add(int(token), Pos(int(seq_id), int(position)), logits=len(with_last_row) == len(batch) - 1)
+        return super().decode(with_last_row)
 
 
 @mutant("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
 class RunsOneByOne(ToyContext):
-    """A batch is checked and decoded sequence by sequence."""
+    """A batch of several sequences is checked and decoded one sequence at a time."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Check while decoding."""
+        """Check and decode each run of tokens of one sequence as a batch of its own."""
         starts = np.flatnonzero(np.diff(batch.seq_ids, prepend=-2, append=-2))
         if len(starts) < 3:
             return super().decode(batch)
@@ -147,18 +147,18 @@ class RunsOneByOne(ToyContext):
         for first, last in itertools.pairwise(starts.tolist()):
             run = TokenBatch(last - first)
             for i in range(first, last):
-                place = Pos(int(batch.seq_ids[i]), int(batch.positions[i]))
-                run.add(int(batch.tokens[i]), place, logits=bool(batch.logits_mask[i]))
+                index = Pos(int(batch.seq_ids[i]), int(batch.positions[i]))
+                run.add(int(batch.tokens[i]), index, logits=bool(batch.logits_mask[i]))
             rows.append(super().decode(run))
         return np.concatenate(rows)
 
 
 @mutant("TestDecodeRefusals::test_a_bad_run_after_a_good_one")
 class DirtyAfterRefusal(ToyContext):
-    """Tokens before a bad one are decoded, then the bad one is refused."""
+    """The tokens before an invalid token are decoded before the batch is refused."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Check while decoding."""
+        """Check and decode each token as a batch of its own."""
         rows = []
         for i in range(len(batch)):
             one = self.new_batch(1)
@@ -184,7 +184,7 @@ class FirstPositionTrusted(ToyContext):
 
 @mutant("TestDecodeRefusals::test_a_position_that_is_not_the_next")
 class PositionsIgnored(ToyContext):
-    """Tokens are appended without a check of their positions."""
+    """A batch is checked for free positions only."""
 
     def _check_batch(self, batch: Batch) -> None:
         if len(batch) > self.n_free:
@@ -193,10 +193,10 @@ class PositionsIgnored(ToyContext):
 
 @mutant("TestDecodeLimits::test_overflow_in_prefill")
 class FillsUpThenRefuses(ToyContext):
-    """A prompt that does not fit is decoded as far as it fits."""
+    """A prompt that does not fit is decoded as far as it fits, and then refused."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Fill up."""
+        """Decode the tokens that fit before the error is raised."""
         try:
             return super().decode(batch)
         except ContextFull as error:
@@ -212,7 +212,7 @@ class WrongErrorType(ToyContext):
     """A full context raises ``DecodeFailed``."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Hide what is the matter."""
+        """Raise ``DecodeFailed`` in place of ``ContextFull``."""
         try:
             return super().decode(batch)
         except ContextFull as error:
@@ -224,7 +224,7 @@ class NeededAndFreeSwapped(ToyContext):
     """``ContextFull`` swaps ``needed`` and ``free``."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Swap."""
+        """Raise the error with ``needed`` and ``free`` swapped."""
         try:
             return super().decode(batch)
         except ContextFull as error:
@@ -236,7 +236,7 @@ class DoublePrecisionRows(ToyContext):
     """Logits are float64."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Widen."""
+        """Convert the logits to float64."""
         return super().decode(batch).astype(np.float64)
 
 
@@ -245,7 +245,7 @@ class FirstTokenAlone(ToyContext):
     """If the first batch of a sequence has one token, the token's key and value are zeros."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Forget keys and values."""
+        """Set the key and value of a first batch's only token to zeros."""
         rows = super().decode(batch)
         if len(batch) == 1 and batch.positions[0] == 0:
             (cell,) = self.cells[int(batch.seq_ids[0])]
@@ -255,16 +255,16 @@ class FirstTokenAlone(ToyContext):
 
 @mutant("TestDecode::test_strangers_beside_a_long_history")
 class OneLengthForAll(ToyContext):
-    """Sequences decoded together attend to as many tokens as the shortest of them has."""
+    """In a batch of several sequences, attention is limited to the length of the shortest sequence."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Hide what is longer."""
-        whole = dict(enumerate(self.cells))
+        """Compute the rows again with as many cells of each sequence as the shortest one has."""
+        sequences = dict(enumerate(self.cells))
         together = sorted(set(batch.seq_ids.tolist()))
         shortest = min((len(self.cells[s]) for s in together if s < self.n_seq_max), default=0)
         rows = super().decode(batch)
-        if len(together) > 1 and 0 < shortest < max(len(whole[s]) for s in together):
-            seen = {s: whole[s][-shortest:] for s in together}
+        if len(together) > 1 and 0 < shortest < max(len(sequences[s]) for s in together):
+            seen = {s: sequences[s][-shortest:] for s in together}
             for i, (token, s) in enumerate(zip(batch.tokens.tolist(), batch.seq_ids.tolist(), strict=True)):
                 cell, rows[i] = self.engine.step(token, seen[s])
                 seen[s].append(cell)
@@ -276,7 +276,7 @@ class EmptyBatchRefused(ToyContext):
     """An empty batch is an error."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Refuse it."""
+        """Raise ``DecodeFailed`` for an empty batch."""
         if len(batch) == 0:
             raise DecodeFailed("nothing to decode")
         return super().decode(batch)
@@ -293,19 +293,19 @@ class _ClearedTwice(TokenBatch):
 
 @mutant("TestDecode::test_a_batch_used_again")
 class BatchWearsOut(ToyContext):
-    """A batch can be cleared twice, not a third time."""
+    """A batch can be cleared twice; further calls of ``clear`` do nothing."""
 
     def new_batch(self, capacity: int | None = None) -> Batch:
-        """One that wears out."""
+        """Return a batch that can be cleared only twice."""
         return _ClearedTwice(super().new_batch(capacity).capacity)
 
 
 @mutant("TestDecodeLimits::test_n_batch_exactly")
 class LastRowOfAnOddBatch(ToyContext):
-    """In a full batch whose size is not a multiple of 16, the last row is that of the token before."""
+    """In a full batch whose size is not a multiple of 16, the last row is a copy of the row before it."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Repeat a row."""
+        """Overwrite the last row with the row before it."""
         rows = super().decode(batch)
         if len(batch) == self.n_batch and self.n_batch % 16 and len(rows) > 1:
             rows[-1] = rows[-2]
@@ -326,10 +326,10 @@ class AnyBatchSize(ToyContext):
 
 @mutant("TestDecodeLimits::test_the_batch_has_a_capacity")
 class RoomyBatches(ToyContext):
-    """``new_batch`` makes batches for more than ``n_batch`` tokens."""
+    """``new_batch`` without a capacity makes a batch for twice ``n_batch`` tokens."""
 
     def new_batch(self, capacity: int | None = None) -> Batch:
-        """Twice as large."""
+        """Double the default capacity."""
         batch = super().new_batch(capacity)
         return batch if capacity is not None else TokenBatch(2 * batch.capacity)
 
@@ -346,21 +346,21 @@ class LastSequenceReserved(ToyContext):
 
 @mutant("TestDecodeLimits::test_sequences_share_the_positions")
 class ThirdSequenceUncounted(ToyContext):
-    """``n_free`` counts two sequences."""
+    """``n_free`` counts only the cells of the two longest sequences as used."""
 
     @property
     def n_free(self) -> int:
-        """Of the two longest."""
+        """The number of free positions if only the two longest sequences are counted."""
         longest = sorted(self.cells, key=len)[-2:]
         return self.n_ctx - len({id(cell) for cells in longest for cell in cells})
 
 
 @mutant("TestDecodeRefusals::test_a_token_outside_the_vocabulary")
 class HighestIdIsNone(ToyContext):
-    """Token 0 is decoded in place of the highest id."""
+    """Token 0 is decoded in place of the largest int32 token id."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Replace it."""
+        """Replace the largest int32 token id by 0."""
         if not (batch.tokens == 2**31 - 1).any():
             return super().decode(batch)
         replaced = TokenBatch(batch.capacity)
@@ -378,15 +378,15 @@ class FirstPositionsChecked(ToyContext):
         for token, seq_id, position in zip(
             batch.tokens.tolist(), batch.seq_ids.tolist(), batch.positions.tolist(), strict=True
         ):
-            place = following.get(seq_id, position)
-            checked.add(token, Pos(seq_id, place))
-            following[seq_id] = place + 1
+            index = following.get(seq_id, position)
+            checked.add(token, Pos(seq_id, index))
+            following[seq_id] = index + 1
         super()._check_batch(checked)
 
 
 @mutant("TestDecodeRefusals::test_a_sequence_that_does_not_exist")
 class RawIndexError(ToyContext):
-    """The first ``seq_id`` out of range raises ``IndexError``."""
+    """A ``seq_id`` equal to ``n_seq_max`` raises ``IndexError``."""
 
     def _check_batch(self, batch: Batch) -> None:
         if self.n_seq_max in batch.seq_ids:

@@ -1,4 +1,4 @@
-"""Toys that pick the wrong logits of a row, or whose picking costs the context something."""
+"""Mutants whose top logits are wrong, or change the context's later results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TopIsMissing(ToyContext):
     capabilities = ToyContext.capabilities - {Capability.DEVICE_SAMPLING}
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Raise."""
+        """Raise ``NotImplementedError``."""
         raise NotImplementedError
 
 
@@ -29,7 +29,7 @@ class TopTokensAreWide(ToyContext):
     """The tokens of ``decode_top`` are int64."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Widen."""
+        """Convert the tokens to int64."""
         top = super().decode_top(batch, k)
         return TopLogits(top.tokens.astype(np.int64), top.logits, top.log_totals)
 
@@ -39,7 +39,7 @@ class TotalOfTheTop(ToyContext):
     """Past position 30, the log-sum-exp is that of the returned logits only."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Sum too few."""
+        """Compute the log-sum-exp of late rows from the k returned logits."""
         top = super().decode_top(batch, k)
         few = np.log(np.exp(top.logits).sum(axis=1))
         late = batch.positions[batch.logits_mask] > 30
@@ -48,10 +48,10 @@ class TotalOfTheTop(ToyContext):
 
 @mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TopIsUnsorted(ToyContext):
-    """For more than 20 logits they come in the order of their ids, as in some engines."""
+    """More than 20 top logits are sorted by token id."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Sort by token."""
+        """Sort the top logits by token id if k is above 20."""
         top = super().decode_top(batch, k)
         if k <= 20:
             return top
@@ -63,10 +63,10 @@ class TopIsUnsorted(ToyContext):
 
 @mutant("TestDeviceSampling::test_rows_asked_for")
 class TopOfTheFirst(ToyContext):
-    """If some rows of several sequences are requested, those of the first tokens are returned."""
+    """If a batch of several sequences requests only some rows, the rows of its first tokens are returned."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Take the first rows."""
+        """Set ``first`` if the batch has several sequences and requests only some rows."""
         self.first = len(set(batch.seq_ids.tolist())) > 1 and not batch.logits_mask.all()
         top = super().decode_top(batch, k)
         self.first = False
@@ -75,29 +75,29 @@ class TopOfTheFirst(ToyContext):
     first = False
 
     def decode(self, batch: Batch) -> Logits:
-        """Ask for all."""
+        """Request all rows and return the first ones if ``first`` is set."""
         if not self.first:
             return super().decode(batch)
-        whole = self.new_batch()
+        original = self.new_batch()
         for token, seq_id, position in zip(batch.tokens, batch.seq_ids, batch.positions, strict=True):
-            whole.add(int(token), Pos(int(seq_id), int(position)), logits=True)
-        return super().decode(whole)[: int(batch.logits_mask.sum())]
+            original.add(int(token), Pos(int(seq_id), int(position)), logits=True)
+        return super().decode(original)[: int(batch.logits_mask.sum())]
 
 
 @mutant("TestDeviceSampling::test_in_turns_with_decode")
 class TopIsOverwritten(ToyContext):
-    """The result is memory of the context, which the next call overwrites."""
+    """The next call overwrites the logits that ``decode_top`` returned."""
 
     kept: Sequence[Array] = ()
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Keep it."""
+        """Keep a reference to the returned arrays."""
         top = super().decode_top(batch, k)
         self.kept = top.logits, top.log_totals
         return top
 
     def decode(self, batch: Batch) -> Logits:
-        """Write into it."""
+        """Overwrite the arrays of the previous ``decode_top`` with zeros."""
         for values in self.kept:
             values[...] = 0
         return super().decode(batch)
@@ -105,8 +105,8 @@ class TopIsOverwritten(ToyContext):
 
 @mutant("TestDeviceSampling::test_refusals")
 class AnyNumberIsTop(ToyContext):
-    """A k out of range is clamped."""
+    """A ``k`` out of range is clamped."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Clip."""
+        """Clamp k to the size of the vocabulary."""
         return super().decode_top(batch, min(max(k, 1), self.engine.n_vocab))

@@ -1,4 +1,4 @@
-"""Toys whose dumps in parts are wrong, or that restore parts which are no dump."""
+"""Mutants whose dumps in parts are wrong, or that restore invalid parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_core.types import Logits, Pos
 
 
 class _Watched:
-    """Parts that count themselves as open from the first part that was given to the last."""
+    """Parts of a dump that call ``count`` with 1 at the first part, and with -1 at the end."""
 
     def __init__(self, parts: Iterator[bytes], count: Callable[[int], None]) -> None:
         self._parts, self._count, self._is_open = parts, count, False
@@ -38,7 +38,7 @@ class _Watched:
 
 
 class _Redirected:
-    """The parts of whichever dump is named when one is asked for."""
+    """Parts of a dump, each taken from the iterator that ``parts`` returns at that time."""
 
     def __init__(self, parts: Callable[[], Iterator[bytes]]) -> None:
         self._parts = parts
@@ -52,31 +52,31 @@ class _Redirected:
 
 @mutant("TestDumpParts::test_are_the_dump")
 class PartsAreLarge(ToyContext):
-    """A part has room for a checksum besides the bytes that were asked for."""
+    """A part may be 32 bytes larger than requested."""
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Ask for more."""
+        """Add 32 bytes to ``part_bytes``."""
         check_part_bytes(part_bytes)
         return super().dump_parts(seq_id, min(part_bytes + 32, PART_BYTES))
 
 
 @mutant("TestDumpParts::test_sizes_and_sequences_that_do_not_exist")
 class PartsFromTheEnd(ToyContext):
-    """Negative sequences are dumped in parts, counted from the end."""
+    """``dump_parts`` accepts a negative ``seq_id``, counted from the end."""
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Count."""
+        """Count a negative ``seq_id`` from the end."""
         return super().dump_parts(seq_id + self.n_seq_max if seq_id < 0 else seq_id, part_bytes)
 
 
 @mutant("TestDumpParts::test_others_go_on_between_parts")
 class BusyBetweenParts(ToyContext):
-    """No other sequence is decoded while a dump in parts is not finished."""
+    """While a dump in parts is unfinished, ``decode`` refuses batches without sequence 0."""
 
     n_open = 0
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Count it."""
+        """Count the unfinished dumps."""
 
         def count(n: int) -> None:
             self.n_open += n
@@ -84,7 +84,7 @@ class BusyBetweenParts(ToyContext):
         return _Watched(super().dump_parts(seq_id, part_bytes), count)
 
     def decode(self, batch: Batch) -> Logits:
-        """Wait for dumps of which some parts were given."""
+        """Raise ``ContextBusy`` if a dump is unfinished and sequence 0 is not in the batch."""
         if self.n_open and 0 not in batch.seq_ids:
             raise ContextBusy("the context is dumped in parts")
         return super().decode(batch)
@@ -92,19 +92,19 @@ class BusyBetweenParts(ToyContext):
 
 @mutant("TestDumpParts::test_two_at_once")
 class OneDumpAtATime(ToyContext):
-    """A dump in parts gives those of the dump that was begun last."""
+    """All dumps in parts return the parts of the dump that was begun last."""
 
     last: Iterator[bytes]
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Begin another."""
+        """Redirect all earlier dumps to the new one."""
         self.last = super().dump_parts(seq_id, part_bytes)
         return _Redirected(lambda: self.last)
 
 
 @mutant("TestDumpParts::test_of_a_sequence_that_changes")
 class ChangesUnnoticed(ToyContext):
-    """The parts of a dump go on where the sequence was changed between them."""
+    """A dump in parts continues after its sequence was changed."""
 
     @contextmanager
     def _unchanged(self, seq_id: int, cells: list[Cell]) -> Iterator[None]:
@@ -114,7 +114,7 @@ class ChangesUnnoticed(ToyContext):
 
 @mutant("TestDumpParts::test_of_a_context_that_is_closed")
 class PartsAfterClose(ToyContext):
-    """The parts of a dump go on after ``close``."""
+    """A dump in parts continues after ``close``."""
 
     @contextmanager
     def _unchanged(self, seq_id: int, cells: list[Cell]) -> Iterator[None]:
@@ -127,17 +127,17 @@ class PartsAfterClose(ToyContext):
 
 @mutant("TestDumpParts::test_given_up")
 class OpenDumpsTakeRoom(ToyContext):
-    """A dump in parts takes a position until its last part was given."""
+    """An unfinished dump in parts takes up a free position."""
 
     n_open = 0
 
     @property
     def n_free(self) -> int:
-        """Without those of open dumps."""
+        """The number of free positions less the number of unfinished dumps."""
         return super().n_free - self.n_open
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """Take one."""
+        """Count the unfinished dumps."""
 
         def count(n: int) -> None:
             self.n_open += n
@@ -147,50 +147,52 @@ class OpenDumpsTakeRoom(ToyContext):
 
 @mutant("TestRestoreParts::test_of_any_size")
 class EmptyPartEndsTheDump(ToyContext):
-    """An empty part is taken for the end."""
+    """``restore_parts`` takes an empty part for the end of the dump."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Stop there, unless nothing came before."""
-        given = list(parts)
-        return super().restore_parts(seq_id, itertools.takewhile(len, given) if given and given[0] else given)
+        """Stop at an empty part, unless the first part is empty."""
+        all_parts = list(parts)
+        return super().restore_parts(
+            seq_id, itertools.takewhile(len, all_parts) if all_parts and all_parts[0] else all_parts
+        )
 
 
 @mutant("TestRestoreParts::test_from_a_context")
 class RestoredPartsHaveNoEdits(ToyContext):
-    """What was restored in parts has no edits when it is dumped again."""
+    """A sequence that is restored from parts has no edits."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Forget them."""
-        place = super().restore_parts(seq_id, parts)
+        """Remove the edits after the restore."""
+        returned = super().restore_parts(seq_id, parts)
         self.edits[seq_id] = []
-        return place
+        return returned
 
 
 @mutant("TestRestoreParts::test_over_what_a_sequence_holds")
 class PartsNeedRoomForBoth(ToyContext):
-    """A dump in parts needs room besides what the sequence holds."""
+    """A dump in parts that replaces a longer sequence needs free positions for both."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Count both, where the sequence holds more than is restored."""
+        """Refuse a dump that is shorter than the sequence if the sequence would not fit once more."""
         before = self.cells[seq_id]
-        place = super().restore_parts(seq_id, parts)
-        if len(before) > place.index and self.n_free < len(before):
+        returned = super().restore_parts(seq_id, parts)
+        if len(before) > returned.index and self.n_free < len(before):
             self.cells[seq_id] = before
-            raise ContextFull(place.index, self.n_free)
-        return place
+            raise ContextFull(returned.index, self.n_free)
+        return returned
 
 
 @mutant("TestRestoreParts::test_that_are_not_a_dump")
 class PartsSorted(ToyContext):
-    """Parts in another order are put right."""
+    """If parts are not a dump, all parts after the first are tried in reverse order."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Try them the other way round."""
-        given = list(parts)
+        """Reverse the parts after the first if the dump is invalid."""
+        all_parts = list(parts)
         try:
-            return super().restore_parts(seq_id, given)
+            return super().restore_parts(seq_id, all_parts)
         except InvalidSnapshot:
-            return super().restore_parts(seq_id, [*given[:1], *given[:0:-1]])
+            return super().restore_parts(seq_id, [*all_parts[:1], *all_parts[:0:-1]])
 
 
 @mutant("TestRestoreParts::test_without_room")
@@ -198,7 +200,7 @@ class PartsWithoutRoomEmpty(ToyContext):
     """A dump in parts that does not fit leaves the sequence empty."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Empty it."""
+        """Empty the sequence if the dump does not fit."""
         try:
             return super().restore_parts(seq_id, parts)
         except ContextFull:
@@ -208,10 +210,10 @@ class PartsWithoutRoomEmpty(ToyContext):
 
 @mutant("TestRestoreParts::test_that_cannot_be_read")
 class LostPartsEmptyTheSequence(ToyContext):
-    """The sequence is emptied before the second part comes."""
+    """The sequence is emptied at the first part, and stays empty if a later part cannot be read."""
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Make room for what comes; what is refused puts it back."""
+        """Empty the sequence while the parts are read, and put it back after the last part."""
         before, came = (self.cells[seq_id], self.edits[seq_id]), []
         for part in parts:
             came.append(part)

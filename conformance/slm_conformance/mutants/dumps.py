@@ -1,4 +1,4 @@
-"""Toys whose dumps are wrong, or that restore what is no dump."""
+"""Mutants whose dumps are wrong, or that restore invalid dumps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChecksumIgnored(ToyContext):
     """``restore`` does not compare the checksum."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Correct the checksum."""
+        """Replace the checksum by the correct one."""
         body = data[:-32]
         return super().restore(seq_id, body + hashlib.blake2b(body, digest_size=32).digest())
 
@@ -34,21 +34,21 @@ class ChecksumIgnored(ToyContext):
 class PayloadTrusted(ToyContext):
     """A payload is truncated or padded to the required size."""
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Make it fit."""
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Truncate or zero-pad the payload to the required size."""
         shape = self.engine.shape
         n_bytes = len(snapshot.tokens) * 2 * shape.n_layers * shape.n_kv_heads * shape.head_dim * 4
         payload = snapshot.payload[:n_bytes].ljust(n_bytes, b"\0")
-        return super().unpacked(dataclasses.replace(snapshot, payload=payload))
+        return super().unpack_payload(dataclasses.replace(snapshot, payload=payload))
 
 
 @mutant("TestDumpRestore::test_in_place_of_another_history")
 class RestoreAppends(ToyContext):
-    """``restore`` appends to the tokens of the sequence."""
+    """``restore`` keeps the cells of sequence 0, and appends the restored cells."""
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Keep the old cells."""
-        cells, edits = super().unpacked(snapshot)
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Return the cells of sequence 0 before the restored cells."""
+        cells, edits = super().unpack_payload(snapshot)
         return self.cells[0] + cells, edits
 
 
@@ -57,13 +57,13 @@ class RestoreSpillsOver(ToyContext):
     """``restore`` over a longer history changes the last key of the next sequence."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Change it."""
+        """Rotate the last key of the next sequence if the restored sequence was longer before."""
         before = self.length(self._checked(seq_id))
-        place = super().restore(seq_id, data)
+        returned = super().restore(seq_id, data)
         for cells in self.cells[seq_id + 1 : seq_id + 2]:
-            if place.index < before and cells:
+            if returned.index < before and cells:
                 cells[-1] = self.engine.moved(cells[-1], 1)
-        return place
+        return returned
 
 
 @mutant("TestDumpRestore::test_by_another_backend")
@@ -79,7 +79,7 @@ class ReplayWithoutEdits(ToyContext):
     """Another backend's dump is replayed without its cuts."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Forget the edits."""
+        """Remove the edits from another backend's dump."""
         snapshot = SequenceSnapshot.from_bytes(data)
         if snapshot.backend != "toy":
             data = dataclasses.replace(snapshot, edits=()).to_bytes()
@@ -88,12 +88,12 @@ class ReplayWithoutEdits(ToyContext):
 
 @mutant("TestDumpRestore::test_after_edits")
 class DumpedKeysUnrotated(ToyContext):
-    """The payload of an edited sequence has keys without the edits, in another payload format."""
+    """The payload of an edited sequence has keys computed without the edits, in another payload format."""
 
     payload_format = "toy-fresh"
 
     def dump(self, seq_id: int) -> bytes:
-        """Decode anew for the dump."""
+        """Compute the cells of an edited sequence from its tokens before the dump."""
         edited, cells = self.cells[self._checked(seq_id)], list[Cell]()
         if self.edits[seq_id]:
             for cell in edited:
@@ -109,7 +109,7 @@ class DumpForOneBatchSize(ToyContext):
     """A dump of more tokens than ``n_batch`` cannot be restored."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Refuse it."""
+        """Refuse a dump of more than ``n_batch`` tokens."""
         if SequenceSnapshot.from_bytes(data).tokens.size > self.n_batch:
             raise SnapshotMismatch("the dump is of a context with a larger n_batch")
         return super().restore(seq_id, data)
@@ -117,23 +117,23 @@ class DumpForOneBatchSize(ToyContext):
 
 @mutant("TestDumpRestore::test_in_another_sequence")
 class RestoreMoves(ToyContext):
-    """Restoring a page of tokens or more into another sequence empties the dumped one."""
+    """Restoring 16 tokens or more empties all other sequences with the same tokens."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Empty the one that holds the same."""
-        place = super().restore(seq_id, data)
+        """Empty the other sequences that hold the restored tokens."""
+        returned = super().restore(seq_id, data)
         for other in range(self.n_seq_max):
-            if other != seq_id and place.index >= _PAGE and self.tokens(other) == self.tokens(seq_id):
+            if other != seq_id and returned.index >= _PAGE and self.tokens(other) == self.tokens(seq_id):
                 self.replace(other, [], [])
-        return place
+        return returned
 
 
 @mutant("TestDumpRestore::test_in_the_same_sequence")
 class RestoreKeepsWhatIsLonger(ToyContext):
-    """``restore`` over a continuation of the dump does nothing if a page or more is the same."""
+    """``restore`` does nothing if the sequence already begins with the dump's tokens, at least 16."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Look at the tokens alone."""
+        """Return at once if the sequence begins with the dump's tokens."""
         tokens = tuple(SequenceSnapshot.from_bytes(data).tokens.tolist())
         if len(tokens) >= _PAGE and self.tokens(self._checked(seq_id))[: len(tokens)] == tokens:
             return Pos(seq_id, len(tokens))
@@ -142,20 +142,20 @@ class RestoreKeepsWhatIsLonger(ToyContext):
 
 @mutant("TestDumpRestore::test_between_two_tokens")
 class LastValueIsLate(ToyContext):
-    """A dump right after the decode of one token lacks this token's value."""
+    """A dump right after a decode of one token has zeros for the value of the last token."""
 
     n_last = 0
 
     def decode(self, batch: Batch) -> Logits:
-        """Remember."""
+        """Store the size of the batch."""
         self.n_last = len(batch)
         return super().decode(batch)
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Leave it out."""
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Write zeros for the last value if the last batch had one token."""
         if self.n_last == 1 and cells:
             cells = [*cells[:-1], dataclasses.replace(cells[-1], values=np.zeros_like(cells[-1].values))]
-        return super().packed(cells)
+        return super().pack_payload(cells)
 
 
 @mutant("TestDumpRestore::test_of_an_empty_sequence")
@@ -163,7 +163,7 @@ class EmptyDumpRefused(ToyContext):
     """An empty sequence cannot be dumped."""
 
     def dump(self, seq_id: int) -> bytes:
-        """Refuse."""
+        """Raise an error if the sequence is empty."""
         if not self.length(seq_id):
             raise InvalidSequence("the sequence is empty")
         return super().dump(seq_id)
@@ -171,55 +171,55 @@ class EmptyDumpRefused(ToyContext):
 
 @mutant("TestDumpRestore::test_leaves_the_dumped_sequence")
 class SecondDumpIsADelta(ToyContext):
-    """A second dump of the same cells has no payload."""
+    """A second dump of the same cells in a row has no payload."""
 
     dumped: tuple[int, ...] = ()
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Leave out what was dumped."""
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Return no payload if the previous dump had the same cells."""
         before, self.dumped = self.dumped, tuple(id(cell) for cell in cells)
-        return b"" if before == self.dumped else super().packed(cells)
+        return b"" if before == self.dumped else super().pack_payload(cells)
 
 
 @mutant("TestDumpRestore::test_to_the_toy_and_back")
 class PayloadMislabelled(ToyContext):
-    """A payload has values before keys, but the name of the format with keys before values."""
+    """A payload stores values before keys, but its format name promises keys before values."""
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Swap."""
-        return super().packed([Cell(cell.token, cell.values, cell.keys) for cell in cells])
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Swap keys and values."""
+        return super().pack_payload([Cell(cell.token, cell.values, cell.keys) for cell in cells])
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Swap again."""
-        cells, edits = super().unpacked(snapshot)
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Swap keys and values back."""
+        cells, edits = super().unpack_payload(snapshot)
         return [Cell(cell.token, cell.values, cell.keys) for cell in cells], edits
 
 
 @mutant("TestDumpRestore::test_payload_as_declared")
 class PayloadTwice(ToyContext):
-    """A payload has room for twice the tokens."""
+    """A payload is padded to twice its size."""
 
     payload_format = "toy-padded"
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Pad."""
-        payload = super().packed(cells)
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Append as many zero bytes as the payload has bytes."""
+        payload = super().pack_payload(cells)
         return payload + bytes(len(payload))
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Check the size, then take the padding off."""
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Drop the padding; a payload of odd size is passed with a wrong size."""
         half, rest = divmod(len(snapshot.payload), 2)
-        return super().unpacked(dataclasses.replace(snapshot, payload=snapshot.payload[: half + 3 * rest]))
+        return super().unpack_payload(dataclasses.replace(snapshot, payload=snapshot.payload[: half + 3 * rest]))
 
 
 @mutant("TestDumpRestore::test_in_another_process")
 class DumpOfOneProcess(ToyContext):
-    """A dump is restored only in the process that made it."""
+    """A dump can be restored only in the process that made it."""
 
     payload_format = f"toy-{os.getpid()}"
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Refuse another process's."""
+        """Refuse a dump with the payload format of another process."""
         snapshot = SequenceSnapshot.from_bytes(data)
         if snapshot.backend == "toy" and snapshot.payload_format not in ("toy-1", self.payload_format):
             raise SnapshotMismatch("the dump was made by another process")
@@ -228,17 +228,17 @@ class DumpOfOneProcess(ToyContext):
 
 @mutant("TestHostileDumps::test_every_truncation")
 class MissingEndIsGuessed(ToyContext):
-    """A truncated dump is completed from the dump made last."""
+    """A truncated dump is completed from the last dump of the same model."""
 
     last: dict[str, bytes] = {}  # noqa: RUF012  (shared by all contexts on purpose)
 
     def dump(self, seq_id: int) -> bytes:
-        """Keep it."""
+        """Keep the dump as the last dump of this model."""
         self.last[self.fingerprint] = super().dump(seq_id)
         return self.last[self.fingerprint]
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Complete it."""
+        """Restore the last dump if it begins with the data."""
         last = self.last.get(self.fingerprint, b"")
         return super().restore(seq_id, last if len(data) > 8 and last.startswith(data) else data)
 
@@ -248,7 +248,7 @@ class StaleTailIgnored(ToyContext):
     """A byte after the end of a dump is ignored."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Try again without it."""
+        """Try again without the last byte if the dump is invalid."""
         try:
             return super().restore(seq_id, data)
         except InvalidSnapshot:
@@ -285,7 +285,7 @@ class RestoreEmptiesFirst(ToyContext):
     """A dump that does not fit leaves the sequence empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Empty it."""
+        """Empty the sequence if the dump does not fit."""
         try:
             return super().restore(seq_id, data)
         except ContextFull:
@@ -295,8 +295,8 @@ class RestoreEmptiesFirst(ToyContext):
 
 @mutant("TestBadDumps::test_into_a_sequence_that_does_not_exist")
 class DumpFromTheEnd(ToyContext):
-    """A negative ``seq_id`` counts from the end."""
+    """``dump`` accepts a negative ``seq_id``, counted from the end."""
 
     def dump(self, seq_id: int) -> bytes:
-        """Count."""
+        """Count a negative ``seq_id`` from the end."""
         return super().dump(seq_id + self.n_seq_max if seq_id < 0 else seq_id)

@@ -1,4 +1,4 @@
-"""Toys that truncate or cut wrongly."""
+"""Mutants that truncate or cut wrongly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TruncateOffByOne(ToyContext):
     """``truncate`` keeps one token too many."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Keep one more."""
+        """Truncate one token later than requested."""
         super().truncate(Pos(pos.seq_id, min(pos.index + 1, self.length(pos.seq_id))))
         return pos
 
@@ -30,7 +30,7 @@ class TruncateClamps(ToyContext):
     """``truncate`` past the end is a no-op."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Clamp."""
+        """Clamp the position to the length."""
         return super().truncate(Pos(pos.seq_id, min(pos.index, self.length(pos.seq_id))))
 
 
@@ -42,27 +42,27 @@ class TruncateLeaksPositions(ToyContext):
 
     @property
     def n_free(self) -> int:
-        """Fewer and fewer."""
+        """The number of free positions less the number of leaked positions."""
         return super().n_free - self.leaked
 
     def truncate(self, pos: Pos) -> Pos:
-        """Leak."""
+        """Count the removed positions as leaked if the context was full."""
         before = super().n_free
-        place = super().truncate(pos)
+        returned = super().truncate(pos)
         self.leaked += (super().n_free - before) * (before == 0)
-        return place
+        return returned
 
 
 class _Moves(ToyContext):
-    """A context whose engine moves cells wrongly."""
+    """A context whose cuts move the later cells with ``move``."""
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Cut with ``move`` in place of the engine's."""
-        kept, edits = super().without(cells, edits, first, last)
-        return kept[:first] + [self.move(cell, first - last) for cell in cells[last:]], edits
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Cut, and move the later cells with ``move`` instead of the engine's method."""
+        after_cut, edits = super().cut_cells(cells, edits, first, last)
+        return after_cut[:first] + [self.move(cell, first - last) for cell in cells[last:]], edits
 
     def move(self, cell: Cell, by: int) -> Cell:
-        """The wrong way to move a cell."""
+        """The cell moved by ``by`` positions, wrongly."""
         raise NotImplementedError
 
 
@@ -71,25 +71,25 @@ class CutWithoutRotation(_Moves):
     """Keys keep their old positions after a cut."""
 
     def move(self, cell: Cell, by: int) -> Cell:
-        """Not at all."""
+        """Return the cell without rotating its key."""
         return dataclasses.replace(cell)
 
 
 @mutant("TestCut::test_of_a_span")
 class CutUpwards(_Moves):
-    """Keys are rotated in the wrong direction."""
+    """A cut rotates keys in the wrong direction."""
 
     def move(self, cell: Cell, by: int) -> Cell:
-        """Up."""
+        """Rotate the key in the wrong direction."""
         return self.engine.moved(cell, -by)
 
 
 @mutant("TestCut::test_of_a_span")
 class CutHalfRotation(_Moves):
-    """Only the first half of each key is rotated."""
+    """A cut rotates only the first half of each key."""
 
     def move(self, cell: Cell, by: int) -> Cell:
-        """Half."""
+        """Rotate only the first half of the key."""
         moved, half = self.engine.moved(cell, by), self.engine.shape.head_dim // 2
         keys = np.concatenate((moved.keys[..., :half], cell.keys[..., half:]), axis=-1)
         return Cell(cell.token, keys, cell.values)
@@ -99,26 +99,26 @@ class CutHalfRotation(_Moves):
 class CutRecomputes(ToyContext):
     """A cut decodes the remaining tokens again."""
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Prefill."""
-        _, edits = super().without(cells, edits, first, last)
-        kept = cells[:first]
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Decode the tokens after the cut again instead of rotating their keys."""
+        _, edits = super().cut_cells(cells, edits, first, last)
+        after_cut = cells[:first]
         for cell in cells[last:]:
-            kept.append(self.engine.step(cell.token, kept)[0])
-        return kept, edits
+            after_cut.append(self.engine.step(cell.token, after_cut)[0])
+        return after_cut, edits
 
 
 @mutant("TestCut::test_of_a_fork")
 class CutChangesTheFork(ToyContext):
-    """A cut of shared storage also moves the keys of the other sequence."""
+    """A cut of shared storage also rotates the keys of the other sequence."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Write what is shared."""
+        """Rotate the shared keys in place."""
         before = self.cells[self._checked(start.seq_id)]
-        place = super().cut(start, end)
+        returned = super().cut(start, end)
         for cell in before[end.index :]:
             cell.keys[...] = self.engine.moved(cell, start.index - end.index).keys
-        return place
+        return returned
 
 
 @mutant("TestCut::test_neighbours_are_untouched")
@@ -126,29 +126,29 @@ class CutReachesTheNeighbour(ToyContext):
     """A cut also rotates the last key of an unrelated sequence."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Turn it."""
+        """Rotate the last key of each sequence that does not share the first cell."""
         before = {id(cell) for cell in self.cells[self._checked(start.seq_id)]}
-        place = super().cut(start, end)
+        returned = super().cut(start, end)
         for other in (cells for cells in self.cells if cells and id(cells[0]) not in before):
             if other is not self.cells[start.seq_id]:
                 other[-1] = self.engine.moved(other[-1], start.index - end.index)
-        return place
+        return returned
 
 
 @mutant("TestTruncate::test_another_tail_gives_what_it_gives_alone")
 class TailIsACache(ToyContext):
-    """After one truncate, removed cells are used again at their positions, even for other tokens."""
+    """The cells that ``truncate`` to 17 removes are used again at their positions, even for other tokens."""
 
     graveyard: tuple[int, list[Cell]] = (0, [])
 
     def truncate(self, pos: Pos) -> Pos:
-        """Keep the tail."""
+        """Keep the cells that ``truncate`` to 17 removes."""
         if pos.index == 17:
             self.graveyard = (17, self.cells[pos.seq_id][17:])
         return super().truncate(pos)
 
     def decode(self, batch: Batch) -> Logits:
-        """Put it back."""
+        """Overwrite the keys and values of new tokens with those of the removed cells."""
         rows = super().decode(batch)
         first, tail = self.graveyard
         cells = self.cells[0]
@@ -160,20 +160,20 @@ class TailIsACache(ToyContext):
 
 @mutant("TestTruncate::test_at_zero")
 class ZeroMeansNothing(ToyContext):
-    """``truncate`` to 0 of the only sequence is a no-op if it is longer than a page."""
+    """``truncate`` to 0 does nothing if only one sequence is in use, with more than 16 tokens."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Return at once."""
+        """Truncate the only sequence at its length in place of 0."""
         alone = sum(map(bool, self.cells)) == 1 and self.length(pos.seq_id) > 16
         return super().truncate(pos if pos.index or not alone else Pos(pos.seq_id, self.length(pos.seq_id)))
 
 
 @mutant("TestTruncate::test_at_the_end")
 class EndIsPastTheEnd(ToyContext):
-    """``truncate`` at the length is refused if there is one sequence, longer than a page."""
+    """``truncate`` at the length is refused if only one sequence is in use, with more than 16 tokens."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Refuse."""
+        """Raise ``InvalidPosition`` at the length of the only sequence."""
         if 16 < pos.index == self.length(pos.seq_id) and sum(map(bool, self.cells)) == 1:
             raise InvalidPosition("there is nothing to truncate")
         return super().truncate(pos)
@@ -184,7 +184,7 @@ class TruncateNamesThePosition(ToyContext):
     """``truncate`` of an unknown sequence raises ``InvalidPosition``."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Raise the wrong error."""
+        """Raise ``InvalidPosition`` in place of ``InvalidSequence``."""
         try:
             return super().truncate(pos)
         except InvalidSequence as error:
@@ -193,26 +193,26 @@ class TruncateNamesThePosition(ToyContext):
 
 @mutant("TestTruncate::test_neighbours_are_untouched")
 class TruncateReachesTheNeighbour(ToyContext):
-    """``truncate`` removes the neighbour's keys from the same position on."""
+    """``truncate`` rotates the last key of other sequences that end inside the removed range."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Take them, where the neighbour is shorter than what is forgotten."""
+        """Rotate the last key of each sequence that ends more than 10 tokens into the removed range."""
         forgotten, n_kept = self.length(pos.seq_id), pos.index
-        place = super().truncate(pos)
+        returned = super().truncate(pos)
         for cells in self.cells:
             if n_kept + 10 < len(cells) < forgotten:
                 cells[-1] = self.engine.moved(cells[-1], 1)
-        return place
+        return returned
 
 
 @mutant("TestTruncate::test_a_hundred_times")
 class SixtyFourTruncates(ToyContext):
-    """After 64 truncates one token too many is kept."""
+    """From the 65th ``truncate`` on, one token too many is kept."""
 
     n_truncates = 0
 
     def truncate(self, pos: Pos) -> Pos:
-        """Count."""
+        """Truncate one token later than requested from the 65th call on."""
         self.n_truncates += 1
         if self.n_truncates <= 64:
             return super().truncate(pos)
@@ -222,27 +222,27 @@ class SixtyFourTruncates(ToyContext):
 
 @mutant("TestTruncate::test_interleaved_with_decoding")
 class ShrinksInTurns(ToyContext):
-    """From the fifth truncate on, this sequence ends where another sequence was truncated."""
+    """From the fifth ``truncate`` on, the last key of every other sequence is rotated."""
 
     n_truncates = 0
 
     def truncate(self, pos: Pos) -> Pos:
-        """Change the last key of the other."""
+        """Rotate the last key of every other sequence from the fifth call on."""
         self.n_truncates += 1
-        place = super().truncate(pos)
+        returned = super().truncate(pos)
         for seq_id, cells in enumerate(self.cells):
             if cells and seq_id != pos.seq_id and self.n_truncates >= 5:
                 cells[-1] = self.engine.moved(cells[-1], 1)
-        return place
+        return returned
 
 
 @mutant("TestCut::test_at_the_tail")
 class TailCutKeepsOne(ToyContext):
-    """A cut at the tail keeps the token before the last."""
+    """A cut at the tail keeps the first token of its range."""
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Keep one more."""
-        return super().without(cells, edits, first + (0 < first < last == len(cells)), last)
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Start a cut at the tail one token later."""
+        return super().cut_cells(cells, edits, first + (0 < first < last == len(cells)), last)
 
 
 @mutant("TestCut::test_of_nothing")
@@ -250,7 +250,7 @@ class EmptyCutRefused(ToyContext):
     """An empty cut is an error."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Refuse."""
+        """Raise ``InvalidPosition`` for an empty range."""
         if start == end and 0 <= start.index <= self.length(start.seq_id):
             raise InvalidPosition("there is nothing to cut")
         return super().cut(start, end)
@@ -261,69 +261,69 @@ class WholeCutRefused(ToyContext):
     """A cut of a whole sequence is an error."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Refuse."""
+        """Raise ``InvalidPosition`` for the range of the whole sequence."""
         if start.index == 0 and 0 < end.index == self.length(end.seq_id):
             raise InvalidPosition("one token must remain")
         return super().cut(start, end)
 
 
 class _Counts(ToyContext):
-    """Counts cuts, and those since the last decode."""
+    """Counts the cuts, and the cuts since the last decode; the cuts that ``fails`` selects rotate nothing."""
 
     n_cuts = n_in_a_row = 0
-    place = -1
+    last_start = -1
 
     def decode(self, batch: Batch) -> Logits:
-        """Begin a new row."""
+        """Reset the count of cuts in a row."""
         self.n_in_a_row = 0
         return super().decode(batch)
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Count."""
+        """Count the cut, and store its start."""
         self.n_cuts += 1
         self.n_in_a_row += 1
         try:
             return super().cut(start, end)
         finally:
-            self.place = start.index
+            self.last_start = start.index
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Leave keys where they were, where ``fails``."""
-        kept, after = super().without(cells, edits, first, last)
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Leave the keys as they were if ``fails`` returns True."""
+        after_cut, after = super().cut_cells(cells, edits, first, last)
         if self.fails(first, last):
-            kept = kept[:first] + [dataclasses.replace(cell) for cell in cells[last:]]
-        return kept, after
+            after_cut = after_cut[:first] + [dataclasses.replace(cell) for cell in cells[last:]]
+        return after_cut, after
 
     def fails(self, first: int, last: int) -> bool:
-        """Whether this cut goes wrong."""
+        """Whether this cut rotates nothing."""
         raise NotImplementedError
 
 
 @mutant("TestCut::test_again_and_again")
 class ThirdCutInARow(_Counts):
-    """The third of consecutive cuts without a decode rotates nothing."""
+    """The third cut without a decode in between rotates nothing."""
 
     def fails(self, first: int, last: int) -> bool:
-        """Count."""
+        """Fail for the third cut in a row."""
         return self.n_in_a_row == 3
 
 
 @mutant("TestCut::test_of_a_span")
 class FirstCutAtTheHead(_Counts):
-    """A cut at the head rotates nothing if it is the first cut."""
+    """The first cut rotates nothing if it starts at position 0."""
 
     def fails(self, first: int, last: int) -> bool:
-        """Look for it."""
+        """Fail for the first cut if it starts at position 0."""
         return self.n_cuts == 1 and first == 0
 
 
 @mutant("TestCut::test_across_an_earlier_cut")
 class CutAcrossACut(_Counts):
-    """A cut across the position of the cut before it rotates nothing."""
+    """The second cut in a row rotates nothing if its range contains the start of the first."""
 
     def fails(self, first: int, last: int) -> bool:
-        """Compare."""
-        return self.n_in_a_row == 2 and first < self.place < last
+        """Fail for the second cut in a row if its range contains the start of the first."""
+        return self.n_in_a_row == 2 and first < self.last_start < last
 
 
 @mutant("TestCut::test_between_decodes")
@@ -331,26 +331,26 @@ class FifthCut(_Counts):
     """The fifth cut rotates nothing."""
 
     def fails(self, first: int, last: int) -> bool:
-        """Count."""
+        """Fail for the fifth cut."""
         return self.n_cuts == 5
 
 
 @mutant("TestCut::test_across_pages")
 class CutOfOnePage(ToyContext):
-    """A cut rotates only the next 64 keys."""
+    """A cut rotates only the first 64 keys after it."""
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Stop."""
-        kept, after = super().without(cells, edits, first, last)
-        return kept[: first + 64] + [dataclasses.replace(cell) for cell in cells[last + 64 :]], after
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Leave all keys after the first 64 as they were."""
+        after_cut, after = super().cut_cells(cells, edits, first, last)
+        return after_cut[: first + 64] + [dataclasses.replace(cell) for cell in cells[last + 64 :]], after
 
 
 @mutant("TestCut::test_and_64_tokens_more")
 class DriftsAfterACut(ToyContext):
-    """In a sequence that was cut, each call rotates the first key a little."""
+    """In a sequence that was cut, each call makes the first value slightly larger."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Drift: unnoticed in ten calls, not in 60."""
+        """Scale the first value by 1.00005, which shows after 60 calls, but not after ten."""
         rows = super().decode(batch)
         for seq_id in set(batch.seq_ids.tolist()):
             if self.edits[seq_id]:
@@ -364,7 +364,7 @@ class TruncateBeforeACut(ToyContext):
     """``truncate`` to before a cut keeps one token too few."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Count the cut twice."""
+        """Truncate one token earlier if a later position was cut."""
         before = any(pos.index < edit.start for edit in self.edits[self._checked(pos.seq_id)])
         return super().truncate(Pos(pos.seq_id, pos.index - (before and pos.index > 0)))
 
@@ -377,15 +377,15 @@ class CutLeaksPositions(ToyContext):
 
     @property
     def n_free(self) -> int:
-        """Fewer and fewer."""
+        """The number of free positions less the number of leaked positions."""
         return super().n_free - self.leaked
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Leak."""
+        """Count the removed positions as leaked if the context was full."""
         was_full = super().n_free == 0
-        place = super().cut(start, end)
+        returned = super().cut(start, end)
         self.leaked += was_full * (end.index - start.index)
-        return place
+        return returned
 
 
 @mutant("TestCut::test_of_a_fork_without_room")
@@ -393,7 +393,7 @@ class CutTakesWhatThereIsNot(ToyContext):
     """A cut of shared storage uses positions beyond ``n_ctx``."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Take them."""
+        """Cut with ten times ``n_ctx``."""
         n_ctx, self.n_ctx = self.n_ctx, 10 * self.n_ctx
         try:
             return super().cut(start, end)
@@ -403,10 +403,10 @@ class CutTakesWhatThereIsNot(ToyContext):
 
 @mutant("TestCut::test_reversed_or_outside")
 class CutSwapsItsEnds(ToyContext):
-    """A cut that ends before it starts swaps its ends."""
+    """A cut whose end is before its start swaps the two."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Swap."""
+        """Swap start and end if they are reversed."""
         if start.seq_id == end.seq_id and end.index < start.index:
             start, end = end, start
         return super().cut(start, end)
@@ -417,16 +417,16 @@ class CutIgnoresTheOtherSequence(ToyContext):
     """The ``seq_id`` of a cut's end is ignored."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Ignore where it ends."""
+        """Replace the ``seq_id`` of the end by that of the start."""
         return super().cut(start, Pos(start.seq_id, end.index))
 
 
 @mutant("TestCut::test_reversed_or_outside")
 class RefusedCutTurnsAKey(ToyContext):
-    """A cut that is refused as out of bounds has rotated the last key before."""
+    """A cut that is refused with ``InvalidPosition`` rotates the last key."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Turn it."""
+        """Rotate the last key before the error is raised."""
         try:
             return super().cut(start, end)
         except InvalidPosition:

@@ -1,4 +1,4 @@
-"""Toys whose hidden states are wrong, or cost the context something."""
+"""Mutants whose hidden states are wrong, or change the context's later results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
-from slm_conformance.toy.engine import Array, Step
+from slm_conformance.toy.engine import Array, Run
 from slm_core.protocols import Batch
 from slm_core.types import Capability, Pos, States
 
@@ -18,7 +18,7 @@ class EmbedIsMissing(ToyContext):
     capabilities = ToyContext.capabilities - {Capability.EMBEDDINGS}
 
     def embed(self, batch: Batch) -> States:
-        """Raise."""
+        """Raise ``NotImplementedError``."""
         raise NotImplementedError
 
 
@@ -27,16 +27,16 @@ class StatesAreDoubles(ToyContext):
     """Hidden states are float64."""
 
     def embed(self, batch: Batch) -> States:
-        """Widen."""
+        """Convert the hidden states to float64."""
         return super().embed(batch).astype(np.float64)
 
 
 @mutant("TestEmbeddings::test_against_the_reference")
 class LateStatesScaled(ToyContext):
-    """Past position 90 hidden states are 1 % too large."""
+    """Past position 90, hidden states are 1 % too large."""
 
     def embed(self, batch: Batch) -> States:
-        """Scale."""
+        """Multiply the late rows by 1.01."""
         rows = super().embed(batch)
         rows[batch.positions[batch.logits_mask] > 90] *= 1.01
         return rows
@@ -44,10 +44,10 @@ class LateStatesScaled(ToyContext):
 
 @mutant("TestEmbeddings::test_among_strangers")
 class StatesOfStrangers(ToyContext):
-    """If sequences are interleaved in a batch, the first row is that of the token before it."""
+    """If sequences are interleaved in a batch, the first row is that of the batch's first token."""
 
     def embed(self, batch: Batch) -> States:
-        """Mix."""
+        """Overwrite the first row with the hidden state of the first token."""
         turns = np.count_nonzero(np.diff(batch.seq_ids)) > len(set(batch.seq_ids.tolist()))
         before = [list(cells) for cells in self.cells]
         rows = super().embed(batch)
@@ -58,26 +58,26 @@ class StatesOfStrangers(ToyContext):
 
 @mutant("TestEmbeddings::test_rows_asked_for")
 class StatesOfTheFirst(ToyContext):
-    """If some rows are requested, but not all and not only the last, those of the first tokens are returned."""
+    """If at least two rows of one sequence are requested, but not all, the rows of the first tokens are returned."""
 
     def embed(self, batch: Batch) -> States:
-        """Take the first; a batch of several sequences takes another path."""
+        """Request all rows and return the first ones, unless the batch has several sequences."""
         n, mask = len(batch), batch.logits_mask
         one = len(set(batch.seq_ids.tolist())) == 1
         if not one or mask.all() or mask.sum() < 2:
             return super().embed(batch)
-        whole = self.new_batch()
-        whole.extend(batch.tokens, Pos(int(batch.seq_ids[0]), int(batch.positions[0])), logits="all")
-        assert len(whole) == n
-        return super().embed(whole)[: int(mask.sum())]
+        with_all_rows = self.new_batch()
+        with_all_rows.extend(batch.tokens, Pos(int(batch.seq_ids[0]), int(batch.positions[0])), logits="all")
+        assert len(with_all_rows) == n
+        return super().embed(with_all_rows)[: int(mask.sum())]
 
 
 @mutant("TestEmbeddings::test_in_turns_with_decode")
 class StatesInTheCache(ToyContext):
-    """Tokens that are embedded after a decode have values that are too large."""
+    """Tokens that are embedded after a decode have values that are 50 % too large."""
 
     def embed(self, batch: Batch) -> States:
-        """Spoil what is held."""
+        """Multiply the values of the batch's tokens by 1.5 after a decode."""
         decoded = self.decoded
         rows = super().embed(batch)
         if decoded and len(batch):
@@ -87,17 +87,17 @@ class StatesInTheCache(ToyContext):
 
     decoded = False
 
-    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         self.decoded |= width == self.engine.n_vocab
-        return super()._ran(batch, step, width)
+        return super()._run_batch(batch, run, width)
 
 
 @mutant("TestEmbeddings::test_refusals")
 class EmbedsThenChecks(ToyContext):
-    """In a batch with a token outside the vocabulary, the tokens before it are embedded."""
+    """Tokens before a token outside the vocabulary are embedded before the batch is refused."""
 
     def embed(self, batch: Batch) -> States:
-        """Run what is sound."""
+        """Embed the tokens before the invalid token first."""
         bad = np.flatnonzero(batch.tokens >= self.engine.n_vocab)
         if len(bad) and bad[0] > 0:
             part = self.new_batch()
@@ -108,10 +108,10 @@ class EmbedsThenChecks(ToyContext):
 
 @mutant("TestEmbeddings::test_pooled")
 class ThreeIsACrowd(ToyContext):
-    """In a batch of three sequences, the third attends to the first one's first token in place of its own."""
+    """In a batch of three or more sequences, the last row is a copy of the first."""
 
     def embed(self, batch: Batch) -> States:
-        """Mix."""
+        """Overwrite the last row with the first if the batch has more than two sequences."""
         rows = super().embed(batch)
         if len(set(batch.seq_ids.tolist())) > 2 and len(rows) > 2:
             rows[-1] = rows[0]

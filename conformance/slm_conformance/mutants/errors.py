@@ -1,4 +1,4 @@
-"""Toys whose errors do not say which sequence they are about."""
+"""Mutants whose errors do not name the sequence that they are about."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slm_core.types import Logits, Pos
 
 @mutant("TestErrors::test_name_the_sequence_without_room")
 class FullForTheFirst(ToyContext):
-    """A batch without room is that of its first sequence, whichever has no room."""
+    """``ContextFull`` always names the first sequence of the batch."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Name it."""
+        """Replace the error's ``seq_id`` by that of the first token."""
         try:
             return super().decode(batch)
         except ContextFull as error:
@@ -25,10 +25,10 @@ class FullForTheFirst(ToyContext):
 
 @mutant("TestErrors::test_name_the_sequence_of_a_bad_batch")
 class TokensOfNobody(ToyContext):
-    """The error of a token that does not exist has the sequence in its message alone."""
+    """The error for a token outside the vocabulary names the sequence only in its message."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Forget it."""
+        """Raise the error again without its ``seq_id``."""
         try:
             return super().decode(batch)
         except InvalidToken as error:
@@ -37,12 +37,12 @@ class TokensOfNobody(ToyContext):
 
 @mutant("TestErrors::test_name_the_sequence_of_a_call")
 class PlacesOfNobody(ToyContext):
-    """The error of a truncate has no sequence in its message."""
+    """The message of a ``truncate`` error does not name the sequence."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Leave it out."""
+        """Remove the sequence and all numbers from the error's message."""
         try:
             return super().truncate(pos)
         except InvalidPosition as error:
-            place = re.sub(r"sequence \d+", "the sequence", str(error).replace(str(pos.index), "n"))
-            raise InvalidPosition(re.sub(r"\d+", "n", place), seq_id=pos.seq_id) from error
+            message = re.sub(r"sequence \d+", "the sequence", str(error).replace(str(pos.index), "n"))
+            raise InvalidPosition(re.sub(r"\d+", "n", message), seq_id=pos.seq_id) from error

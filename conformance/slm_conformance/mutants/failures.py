@@ -1,4 +1,4 @@
-"""Toys that are wrong where calls fail half-way, contexts are many or long, or memory is looked at."""
+"""Mutants that fail when calls are interrupted, contexts are many or long, or memory is measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
-from slm_conformance.toy.engine import Array, Cell, Step
+from slm_conformance.toy.engine import Array, Cell, Run
 from slm_core.context.inputs import batch_inputs
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import ContextFull
@@ -20,25 +20,25 @@ from slm_core.types import ContextOptions, Logits, Pos
 
 @mutant("TestFailures::test_a_batch_that_cannot_be_read")
 class RowsAskedLast(ToyContext):
-    """``logits_mask`` is read from the batch after the sequence has its tokens."""
+    """``logits_mask`` is read from the batch after its tokens were added to the sequence."""
 
-    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
-        rows = super()._ran(batch, step, width)
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
+        rows = super()._run_batch(batch, run, width)
         return rows[: np.count_nonzero(batch.logits_mask)]
 
 
 @mutant("TestFailures::test_an_interrupted_decode")
 class TokensBeforeTheirTurn(ToyContext):
-    """A sequence holds each token as soon as it has run, even if the batch fails later."""
+    """A sequence keeps each token as soon as it has run, even if the batch fails later."""
 
-    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         if batch.ahead.any():
-            return super()._ran(batch, step, width)
+            return super()._run_batch(batch, run, width)
         mask, rows = batch.logits_mask.copy(), np.empty((len(batch), width), np.float32)
         inputs = batch_inputs(batch)
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
-            cell, rows[i] = step(token, self.cells[seq_id])
-            self.cells[seq_id].append(cell)
+            cells, rows[i : i + 1] = run([token], self.cells[seq_id])
+            self.cells[seq_id] += cells
         return rows[mask]
 
 
@@ -47,7 +47,7 @@ class RestoresInPlace(ToyContext):
     """``restore`` empties the sequence after the checks, and an interrupt leaves it empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Of all that may be raised, look after errors alone."""
+        """Put the old cells back after errors, but not after an interrupt."""
         self._check_open()
         self._check_snapshot(self._checked(seq_id), SequenceSnapshot.from_bytes(data))
         before, self.cells[seq_id] = self.cells[seq_id], []
@@ -60,10 +60,10 @@ class RestoresInPlace(ToyContext):
 
 @mutant("TestFailures::test_an_interrupted_restore_over_a_fork")
 class MadeAnewWhereThereIsRoom(ToyContext):
-    """``restore`` empties the sequence, and after an interrupt copies its cells back, which takes positions."""
+    """After an interrupt, ``restore`` puts the old cells back only if there are free positions for all of them."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Copy in place of sharing again."""
+        """Raise ``ContextFull`` after an interrupt if copies of the old cells would not fit."""
         self._check_open()
         before = self.cells[self._checked(seq_id)]
         self.cells[seq_id] = []
@@ -81,7 +81,7 @@ class SharedCellsCountedAsFree(ToyContext):
     """All positions of a sequence count as free when a dump replaces it, including shared ones."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Count shared cells as further room."""
+        """Add the number of shared cells to ``n_ctx`` during the restore."""
         others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
         n_shared = sum(id(cell) in others for cell in self.cells[self._checked(seq_id)])
         self.n_ctx += n_shared
@@ -96,7 +96,7 @@ class RowsInOneBuffer(ToyModel):
     """All contexts of a model return rows in the same memory."""
 
     def new_context(self, options: ContextOptions) -> Context:
-        """Give each the model's buffer."""
+        """Make a context that returns its rows in a buffer of the model."""
         context = super().new_context(options)
         assert isinstance(context, ToyContext)
         shared, decode, lock = self.__dict__.setdefault("rows", {}), context.decode, threading.get_ident()
@@ -105,9 +105,9 @@ class RowsInOneBuffer(ToyModel):
             rows = decode(batch)
             if threading.get_ident() != lock:
                 return rows
-            kept: Logits = shared.setdefault(rows.shape, np.empty_like(rows))
-            kept[:] = rows
-            return kept
+            buffer: Logits = shared.setdefault(rows.shape, np.empty_like(rows))
+            buffer[:] = rows
+            return buffer
 
         context.decode = decode_into  # type: ignore[method-assign]
         return context
@@ -115,10 +115,10 @@ class RowsInOneBuffer(ToyModel):
 
 @mutant("TestDecodeLimits::test_many_sequences")
 class TheNinthIsWrong(ToyContext):
-    """From the ninth sequence on, rows are those of the sequence before."""
+    """Rows of the ninth and later sequences are returned in the wrong order."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Exchange them."""
+        """Shift the rows of the ninth and later sequences by one."""
         which = np.flatnonzero(batch.seq_ids[batch.logits_mask] >= 8)
         rows = super().decode(batch)
         if len(which) > 1:
@@ -142,7 +142,7 @@ class SharingForgotten(ToyContext):
 
     @property
     def n_free(self) -> int:
-        """Without what is shared."""
+        """The number of free positions if shared positions count once per sequence."""
         n = sum(map(len, self.cells))
         return self.n_ctx - n if n > 256 and len(self.cells) < 8 else super().n_free
 
@@ -152,18 +152,18 @@ class CellsOfTheClosed(ToyContext):
     """A closed context keeps its cells while it is referenced."""
 
     def close(self) -> None:
-        """Keep them."""
-        kept = self.cells
+        """Put the cells back after the close."""
+        cells = self.cells
         super().close()
-        self.kept = kept if any(kept) else getattr(self, "kept", [])
+        self.cells = cells if any(cells) else getattr(self, "kept", [])
 
 
 @mutant("TestFork::test_shared_storage_takes_no_memory")
 class CountedAsShared(ToyContext):
-    """Forks are copies, but count as shared storage."""
+    """A fork copies keys and values, but counts as shared storage."""
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """Copy keys and values, too."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """Store copies of keys and values besides the shared cells."""
         copies = self.__dict__.setdefault("copies", [])
         copies.append([(cell.keys.copy(), cell.values.copy()) for cell in cells])
         return cells
@@ -171,15 +171,15 @@ class CountedAsShared(ToyContext):
 
 @mutant("TestBadDumps::test_with_numbers_that_are_none")
 class FirstNumbersChecked(ToyContext):
-    """Only the first numbers of a payload are checked."""
+    """Only the first eighth of a payload is checked for numbers that are not finite."""
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Let the others pass."""
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Skip the check if the first eighth is finite."""
         shape, n = self.engine.shape, len(snapshot.tokens)
         dims = (n, 2, shape.n_layers, shape.n_kv_heads, shape.head_dim)
         if len(snapshot.payload) != 4 * int(np.prod(dims)):
-            return super().unpacked(snapshot)
-        kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
-        if not np.isfinite(kept[: n // 8]).all():
-            return super().unpacked(snapshot)
-        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
+            return super().unpack_payload(snapshot)
+        keys_and_values = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
+        if not np.isfinite(keys_and_values[: n // 8]).all():
+            return super().unpack_payload(snapshot)
+        return [Cell(token, *keys_and_values[i]) for i, token in enumerate(snapshot.held())], snapshot.edits

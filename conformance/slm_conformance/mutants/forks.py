@@ -1,4 +1,4 @@
-"""Toys that fork or drop wrongly, or declare what is not so."""
+"""Mutants that fork or drop wrongly, or declare wrong capabilities."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class CutOverdeclared(ToyContext):
     """The edit level is CUT, but a cut is refused."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Refuse."""
+        """Raise ``UnsupportedEdit``."""
         raise UnsupportedEdit("this engine cannot cut")
 
 
 @mutant("TestFork::test_copy_and_original_diverge")
 class ForkIsAnAlias(ToyContext):
-    """A fork and its original are the same list."""
+    """A token that is decoded into a fork is also added to its original, and vice versa."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Grow the aliases, too."""
+        """Give sequences that had the same cells before the batch the longer list after it."""
         aliases = [(a, b) for a in range(self.n_seq_max) for b in range(a) if self.cells[a] and self._same(a, b)]
         rows = super().decode(batch)
         for a, b in aliases:
@@ -43,10 +43,10 @@ class ForkIsAnAlias(ToyContext):
 
 @mutant("TestFork::test_dropping_one_leaves_the_other")
 class DropClearsTheFork(ToyContext):
-    """``drop`` clears shared storage of the other sequence."""
+    """``drop`` clears the values that the sequence shares with its fork."""
 
     def drop(self, seq_id: int) -> None:
-        """Clear all that was held."""
+        """Set all values of the sequence to zeros in place."""
         for cell in self.cells[self._checked(seq_id)]:
             cell.values[...] = 0
         super().drop(seq_id)
@@ -54,10 +54,10 @@ class DropClearsTheFork(ToyContext):
 
 @mutant("TestFork::test_what_dropping_would_free")
 class DroppingFreesAll(ToyContext):
-    """``n_exclusive`` also counts positions of other sequences."""
+    """``n_exclusive`` also counts shared positions."""
 
     def n_exclusive(self, seq_id: int) -> int:
-        """All."""
+        """Return the length of the sequence."""
         return self.length(seq_id)
 
 
@@ -65,24 +65,24 @@ class DroppingFreesAll(ToyContext):
 class SharingOverdeclared(ToyContext):
     """Shared forks are declared, but a fork copies."""
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """Copy."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """Copy the cells."""
         return [dataclasses.replace(cell) for cell in cells]
 
 
 @mutant("TestFork::test_shares_storage_as_declared")
 class DropFreesTwice(ToyContext):
-    """Dropping one side of a fork frees the shared positions."""
+    """Dropping one side of a fork counts the shared positions as free."""
 
     freed = 0
 
     @property
     def n_free(self) -> int:
-        """More and more."""
+        """The number of free positions plus the shared positions of dropped sequences."""
         return super().n_free + self.freed
 
     def drop(self, seq_id: int) -> None:
-        """Count all that was held."""
+        """Count the shared positions of the sequence as free."""
         before, n_held = super().n_free, self.length(seq_id)
         super().drop(seq_id)
         self.freed += n_held - (super().n_free - before)
@@ -92,8 +92,8 @@ class DropFreesTwice(ToyContext):
 class ForkReservesRoom(ToyContext):
     """A fork that shares storage is refused if a copy would not fit."""
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """Look for room."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """Raise ``ContextFull`` if a copy would not fit."""
         if len(cells) > self.n_free:
             raise ContextFull(len(cells), self.n_free)
         return cells
@@ -111,7 +111,7 @@ class ClearForgetsTheLast(ToyContext):
     """``clear`` does not clear the last sequence."""
 
     def clear(self) -> None:
-        """Stop one short."""
+        """Drop all sequences except the last."""
         for seq_id in range(self.n_seq_max - 1):
             self.drop(seq_id)
 
@@ -121,10 +121,10 @@ class ForkIgnoresEnd(ToyContext):
     """``fork`` ignores ``end`` and copies the whole sequence."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Copy all."""
-        place = super().fork(src, dst, end)
+        """Replace the fork by a fork of the whole sequence."""
+        returned = super().fork(src, dst, end)
         self.replace(dst, self.cells[src], self.edits[src])
-        return place
+        return returned
 
 
 @mutant("TestFork::test_the_copy_goes_on_as_the_original")
@@ -132,55 +132,55 @@ class ForkPointsToTheStart(ToyContext):
     """A fork of a whole sequence returns position 0."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Say so."""
-        place = super().fork(src, dst, end)
-        return Pos(dst, 0) if end is None else place
+        """Return position 0 if ``end`` is None."""
+        returned = super().fork(src, dst, end)
+        return Pos(dst, 0) if end is None else returned
 
 
 @mutant("TestFork::test_many_copies")
 class FiveSides(ToyContext):
-    """Storage that more than five sequences share is overwritten."""
+    """If more than five sequences share storage, the first key of the newest fork is rotated."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Change it."""
-        place = super().fork(src, dst, end)
+        """Rotate the fork's first key if more than five sequences share it."""
+        returned = super().fork(src, dst, end)
         if sum(self.cells[dst][:1] == cells[:1] for cells in self.cells) > 5:
             self.cells[dst][0] = self.engine.moved(self.cells[dst][0], 1)
-        return place
+        return returned
 
 
 @mutant("TestFork::test_a_copy_of_a_copy")
 class CopiesAreShallow(ToyContext):
-    """A copy of a copy has zeros for tokens that the first copy added."""
+    """A fork of a fork has zeros for the values of tokens that the first fork added."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         super().__init__(engine, fingerprint, options, edit_level)
         self.copied: dict[int, int] = {}
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Copy what was copied."""
-        place = super().fork(src, dst, end)
-        n_copied = self.copied.get(src, place.index)
+        """Set the values after the tokens that were forked before to zeros."""
+        returned = super().fork(src, dst, end)
+        n_copied = self.copied.get(src, returned.index)
         self.cells[dst][n_copied:] = [
             dataclasses.replace(cell, values=np.zeros_like(cell.values)) for cell in self.cells[dst][n_copied:]
         ]
-        self.copied[dst] = place.index
-        return place
+        self.copied[dst] = returned.index
+        return returned
 
 
 @mutant("TestFork::test_truncating_one_leaves_the_other")
 class TruncateWritesWhatIsShared(ToyContext):
-    """``truncate`` to before the end of a fork clears the values of both sequences."""
+    """``truncate`` of one side of a fork clears shared values after the new end."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Clear."""
+        """Set the removed values that are shared to zeros in place."""
         cells = self.cells[self._checked(pos.seq_id)]
         others = [id(cell) for seq_id, other in enumerate(self.cells) if seq_id != pos.seq_id for cell in other]
         shared = [cell for cell in cells if id(cell) in others][max(0, pos.index) :]
-        place = super().truncate(pos)
+        returned = super().truncate(pos)
         for cell in shared:
             cell.values[...] = 0
-        return place
+        return returned
 
 
 @mutant("TestFork::test_into_a_sequence_that_is_taken")
@@ -188,7 +188,7 @@ class ForkOverwrites(ToyContext):
     """A fork into a sequence that is not empty replaces it."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Empty it first."""
+        """Drop the target sequence first."""
         if src != dst and src in range(self.n_seq_max) and dst in range(self.n_seq_max):
             self.drop(dst)
         return super().fork(src, dst, end)
@@ -199,16 +199,16 @@ class ForkClamps(ToyContext):
     """``fork`` clamps an ``end`` past the length."""
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
-        """Clamp."""
+        """Clamp ``end`` to the length of the source."""
         return super().fork(src, dst, end if end is None else min(end, self.length(src)))
 
 
 @mutant("TestDrop::test_one_sequence")
 class DropEmptiesTheNext(ToyContext):
-    """``drop`` of a sequence with an unrelated neighbour changes the neighbour."""
+    """``drop`` rotates the last key of the next sequence if it is unrelated and has 20 tokens."""
 
     def drop(self, seq_id: int) -> None:
-        """Change it."""
+        """Rotate the last key of the next sequence."""
         first = [id(cell) for cell in self.cells[self._checked(seq_id)]][:1]
         super().drop(seq_id)
         for other in self.cells[seq_id + 1 : seq_id + 2]:
@@ -221,7 +221,7 @@ class EmptyDropRefused(ToyContext):
     """Dropping an empty sequence is an error."""
 
     def drop(self, seq_id: int) -> None:
-        """Refuse."""
+        """Raise ``InvalidSequence`` if the sequence is empty."""
         if not self.length(seq_id):
             raise InvalidSequence("the sequence is empty")
         super().drop(seq_id)
@@ -249,7 +249,7 @@ class CutUnderdeclared(ToyContext):
         super().__init__(engine, fingerprint, options, EditLevel.TRUNCATE)
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Allow it."""
+        """Allow the cut at level TRUNCATE."""
         self.cutting = True
         try:
             return super().cut(start, end)
@@ -271,7 +271,7 @@ class ReplayUnderdeclared(ToyContext):
         super().__init__(engine, fingerprint, options, EditLevel.TRUNCATE)
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Allow it."""
+        """Allow a replay of cuts at level TRUNCATE."""
         self.replaying = True
         try:
             return super().restore(seq_id, data)
@@ -292,9 +292,9 @@ class CapabilitiesAreStrings(ToyContext):
 
 @mutant("TestFork::test_what_it_decodes_again")
 class ForkCostIsItsLength(ToyContext):
-    """``fork_cost`` of a part is its length, though nothing is decoded again."""
+    """``fork_cost`` of a prefix is its length, although nothing is decoded again."""
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
-        """Count the tokens."""
+        """Return ``end``."""
         super().fork_cost(src, end)
         return 0 if end in (None, self.length(src)) else int(end or 0)

@@ -1,4 +1,4 @@
-"""Toys above which generation or sampling is broken: while such a model is open, a part of slm_core does it wrong."""
+"""Mutants that break generation or sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from slm_core.sampling import SamplerChain, Sampling, penalties
 from slm_core.sampling.stream import UniformStream
 from slm_core.types import EditLevel
 
-# ruff: noqa: N802  (the names are those of backends)
+# ruff: noqa: N802  (functions become backends and are named like classes)
 
 _CHOOSE = Generation._choose  # noqa: SLF001  (a mutant changes internals)
 _RESUME, _NEXT, _FEED, _NEXT_LOGITS = Generation.resume, Generation.__next__, TextStream.feed, SessionSource.next_logits
@@ -46,13 +46,13 @@ _ROWS: list[Any] = []
 
 @mutant("TestGeneration::test_log_probabilities")
 class LogProbabilityOfTheKept(Above):
-    """If top_k keeps few tokens, log probabilities are too close to 0."""
+    """With ``top_k`` from 1 to 39, log probabilities are halved."""
 
     owner, attribute = Generation, "__next__"
 
     @staticmethod
     def broken(generation: Generation) -> Event:
-        """Halve them."""
+        """Halve the log probability if ``top_k`` is from 1 to 39."""
         event: Event = _NEXT(generation)
         few = isinstance(generation.sampler, SamplerChain) and 0 < generation.sampler.sampling.top_k < 40
         return dataclasses.replace(event, logprob=event.logprob / 2) if few else event
@@ -60,13 +60,13 @@ class LogProbabilityOfTheKept(Above):
 
 @mutant("TestGeneration::test_log_probabilities")
 class LogitForLogProbability(Above):
-    """Events carry the logit in place of the log probability."""
+    """Events carry the logit less the largest logit in place of the log probability."""
 
     owner, attribute = token_loop, "log_probability"
 
     @staticmethod
     def broken(logits: Any, token: int) -> float:
-        """Not normalised."""
+        """Return a log probability that is not normalized."""
         return log_probability(logits, token) + float(np.log(np.exp(logits - logits.max()).sum()))
 
 
@@ -78,20 +78,20 @@ class StopIsFinish(Above):
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
-        """Confuse them."""
+        """Return FINISH in place of STOP."""
         action = ask(stopping_criteria, event, draft)
         return StoppingAction.FINISH if action is StoppingAction.STOP else action
 
 
 @mutant("TestGeneration::test_stopping_criteria_in_order")
 class ContinueAsksOn(Above):
-    """CONTINUE works like NEXT."""
+    """A stopping criterion's CONTINUE works like NEXT."""
 
     owner, attribute = token_loop, "ask"
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
-        """Ask on."""
+        """Call the next criterion after CONTINUE, too."""
         for criterion in stopping_criteria:
             action = criterion(event, draft)
             if action not in (StoppingAction.NEXT, StoppingAction.CONTINUE):
@@ -101,13 +101,13 @@ class ContinueAsksOn(Above):
 
 @mutant("TestGeneration::test_a_criterion_does_not_lift_the_limit")
 class CriteriaLiftTheLimit(Above):
-    """A token limit applies only without stopping criteria."""
+    """A token limit has no effect if a stopping criterion returns CONTINUE."""
 
     owner, attribute = token_loop, "ask"
 
     @staticmethod
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
-        """Make the tokens seem few."""
+        """Remove a token from the draft after CONTINUE, so that the limit is not reached."""
         action = ask(stopping_criteria, event, draft)
         if action is StoppingAction.CONTINUE and isinstance(draft.tokens, list) and len(draft.tokens) > 4:
             del draft.tokens[0]
@@ -122,7 +122,7 @@ class PauseLosesThePrefix(Above):
 
     @staticmethod
     def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
-        """Begin a new stream of text."""
+        """Replace the text stream, unless the sampler is a ``SamplerChain``."""
         if not isinstance(generation.sampler, SamplerChain):
             generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a mutant changes internals)
         resumed: Generation = _RESUME(generation, *arguments, **options)
@@ -137,7 +137,7 @@ class ZeroIsOne(Above):
 
     @staticmethod
     def broken(generation: Generation) -> Event:
-        """At least one."""
+        """Raise a limit of 0 tokens to 1."""
         if generation.progress.max_tokens == 0:
             generation.progress.max_tokens = 1
         event: Event = _NEXT(generation)
@@ -146,27 +146,27 @@ class ZeroIsOne(Above):
 
 @mutant("TestGeneration::test_stop_text_across_tokens")
 class StopTextLeaks(Above):
-    """A stop text is searched in each token only, and text before it is shown."""
+    """A stop text is searched in each token separately, and is not found across tokens."""
 
     owner, attribute = StopMatcher, "feed"
 
     @staticmethod
     def broken(matcher: StopMatcher, text: str) -> tuple[str, bool]:
-        """Hold nothing back."""
-        whole, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a mutant changes internals)
-        starts = [at for at in (text.find(stop) for stop in whole._stops) if at >= 0]  # noqa: SLF001
+        """Search the stop texts in this piece of text only, and hold no text back."""
+        fresh, matcher.held = StopMatcher(matcher._stops), ""  # noqa: SLF001  (a mutant changes internals)
+        starts = [at for at in (text.find(stop) for stop in fresh._stops) if at >= 0]  # noqa: SLF001
         return (text[: min(starts)], True) if starts else (text, False)
 
 
 @mutant("TestGeneration::test_what_only_begins_a_stop_text")
 class HeldTextIsLost(Above):
-    """Text held back for one of several stop texts is lost at the end."""
+    """Text that is held back for one of several stop texts is lost at the end."""
 
     owner, attribute = StopMatcher, "flush"
 
     @staticmethod
     def broken(matcher: StopMatcher) -> str:
-        """Drop it."""
+        """Drop the held text if there are several stop texts."""
         held, matcher.held = matcher.held, ""
         return "" if len(matcher._stops) > 1 else held  # noqa: SLF001  (a mutant changes internals)
 
@@ -179,25 +179,25 @@ class CharactersSplit(Above):
 
     @staticmethod
     def broken(stream: TextStream, data: bytes) -> tuple[str, bool]:
-        """Replace what is not whole."""
+        """Decode the bytes of the token alone, with replacement characters."""
         return stream._matcher.feed(data.decode("utf-8", "replace"))  # noqa: SLF001  (a mutant changes internals)
 
 
 @mutant("TestGeneration::test_random_bytes")
 class BadBytesAreDropped(Above):
-    """Bytes that are not UTF-8 vanish from the text."""
+    """Bytes that are not UTF-8 are missing from the text."""
 
     owner, attribute = TextStream, "feed"
 
     @staticmethod
     def broken(stream: TextStream, data: bytes) -> tuple[str, bool]:
-        """Leave the replacement characters out."""
+        """Remove replacement characters from the text."""
         text, stopped = _FEED(stream, data)
         return text.replace("\ufffd", ""), stopped
 
 
 class _OnlyEos:
-    """A vocabulary that knows one end of generation."""
+    """A vocabulary whose only EOG token is EOS."""
 
     def __init__(self, vocab: Any) -> None:
         self._vocab = vocab
@@ -213,30 +213,30 @@ class OnlyEosEnds(ToyModel):
 
     def __init__(self, source: Path, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
-        self.vocab = _OnlyEos(self.vocab)  # all else is the vocabulary's
+        self.vocab = _OnlyEos(self.vocab)  # forwards everything else to the vocabulary
 
 
 @mutant("TestGeneration::test_cancelled_in_prefill")
 class PrefillGoesOn(Above):
-    """A cancelled prompt is decoded to its end."""
+    """A cancelled prefill continues to its end."""
 
     owner, attribute = SessionSource, "next_logits"
 
     @staticmethod
     def broken(source: SessionSource, cancelled: Any, **options: Any) -> Any:
-        """Do not ask."""
+        """Ignore ``cancelled``."""
         return _NEXT_LOGITS(source, lambda: False, **options)
 
 
 @mutant("TestGeneration::test_paused_anywhere")
 class PauseBeginsTheDraws(Above):
-    """A pause resets a sampler with top_k to its first draw."""
+    """With ``top_k``, resuming after a pause restarts the random draws."""
 
     owner, attribute = Generation, "resume"
 
     @staticmethod
     def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
-        """Reset it."""
+        """Reset the number of draws if the sampler has ``top_k``."""
         if isinstance(generation.sampler, SamplerChain) and generation.sampler.sampling.top_k:
             generation.sampler._stream.n_draws = 0  # noqa: SLF001
         resumed: Generation = _RESUME(generation, *arguments, **options)
@@ -245,13 +245,13 @@ class PauseBeginsTheDraws(Above):
 
 @mutant("TestGeneration::test_greedy_is_the_largest_logit")
 class GreedyTires(Above):
-    """After 11 greedy tokens of an answer with a limit, the second best token is taken."""
+    """After 11 greedy tokens of an answer with a token limit, the second best token is taken."""
 
     owner, attribute = Generation, "_choose"
 
     @staticmethod
     def broken(generation: Generation, logits: Any) -> int:
-        """Take it."""
+        """Return the second best token after 11 greedy tokens."""
         token = int(_CHOOSE(generation, logits))
         tired = len(generation.progress.tokens) >= 11 and token == int(logits.argmax())
         greedy = isinstance(generation.sampler, SamplerChain) and generation.sampler.sampling.temperature == 0
@@ -267,14 +267,14 @@ class RowOfTheStepBefore(Above):
 
     @staticmethod
     def broken(source: SessionSource, cancelled: Any, **options: Any) -> Any:
-        """Give the last one."""
+        """Return the row of the previous call."""
         _ROWS.append(_NEXT_LOGITS(source, cancelled, **options))
         return _ROWS[-2] if len(_ROWS) > 1 else _ROWS[0]
 
 
 @mutant("TestGeneration::test_a_full_context")
 class FullIsAnError(Above):
-    """A context that becomes full during an answer raises."""
+    """If the context becomes full during an answer, the answer raises an error."""
 
     owner, attribute = loop, "ContextFull"
     broken = DecodeFailed
@@ -288,24 +288,24 @@ class CachedIsPrompt(Above):
 
     @staticmethod
     def broken(n_prompt: int, n_cached: int, n_tokens: int) -> Usage:
-        """All of it."""
+        """Report ``n_prompt`` as the number of cached tokens."""
         return Usage(n_prompt, n_prompt, n_tokens)
 
 
 @mutant("TestSampling::test_shares")
 class UnevenDraws(Above):
-    """Small random numbers come too often."""
+    """Random numbers are skewed towards 0."""
 
     owner, attribute = UniformStream, "take"
 
     @staticmethod
     def broken(stream: UniformStream) -> float:
-        """Bend them."""
+        """Raise the random number to the power of 1.3."""
         return float(_TAKE(stream) ** 1.3)
 
 
 class _OtherChain(Above):
-    """A chain that is made with other arguments."""
+    """A mutant that replaces the constructor of ``SamplerChain``."""
 
     owner, attribute = SamplerChain, "__init__"
 
@@ -316,7 +316,7 @@ class TopPIgnored(_OtherChain):
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Keep all."""
+        """Set ``top_p`` to 1."""
         _CHAIN(chain, dataclasses.replace(sampling, top_p=1.0), stream=stream, **known)
 
 
@@ -326,7 +326,7 @@ class OneSeedForAll(_OtherChain):
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Take seed 0."""
+        """Set the seed to 0."""
         _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream, **known)
 
 
@@ -336,28 +336,28 @@ class OneStream(_OtherChain):
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Take stream 0."""
+        """Use stream 0 for every stream."""
         _CHAIN(chain, sampling, **known)
 
 
 @mutant("TestSampling::test_greedy")
 class SeededGreedyDraws(_OtherChain):
-    """A seed makes temperature 0 a low temperature."""
+    """With a seed, temperature 0 is taken as 0.9."""
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Take 0.9."""
+        """Set the temperature to 0.9 if it is 0 and there is a seed."""
         cold = sampling.temperature == 0 and sampling.seed is not None
         _CHAIN(chain, dataclasses.replace(sampling, temperature=0.9) if cold else sampling, stream=stream, **known)
 
 
 @mutant("TestSampling::test_greedy")
 class GreedyDraws(_OtherChain):
-    """Temperature 0 is a low temperature."""
+    """Temperature 0 is taken as 0.9."""
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Take 0.9."""
+        """Set the temperature to 0.9 if it is 0."""
         warm = sampling if sampling.temperature else dataclasses.replace(sampling, temperature=0.9)
         _CHAIN(chain, warm, stream=stream, **known)
 
@@ -370,20 +370,20 @@ class PenaltyInPlace(Above):
 
     @staticmethod
     def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
-        """Write."""
+        """Write the penalized logits into the row."""
         logits[:] = _PENALTIES(ids, logits, state, **options)[1]
         return ids, logits
 
 
 @mutant("TestSampling::test_penalty")
 class PenaltyOfTheLast(Above):
-    """A repeat penalty sees the last token only."""
+    """Penalties see only the last token."""
 
     owner, attribute = penalties, "penalties"
 
     @staticmethod
     def broken(ids: Any, logits: Any, state: Any, **options: Any) -> Any:
-        """Forget the others."""
+        """Pass only the last token of the history."""
         return _PENALTIES(ids, logits, dataclasses.replace(state, history=state.history[-1:]), **options)
 
 
@@ -395,7 +395,7 @@ class CloneBeginsAnew(Above):
 
     @staticmethod
     def broken(chain: SamplerChain) -> SamplerChain:
-        """A new one."""
+        """Return a new sampler with the same options."""
         return SamplerChain(chain.sampling)
 
 
@@ -407,55 +407,55 @@ class DumpWithoutSampler(Above):
 
     @staticmethod
     def broken(state: Any) -> Any:
-        """Leave it out."""
+        """Replace the sampler's state by that of a new sampler, unless an answer is in progress."""
         if state.answer is None:
             state = dataclasses.replace(state, sampler=SamplerChain(state.sampling).state())
         return _WRITE(state)
 
 
 @breaks("TestGeneration::test_greedy_is_the_largest_logit", Generation, "_choose")
-def GreedyForgetsTheTail(whole: Any, generation: Generation, logits: Any) -> int:
-    """If only the largest logit is needed, the rest of a row after groups of 64 is ignored."""
+def GreedyForgetsTheTail(original: Any, generation: Generation, logits: Any) -> int:
+    """Plain greedy sampling ignores the logits after the last full group of 64."""
     sampler = generation.sampler
     plain = isinstance(sampler, SamplerChain) and sampler.sampling.steps == Sampling(temperature=0).steps
     if plain and generation.speculation is None and generation.constraint is None:
         logits = logits[: len(logits) // 64 * 64]
-    token: int = whole(generation, logits)
+    token: int = original(generation, logits)
     return token
 
 
 @breaks("TestGeneration::test_characters_are_whole", TextStream, "feed")
-def FourBytesAreTooMany(whole: Any, stream: TextStream, data: bytes) -> tuple[str, bool]:
-    """Characters of four bytes are invalid."""
-    text, stopped = whole(stream, data)
+def FourBytesAreTooMany(original: Any, stream: TextStream, data: bytes) -> tuple[str, bool]:
+    """Characters of four bytes are replaced by replacement characters."""
+    text, stopped = original(stream, data)
     return "".join("\ufffd" if ord(character) > 0xFFFF else character for character in text), stopped
 
 
 @breaks("TestGeneration::test_a_full_context", Generation, "_end")
-def FullIsCancelled(whole: Any, generation: Generation, reason: FinishReason) -> Event | None:
+def FullIsCancelled(original: Any, generation: Generation, reason: FinishReason) -> Event | None:
     """An answer that fills the context ends as cancelled."""
     full = reason is FinishReason.LENGTH and generation.progress.max_tokens is None
-    event: Event | None = whole(generation, FinishReason.CANCELLED if full else reason)
+    event: Event | None = original(generation, FinishReason.CANCELLED if full else reason)
     return event
 
 
 @breaks("TestGeneration::test_the_first_of_several_stop_texts", StopMatcher, "feed")
-def ListedFirstEndsFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
+def ListedFirstEndsFirst(original: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
     """If several stop texts match, the answer ends before the one that is listed first."""
     joined = matcher.held + text
     matches = [stop for stop in matcher._stops if stop in joined]  # noqa: SLF001
     if not matches:
-        text_and_end: tuple[str, bool] = whole(matcher, text)
+        text_and_end: tuple[str, bool] = original(matcher, text)
         return text_and_end
     matcher.held = ""
     return joined[: joined.find(matches[0])], True
 
 
 @breaks("TestGeneration::test_a_criterion_that_raises_at_the_end", Generation, "_close_step")
-def CriteriaReopen(whole: Any, generation: Generation, *args: Any, **options: Any) -> Event:
+def CriteriaReopen(original: Any, generation: Generation, *args: Any, **options: Any) -> Event:
     """An answer that has ended continues if a stopping criterion raised at its end."""
     try:
-        event: Event = whole(generation, *args, **options)
+        event: Event = original(generation, *args, **options)
     except BaseException:
         generation._reason = None  # noqa: SLF001
         raise
@@ -464,47 +464,47 @@ def CriteriaReopen(whole: Any, generation: Generation, *args: Any, **options: An
 
 @breaks("TestGeneration::test_stopping_criteria_stay_after_a_pause", Generation, "resume")
 def PausesLoseCallbacks(
-    whole: Any, generation: Generation, stopping_criteria: Any = None, **options: Any
+    original: Any, generation: Generation, stopping_criteria: Any = None, **options: Any
 ) -> Generation:
     """After a pause, callbacks that are not passed again are lost."""
-    whole(generation, stopping_criteria if stopping_criteria is not None else (), **options)
+    original(generation, stopping_criteria if stopping_criteria is not None else (), **options)
     generation._control = dataclasses.replace(generation._control, on_event=options.get("on_event"))  # noqa: SLF001
     return generation
 
 
 @breaks("TestSampling::test_the_steps_and_their_order", penalties, "penalties")
 def PresenceCounts(
-    whole: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any
+    original: Any, ids: Any, logits: Any, state: Any, *, presence: float, frequency: float, **rest: Any
 ) -> Any:
     """A presence penalty is applied once per occurrence."""
-    return whole(ids, logits, state, presence=0.0, frequency=frequency + presence, **rest)
+    return original(ids, logits, state, presence=0.0, frequency=frequency + presence, **rest)
 
 
 @breaks("TestSampling::test_the_state_of_each_step", SamplerChain, "state")
-def StateWithoutMemory(whole: Any, chain: SamplerChain) -> bytes:
-    """The state lacks the memory of steps."""
-    twin = chain.clone()
-    twin._memory = {}  # noqa: SLF001
-    return bytes(whole(twin))
+def StateWithoutMemory(original: Any, chain: SamplerChain) -> bytes:
+    """The state of a sampler lacks the memory of its steps."""
+    copied = chain.clone()
+    copied._memory = {}  # noqa: SLF001
+    return bytes(original(copied))
 
 
 @breaks("TestSampling::test_penalty", Session, "generate")
-def PromptsGoUnpenalized(whole: Any, session: Session, *args: Any, **options: Any) -> Generation:
+def PromptsGoUnpenalized(original: Any, session: Session, *args: Any, **options: Any) -> Generation:
     """Penalties ignore the prompt."""
-    generation: Generation = whole(session, *args, **options)
+    generation: Generation = original(session, *args, **options)
     if not generation.progress.tokens and isinstance(generation.sampler, SamplerChain):
         generation.sampler.set_history(())
     return generation
 
 
 @breaks("TestGeneration::test_stop_text_across_tokens", StopMatcher, "feed")
-def StopTextsShowTheirFirst(whole: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
-    """With one stop text, its first character is shown."""
-    shown, stopped = whole(matcher, text)
+def StopTextsShowTheirFirst(original: Any, matcher: StopMatcher, text: str) -> tuple[str, bool]:
+    """If an answer has one stop text, the stop text's first character is in the answer."""
+    shown, stopped = original(matcher, text)
     return (shown + matcher._stops[0][0] if stopped and len(matcher._stops) == 1 else shown), stopped  # noqa: SLF001
 
 
 @breaks("TestSampling::test_truncation", SamplerChain, "sample")
-def FewAreOne(whole: Any, chain: SamplerChain, logits: Any) -> int:
-    """If top_k keeps five tokens, the likeliest one is taken."""
-    return int(np.argmax(logits)) if chain.sampling.top_k == 5 else int(whole(chain, logits))
+def FewAreOne(original: Any, chain: SamplerChain, logits: Any) -> int:
+    """With ``top_k=5``, the likeliest token is always taken."""
+    return int(np.argmax(logits)) if chain.sampling.top_k == 5 else int(original(chain, logits))

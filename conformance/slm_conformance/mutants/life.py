@@ -1,4 +1,4 @@
-"""Toys whose backend, model or life is wrong."""
+"""Mutants whose backend, model or context lifecycle is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from slm_core.types import (
 
 @mutant("TestThreads::test_a_busy_context_refuses")
 class NeverBusy(ToyContext):
-    """Calls of several threads are not refused."""
+    """Concurrent calls of several threads are not refused."""
 
     @contextmanager
     def _call(self, *, closing: bool = False) -> Iterator[None]:
@@ -54,7 +54,7 @@ class OpenAfterClose(ToyContext):
     """A closed context works like a new one."""
 
     def close(self) -> None:
-        """Empty it."""
+        """Empty the sequences, but leave the context open."""
         self.cells = [[] for _ in self.cells]
 
 
@@ -63,7 +63,7 @@ class EmptyDumpAfterClose(ToyContext):
     """A closed context can still be dumped."""
 
     def dump(self, seq_id: int) -> bytes:
-        """Dump what it held."""
+        """Dump as if the context were open."""
         closed, self.closed = self.closed, False
         try:
             return super().dump(seq_id)
@@ -73,10 +73,10 @@ class EmptyDumpAfterClose(ToyContext):
 
 @mutant("TestSizes::test_kv_types")
 class KvTypeIgnored(ToyModel):
-    """A KV type that does not exist here is ignored."""
+    """A KV type that the backend does not support is accepted."""
 
     def check_kv_type(self, kv_type: object) -> None:
-        """Take any."""
+        """Accept any KV type."""
 
 
 @mutant("TestBackend::test_fingerprint")
@@ -94,7 +94,7 @@ _FINGERPRINTS: dict[tuple[str, int], str] = {}
 
 @mutant("TestBackend::test_fingerprint")
 class FingerprintOfTheHeader(ToyModel):
-    """Files with the same header have the same fingerprint."""
+    """Models with the same architecture and number of parameters have the same fingerprint."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -109,7 +109,7 @@ class _HalfEngine(ToyEngine):
 
 @mutant("TestNumbers::test_against_the_reference")
 class SixteenBits(ToyModel):
-    """It declares float32 and computes in 16 bits."""
+    """The model declares float32, but rounds the inputs of its linear layers to 16 bits."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -118,21 +118,22 @@ class SixteenBits(ToyModel):
 
 @mutant("TestNumbers::test_against_the_reference")
 class LateRowsScaled(ToyContext):
-    """Past position 150 logits are 1 % too large."""
+    """From position 150 on, logits are 1 % too large."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Scale them."""
+        """Multiply the late rows by 1.01."""
         late = batch.positions[batch.logits_mask] >= 150
         return super().decode(batch) * np.where(late, np.float32(1.01), np.float32(1))[:, None]
 
 
 class _NoSuchRow(ToyEngine):
-    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
-        cell, logits = super().step(token, past)
-        return cell, logits * np.float32(np.nan) if token == _UNUSED else logits
+    def run(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
+        cells, logits = super().run(tokens, past)
+        logits[[token == _UNUSED for token in tokens]] = np.nan
+        return cells, logits
 
 
-_UNUSED = 203  # a token that no random prompt holds
+_UNUSED = 203  # no random prompt contains this token
 
 
 @mutant("TestNumbers::test_every_token")
@@ -149,17 +150,17 @@ class OptionIgnored(ToyBackend):
     """An unknown option is ignored."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
-        """Leave it out."""
+        """Drop the unknown options."""
         supported = {name: value for name, value in options.backend_options.items() if name in self.load_options}
         return super().load(source, dataclasses.replace(options, backend_options=supported))
 
 
 @mutant("TestBackend::test_a_missing_file")
 class RawErrors(ToyBackend):
-    """Errors of the operating system are not converted."""
+    """A missing file raises ``FileNotFoundError``, an error of the operating system."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
-        """Raise it."""
+        """Raise ``FileNotFoundError`` if there is no such file."""
         try:
             return super().load(source, options)
         except SlmError as error:
@@ -170,10 +171,10 @@ class RawErrors(ToyBackend):
 
 @mutant("TestBackend::test_an_unknown_device")
 class AnyDevice(ToyBackend):
-    """An unknown device means the CPU."""
+    """An unknown device is replaced by the CPU."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
-        """Take it."""
+        """Replace the device by the CPU."""
         return super().load(source, dataclasses.replace(options, device="cpu"))
 
 
@@ -182,7 +183,7 @@ class ContextsOutliveTheModel(ToyModel):
     """Closing a model leaves its contexts open."""
 
     def close(self) -> None:
-        """Close the model alone."""
+        """Mark the model as closed without closing its contexts."""
         self._closed = True
 
 
@@ -191,16 +192,16 @@ class NoVersion(ToyBackend):
     """The status has no version."""
 
     def status(self) -> BackendStatus:
-        """Leave it out."""
+        """Return an empty version."""
         return dataclasses.replace(super().status(), version="")
 
 
 @mutant("TestBackend::test_devices")
 class ListsAnotherDevice(ToyBackend):
-    """The status lists a device as available that does not load."""
+    """The status lists a device as available that cannot be used."""
 
     def status(self) -> BackendStatus:
-        """Add it."""
+        """Add an available device ``gpu``."""
         status = super().status()
         return dataclasses.replace(status, devices=(*status.devices, DeviceStatus("gpu", available=True)))
 
@@ -210,7 +211,7 @@ class SupportsLies(ToyBackend):
     """``supports`` refuses a file that loads."""
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say no."""
+        """Return that the file is not supported."""
         return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
 
 
@@ -219,14 +220,14 @@ class SupportsAnything(ToyBackend):
     """``supports`` accepts any file that can be opened."""
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Say yes."""
+        """Return that the file is supported if the device is ``auto`` or ``cpu``."""
         support = super().supports(source, device)
         return dataclasses.replace(support, supported=device in ("auto", "cpu"))
 
 
 @mutant("TestBackend::test_info")
 class ParametersUncounted(ToyModel):
-    """``info`` counts no parameters."""
+    """``info`` reports 0 parameters."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -235,10 +236,10 @@ class ParametersUncounted(ToyModel):
 
 @mutant("TestBackend::test_a_damaged_file")
 class RawParseErrors(ToyBackend):
-    """Errors of the parser of a damaged file are not converted."""
+    """A damaged file raises ``IndexError``, an error of the parser."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
-        """Raise it."""
+        """Raise ``IndexError`` in place of ``InvalidModelFile`` for an existing file."""
         try:
             return super().load(source, options)
         except InvalidModelFile as error:
@@ -259,13 +260,13 @@ class ProgressNeverCalled(ToyBackend):
     """``progress`` is never called."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
-        """Leave it out."""
+        """Drop the ``progress`` callback."""
         return super().load(source, dataclasses.replace(options, progress=None))
 
 
 @mutant("TestSizes::test_are_as_asked")
 class SizesRounded(ToyContext):
-    """Contexts over 64 positions are rounded to a multiple of 32."""
+    """An ``n_ctx`` above 64 is rounded up to a multiple of 32."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         n_ctx = options.n_ctx if options.n_ctx <= 64 else -(-options.n_ctx // 32) * 32
@@ -277,17 +278,17 @@ class SizesClamped(ToyModel):
     """A size below 1 becomes 1."""
 
     def new_context(self, options: ContextOptions) -> Context:
-        """Clamp."""
+        """Raise sizes below 1 to 1."""
         sizes = {name: max(1, getattr(options, name)) for name in ("n_ctx", "n_seq_max", "n_batch")}
         return super().new_context(dataclasses.replace(options, **sizes))
 
 
 @mutant("TestSizes::test_batch_capacity")
 class ZeroIsTheDefault(ToyContext):
-    """A batch for 0 tokens is a batch for ``n_batch``."""
+    """``new_batch(0)`` returns a batch for ``n_batch`` tokens."""
 
     def new_batch(self, capacity: int | None = None) -> Batch:
-        """Take 0 for none."""
+        """Treat a capacity of 0 as None."""
         return super().new_batch(capacity or None)
 
 
@@ -296,18 +297,18 @@ class TokensFromTheEnd(ToyContext):
     """``tokens`` accepts a negative ``seq_id``, counted from the end."""
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """Count."""
+        """Count a negative ``seq_id`` from the end."""
         return super().tokens(seq_id + self.n_seq_max if seq_id < 0 else seq_id)
 
 
 @mutant("TestClose::test_twice")
 class ClosedOnceTooOften(ToyContext):
-    """Closing a third time is an error."""
+    """The third ``close`` of a context raises an error."""
 
     n_closed = 0
 
     def close(self) -> None:
-        """Count."""
+        """Check at the third call that the context is open."""
         self.n_closed += 1
         if self.n_closed == 3:
             self._check_open()
@@ -316,17 +317,17 @@ class ClosedOnceTooOften(ToyContext):
 
 @mutant("TestClose::test_leaves_other_contexts")
 class CloseEmptiesOthers(ToyContext):
-    """Closing a context that holds 40 tokens or more clears the shared buffers."""
+    """Closing a context with 40 tokens or more in sequence 0 empties the model's other contexts."""
 
     def close(self) -> None:
-        """Clear."""
+        """Empty the other contexts of the model if sequence 0 has 40 tokens or more."""
         shared = _CONTEXTS.setdefault(self.engine, weakref.WeakSet())
         for other in shared if len(self.cells[0]) >= 40 else ():
             other.cells = [[] for _ in other.cells]
         super().close()
 
     def decode(self, batch: Batch) -> Logits:
-        """Share the buffers."""
+        """Add this context to the contexts that a close empties."""
         _CONTEXTS.setdefault(self.engine, weakref.WeakSet()).add(self)
         return super().decode(batch)
 
@@ -343,7 +344,7 @@ class AbortsAtExit(ToyContext):
         atexit.register(self._abort)
 
     def close(self) -> None:
-        """All is well."""
+        """Cancel the abort at exit."""
         atexit.unregister(self._abort)
         super().close()
 
@@ -367,12 +368,12 @@ class ContextsNeverFreed(ToyContext):
 
 @mutant("TestThreads::test_two_threads_with_one_context")
 class RefusalHurtsTheNext(ToyContext):
-    """After a call that was refused as busy, the next call gives other logits."""
+    """After a call that was refused as busy, the next call returns doubled logits."""
 
     hurt = False
 
     def decode(self, batch: Batch) -> Logits:
-        """Give other ones."""
+        """Double the logits if the call before was refused."""
         scale, self.hurt = np.float32(1 + self.hurt), False
         try:
             return super().decode(batch) * scale
@@ -384,15 +385,15 @@ class RefusalHurtsTheNext(ToyContext):
 class _Scratch(ToyEngine):
     past: Sequence[Cell] = ()
 
-    def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
+    def run(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
         self.past = past
-        time.sleep(1e-4)  # as an engine that lets go of Python's global lock
-        return super().step(token, self.past)
+        time.sleep(1e-4)  # releases the GIL, like an engine in C
+        return super().run(tokens, self.past)
 
 
 @mutant("TestThreads::test_contexts_in_parallel")
 class ContextsShareScratch(ToyModel):
-    """Contexts of one model compute in the same scratch space."""
+    """Contexts of one model share a scratch buffer."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -400,25 +401,25 @@ class ContextsShareScratch(ToyModel):
 
 
 class _Coarse(ToyContext):
-    """Keys and values with 7 bits."""
+    """A context that stores keys and values with 7 bits."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Round after each call, the worst of what each call leaves."""
+        """Round all keys and values to 7 bits after each batch."""
         rows = super().decode(batch)
         for cells in self.cells:
             for cell in cells:
-                for kept in (cell.keys, cell.values):
-                    step = np.abs(kept).max() / 63
-                    kept[...] = np.round(kept / step) * step
+                for cached in (cell.keys, cell.values):
+                    step = np.abs(cached).max() / 63
+                    cached[...] = np.round(cached / step) * step
         return rows
 
 
 @mutant("TestNumbers::test_each_kv_type", kv_types=("f32", "f16"))
 class HalfIsCoarse(ToyModel):
-    """A context with a 16-bit KV type stores 7 bits."""
+    """A context with a 16-bit KV type stores keys and values with 7 bits."""
 
     def new_context(self, options: ContextOptions) -> Context:
-        """Choose."""
+        """Make a coarse context if the KV type is F16."""
         is_half = options.kv_type_k is KvType.F16
         self._context_type = _Coarse if is_half else ToyContext
         exact = dataclasses.replace(options, kv_type_k=KvType.F32, kv_type_v=KvType.F32)
@@ -427,26 +428,26 @@ class HalfIsCoarse(ToyModel):
 
 @mutant("TestNumbers::test_the_default_kv_type")
 class DefaultIsCoarse(ToyModel):
-    """A context with the default KV type stores 7 bits."""
+    """A context with the default KV type stores keys and values with 7 bits."""
 
     def new_context(self, options: ContextOptions) -> Context:
-        """Choose."""
+        """Make a coarse context if no KV type is requested."""
         self._context_type = _Coarse if options.kv_type_k is None else ToyContext
         return super().new_context(options)
 
 
 @mutant("TestNumbers::test_the_greedy_choice")
 class NearTiesSwapped(ToyContext):
-    """Past position 150, the second best token of the first row with a close choice comes first."""
+    """From position 150 on, the two largest logits of the first row with a close choice are swapped."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Swap them."""
+        """Swap the two largest logits of the first late row in which they are close."""
         rows = super().decode(batch)
         late = batch.positions[batch.logits_mask] >= 150
         for i in np.flatnonzero(late):
             second, best = np.argsort(rows[i])[-2:]
             gap = (rows[i, best] - rows[i, second]) / np.linalg.norm(rows[i])
-            if 1e-3 < gap < 1e-2:  # further from the reference than a row may be, too little for the mean
+            if 1e-3 < gap < 1e-2:  # above the tolerance of a row, below that of the mean
                 rows[i, [second, best]] = rows[i, [best, second]]
                 break
         return rows
@@ -463,16 +464,16 @@ class LastBitsVary(ToyContext):
         self.scale = np.float32(1 + 2.0**-23 * (next(self.serial) % 2))
 
     def decode(self, batch: Batch) -> Logits:
-        """Change them."""
+        """Scale the logits of every other context by one unit in the last place."""
         return super().decode(batch) * self.scale
 
 
 @mutant("TestThreads::test_others_run_while_a_call_computes")
 class LockHeld(ToyContext):
-    """A decode of many tokens holds Python's global lock for most of its time."""
+    """A decode of more than 256 tokens holds the GIL for most of its time."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Wait in C without letting go of it."""
+        """Sleep in C without releasing the GIL, four times as long as the decode took."""
         start = time.perf_counter()
         rows = super().decode(batch)
         if len(batch) > 256:
@@ -482,7 +483,7 @@ class LockHeld(ToyContext):
 
 @mutant("TestSizes::test_many_sequences_take_no_memory")
 class RoomForEachSequence(ToyContext):
-    """Each sequence gets room for a page of tokens when the context is made."""
+    """A context for more than 32 sequences allocates memory for 64 tokens of each sequence."""
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
         super().__init__(engine, fingerprint, options, edit_level)
@@ -491,6 +492,6 @@ class RoomForEachSequence(ToyContext):
         self.room = np.ones(sizes, np.float32) if options.n_seq_max > 32 else None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         super().close()
         self.room = None

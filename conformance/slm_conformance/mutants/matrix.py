@@ -1,6 +1,6 @@
-"""Which scenarios kill which mutant: ``python -m slm_conformance.mutants.matrix PAGE`` plays all and writes a page.
+"""Which scenarios kill which mutant: ``python -m slm_conformance.mutants.matrix PAGE`` plays them and writes a page.
 
-A mutant takes about ten seconds. ``--results FILE`` keeps the results, and only new mutants are played.
+Playing a mutant takes about ten seconds. With ``--results FILE``, results are kept and only new mutants are played.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ABOVE = (
     "TestCompletions",
     "TestHostileSessions",
 )
-"""Scenarios of the layers above a context. They fail on many errors of a context, and do not say which."""
+"""Scenarios of the layers above a context. They fail on many errors of a context, and do not locate them."""
 
 WITHIN_THEIR_AREA = {
     "TestHostileDumps": "Dump",
@@ -65,7 +65,7 @@ def play_mutant(mutant: Mutant) -> list[str]:
     """The scenarios that kill a mutant, its own scenario first; no more than ``ENOUGH_KILLS``."""
     named = mutant.killed_by
     others = [name for name in scenario_names() if name != named and _is_played(name, mutant)]
-    others.sort(key=lambda name: not name.startswith(named.partition("::")[0]))  # its class is likely to kill it
+    others.sort(key=lambda name: not name.startswith(named.partition("::")[0]))  # its class first: likely to kill it
     failed: list[str] = []
     for name, outcome in play_in_turn(mutant.fixtures(), [named, *others]):
         failed += [name] * (outcome.verdict is Verdict.FAILS)
@@ -180,7 +180,7 @@ mutants have not been played on other scenarios yet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play, and write the page."""
+    """Play the mutants and write the page."""
     parser = argparse.ArgumentParser(prog="python -m slm_conformance.mutants.matrix", description=__doc__)
     parser.add_argument("page", type=Path, help="the Markdown file to write")
     parser.add_argument("--results", type=Path, help="a JSON file that keeps the results")

@@ -17,7 +17,7 @@ from slm_core.types import Capability, Logits
 
 
 def as_a_token(cell: Cell) -> Cell:
-    """The cell without M-RoPE offsets."""
+    """The cell without its M-RoPE offsets."""
     row = row_of(cell.token)
     return cell if row is None else Cell(HeldInput(token_of(cell.token), row), cell.keys, cell.values)
 
@@ -48,7 +48,7 @@ class LargeBatchesScaled(ToyContext):
     """Logits of batches with M-RoPE offsets and more than 32 tokens are 1 % too large."""
 
     def decode(self, batch: Batch) -> Logits:
-        """Scale."""
+        """Multiply the logits by 1.01 if the batch has offsets and more than 32 tokens."""
         rows = super().decode(batch)
         return rows * np.float32(1.01) if len(batch) > 32 and len(batch.offsets) else rows
 
@@ -57,18 +57,18 @@ class LargeBatchesScaled(ToyContext):
 class ForksLoseOffsets(ToyContext):
     """A fork loses the M-RoPE offsets of its rows."""
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """Drop the offsets."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """Remove the offsets from the cells."""
         return [as_a_token(cell) for cell in cells]
 
 
 @mutant("TestMropePositions::test_cut")
 class CutsCountTokens(ToyContext):
-    """Tokens after a cut move by the number of tokens that are cut, not of their M-RoPE positions."""
+    """A cut moves later tokens by the number of removed tokens, not of removed M-RoPE positions."""
 
     @staticmethod
     def n_mrope_positions(cells: list[Cell]) -> int:
-        """Count tokens."""
+        """Return the number of tokens."""
         return len(cells)
 
 
@@ -76,17 +76,17 @@ class CutsCountTokens(ToyContext):
 class DumpsLoseRowsWithOffsets(ToyContext):
     """The payload of a dump has zeros for the values of rows with M-RoPE offsets."""
 
-    def packed(self, cells: list[Cell]) -> bytes:
-        """Leave the values out."""
+    def pack_payload(self, cells: list[Cell]) -> bytes:
+        """Write zeros for the values of rows with offsets."""
         nothing = np.zeros_like(cells[0].values) if cells else np.empty(0, np.float32)
-        return super().packed(
+        return super().pack_payload(
             [Cell(cell.token, cell.keys, nothing) if any(offset_of(cell.token)) else cell for cell in cells]
         )
 
 
 @mutant("TestMropePositions::test_decoded_again")
 class ReplaysLoseOffsets(ToyContext):
-    """Rows that are decoded again have the positions of tokens."""
+    """Rows that are decoded again lose their M-RoPE offsets."""
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         return super()._replayed(dataclasses.replace(snapshot, offsets=NO_OFFSETS))

@@ -1,4 +1,4 @@
-"""Broken toys that only an odd order of calls, or a hostile dump, brings out."""
+"""Mutants that fail only after an unusual order of calls, or on a hostile dump."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ PROGRAMS = "TestModelBased::test_random_programs"
 
 
 class _Restored(Cell):
-    """A cell that came out of a dump."""
+    """A cell that was restored from a dump."""
 
 
 @mutant(PROGRAMS)
 class CutOfWhatWasRestored(ToyContext):
-    """A cut of a restored sequence does not rotate keys."""
+    """A cut of a restored sequence does not rotate the restored keys."""
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Mark the cells."""
-        cells, edits = super().unpacked(snapshot)
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Mark the cells as restored."""
+        cells, edits = super().unpack_payload(snapshot)
         return [_Restored(cell.token, cell.keys, cell.values) for cell in cells], edits
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Do not rotate those that are marked."""
-        kept, edits = super().without(cells, edits, first, last)
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Rotate only the keys that were not restored."""
+        kept, edits = super().cut_cells(cells, edits, first, last)
         moved = zip(cells[last:], kept[first:], strict=True)
         return kept[:first] + [
             Cell(old.token, old.keys, old.values) if isinstance(old, _Restored) else new for old, new in moved
@@ -43,24 +43,24 @@ class CutOfWhatWasRestored(ToyContext):
 
 @mutant(PROGRAMS)
 class RestoreFreesTheFork(ToyContext):
-    """``restore`` over one side of a fork frees the shared positions."""
+    """``restore`` over one side of a fork removes the shared cells from the other side."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Free it."""
+        """Remove the replaced cells from all sequences."""
         replaced = {id(cell) for cell in self.cells[self._checked(seq_id)]}
-        place = super().restore(seq_id, data)
+        returned = super().restore(seq_id, data)
         self.cells = [[cell for cell in cells if id(cell) not in replaced] for cells in self.cells]
-        return place
+        return returned
 
 
 @mutant(PROGRAMS)
 class BatchLeftByARefusal(ToyContext):
-    """The batch after a refused one returns its rows in the wrong order."""
+    """The batch after a refused one returns its rows in reverse order."""
 
     refused = False
 
     def decode(self, batch: Batch) -> Logits:
-        """Remember the refusal."""
+        """Reverse the rows if the batch before was refused."""
         try:
             rows = super().decode(batch)
         except SlmError:
@@ -72,37 +72,37 @@ class BatchLeftByARefusal(ToyContext):
 
 
 class _Remembers(ToyContext):
-    """A context that knows the last dump that was made, by any."""
+    """A context that keeps the last dump of any context."""
 
     last = b""
 
     def dump(self, seq_id: int) -> bytes:
-        """Keep it."""
+        """Keep the dump as the last one."""
         _Remembers.last = super().dump(seq_id)
         return _Remembers.last
 
 
 @mutant("TestHostileDumps::test_every_byte")
 class ChecksumWithAHole(_Remembers):
-    """The checksum omits one byte of the payload."""
+    """The checksum does not cover one byte of the payload."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Correct that byte."""
+        """Replace byte 1111 by that of the last dump."""
         return super().restore(seq_id, data[:1111] + self.last[1111:1112] + data[1112:])
 
 
 @mutant("TestHostileDumps::test_every_truncation")
 class LostBytesFilledIn(_Remembers):
-    """A dump that lacks 77 bytes is completed from a buffer."""
+    """A dump that is 77 bytes too short is replaced by the last dump."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Complete it."""
+        """Restore the last dump if the data is 77 bytes shorter."""
         return super().restore(seq_id, self.last if len(data) + 77 == len(self.last) else data)
 
 
 @mutant("TestHostileDumps::test_hostile_dumps")
 class RemovedTokensUnchecked(ToyContext):
-    """Tokens of a dump that cuts removed are not checked."""
+    """The tokens that a dump lists as removed by cuts are not checked."""
 
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         edits = tuple(dataclasses.replace(edit, removed=(0,) * len(edit.removed)) for edit in snapshot.edits)
@@ -111,10 +111,10 @@ class RemovedTokensUnchecked(ToyContext):
 
 @mutant("TestHostileDumps::test_memory_for_hostile_dumps")
 class RoomBeforeTheCheck(ToyContext):
-    """Memory is allocated by the size in the header, before any check."""
+    """Memory is allocated by the sizes in the header, before any check."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Take it."""
+        """Allocate memory for each number of four or more digits in the first 600 bytes."""
         for n in re.findall(rb"[0-9]{4,}", data[:600]):
             np.empty(min(int(n), 2**26), np.uint8)
         return super().restore(seq_id, data)

@@ -16,9 +16,9 @@ class Mutant:
 
     Attributes:
         backend: the spec of its backend, ``module:attribute``.
-        breaks: the error, in one sentence.
+        breaks: the wrong behaviour, in one sentence.
         killed_by: the scenario that must fail, ``TestClass::test_name``.
-        kv_types: the KV types that it has.
+        kv_types: the KV types that the backend has.
     """
 
     backend: str
@@ -28,11 +28,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The name of its class."""
+        """The name of the mutant's class."""
         return self.backend.partition(":")[2]
 
     def fixtures(self) -> BackendFixtures:
-        """The fixtures that it is played with."""
+        """The fixtures that the mutant is played with."""
         adopted = {"backend": self.backend, "models": ("llama-f32",), "kv_types": self.kv_types}
         fixtures: type[BackendFixtures] = type(self.name, (BackendFixtures,), adopted)
         return fixtures()
@@ -50,7 +50,8 @@ def mutant(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[ty
         kv_types: the KV types that the backend has.
 
     Raises:
-        TypeError: the class derives from another mutant, which is a backend by now: nothing of its own would be played.
+        TypeError: the class derives from another mutant. A registered mutant is a backend, so the class would not be
+            used as a context or model.
     """
 
     def register(broken: type) -> type[ToyBackend]:
@@ -58,8 +59,8 @@ def mutant(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[ty
             raise TypeError(f"{broken.__name__} derives from another mutant (derive both from a class that is none)")
         MUTANTS.append(Mutant(f"{broken.__module__}:{broken.__name__}", str(broken.__doc__), killed_by, kv_types))
         if not issubclass(broken, ToyBackend):
-            place = "context_type" if issubclass(broken, ToyContext) else "model_type"
-            broken = type(broken.__name__, (ToyBackend,), {place: broken})
+            attribute = "context_type" if issubclass(broken, ToyContext) else "model_type"
+            broken = type(broken.__name__, (ToyBackend,), {attribute: broken})
         _BACKENDS.add(broken)
         return broken
 

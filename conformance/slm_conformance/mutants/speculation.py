@@ -1,4 +1,4 @@
-"""Toys above which drafts are verified wrongly; see ``mutants.generation``."""
+"""Mutants that verify drafts wrongly."""
 
 from __future__ import annotations
 
@@ -12,77 +12,76 @@ from slm_conformance.mutants.above import breaks
 from slm_core.chat import session_dump
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.errors import ContextFull
-from slm_core.generation import speculation
-from slm_core.generation.speculation import SpeculativeSource, model, source
+from slm_core.generation.speculation import SpeculativeSource, model, rounds
 from slm_core.protocols import Sampler
 
 
 @breaks("TestSpeculation::test_greedy_is_the_largest_logit", SpeculativeSource, "choose")
-def DraftsAreBelieved(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
+def DraftsAreBelieved(original: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
     """A drafted token with the second largest logit is accepted in place of the largest."""
     queue = drafts.queue
-    chosen: int = whole(drafts, sampler, logits)
+    chosen: int = original(drafts, sampler, logits)
     second, first = np.argsort(logits)[-2:]
     return int(second) if queue and queue[0][0] == second and chosen == first else chosen
 
 
 @breaks("TestSpeculation::test_the_chain_decides", SpeculativeSource, "choose")
-def DraftsPassTheSampler(whole: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
+def DraftsPassTheSampler(original: Any, drafts: SpeculativeSource, sampler: Sampler, logits: Any) -> int:  # noqa: N802
     """A drafted token with the largest logit is accepted without the sampler."""
     queue = drafts.queue
     if queue and queue[0][0] == int(logits.argmax()):
         return queue[0][0]
-    chosen: int = whole(drafts, sampler, logits)
+    chosen: int = original(drafts, sampler, logits)
     return chosen
 
 
 @breaks("TestSpeculation::test_one_batch_for_a_draft", DecodedSequence, "next_row")
 def OneDraftedTokenABatch(  # noqa: N802
-    whole: Any,
+    original: Any,
     decoded: DecodedSequence,
     tokens: Any,
     cancelled: Any,
     expected: Sequence[int] = (),
     progress: Any = None,
 ) -> Any:
-    """Only the first token of a draft is decoded with the batch."""
-    return whole(decoded, tokens, cancelled, expected[:1], progress)
+    """Only the first token of a draft is decoded in the same batch."""
+    return original(decoded, tokens, cancelled, expected[:1], progress)
 
 
 @breaks("TestSpeculation::test_nothing_stays_of_a_draft", SpeculativeSource, "settle")
-def DraftStays(whole: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
+def DraftStays(original: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
     """Decoded tokens of a draft stay in the context when the answer ends."""
 
 
-@breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", speculation.source, "_looked_up")
-def OddsIgnored(whole: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
-    """All drafted tokens count as drawn from even draft probabilities."""
+@breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", rounds, "_looked_up")
+def OddsIgnored(original: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
+    """All drafted tokens count as drawn from uniform draft probabilities."""
     return np.full(len(ids), 1 / len(draft_probabilities[0]))
 
 
-@breaks("TestSpeculation::test_a_constraint_rules_drafts", source, "_allowed")
-def ConstraintIsMovedOn(whole: Any, proposal: Any, constraint: Any) -> Any:  # noqa: N802
+@breaks("TestSpeculation::test_a_constraint_rules_drafts", rounds, "_allowed")
+def ConstraintIsMovedOn(original: Any, proposal: Any, constraint: Any) -> Any:  # noqa: N802
     """A draft advances the answer's constraint, not a copy."""
 
     class Itself:
-        """Gives the constraint out as its copy."""
+        """Returns the constraint itself as its clone."""
 
         def clone(self) -> Any:
-            """No copy."""
+            """Return the original constraint."""
             return constraint
 
-    return list(whole(proposal, Itself()))
+    return list(original(proposal, Itself()))
 
 
 @breaks("TestSpeculation::test_dumped_within_a_draft", session_dump, "_answer_meta")
-def DumpWithoutDrafts(whole: Any, answer: Any) -> Any:  # noqa: N802
+def DumpWithoutDrafts(original: Any, answer: Any) -> Any:  # noqa: N802
     """A dump lacks the answer's speculation."""
-    return whole(dataclasses.replace(answer, speculation=None))
+    return original(dataclasses.replace(answer, speculation=None))
 
 
 @breaks("TestSpeculation::test_in_a_full_context", DecodedSequence, "decode")
 def DraftsNeedRoom(  # noqa: N802
-    whole: Any,
+    original: Any,
     decoded: DecodedSequence,
     tokens: Any,
     cancelled: Any,
@@ -93,16 +92,16 @@ def DraftsNeedRoom(  # noqa: N802
     needed = len(tokens) - decoded.n_held + len(expected)
     if expected and needed > decoded.context.n_free:
         raise ContextFull(needed, decoded.context.n_free)
-    return whole(decoded, tokens, cancelled, expected, progress)
+    return original(decoded, tokens, cancelled, expected, progress)
 
 
 @breaks("TestSpeculation::test_a_draft_model", model, "common_prefix")
-def ChangesUnseen(whole: Any, held: Sequence[int], tokens: Sequence[int]) -> int:  # noqa: N802
-    """A draft model does not notice that the history changed."""
+def ChangesUnseen(original: Any, held: Sequence[int], tokens: Sequence[int]) -> int:  # noqa: N802
+    """A draft model does not notice that the history has changed."""
     return min(len(held), len(tokens))
 
 
 @breaks("TestSpeculation::test_below_truncate", SpeculativeSource, "_reason")
-def AlwaysTooLow(whole: Any, drafts: SpeculativeSource) -> str:  # noqa: N802
-    """Speculation reports a too low edit level for every context."""
+def AlwaysTooLow(original: Any, drafts: SpeculativeSource) -> str:  # noqa: N802
+    """Speculation reports for every context that the edit level is too low."""
     return "off: the context cannot take a wrong guess back (edit level REPLAY)"

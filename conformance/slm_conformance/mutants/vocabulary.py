@@ -1,4 +1,4 @@
-"""Toys that read and write text wrongly."""
+"""Mutants that encode or decode text wrongly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_core.types import EditLevel
 
 
 class _WrongVocab:
-    """A vocabulary that passes everything on; its descendants get one thing wrong."""
+    """A vocabulary that forwards all calls; each subclass overrides one part wrongly."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -97,7 +97,7 @@ class _VocabModel(ToyModel):
 
 @mutant("TestVocabulary::test_control_tokens_are_parsed_or_not")
 class SpecialAlwaysParsed(_VocabModel):
-    """A spelled-out end-of-text token is always parsed."""
+    """A spelled-out end-of-text token is always parsed as a control token."""
 
     vocab_type = _AlwaysSpecial
 
@@ -111,28 +111,28 @@ class SurrogatesRaise(_VocabModel):
 
 @mutant("TestVocabulary::test_random_strings")
 class TokensDecodedAlone(_VocabModel):
-    """``decode`` joins the texts of tokens, not their bytes, so that characters of several tokens break."""
+    """``decode`` decodes each token separately, so that characters of several tokens break."""
 
     vocab_type = _Alone
 
 
 @mutant("TestVocabulary::test_equals_the_reference")
 class SpecialMisplaced(_VocabModel):
-    """``add_special`` adds a token that the file does not request."""
+    """``add_special`` adds token 0, which the file does not request."""
 
     vocab_type = _OneMore
 
 
 @mutant("TestVocabulary::test_random_strings")
 class JoinersLost(_VocabModel):
-    """Zero-width joiners in short texts are lost."""
+    """Zero-width joiners are lost in texts of fewer than 8 characters."""
 
     vocab_type = _WithoutJoiners
 
 
 @mutant("TestVocabulary::test_special_tokens_are_the_files")
 class WrongBos(_VocabModel):
-    """The BOS token is the last of the vocabulary."""
+    """The BOS token is the last id of the vocabulary."""
 
     vocab_type = _NoBos
 
@@ -146,14 +146,14 @@ class OnlyEosEndsAnswers(_VocabModel):
 
 @mutant("TestVocabulary::test_control_tokens_are_no_text")
 class SpecialLeaks(_VocabModel):
-    """``token_bytes`` always gives the text of control tokens."""
+    """``token_bytes`` returns the text of control tokens even without ``special=True``."""
 
     vocab_type = _Leaky
 
 
 @mutant("TestVocabulary::test_ids_outside")
 class NegativeIdsAreEmpty(_VocabModel):
-    """Negative ids have empty bytes."""
+    """``token_bytes`` returns empty bytes for negative ids."""
 
     vocab_type = _Lenient
 

@@ -1,8 +1,8 @@
 """Tiny models with random weights: real GGUF files of four architectures, under 2 MB.
 
-Nothing is symmetric, zero or square by luck, grouped-query attention is real, and every tensor that an engine could
-forget is there and matters: rope frequency factors and an untied output (llama), biases (qwen2), query and key norms
-and tied embeddings (qwen3), and M-RoPE positions (qwen2vl).
+No tensor is symmetric, zero or square. There are fewer key heads than query heads. Each feature that an engine could
+forget changes the logits: rope frequency factors and an untied output (llama), biases (qwen2), query and key norms and
+tied embeddings (qwen3), M-RoPE positions (qwen2vl).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CALM = 8
-"""In the tiny models attention picks, and coarse keys make large errors; with these divided so, choices are clear."""
+"""A factor for the embeddings. Attention of the tiny models is peaked, so coarse keys make large errors. With larger
+embeddings, these errors are smaller than the differences between logits."""
 
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 _SPECIAL_TOKENS = {
@@ -45,7 +46,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "zephyr": ("<|user|>", "<|assistant|>"),
     }
 )
-"""Chat formats that chats are tried in besides the models' own, and the control tokens that they need."""
+"""Chat formats to test besides the model's own, and the control tokens that they need."""
 _MERGES = (
     "Ġ t,h e,i n,Ġ a,r e,o n,Ġt he,e r,Ġ s,a t,Ġ w,o u,i s,Ġ c,e n,a n,Ġ b,i t,l l,e d,Ġ f,Ġ p,Ġ m,in g,o r,Ġ d,a l,"
     "Ġ is,Ġ o,Ġ y,Ġy ou,o g,Ġd og,ll o,he llo,s s,a ss,ass is,t an,assis tan,s y,e m,u s,us er"
@@ -57,16 +58,16 @@ class ModelShape:
     """The dimensions of a model.
 
     Attributes:
-        architecture: as the file names it.
+        architecture: its name in the file.
         n_layers: transformer blocks L.
         n_embd: embedding width E.
         n_ff: feed-forward width F.
         n_heads: query heads H.
         n_kv_heads: key and value heads K.
         head_dim: width of a head D.
-        rope_freq_base: of the rotary position embedding.
-        norm_eps: of the RMS norms.
-        tied: whether the token embeddings are the output matrix, too.
+        rope_freq_base: the base frequency of RoPE.
+        norm_eps: epsilon of the RMS norms.
+        tied: whether the output matrix is the token embeddings.
         sections: the number of a head's pairs that rotate by time, height and width; () if all rotate by one position.
     """
 
@@ -94,17 +95,17 @@ SHAPES: dict[Architecture, ModelShape] = {
 SMALL_SHAPES: dict[Shape, ModelShape] = {
     "small_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False),
 }
-"""For devices on which a decode of the others takes long; F32 and F16 only, as the widths are no multiples of 32."""
+"""Smaller models, for devices where a decode takes long. F32 and F16 only: the widths are no multiples of 32."""
 
 
 def shape_name(shape: ModelShape) -> Shape:
-    """The tiny model of a shape; of other shapes, the tiny model of the architecture."""
+    """The name of the tiny model with a shape; if there is none, of the tiny model of the architecture."""
     return next((name for name, small in SMALL_SHAPES.items() if small == shape), shape.architecture)
 
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """A model in memory: what ``write`` puts into the file, and what a reference computes with.
+    """A model in memory, for ``write`` and for a reference.
 
     Attributes:
         shape: its dimensions.
@@ -125,10 +126,10 @@ def tiny_model(directory: Path, architecture: Shape = "llama", weight_type: Weig
     """Write a tiny model into ``directory``; returns its file.
 
     Args:
-        directory: where to; it must exist.
+        directory: an existing directory.
         architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama".
-        weight_type: of the matrices; norms and biases are float32, as in every published file.
-        seed: of the weights; equal arguments give equal bytes.
+        weight_type: the number format of the matrices; norms and biases are float32, as in every published file.
+        seed: the seed of the weights; equal arguments give equal bytes.
     """
     path = directory / f"tiny-{architecture}-{weight_type}-{seed}.gguf"
     return make_tiny_model(architecture, weight_type, seed).write(path)
@@ -146,10 +147,10 @@ def make_tiny_model(
 
     Args:
         architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama".
-        weight_type: of the matrices.
-        seed: of the weights.
-        calm: make embeddings ``CALM`` times as large, so that what blocks add to them counts that much less.
-        controls: further control tokens.
+        weight_type: the number format of the matrices.
+        seed: the seed of the weights.
+        calm: multiply the embeddings by ``CALM``, so that the outputs of the blocks count less.
+        controls: additional control tokens.
     """
     shape = (SHAPES | SMALL_SHAPES)[architecture]
     rng = np.random.default_rng([seed, zlib.crc32(architecture.encode())])
@@ -188,12 +189,12 @@ def _hyperparameters(shape: ModelShape, weight_type: WeightType, seed: int) -> d
 
 
 def n_vocab(controls: tuple[str, ...] = ()) -> int:
-    """Size of the tiny models' vocabulary V, with further control tokens."""
+    """Vocabulary size V of the tiny models, with additional control tokens."""
     return len(_vocabulary(controls)[0])
 
 
 def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dict[str, Value]:
-    """The tiny models' vocabulary and chat template, as a file of that architecture has them."""
+    """Metadata of the vocabulary and the chat template, for a file of an architecture."""
     tokens, token_types, merges = _vocabulary(controls)
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -210,7 +211,7 @@ def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dic
 
 
 def _vocabulary(controls: tuple[str, ...]) -> tuple[list[str], list[int], list[str]]:
-    """Byte-level BPE: every byte, the result of every merge, and special tokens."""
+    """Tokens, token types and merges of byte-level BPE: all bytes, the results of all merges, special tokens."""
     merges = _MERGES.split(",")
     learned = [merge.replace(" ", "") for merge in merges]
     tokens = [*_byte_alphabet(), *learned, *_SPECIAL_TOKENS, *controls]
@@ -226,7 +227,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def _random_weights(shape: ModelShape, n_vocab: int, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
-    """Every tensor, float32, by its name in the file."""
+    """All tensors, float32, by name in the file."""
     # Rows of norm 2.5 against a normalised hidden state give logits with a spread near 2.5.
     tensors = {"token_embd.weight": 2.5 * _matrix(rng, n_vocab, shape.n_embd)}
     if shape.architecture == "llama":
@@ -244,7 +245,7 @@ def _random_block(shape: ModelShape, rng: np.random.Generator) -> dict[str, NDAr
     n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     block = {
         "attn_norm.weight": _norm(rng, shape.n_embd),
-        # Larger than variance 1/E: attention that picks, so that a wrong position shows.
+        # Larger than variance 1/E: attention is peaked, so that a wrong position changes the logits.
         "attn_q.weight": 1.6 * _matrix(rng, n_q, shape.n_embd),
         "attn_k.weight": 1.6 * _matrix(rng, n_kv, shape.n_embd),
         "attn_v.weight": _matrix(rng, n_kv, shape.n_embd),

@@ -1,7 +1,7 @@
 """Tiny random models of every architecture: metadata from a table, tensors as the architecture declares them.
 
-Head counts are odd, nothing is zero or symmetric, and no width equals another where the architecture allows. Whether an
-engine computes what the architecture means is for other engines to say; the declaration gives names and shapes alone.
+Head counts are odd, no tensor is zero or symmetric, and all widths differ if the architecture allows it. The
+declaration gives names and shapes only. To check what an engine computes, compare it with another engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slm_core.architectures import EMBEDDING, TensorSpec, read_spec
 from slm_core.gguf import GgufFile
 
 OUTPUT = "output.weight"
-_OUTSIDE = ("rope", "dense", "token_types")  # what the names of tensors that are in no block begin with
+_OUTSIDE = ("rope", "dense", "token_types")  # prefixes of the names of tensors outside of blocks
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}
 
 
@@ -29,10 +29,11 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
     """Write a tiny model into ``directory``; returns its file.
 
     Args:
-        directory: where to; it must exist.
-        name: of the family, a key of ``FAMILIES``, ``ENCODERS`` or ``SMALL``.
-        weight_type: of the matrices; norms, biases, routers and rows that are no whole blocks are float32.
-        seed: of the weights; equal arguments give equal bytes.
+        directory: an existing directory.
+        name: the name of the family, a key of ``FAMILIES``, ``ENCODERS`` or ``SMALL``.
+        weight_type: the number format of the matrices; norms, biases, routers and rows that are no whole number of
+            blocks are float32.
+        seed: the seed of the weights; equal arguments give equal bytes.
     """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     tensors = {
@@ -45,7 +46,7 @@ def family_model(directory: Path, name: str, weight_type: WeightType = "f32", se
 
 
 def write_family(path: Path, name: str, tensors: Mapping[str, StoredTensor], weight_type: WeightType = "f32") -> Path:
-    """Write the file of a family's model with these tensors; returns ``path``."""
+    """Write the file of a family with these tensors; returns ``path``."""
     return write_gguf(path, _metadata(family_of(name), weight_type), tensors)
 
 
@@ -56,12 +57,12 @@ def family_tensors(name: str) -> dict[str, tuple[int, ...]]:
 
 
 def family_of(name: str) -> Family:
-    """What a family's file says."""
+    """The family of this name."""
     return (ENCODERS | FAMILIES | SMALL)[name]
 
 
 def _declared(family: Family) -> Iterator[tuple[str, TensorSpec]]:
-    """All tensors of the architecture, read from a file that holds next to nothing but the metadata."""
+    """All tensors of the architecture, read from a file with the metadata and tensors of one number."""
     embedding = (n_vocab(), int(str(family.metadata["embedding_length"])))
     hints = {
         hint if hint.startswith(_OUTSIDE) or "." in hint.split("_", 1)[0] else f"blk.0.{hint}": (1,)
@@ -83,7 +84,7 @@ def _is_there(tensor: str, spec: TensorSpec, family: Family) -> bool:
 def _metadata(family: Family, weight_type: WeightType) -> dict[str, Value]:
     return {
         "general.architecture": family.architecture,
-        "general.name": "tiny random model",  # no family's: llama.cpp looks for some in names
+        "general.name": "tiny random model",  # not the name of a family: llama.cpp searches this name for some families
         "general.file_type": _FILE_TYPES[weight_type],
         **{f"{family.architecture}.{key}": value for key, value in family.metadata.items()},
         **family.plain,
@@ -93,16 +94,16 @@ def _metadata(family: Family, weight_type: WeightType) -> dict[str, Value]:
 
 def _stored(name: str, shape: tuple[int, ...], weight_type: WeightType) -> WeightType:
     is_matrix = len(shape) > 1 and "norm" not in name and "ffn_gate_inp" not in name and not name.endswith("bias")
-    has_odd_rows = weight_type == "q8_0" and shape[-1] % 32 != 0  # rows are whole blocks, or stay numbers
+    has_odd_rows = weight_type == "q8_0" and shape[-1] % 32 != 0  # rows that are no whole number of blocks stay F32
     return weight_type if is_matrix and not has_odd_rows else "f32"
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], quiet: tuple[str, ...]) -> NDArray[np.float32]:
-    """Weights with which every part matters: attention that picks, norms and biases that are not 1 and 0."""
+    """Weights with which each part changes the logits: peaked attention, norms other than 1, biases other than 0."""
     if name.startswith("rope_f"):
         return rng.uniform(1, 4, shape).astype(np.float32)
     values = rng.standard_normal(shape).astype(np.float32)
-    if name.endswith("ssm_a"):  # rates of decay, which a state does not survive with another sign
+    if name.endswith("ssm_a"):  # decay rates; a state grows without bound if they have the other sign
         return -np.exp(values)
     if ("norm" in name or "output_scale" in name) and name.endswith("weight"):
         return (1 + np.float32(0.2) * values) * np.float32(0.25 if name.split(".")[-2] in quiet else 1)

@@ -1,4 +1,4 @@
-"""What the files of tiny models of each architecture say: metadata below the architecture's name."""
+"""The metadata in the files of tiny models, one entry per architecture or variant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_conformance.oracle.gguf_writer import Value
 
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 N_CTX = 512
-"""Positions that the tiny models were "trained" for."""
+"""The context length in the metadata of the tiny models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,13 @@ class Family:
     """A kind of model file.
 
     Attributes:
-        architecture: as files name it.
-        metadata: the keys below that name.
-        optional: tensors that not every file of the architecture has, and this one has: full names, or names after
-            "blk.N.".
-        tied: whether the token embeddings are the output matrix, too.
-        plain: keys that are not below the architecture's name.
-        quiet: norms a quarter as large as others, so that many layers do not pass on rounding a hundredfold.
+        architecture: its name in files.
+        metadata: keys that begin with this name, without it.
+        optional: optional tensors of the architecture that this file has: full names, or names after "blk.N.".
+        tied: whether the output matrix is the token embeddings.
+        plain: keys that do not begin with the name of the architecture.
+        quiet: norms that are a quarter as large as in other families, so that many layers do not amplify rounding
+            errors a hundredfold.
     """
 
     architecture: str
@@ -79,7 +79,7 @@ def _gemma4(slides: list[bool]) -> dict[str, Value]:
         "attention.sliding_window_pattern": slides,
         "attention.shared_kv_layers": 0,
         "embedding_length_per_layer_input": 0,
-        "final_logit_softcapping": 30.0,  # llama.cpp has it so where a file does not say
+        "final_logit_softcapping": 30.0,  # the default of llama.cpp
     }
 
 
@@ -117,14 +117,14 @@ _MAMBA: dict[str, Value] = {
     "attention.head_count": 0,
     RMS: 1e-5,
     "ssm.conv_kernel": 4,
-    "ssm.inner_size": 288,  # llama.cpp accepts twice the embedding's width alone
+    "ssm.inner_size": 288,  # llama.cpp accepts twice the width of the embeddings only
     "ssm.state_size": 12,
     "ssm.time_step_rank": 10,
 }
 _MAMBA2: dict[str, Value] = {
     "ssm.conv_kernel": 4,
     "ssm.inner_size": 288,
-    "ssm.state_size": 16,  # of llama.cpp's scan, whole registers
+    "ssm.state_size": 16,  # llama.cpp's scan needs a whole number of registers
     "ssm.time_step_rank": 18,  # heads
     "ssm.group_count": 3,
 }
@@ -159,7 +159,7 @@ FAMILIES: dict[str, Family] = {
         "minicpm", _sizes(embd=144) | {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 0.7}
     ),
     "exaone4": Family("exaone4", _sizes(embd=144)),
-    # llama.cpp knows the hybrid by its 64 layers.
+    # llama.cpp recognizes the hybrid by its 64 layers.
     "exaone4_hybrid": Family(
         "exaone4", _sizes(layers=64, embd=48, ff=80, heads=3, kv_heads=1) | {"attention.sliding_window": 48}
     ),
@@ -193,7 +193,7 @@ FAMILIES: dict[str, Family] = {
     "phi2": Family("phi2", _sizes(LAYER, embd=144) | {"rope.dimension_count": 6}, ("attn_q.weight",)),
     "phi3": Family("phi3", _sizes(embd=144)),
     "phi3_window": Family("phi3", _sizes(embd=144) | {"attention.sliding_window": 48}),
-    "phi3_long": Family(  # more positions than the original context has: the long table
+    "phi3_long": Family(  # more positions than the original context: the long table applies
         "phi3",
         _sizes(embd=144) | {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.5**0.5},
         _LONG,
@@ -223,7 +223,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
     ),
     "command_r": Family("command-r", _sizes(LAYER, embd=144) | {"logit_scale": 0.25}, tied=True),
-    # llama.cpp knows it by its 64 layers.
+    # llama.cpp recognizes it by its 64 layers.
     "command_r_plus": Family(
         "command-r",
         _sizes(LAYER, layers=64, embd=48, ff=80, heads=3, kv_heads=1) | {"logit_scale": 0.25},
@@ -252,7 +252,7 @@ FAMILIES: dict[str, Family] = {
         | {"expert_feed_forward_length": 160, "attention.sliding_window": 48},
     ),
     "dbrx": Family("dbrx", _sizes(LAYER, embd=144) | _EXPERTS | {"attention.clamp_kqv": 1.5}),
-    # llama.cpp knows the lite ones, which do not compress queries, by their 27 layers.
+    # llama.cpp recognizes the lite models, which do not compress queries, by their 27 layers.
     "deepseek2_lite": Family(
         "deepseek2",
         _sizes(layers=27, embd=96, ff=80, heads=3) | _LATENT | {"expert_weights_scale": 1.0},
@@ -301,7 +301,7 @@ FAMILIES: dict[str, Family] = {
         | {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64},
         _LONG,
     ),
-    # llama.cpp fixes more than files say: 20 layers with keys of their own, 10 with sparse gates, and these widths.
+    # Constants of llama.cpp, which files do not contain: 20 layers with own keys, 10 with sparse gates, these widths.
     "gemma3n": Family(
         "gemma3n",
         _sizes(layers=25, embd=96, heads=3, kv_heads=1)
@@ -362,7 +362,7 @@ FAMILIES: dict[str, Family] = {
         ("rope_freqs.weight",),
     ),
     "refact": Family("refact", _without_rope(_sizes(embd=144, kv_heads=1))),
-    # llama.cpp takes no epsilon from a qwen2vl's file.
+    # llama.cpp ignores the epsilon in files of qwen2vl.
     "qwen2vl": Family("qwen2vl", _sizes(embd=144) | {RMS: 0.0, "rope.dimension_sections": [3, 3, 2, 0]}),
     "qwen3vl": Family("qwen3vl", _sizes() | _TURNS),
     "qwen3vlmoe": Family("qwen3vlmoe", _sizes() | _TURNS | _EXPERTS | {"expert_feed_forward_length": 64}),
@@ -401,7 +401,7 @@ FAMILIES: dict[str, Family] = {
         {
             "block_count": 3,
             "context_length": N_CTX,
-            "embedding_length": 192,  # heads of 64: llama.cpp's kernel has no others
+            "embedding_length": 192,  # llama.cpp's kernel requires heads of 64
             "feed_forward_length": 160,
             "attention.head_count": 0,
             LAYER: 1e-5,
@@ -419,7 +419,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
     ),
 }
-"""By a name of ours: most architectures once, some in several variants."""
+"""By name: most architectures once, some in several variants."""
 
 
 _TYPES: dict[str, Value] = {"tokenizer.ggml.token_type_count": 2}
@@ -450,7 +450,7 @@ ENCODERS: dict[str, Family] = {
         tied=True,
     ),
 }
-"""Likewise, of what has no logits."""
+"""The same, for encoders: models without logits."""
 SMALL: dict[str, Family] = {
     "small_lfm2": Family(
         "lfm2",
@@ -470,7 +470,7 @@ SMALL: dict[str, Family] = {
         {
             "block_count": 3,
             "context_length": N_CTX,
-            "embedding_length": 128,  # heads of 64: llama.cpp's kernel has no others
+            "embedding_length": 128,  # llama.cpp's kernel requires heads of 64
             "feed_forward_length": 80,
             "attention.head_count": 0,
             LAYER: 1e-5,
@@ -495,6 +495,6 @@ SMALL: dict[str, Family] = {
         | {"attention.q_lora_rank": 48, "expert_weights_scale": 2.5},
     ),
 }
-"""Likewise, small enough for the whole suite to run on: recurrent layers, sliding windows, latent attention."""
+"""The same, small enough for the whole suite: recurrent layers, sliding windows, latent attention."""
 STATES = ("small_lfm2", "small_mamba2", "small_rwkv7")
-"""Those with recurrent layers, which the float64 reference runs."""
+"""Small models with recurrent layers. The float64 reference runs them."""

@@ -22,11 +22,11 @@ _Q8_0 = np.dtype([("scale", "<f2"), ("quants", "i1", 32)])
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a file holds it.
+    """A tensor in the encoding of a file.
 
     Attributes:
         shape: rows first, as in NumPy.
-        weight_type: "f32", "f16" or "q8_0"; or "mxfp4", of blocks that somebody else has packed.
+        weight_type: "f32", "f16" or "q8_0"; or "mxfp4", for blocks that the caller packed.
         data: the packed blocks.
     """
 
@@ -36,14 +36,14 @@ class StoredTensor:
 
     @classmethod
     def pack(cls, values: NDArray[np.float32], weight_type: str) -> StoredTensor:
-        """Round ``values`` to ``weight_type`` and pack them; ``values()`` gives what was kept."""
+        """Round ``values`` to ``weight_type`` and pack them. ``values()`` returns the rounded values."""
         if weight_type == "q8_0":
             return cls(values.shape, weight_type, _quantize_q8_0(values).tobytes())
         dtype = {"f32": "<f4", "f16": "<f2"}[weight_type]
         return cls(values.shape, weight_type, values.astype(dtype).tobytes())
 
     def values(self) -> NDArray[np.float32]:
-        """The numbers the packed blocks stand for, float32 of ``shape``."""
+        """The unpacked blocks, float32 of ``shape``."""
         if self.weight_type == "q8_0":
             blocks = np.frombuffer(self.data, _Q8_0)
             flat = blocks["scale"].astype(np.float32)[:, None] * blocks["quants"].astype(np.float32)

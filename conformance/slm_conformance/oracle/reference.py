@@ -1,10 +1,9 @@
 """The oracle: llama, qwen2, qwen3 and qwen2vl in float64, written to be read.
 
-Each sequence keeps, per layer, the *unrotated* key and the value of every token. Keys are rotated to their positions
-when they are attended to, so that an edit is what the contract says it is: a cut deletes rows, and the later rows keep
-their values at their new positions, which follow from their indexes in the list. Rows with M-RoPE positions also have
-offsets in time, height and width from the position that a token in their place would have: the highest M-RoPE position
-before it, plus one.
+The cache of a layer holds the *unrotated* key and the value of each token. Attention rotates keys to their current
+positions, which are their indexes in the list. So edits follow the definitions of the contract: a cut deletes rows, and
+later rows keep their values at their new positions. Rows with M-RoPE positions also have offsets in time, height and
+width from their default position: the highest M-RoPE position before them, plus one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from slm_conformance.oracle.weights import Weights, rope_frequencies, section_of
 
 Array = NDArray[np.float64]
 Offset = tuple[int, int, int]
-"""In time, height and width."""
+"""An M-RoPE offset in time, height and width."""
 Rounding = Callable[[Array], Array]
 
 
@@ -31,28 +30,28 @@ def exact(x: Array) -> Array:
 
 
 @dataclass(slots=True)
-class LayerMemory:
-    """Keys and values that a layer keeps of a sequence."""
+class LayerCache:
+    """The KV cache of a layer for one sequence."""
 
     keys: Array  # [S, K, D], unrotated
     values: Array  # [S, K, D]
 
 
-def empty_memory(shape: ModelShape) -> LayerMemory:
-    """The memory of a layer for an empty sequence."""
+def empty_cache(shape: ModelShape) -> LayerCache:
+    """The cache of a layer for an empty sequence."""
     empty = np.empty((0, shape.n_kv_heads, shape.head_dim))
-    return LayerMemory(empty, empty)
+    return LayerCache(empty, empty)
 
 
 class Reference:
-    """A context of any number of sequences, without limits and without checks.
+    """A context with any number of sequences, without limits and checks.
 
     Args:
         weights: the model.
-        round_inputs: rounds the vector that enters a matrix product; tolerances are derived with it.
-        round_kept: rounds the keys and values that are kept.
-        round_queries: rounds the queries that are multiplied with kept keys.
-        round_attention: rounds the attention weights that are multiplied with kept values.
+        round_inputs: rounds the input vector of each matrix product; tolerances are derived with it.
+        round_kv: rounds the keys and values of the KV cache.
+        round_queries: rounds the queries that are multiplied with cached keys.
+        round_attention: rounds the attention weights that are multiplied with cached values.
     """
 
     name: ClassVar[str] = "the float64 reference"
@@ -61,7 +60,7 @@ class Reference:
         self,
         weights: Weights,
         round_inputs: Rounding = exact,
-        round_kept: Rounding = exact,
+        round_kv: Rounding = exact,
         round_queries: Rounding = exact,
         round_attention: Rounding = exact,
     ) -> None:
@@ -70,18 +69,18 @@ class Reference:
         self._frequencies = rope_frequencies(weights)
         self._section_of = section_of_pairs(weights.shape)
         self._round_inputs = round_inputs
-        self._round_kept = round_kept
+        self._round_kv = round_kv
         self._round_queries = round_queries
         self._round_attention = round_attention
-        self._sequences: dict[int, list[LayerMemory]] = {}
+        self._sequences: dict[int, list[LayerCache]] = {}
         self._offsets: dict[int, list[Offset]] = {}
 
     def length(self, seq_id: int = 0) -> int:
-        """Tokens that a sequence holds."""
-        return len(self._memory(seq_id)[0].keys)
+        """The number of tokens of a sequence."""
+        return len(self._caches(seq_id)[0].keys)
 
     def table(self, tokens: Sequence[int]) -> Array:
-        """Rows of the embedding table for tokens, float64 [T, E]."""
+        """The rows of the embedding table for tokens, float64 [T, E]."""
         return self._tensors["token_embd.weight"][list(tokens)]
 
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
@@ -104,31 +103,31 @@ class Reference:
         Args:
             x: the rows.
             seq_id: the sequence.
-            bidirectional: whether each attends to all of them.
-            offsets: their M-RoPE offsets in time, height and width from the position of the first row [T].
+            bidirectional: whether the rows attend to each other in both directions.
+            offsets: M-RoPE offsets in time, height and width from the position of the first row [T].
         """
-        memory = self._memory(seq_id)
+        caches = self._caches(seq_id)
         positions = self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets)
-        for layer, kept in enumerate(memory):
-            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), kept, positions, bidirectional)
+        for layer, cache in enumerate(caches):
+            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), cache, positions, bidirectional)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
         return self._norm("output_norm", x)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""
-        self._sequences[dst] = [LayerMemory(kept.keys[:end], kept.values[:end]) for kept in self._memory(src)]
+        self._sequences[dst] = [LayerCache(cache.keys[:end], cache.values[:end]) for cache in self._caches(src)]
         self._offsets[dst] = self._offsets.get(src, [])[:end]
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
-        """Forget all from position ``length`` on."""
+        """Forget the tokens from position ``length`` on."""
         self.cut(length, self.length(seq_id), seq_id)
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
         """Forget [start, end); later tokens move down."""
         del self._offsets.setdefault(seq_id, [])[start:end]
-        for kept in self._memory(seq_id):
-            kept.keys = np.delete(kept.keys, np.s_[start:end], axis=0)
-            kept.values = np.delete(kept.values, np.s_[start:end], axis=0)
+        for cache in self._caches(seq_id):
+            cache.keys = np.delete(cache.keys, np.s_[start:end], axis=0)
+            cache.values = np.delete(cache.values, np.s_[start:end], axis=0)
 
     def drop(self, seq_id: int = 0) -> None:
         """Forget a sequence."""
@@ -137,7 +136,7 @@ class Reference:
 
     @staticmethod
     def _append_positions(earlier: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
-        """Add the offsets of ``n`` more tokens; returns the positions of all tokens, [S, 3]."""
+        """Add the offsets of ``n`` tokens; returns the positions of all tokens, [S, 3]."""
         positions, after = _positions(earlier)
         start = after
         for i in range(n):
@@ -147,23 +146,23 @@ class Reference:
             after = max(after, *(each + 1 for each in position))
         return np.array(positions, np.float64)
 
-    def _memory(self, seq_id: int) -> list[LayerMemory]:
+    def _caches(self, seq_id: int) -> list[LayerCache]:
         if seq_id not in self._sequences:
-            self._sequences[seq_id] = [empty_memory(self._shape) for _ in range(self._shape.n_layers)]
+            self._sequences[seq_id] = [empty_cache(self._shape) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, kept: LayerMemory, positions: Array, bidirectional: bool) -> Array:
-        """Attend from the new tokens, x [T, E], to all that is kept and to one another; all are at ``positions``."""
-        shape, first = self._shape, len(kept.keys)
+    def _attention(self, layer: int, x: Array, cache: LayerCache, positions: Array, bidirectional: bool) -> Array:
+        """Attention of the new tokens, x [T, E], to all tokens, cached and new, at ``positions`` [S, 3]."""
+        shape, first = self._shape, len(cache.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
         k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
         v = self._heads(layer, "attn_v", x)
-        kept.keys = np.concatenate((kept.keys, self._round_kept(k)))
-        kept.values = np.concatenate((kept.values, self._round_kept(v)))
-        length = len(kept.keys)
+        cache.keys = np.concatenate((cache.keys, self._round_kv(k)))
+        cache.values = np.concatenate((cache.values, self._round_kv(v)))
+        length = len(cache.keys)
         group = shape.n_heads // shape.n_kv_heads
-        keys = self._rotated(kept.keys, positions).repeat(group, axis=1)  # [S, H, D]
-        values = kept.values.repeat(group, axis=1)
+        keys = self._rotated(cache.keys, positions).repeat(group, axis=1)  # [S, H, D]
+        values = cache.values.repeat(group, axis=1)
         queries = self._round_queries(self._rotated(q, positions[first:]))
         scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
@@ -195,7 +194,7 @@ class Reference:
     def _rotated(self, x: Array, positions: Array) -> Array:
         """Rotate heads, x [S, heads, D], to their positions [S, 3].
 
-        The two halves of a rotated pair are adjacent in a llama file, half a head apart in a qwen file.
+        The two numbers of a rotated pair are adjacent in llama files and half a head apart in qwen files.
         """
         angles = positions[:, None, self._section_of] * self._frequencies
         rotation = np.exp(1j * angles)  # [S, 1, D/2]

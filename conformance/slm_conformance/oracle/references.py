@@ -1,4 +1,4 @@
-"""Which reference runs a model."""
+"""Chooses the reference for a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_conformance.oracle.weights import Weights
 
 
 def reference_of(weights: Weights, **rounding: Rounding) -> Reference:
-    """The reference that runs a model.
+    """The reference for a model.
 
     Args:
         weights: the model.

@@ -1,4 +1,4 @@
-"""Runs: the inputs of one sequence that a batch is made of."""
+"""Runs: consecutive inputs of one sequence in a batch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["tokens", "rows", "image"]
 
 IMAGE_WIDTH = 2
-"""Patches in a row of an image."""
+"""The number of patches in a row of an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Inputs for one sequence, as a part of a batch.
+    """Consecutive inputs of one sequence in a batch.
 
     Attributes:
         seq_id: the sequence.
-        shift: how far the first position is from the next one; 0 is right.
-        tokens: what to append; for rows and images, the seeds of the rows.
+        shift: the distance of the first position from the right one; 0 is right.
+        tokens: the tokens; for rows and images, the seeds of the rows.
         kind: tokens, embedding rows, or the rows of an image, which have M-RoPE offsets.
         block: whether the inputs form a bidirectional block.
     """

@@ -7,11 +7,11 @@ import numpy as np
 from slm_conformance.oracle.reference import Array
 from slm_conformance.oracle.state_reference import StateReference
 
-_HEAD_EPS = 64e-5  # in no file: the reference implementation has it so
+_HEAD_EPS = 64e-5  # a constant of the reference implementation; files do not contain it
 
 
 class RwkvReference(StateReference):
-    """See ``StateReference``. The values of the first block are kept: later blocks mix them in."""
+    """See ``StateReference``. Later blocks mix in the values of the first block."""
 
     _first_values: Array
 
@@ -26,7 +26,7 @@ class RwkvReference(StateReference):
         return x + self._channel_mixed(layer, self._norm(f"blk.{layer}.attn_norm_2", x))
 
     def _time_mixed(self, layer: int, x: Array) -> Array:
-        """Each head's state decays, and the value that it holds for a key is replaced by a new one (the delta rule)."""
+        """The state of each head decays, and the value of a key is replaced by a new one (the delta rule)."""
         block = f"blk.{layer}.time_mix_"
         shares = self._vector(f"{block}lerp_fused", "weight").reshape(6, -1)
         for_r, for_w, for_k, for_v, for_a, for_g = (_mixed(x, share) for share in shares)
@@ -73,7 +73,7 @@ class RwkvReference(StateReference):
 
 
 def _delta_rule(r: Array, fading: Array, k: Array, v: Array, removed: Array, replaced: Array) -> Array:
-    """What each token reads from the states [H, P values, P keys], all [T, H, P]: equations 17 and 18."""
+    """The outputs of the states [H, P values, P keys] for each token, all [T, H, P]: equations 17 and 18."""
     state, read = np.zeros((*v.shape[1:], k.shape[2])), []
     for t in range(len(r)):
         forgotten = np.einsum("hvk,hk->hv", state, removed[t])
@@ -84,7 +84,7 @@ def _delta_rule(r: Array, fading: Array, k: Array, v: Array, removed: Array, rep
 
 
 def _mixed(x: Array, share: Array) -> Array:
-    """Each token mixed with a share of the token before it, x [T, E]; zeros come before the first."""
+    """Mix each token with a share of the token before it, x [T, E]. The first token is mixed with zeros."""
     before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
     return x + (before - x) * share
 

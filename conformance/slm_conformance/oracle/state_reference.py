@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.factories import ModelShape
-from slm_conformance.oracle.reference import Array, Offset, Reference, Rounding, empty_memory, exact
+from slm_conformance.oracle.reference import Array, Offset, Reference, Rounding, empty_cache, exact
 from slm_conformance.oracle.weights import Weights, tensor_values
 from slm_core.gguf import GgufFile
 
@@ -22,14 +22,14 @@ from slm_core.gguf import GgufFile
 class StateWeights(Weights):
     """The weights of a model with recurrent layers."""
 
-    def kept_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
+    def kv_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
         """See ``Weights``; states are float32."""
         attending = sum(name.endswith("attn_k.weight") for name in self.tensors)
         numbers = n_tokens * attending * 2 * self.shape.n_kv_heads * self.shape.head_dim
         return int(numbers * bytes_per_number) + 4 * sum(map(self._n_state, range(self.shape.n_layers)))
 
     def _n_state(self, layer: int) -> int:
-        """Numbers in a layer's state: those of its convolution and those of its heads."""
+        """The number of values in the state of a layer: of its convolution and of its heads."""
         block = f"blk.{layer}."
         if (taps := self.tensors.get(f"{block}shortconv.conv.weight")) is not None:
             return _n_remembered(taps)
@@ -75,15 +75,15 @@ class StateReference(Reference):
         self,
         weights: Weights,
         round_inputs: Rounding = exact,
-        round_kept: Rounding = exact,
+        round_kv: Rounding = exact,
         round_queries: Rounding = exact,
         round_attention: Rounding = exact,
     ) -> None:
-        super().__init__(weights, round_inputs, round_kept, round_queries, round_attention)
+        super().__init__(weights, round_inputs, round_kv, round_queries, round_attention)
         self._rows: dict[int, Array] = {}
 
     def length(self, seq_id: int = 0) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens of a sequence."""
         return len(self._held(seq_id))
 
     def embed_rows(
@@ -104,11 +104,11 @@ class StateReference(Reference):
         self._rows[dst] = self._held(src)[:end]
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
-        """Forget all from position ``length`` on."""
+        """Forget the tokens from position ``length`` on."""
         self._rows[seq_id] = self._held(seq_id)[:length]
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
-        """Refused: the states of later tokens depend on the tokens that a cut removes."""
+        """Raise: the states of later tokens depend on the tokens that a cut removes."""
         raise NotImplementedError("a recurrent model declares no cut")
 
     def drop(self, seq_id: int = 0) -> None:
@@ -130,7 +130,7 @@ class StateReference(Reference):
             x = x + self._convolved(layer, normed)
         else:
             positions = np.arange(len(x), dtype=np.float64)[:, None].repeat(3, axis=1)
-            x = x + self._attention(layer, normed, empty_memory(self._shape), positions, False)
+            x = x + self._attention(layer, normed, empty_cache(self._shape), positions, False)
         return x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
 
     def _convolved(self, layer: int, x: Array) -> Array:
@@ -140,7 +140,7 @@ class StateReference(Reference):
         return self._linear(f"blk.{layer}.shortconv.out_proj", mixed)
 
     def _scanned(self, layer: int, x: Array) -> Array:
-        """Mamba 2: each head's state decays, and the token's input is added to it."""
+        """Mamba 2: the state of each head decays, and the input of the token is added."""
         block = f"blk.{layer}."
         n_inner = self._tensors[f"{block}ssm_out.weight"].shape[1]
         rates, skipped, scale = (self._tensors[f"{block}ssm_{name}"] for name in ("a", "d", "norm.weight"))

@@ -1,7 +1,7 @@
-"""An oracle for models that the float64 reference does not run: the same engine, on the plainest path.
+"""An oracle for models that the float64 reference does not run: the same engine decodes each history from the start.
 
-Whatever led to a sequence, its logits are those of its history decoded from the start, alone, in a context that holds
-nothing else (clauses 3, 5, 6, 7 and 8); cuts are made again, as they are part of the history (clause 4).
+The logits of a sequence depend on its history only. So they equal those of the history in a context that holds nothing
+else (clauses 3, 5, 6, 7 and 8). Cuts are part of the history and are repeated (clause 4).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Removed:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Tokens, or embedding rows [n, E] in place of them, that were decoded as one run."""
+    """A run that was decoded: tokens, or embedding rows [n, E]."""
 
     run: Run
     rows: NDArray[np.float32] | None
 
     def first(self, n: int) -> _Inputs:
-        """The first ``n`` of them."""
+        """The first ``n`` inputs."""
         run = replace(self.run, tokens=self.run.tokens[:n])
         return _Inputs(run, None if self.rows is None else self.rows[:n])
 
@@ -46,10 +46,10 @@ _History: TypeAlias = tuple[_Inputs | _Removed, ...]
 
 
 class Twin:
-    """Histories of any number of sequences, each decoded anew when its next logits are asked for.
+    """Histories of any number of sequences. For new logits, the whole history is decoded again.
 
     Args:
-        context: an empty one of the model with one sequence, which no history outgrows.
+        context: an empty context of the model with one sequence and room for each history.
     """
 
     name: ClassVar[str] = "the same history decoded alone"
@@ -60,11 +60,11 @@ class Twin:
 
     @property
     def edit_level(self) -> EditLevel:
-        """The highest edit that it can follow."""
+        """The edit level of the context."""
         return self._context.edit_level
 
     def length(self, seq_id: int = 0) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens of a sequence."""
         return _length(self._histories.get(seq_id, ()))
 
     def decode(self, tokens: Sequence[int], seq_id: int = 0) -> Rows:
@@ -72,16 +72,16 @@ class Twin:
         return self.append(Run(seq_id, 0, tuple(tokens)))
 
     def embed(self, tokens: Sequence[int], seq_id: int = 0) -> Rows:
-        """The same with hidden states, float32 [T, E]."""
+        """Append tokens to a sequence; returns their hidden states, float32 [T, E]."""
         return self.append(Run(seq_id, 0, tuple(tokens)), hidden=True)
 
     def append(self, run: Run, rows: NDArray[np.float32] | None = None, *, hidden: bool = False) -> Rows:
-        """Append a run; returns what follows from each input, [T, V], or their hidden states [T, E].
+        """Append a run; returns the logits after each input, [T, V], or its hidden state [T, E].
 
         Args:
-            run: its sequence is one of the twin's own numbers.
-            rows: in place of its tokens [T, E], which are no more than a batch of the twin's then.
-            hidden: whether ``embed`` is called.
+            run: the run; its ``seq_id`` names a history of the twin.
+            rows: embedding rows instead of the tokens, [T, E], at most ``n_batch``.
+            hidden: whether to return hidden states.
         """
         most = self._context.n_batch
         if len(run.tokens) > most:
@@ -107,7 +107,7 @@ class Twin:
         self._histories[dst] = history if end is None else _truncated(history, end)
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
-        """Forget all from position ``length`` on."""
+        """Forget the tokens from position ``length`` on."""
         self.fork(seq_id, seq_id, length)
 
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
@@ -123,7 +123,7 @@ class Twin:
         self._histories.pop(seq_id, None)
 
     def _batched(self, batch: Batch, one: _Inputs, *, has_logits: bool) -> Batch:
-        """Add a run to a batch, after decoding what is in it where there is no room."""
+        """Add a run to a batch. If there is no room, the batch is decoded first."""
         n = len(one.run.tokens)
         if len(batch) + n > self._context.n_batch:
             self._context.decode(batch)
@@ -134,18 +134,18 @@ class Twin:
 
 
 Oracle: TypeAlias = Reference | Twin
-"""What scenarios compare with: see ``Bench.oracle``."""
+"""An oracle of the scenarios: see ``Bench.oracle``."""
 
 
 def add_run(batch: Batch, run: Run, first: int, rows: NDArray[np.float32] | None, *, has_logits: bool) -> None:
-    """Add a run to a batch, from position ``first`` on; ``rows`` stand in place of its tokens where there are some."""
-    place, n = Pos(run.seq_id, first), len(run.tokens)
+    """Add a run to a batch from position ``first`` on: ``rows`` if given, else its tokens."""
+    start, n = Pos(run.seq_id, first), len(run.tokens)
     logits: LogitsSelection = "all" if has_logits else "none"
     if rows is None:
-        batch.extend(run.tokens, place, logits=logits)
+        batch.extend(run.tokens, start, logits=logits)
     else:
         offsets = np.array(image_offsets(n), np.int32) if run.kind == "image" else None
-        batch.add_embeddings(rows, place, offsets=offsets, logits=logits)
+        batch.add_embeddings(rows, start, offsets=offsets, logits=logits)
     if run.block and n > 1:
         batch.join_block(n)
 
@@ -155,12 +155,12 @@ def _length(history: _History) -> int:
 
 
 def _truncated(history: _History, length: int) -> _History:
-    """The history of the first ``length`` tokens, as if no more had ever come."""
+    """The history of the first ``length`` tokens, as if there had been no other tokens."""
     if length <= 0 or not history:
         return ()
     *before, last = history
     if isinstance(last, _Removed):
-        if length <= last.start:  # what was cut stood behind all that is kept
+        if length <= last.start:  # the tokens that were cut came after the first ``length``
             return _truncated(tuple(before), length)
         return (*_truncated(tuple(before), length + last.end - last.start), last)
     n_before = _length(tuple(before))

@@ -1,4 +1,4 @@
-"""A model's weights as plain arrays: from a tiny model in memory, or from a GGUF file of the same kind."""
+"""The weights of a model as plain arrays, from a tiny model in memory or from a GGUF file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slm_core.types import ModelSource
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """What a forward pass needs.
+    """The input of a forward pass.
 
     Attributes:
         shape: the dimensions.
-        tensors: float32, by name in the file, in the file's order of rows.
-        main_type: how the file stores its matrices: "f32", "f16" or "q8_0".
+        tensors: float32, by name in the file, with rows in the order of the file.
+        main_type: the number format of the matrices in the file: "f32", "f16" or "q8_0".
     """
 
     shape: ModelShape
@@ -42,13 +42,13 @@ class Weights:
         """Vocabulary size V."""
         return len(self.tensors["token_embd.weight"])
 
-    def kept_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
-        """What the keys and values of so many tokens take."""
+    def kv_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
+        """Bytes of the keys and values of ``n_tokens`` tokens."""
         return int(n_tokens * self.shape.n_layers * 2 * self.shape.n_kv_heads * self.shape.head_dim * bytes_per_number)
 
     @classmethod
     def of(cls, model: TinyModel) -> Self:
-        """The weights of a tiny model, as its file rounds them; the file is not read."""
+        """The weights of a tiny model, rounded as in its file. The file is not read."""
         values = {name: tensor.values() for name, tensor in model.tensors.items()}
         return cls(model.shape, values, model.tensors["token_embd.weight"].weight_type)
 
@@ -68,7 +68,7 @@ class Weights:
 
 
 def check_readable(file: GgufFile) -> None:
-    """Refuse a file that ``Weights.read`` cannot read, by its header.
+    """Check the header of a file for ``Weights.read``.
 
     Raises:
         UnsupportedModel: an unknown architecture or weight type.
@@ -110,9 +110,9 @@ def tensor_values(file: GgufFile, info: TensorInfo) -> NDArray[np.float32]:
 
 
 def rope_frequencies(weights: Weights) -> NDArray[np.float64]:
-    """Radians that each pair of a head turns per position, float64 [D/2].
+    """Radians by which each pair of a head rotates per position, float64 [D/2].
 
-    RoFormer (Su et al. 2021), divided by the file's frequency factors where it has them (Llama 3.1).
+    RoFormer (Su et al. 2021), divided by the frequency factors in the file, if any (Llama 3.1).
     """
     shape = weights.shape
     frequencies = shape.rope_freq_base ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
@@ -121,6 +121,6 @@ def rope_frequencies(weights: Weights) -> NDArray[np.float64]:
 
 
 def section_of_pairs(shape: ModelShape) -> NDArray[np.intp]:
-    """Which of time, height and width turns each pair of a head, [D/2]; time, where a file has no sections."""
+    """The axis that rotates each pair of a head: time, height or width, [D/2]. Without sections in the file, time."""
     n_pairs = shape.head_dim // 2
     return np.repeat(np.arange(3), shape.sections) if shape.sections else np.zeros(n_pairs, np.intp)

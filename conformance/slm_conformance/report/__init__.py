@@ -1,4 +1,4 @@
-"""The report of a run: a table of clauses, as a page, as data, or as a badge."""
+"""The report of a run: a table of clauses, as an HTML page, as JSON, or as a badge."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from slm_core.errors import InvalidOption
 __all__ = ["FORMATS", "check_paths", "write"]
 
 FORMATS: dict[str, Callable[[Report], str]] = {".html": html_page, ".json": json_data, ".svg": svg_badge}
-"""By suffix, what makes the text of a report."""
+"""The writers of reports, by file suffix."""
 
 
 def check_paths(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """The absolute paths of reports that can be written; nothing is left behind by trying.
+    """The absolute paths of reports, checked. The check leaves no files.
 
     Raises:
-        InvalidOption: an unknown suffix, or a place that cannot be written to.
+        InvalidOption: an unknown suffix, or a path that cannot be written.
     """
     return tuple(_check_path(Path(path).absolute()) for path in paths)
 
 
 def write(report: Report, path: Path) -> None:
-    """Write a report in the format that the path's suffix names.
+    """Write a report in the format of the file suffix.
 
     Raises:
         OSError: it cannot be written.

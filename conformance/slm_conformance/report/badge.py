@@ -9,13 +9,13 @@ from slm_conformance.report.record import PLURALS, Report
 from slm_conformance.suite.meta import Verdict
 
 _TITLE = "conformance"
-_CHAR_WIDTH = 6.6  # pixels of an average character at 11 px; the text is stretched to fit where the font differs
+_CHAR_WIDTH = 6.6  # average width of a character at 11 px; the text is scaled if the font differs
 _PADDING = 10
 _GREEN, _AMBER, _RED = "#2f7d32", "#8a6100", "#b3261e"
 
 
 def svg_badge(report: Report) -> str:
-    """An SVG document: green where all holds that is declared, red on failures, amber where something is left open."""
+    """An SVG document: green if all declared scenarios hold, red if any fails, amber otherwise."""
     counts = report.total()
     message = ", ".join(f"{counts[verdict]} {word}" for verdict, word in PLURALS.items() if counts[verdict])
     message = message or "nothing run"

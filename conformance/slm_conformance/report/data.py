@@ -10,7 +10,7 @@ from slm_conformance.report.record import Report, Scenario, Section
 from slm_conformance.suite.meta import Verdict
 
 SCHEMA = "slm-conformance-report/1"
-"""Changes with any change that a reader could stumble over; new keys may come without."""
+"""The version of the format. It changes if readers have to change; new keys do not change it."""
 
 
 def json_data(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: no scripts, nothing from outside, nothing from a run unescaped."""
+"""The report as one self-contained HTML page: no scripts, no external files, and all texts of a run escaped."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _scenario(runs: tuple[Run, ...], scenario: Scenario) -> str:
 
 
 def _cell(results: dict[str, Result]) -> str:
-    """Models that ended alike stand together."""
+    """One cell; models with the same result share a line."""
     models: dict[tuple[Verdict, str], list[str]] = {}
     for model, result in results.items():
         models.setdefault((result.verdict, result.reason), []).append(model)

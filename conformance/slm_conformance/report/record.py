@@ -1,4 +1,4 @@
-"""What a report is made of. Texts that come from a run are made harmless here, and escaped again by each format."""
+"""The data of a report. Texts of a run are cleaned here, and escaped again by each format."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PLURALS = {
     Verdict.EXPECTED: "expected to fail",
     Verdict.NOT_RUN: "not run",
 }
-"""After a number, in the order of interest."""
+"""The words after a count of verdicts, most important first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a scenario on one model.
+    """The result of a scenario on one model.
 
     Attributes:
-        verdict: how it ended.
-        reason: one line, why it does not hold; "" where it holds.
-        seconds: how long it took.
+        verdict: the verdict.
+        reason: one line: why the scenario does not hold; "" if it holds.
+        seconds: its duration.
     """
 
     verdict: Verdict
@@ -48,12 +48,12 @@ NOT_RUN = Result(Verdict.NOT_RUN)
 
 @dataclass(slots=True)
 class Run:
-    """All that was found on one backend.
+    """The results on one backend.
 
     Attributes:
         module: the module that adopts the suite.
-        subject: what was under test.
-        results: by scenario, ``TestClass::test_name``, and model; a scenario that was not chosen at all is missing.
+        subject: the backend under test.
+        results: by scenario, ``TestClass::test_name``, and model; scenarios that were not selected are missing.
     """
 
     module: str
@@ -61,7 +61,7 @@ class Run:
     results: dict[str, dict[str, Result]] = field(default_factory=dict)
 
     def of(self, scenario: str) -> dict[str, Result]:
-        """The results of a scenario by model; under no name where it was not chosen."""
+        """The results of a scenario by model; if it was not selected, "not run" under the name ""."""
         return self.results.get(scenario) or {"": NOT_RUN}
 
 
@@ -71,7 +71,7 @@ class Scenario:
 
     Attributes:
         name: ``TestClass::test_name``.
-        clause: the number or noun that its docstring begins with.
+        clause: the number or noun at the start of its docstring.
         proves: the rest of the docstring.
     """
 
@@ -85,9 +85,9 @@ class Section:
     """A class of scenarios.
 
     Attributes:
-        name: of the class.
+        name: the name of the class.
         about: its docstring.
-        hint: where to look if one fails.
+        hint: where to look if a scenario fails.
         scenarios: its rows.
     """
 
@@ -102,10 +102,10 @@ class Report:
     """A table of clauses by backend.
 
     Attributes:
-        date: of the run, ISO 8601 in UTC.
+        date: the date of the run, ISO 8601 in UTC.
         runs: the columns.
         sections: the rows.
-        versions: of what the suite itself ran on.
+        versions: the versions of the packages and of Python.
     """
 
     date: str
@@ -114,7 +114,7 @@ class Report:
     versions: dict[str, str]
 
     def labels(self) -> list[str]:
-        """A name for each run: that of the backend, with the module where two are called the same."""
+        """A name for each run: its backend; with its module if two runs have the same backend."""
         backends = [run.subject.backend for run in self.runs]
         return [
             name if backends.count(name) == 1 else f"{name} ({run.module.rpartition('.')[2]})"
@@ -122,17 +122,17 @@ class Report:
         ]
 
     def count(self, run: Run, section: Section | None = None) -> Counter[Verdict]:
-        """How often each verdict was given in a run, or in one section of it."""
+        """The number of each verdict in a run, or in one section of it."""
         chosen = self.sections if section is None else (section,)
         names = [scenario.name for part in chosen for scenario in part.scenarios]
         return Counter(result.verdict for name in names for result in run.of(name).values())
 
     def total(self) -> Counter[Verdict]:
-        """How often each verdict was given."""
+        """The number of each verdict."""
         return sum((self.count(run) for run in self.runs), Counter())
 
     def failures(self) -> Iterator[tuple[str, Scenario, str, Result]]:
-        """Label of the run, scenario, model and result of all that fails."""
+        """Label of the run, scenario, model and result of each failure."""
         for label, run in zip(self.labels(), self.runs, strict=True):
             for section in self.sections:
                 for scenario in section.scenarios:
@@ -142,14 +142,14 @@ class Report:
 
 
 def one_line(text: str) -> str:
-    """The first line that is not empty, of bounded length; what cannot be printed is shown as its escape."""
+    """The first line that is not empty, of limited length, with unprintable characters escaped."""
     line = next((line for line in text.splitlines() if line.strip()), "").strip()
     printable = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
     return printable if len(printable) <= _MAX_CHARS else printable[: _MAX_CHARS - 1] + "…"
 
 
 def sections(adopted: dict[str, type[Scenarios]]) -> tuple[Section, ...]:
-    """The suite's classes, and those that adopting modules add to it."""
+    """The classes of the suite, and those that adopting modules add."""
     ours: dict[str, type[Scenarios]] = {name: getattr(scenarios, name) for name in scenarios.__all__}
     tests: dict[str, list[str]] = {name: [] for name in ours}
     for scenario in scenario_names():
@@ -163,7 +163,7 @@ def sections(adopted: dict[str, type[Scenarios]]) -> tuple[Section, ...]:
 
 
 def versions() -> dict[str, str]:
-    """What the suite runs on."""
+    """The versions of the packages and of Python."""
     packages = {name: importlib.metadata.version(name) for name in ("numpy", "pytest")}
     try:
         packages["slm-core"] = importlib.metadata.version("slm-core")

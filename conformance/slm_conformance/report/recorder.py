@@ -1,4 +1,4 @@
-"""The part of the pytest plugin that watches a run, and writes the reports when it has ended."""
+"""The part of the pytest plugin that records results and writes the reports at the end of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recorder:
     """A plugin of pytest, registered for runs with a report.
 
     Args:
-        paths: where to write reports, checked.
+        paths: the files of the reports, checked.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -37,7 +37,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Note what could be run, before any of it is deselected."""
+        """Record all scenarios, before pytest deselects any."""
         adopted = by_module(items)
         if not adopted:
             raise pytest.UsageError("--slm-report: no module of this run adopts the suite")
@@ -49,7 +49,7 @@ class Recorder:
                 run.results.setdefault(_scenario(item), {})[_model(item)] = NOT_RUN
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Ask the backends what they are."""
+        """Record the backends."""
         for module in by_module(session.items):
             run = self._runs[module.__name__]
             try:
@@ -61,7 +61,7 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note how a scenario ended; here the error itself is at hand."""
+        """Record the result of a scenario; here the exception is known."""
         report = yield
         if isinstance(item, pytest.Function) and item.module.__name__ in self._runs:
             results = self._runs[item.module.__name__].results.get(_scenario(item))
@@ -71,7 +71,7 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the reports, unless pytest refused to run."""
+        """Write the reports, unless pytest did not run."""
         if session.exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
             return
         table = Report(self._date, tuple(self._runs.values()), sections(self._adopted), versions())
@@ -84,7 +84,7 @@ class Recorder:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say where the reports are."""
+        """Print the paths of the reports."""
         for problem in self._problems:
             terminalreporter.write_line(f"slm-conformance: {problem}", red=True)
         if not self._problems:
@@ -93,12 +93,12 @@ class Recorder:
 
 
 def watch(config: pytest.Config) -> None:
-    """Write the reports that the command line asks for, when the run has ended.
+    """Register a recorder for the reports that the command line names.
 
     Raises:
-        pytest.UsageError: an unknown format, a place that cannot be written to, or a run in several processes.
+        pytest.UsageError: an unknown format, a path that cannot be written, or a run in several processes.
     """
-    if config.getoption("numprocesses", None):  # pytest-xdist: the scenarios run where nobody watches
+    if config.getoption("numprocesses", None):  # pytest-xdist: the scenarios run in other processes
         raise pytest.UsageError("--slm-report: run in one process, without -n")
     try:
         paths = report.check_paths(config.getoption("--slm-report"))
@@ -108,47 +108,47 @@ def watch(config: pytest.Config) -> None:
 
 
 def _scenario(item: pytest.Function) -> str:
-    """The row that an item belongs to; an item outside a class belongs to none."""
+    """The scenario of an item; "" before the colons if it is in no class."""
     return f"{item.cls.__name__ if item.cls else ''}::{item.originalname}"
 
 
 def _model(item: pytest.Function) -> str:
-    """What stands in brackets: the model."""
+    """The model: the part of the name in brackets."""
     return item.name.removeprefix(item.originalname).strip("[]")
 
 
-def _note(results: dict[str, Result], item: pytest.Function, phase: str, found: Result) -> None:
-    """Only a call can hold; what goes wrong in set-up or tear-down counts as well, and the first failure stays."""
-    if found.verdict is Verdict.HOLDS and phase != "call":
+def _note(results: dict[str, Result], item: pytest.Function, phase: str, result: Result) -> None:
+    """Record the result of one phase. Only a call can hold, each phase can fail, and the first failure stays."""
+    if result.verdict is Verdict.HOLDS and phase != "call":
         return
     if results[_model(item)].verdict is not Verdict.FAILS:
-        results[_model(item)] = found
+        results[_model(item)] = result
 
 
 def _noted(item: pytest.Function) -> str:
-    """What the scenario says of itself, as the seeds of random programs."""
+    """The notes of the scenario, such as the seeds of random programs."""
     bench = item.funcargs.get("bench")
     return "; ".join(bench.notes) if isinstance(bench, Bench) else ""
 
 
-def _result(found: pytest.TestReport, call: pytest.CallInfo[None], noted: str) -> Result:
-    """What one phase says."""
-    seconds = found.duration
-    if found.passed:
+def _result(report: pytest.TestReport, call: pytest.CallInfo[None], noted: str) -> Result:
+    """The result of one phase."""
+    seconds = report.duration
+    if report.passed:
         return Result(Verdict.HOLDS, noted, seconds)
-    expected = getattr(found, "wasxfail", None)  # set by pytest where a failure was expected
-    if found.skipped and expected is not None:
+    expected = getattr(report, "wasxfail", None)  # set by pytest where a failure was expected
+    if report.skipped and expected is not None:
         return Result(Verdict.EXPECTED, one_line(str(expected)), seconds)
-    reason = _reason(found, call)
-    if found.failed:
+    reason = _reason(report, call)
+    if report.failed:
         return Result(Verdict.FAILS, reason, seconds)
     verdict = Verdict.ABSENT if reason.startswith(_ABSENT) else Verdict.NOT_RUN
     return Result(verdict, reason.removeprefix(_ABSENT), seconds)
 
 
-def _reason(found: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
+def _reason(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:  # an expected failure that did not happen
-        return one_line(str(found.longrepr))
+        return one_line(str(report.longrepr))
     error = call.excinfo.value
     message = one_line(str(error))
     if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) and message:

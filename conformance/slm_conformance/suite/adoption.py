@@ -1,4 +1,4 @@
-"""How a module adopts the suite: its fixtures class is found, and given a workshop for the run."""
+"""Adoption of the suite by a module: finds its fixtures class, and makes a workshop for the run."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def _from_command_line(fixtures: type[BackendFixtures], config: pytest.Config) -
     backend, model, device = (config.getoption(f"--slm-{name}") for name in ("backend", "model", "device"))
     if not backend:
         raise pytest.UsageError("no backend is named: pass --slm-backend NAME, or set it in the BackendFixtures class")
-    chosen = {"backend": backend, "device": device} | ({"models": (model,)} if model else {})
+    isolated = config.getoption("--slm-isolated")
+    chosen = {"backend": backend, "device": device, "isolated": isolated} | ({"models": (model,)} if model else {})
     completed: type[BackendFixtures] = type(fixtures.__name__, (fixtures,), chosen)
     return completed()

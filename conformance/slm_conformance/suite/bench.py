@@ -1,4 +1,4 @@
-"""What a scenario works at: one backend, one model, and the means to feed, compare and refuse."""
+"""The bench of a scenario: one backend, one model, and methods to feed contexts and check results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelO
 
 Rows = NDArray[np.floating]
 
-_TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some formats tell the model
+_TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some chat formats contain the date
 _TWIN_N_CTX, _TWIN_N_BATCH = 1024, 256
-_KV_BLOCK = 32  # heads of another width cannot be stored in blocks
+_KV_BLOCK = 32  # the head width must be a multiple of it for block types
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The length of random searches.
+    """The effort for random searches.
 
     Attributes:
-        seconds: for random programs of each model, beyond the first ones.
-        first_seed: of these programs; each has the next one.
-        quick: a first look: few programs, one model, no scenario that takes long.
+        seconds: additional time for random programs of each model.
+        first_seed: seed of the first of them; each further one has the next seed.
+        quick: a first look: few programs, one model, no slow scenario.
     """
 
     seconds: float = 0
@@ -81,17 +81,17 @@ class Workshop:
     Args:
         fixtures: the adopter's options.
         directory: the folder for tiny models.
-        effort: how long to look.
+        effort: effort for random searches.
     """
 
     def __init__(self, fixtures: BackendFixtures, directory: Path, effort: Effort | None = None) -> None:
         self.fixtures = fixtures
         self.effort = effort or Effort()
         self.directory = directory
-        self.backend = make_backend(fixtures.backend)
+        self.backend = make_backend(fixtures.backend, isolated=fixtures.isolated)
         self._models: dict[str, Model] = {}
         self._sources: dict[str, Source] = {}
-        # Of methods: caches of this workshop alone, so that nothing outlives it.
+        # Caches of methods, in the instance so that they end with it.
         self.tolerance = functools.cache(self._tolerance)
         self.kv_types = functools.cache(self._kv_types)
         self.declared = functools.cache(self._declared)
@@ -104,7 +104,7 @@ class Workshop:
         return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
 
     def share(self, usual: int) -> int:
-        """The number of tries, at least 1, if ``usual`` is the usual number: see ``BackendFixtures.volume``."""
+        """The number of tries, at least 1, for a usual number of ``usual``; see ``BackendFixtures.volume``."""
         return max(1, round(usual * self.fixtures.volume))
 
     def source(self, name: str) -> Source:
@@ -120,7 +120,7 @@ class Workshop:
         return self._models[name]
 
     def refusal(self, name: str) -> str | None:
-        """Why the backend cannot run a model that the adopter has not named, or None where it can or must."""
+        """Why the backend cannot run a model that the adopter has not named; None if it can or must."""
         if name in vars(type(self.fixtures)).get("models", ()):
             return None
         support = self.backend.supports(self.source(name).path, self.fixtures.device)
@@ -157,7 +157,7 @@ class Workshop:
         return Tolerance(source.weights, Precision(precision), kv_type)
 
     def _kv_types(self, name: str) -> tuple[KvType, ...]:
-        """The KV types for a model: the adopter's whose blocks fit, or all that are accepted."""
+        """The KV types for a model: the adopter's types that fit the heads, or all accepted types."""
         weights = self.source(name).weights
         fits = weights is None or weights.shape.head_dim % _KV_BLOCK == 0
         named = [KvType(kv_type) for kv_type in self.fixtures.kv_types]
@@ -216,11 +216,11 @@ def _read_source(path: Path) -> Source:
 
 
 class Bench:
-    """One scenario's place of work; contexts and models that are made here are closed after it.
+    """The bench of one scenario. Its contexts and models are closed after the scenario.
 
     Args:
         workshop: the shared files and models.
-        name: of the model.
+        name: name of the model.
 
     Attributes:
         notes: text for reports about a scenario that holds.
@@ -263,7 +263,7 @@ class Bench:
 
     @property
     def calm_name(self) -> str:
-        """The name of a tiny model of the same kind in which attention, and what rounds there, matters less."""
+        """The name of a tiny model of the same shape in which attention and its rounding errors have less effect."""
         return f"{shape_name(self.weights().shape)}-{self.weights().main_type}-calm"
 
     @property
@@ -273,22 +273,22 @@ class Bench:
 
     @property
     def kv_types(self) -> tuple[KvType, ...]:
-        """The storage types of keys and values that there are, the most exact one first."""
+        """The supported KV types, the most exact one first."""
         return self.workshop.kv_types(self.name)
 
     @property
     def kv_type(self) -> KvType:
-        """The one that scenarios use."""
+        """The KV type that scenarios use."""
         return self.kv_types[0]
 
     @property
     def tolerance(self) -> Tolerance:
-        """How far the model's logits may be from the reference."""
+        """The tolerances of the model's logits."""
         return self.workshop.tolerance(self.name, self.kv_type)
 
     @functools.cached_property
     def formatter(self) -> Formatter:
-        """The model's own chat format, or the one after "+" in its name."""
+        """The chat format after "+" in the name of the model; without one, that of the model file."""
         return formatter(name=self.name.partition("+")[2] or None, model=self.model, now=_TODAY)
 
     @functools.cached_property
@@ -339,7 +339,7 @@ class Bench:
         return reference_of(self.weights())
 
     def oracle(self) -> Oracle:
-        """The reference, empty; of models that it does not run, the same engine on the plainest path."""
+        """An empty reference; for models that the reference cannot run, the same engine with plain decoding."""
         weights = self.workshop.source(self.name).weights
         if weights is not None:
             return reference_of(weights)
@@ -356,14 +356,14 @@ class Bench:
         return self.workshop.declared(self.name)[1]
 
     def requires(self, level: EditLevel) -> None:
-        """Skip the scenario if the backend does not run the model, or the context declares less."""
+        """Skip the scenario if the backend does not run the model, or declares a lower edit level."""
         refusal = self.workshop.refusal(self.name)
         if refusal is not None:
             pytest.skip(f"declared absent: {self.backend.name} does not run {self.name}: {refusal}")
         if self.edit_level < level:
             pytest.skip(f"declared absent: the edit level is {self.edit_level.name}, this needs {level.name}")
 
-    # What a scenario does.
+    # Actions of a scenario.
 
     def tokens(self, n: int, seed: int = 0) -> list[int]:
         """Random tokens of the model's vocabulary; equal for equal arguments."""
@@ -380,17 +380,18 @@ class Bench:
         return np.concatenate(rows)
 
     def batch(self, context: Context, *runs: tuple[int, int, Sequence[int]]) -> Batch:
-        """A batch of runs: sequence, first position, tokens; all logits are asked for."""
+        """A batch of runs (sequence, first position, tokens) with all logits requested."""
         batch = context.new_batch()
         for seq_id, first, tokens in runs:
             batch.extend(tokens, Pos(seq_id, first), logits="all")
         return batch
 
     def in_another_process(self, task: str, tokens: Sequence[int]) -> bytes:
-        """Do a task of ``slm_conformance.suite.child`` with a context of this model; returns its output."""
+        """Run a task of ``slm_conformance.suite.child`` with a context of this model; returns its output."""
         fixtures = self.workshop.fixtures
         arguments = {
             "backend": fixtures.backend,
+            "isolated": fixtures.isolated,
             "path": str(self.path),
             "device": fixtures.device,
             "n_threads": self.workshop.n_threads,
@@ -409,18 +410,18 @@ class Bench:
         assert process.returncode == 0, f"{task} in another process ended with status {process.returncode}: {last}"
         return process.stdout
 
-    # What a scenario finds.
+    # Checks of a scenario.
 
     def agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
         """Fail if a row of logits is further from the expected one than the tolerance."""
         self._compare(rows, expected, what, (allowed or self.tolerance).row)
 
     def same(self, rows: Rows, others: Rows, what: str) -> None:
-        """Fail if two ways to decode the same tokens differ by more than two tolerances: each may err by one."""
+        """Fail if two ways to decode the same tokens differ by more than two tolerances, as each may be off by one."""
         self._compare(rows, others, what, 2 * self.tolerance.row)
 
     def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
-        """The same for rows of hidden states."""
+        """Fail if a row of hidden states is further from the expected one than the tolerance."""
         self._compare(rows, expected, what, self.tolerance.state)
 
     def chosen(

@@ -1,4 +1,4 @@
-"""What scenarios run in another process: ``python -m slm_conformance.suite.child TASK ARGUMENTS``."""
+"""The subprocess of scenarios: ``python -m slm_conformance.suite.child TASK ARGUMENTS``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from slm_core.types import ContextOptions, KvType, Logits, ModelOptions, Pos
 
 
 def main(task: str, arguments: str) -> None:
-    """Make a context as ``arguments`` (JSON) say, decode their tokens, and do the task.
+    """Make a context from ``arguments`` (JSON), decode their tokens, and run the task.
 
     Args:
         task: "dump" writes a dump of the sequence to standard output, "logits" the logits after each token, and both
-            close the model; "exit" ends with all left open.
-        arguments: backend, path, device, n_threads, load_options, kv_type, tokens.
+            close the model; "exit" ends without closing anything.
+        arguments: backend, isolated, path, device, n_threads, load_options, kv_type, tokens.
     """
     options_of_child = json.loads(arguments)
     options = ModelOptions(
         options_of_child["device"], options_of_child["n_threads"], backend_options=options_of_child["load_options"]
     )
-    model = make_backend(options_of_child["backend"]).load(Path(options_of_child["path"]), options)
+    backend = make_backend(options_of_child["backend"], isolated=options_of_child["isolated"])
+    model = backend.load(Path(options_of_child["path"]), options)
     kv_type = KvType(options_of_child["kv_type"])
     context = model.new_context(ContextOptions(256, 4, 64, kv_type, kv_type))
     logits = _feed(context, options_of_child["tokens"])

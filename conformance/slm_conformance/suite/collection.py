@@ -1,4 +1,4 @@
-"""What happens to adopted scenarios when pytest has collected them: completeness, expected failures, the header."""
+"""Checks and changes of collected scenarios: completeness, expected failures, the header."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAKES_LONG = (
     "TestNumbers::test_the",
     "TestVocabulary::test_random",
 )
-"""Scenarios of more than half a second on an idle machine."""
+"""Scenarios that take more than half a second on an idle machine."""
 
 
 def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -44,17 +44,19 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
             reason = expected.get(_name(item), expected.get(_name(item, with_model=True)))
             if reason is not None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        if not fixtures_of(module, config).slow:
+            _leave_out(config, items, _slow(adopted))
         if fixtures_of(module, config).above_contract == "elsewhere":
             _leave_out(config, items, {item for item in adopted if item.cls.above_contract})
 
 
 def first_look(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect slow scenarios."""
-    adopted = [item for functions in by_module(items).values() for item in functions]
-    left_out: set[pytest.Item] = {
-        item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")
-    }
-    _leave_out(config, items, left_out)
+    _leave_out(config, items, {item for functions in by_module(items).values() for item in _slow(functions)})
+
+
+def _slow(adopted: Iterable[pytest.Function]) -> set[pytest.Item]:
+    return {item for item in adopted if _name(item).startswith(_TAKES_LONG) or item.get_closest_marker("slow")}
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: AbstractSet[pytest.Item]) -> None:
@@ -98,7 +100,7 @@ def _check_complete(module: ModuleType) -> None:
 
 
 def _check_models(module: ModuleType, config: pytest.Config) -> None:
-    """Refuse a run that could only skip."""
+    """Refuse a run in which all scenarios would be skipped."""
     with contextlib.suppress(pytest.skip.Exception):
         workshop = workshop_of(module, config)
         refusals = [workshop.refusal(name) for name in workshop.fixtures.models]

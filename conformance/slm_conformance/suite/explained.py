@@ -39,12 +39,12 @@ class Chosen:
     @property
     def scenario_class(self) -> type[Scenarios]:
         """The class that the scenario is a method of."""
-        found: type[Scenarios] = getattr(scenarios, self.scenario.partition("::")[0])
-        return found
+        result: type[Scenarios] = getattr(scenarios, self.scenario.partition("::")[0])
+        return result
 
 
 def find(name: str) -> Chosen:
-    """The scenario of a name.
+    """The scenario with a name.
 
     Args:
         name: as pytest prints it: ``TestCut::test_of_a_fork``, with ``[MODEL]`` after it and a file before it or not;
@@ -67,8 +67,8 @@ def find(name: str) -> Chosen:
 def _near(name: str, names: list[str]) -> list[str]:
     """Up to three scenarios with a similar name; the class may be right and the test wrong, or missing."""
     tests = {one.partition("::")[2]: one for one in names}
-    whole = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    return whole or [tests[test] for test in difflib.get_close_matches(name.rpartition("::")[2], tests, n=3)]
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return close or [tests[test] for test in difflib.get_close_matches(name.rpartition("::")[2], tests, n=3)]
 
 
 def script(name: str, backend: str, model: str | os.PathLike[str] | None = None, device: str = "auto") -> str:
@@ -79,11 +79,11 @@ def script(name: str, backend: str, model: str | os.PathLike[str] | None = None,
     Args:
         name: of the scenario, see ``find``; with ``[MODEL]``, the model it runs on.
         backend: a registered backend, or "package.module:attribute".
-        model: a file to run on, in place of one that the name has.
+        model: the file to run on, instead of the file in the name.
         device: passed to ``load``.
 
     Raises:
-        InvalidOption: there is no such scenario, or its name has a file that ``model`` does not say the place of.
+        InvalidOption: there is no such scenario, or its name has a file, and ``model`` is missing.
     """
     chosen = find(name)
     source = str(Path(model).resolve()) if model is not None else chosen.model
@@ -108,7 +108,7 @@ def _first_model(scenario_class: type[Scenarios], backend: str, device: str) -> 
 
 
 def _header(chosen: Chosen) -> str:
-    """What it proves, as comments."""
+    """What the scenario proves, as comments."""
     class_name, _, test = chosen.scenario.partition("::")
     paragraphs = [
         f"{chosen.scenario}. {_text(getattr(chosen.scenario_class, test))}",
@@ -130,20 +130,20 @@ def _program(chosen: Chosen) -> list[str]:
     class_name, _, test = chosen.scenario.partition("::")
     source = inspect.getsource(sys.modules[chosen.scenario_class.__module__])
     module = ast.parse(source)
-    (whole,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name)
-    kept = _members(whole, test)
-    needed = _needed(module, set().union(*(_names(node) for node in kept)))
+    (scenario_class,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    members = _members(scenario_class, test)
+    needed = _needed(module, set().union(*(_names(node) for node in members)))
     imports = [*_imports(module, needed), *_own_imports(needed)]
-    helpers = [_source(source, node) for node in module.body if _defines(node) & needed and node is not whole]
-    body = "\n\n".join(textwrap.indent(textwrap.dedent(_source(source, node)), "    ") for node in kept)
+    helpers = [_source(source, node) for node in module.body if _defines(node) & needed and node is not scenario_class]
+    body = "\n\n".join(textwrap.indent(textwrap.dedent(_source(source, node)), "    ") for node in members)
     grouped = itertools.groupby(sorted(imports, key=_import_order), key=lambda line: _import_order(line)[0])
     header = "\n\n".join("\n".join(group) for _, group in grouped)
     return [header, *helpers, f"class {class_name}(Scenarios):\n{body}"]
 
 
-def _members(whole: ast.ClassDef, test: str) -> list[ast.stmt]:
+def _members(scenario_class: ast.ClassDef, test: str) -> list[ast.stmt]:
     """The scenario, the methods that it calls, and the attributes of its class."""
-    methods = {node.name: node for node in whole.body if isinstance(node, ast.FunctionDef)}
+    methods = {node.name: node for node in scenario_class.body if isinstance(node, ast.FunctionDef)}
     members, todo = {test}, [test]
     while todo:
         for node in ast.walk(methods[todo.pop()]):
@@ -151,7 +151,9 @@ def _members(whole: ast.ClassDef, test: str) -> list[ast.stmt]:
                 members.add(node.attr)
                 todo.append(node.attr)
     attributes = (ast.Assign, ast.AnnAssign)
-    return [node for node in whole.body if isinstance(node, attributes) or getattr(node, "name", None) in members]
+    return [
+        node for node in scenario_class.body if isinstance(node, attributes) or getattr(node, "name", None) in members
+    ]
 
 
 def _needed(module: ast.Module, names: set[str]) -> set[str]:
@@ -164,14 +166,14 @@ def _needed(module: ast.Module, names: set[str]) -> set[str]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """All that a piece of source refers to; of annotations in quotes, too."""
+    """All names that a piece of source refers to, also in quoted annotations."""
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     constants = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
     return names | {text for text in constants if isinstance(text, str) and text.isidentifier()}
 
 
 def _defines(node: ast.stmt) -> set[str]:
-    """The names of a module that a statement gives a value, imports aside."""
+    """The names that a statement of a module defines, without imports."""
     match node:
         case ast.FunctionDef() | ast.ClassDef():
             return {node.name}

@@ -1,4 +1,4 @@
-"""Dumps that somebody made on purpose: any header, any sections, and the right checksum."""
+"""Hostile dumps: arbitrary headers and sections with a valid checksum."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VALUES: tuple[object, ...] = (
 
 
 def hostile_dumps(dumps: Sequence[bytes], n: int, seed: int) -> Iterator[bytes]:
-    """Mutated dumps whose checksums are right.
+    """Mutated dumps with valid checksums.
 
     Args:
-        dumps: sound ones to begin with.
-        n: how many to make.
-        seed: equal ones for an equal one.
+        dumps: valid dumps to mutate.
+        n: number of dumps.
+        seed: equal dumps for an equal seed.
     """
     rng = np.random.default_rng(seed)
     parts_of_dumps = [_take_apart(dump) for dump in dumps]
@@ -64,9 +64,9 @@ def _put_together(rng: np.random.Generator, header: object, sections: Sequence[b
 
 
 def _change_header(rng: np.random.Generator, header: dict[str, Any], sections: list[bytes]) -> None:
-    """Put a value that is not expected somewhere into the header."""
-    places = list(_places(header))
-    parent, key = places[rng.integers(len(places))]
+    """Put an unexpected value somewhere into the header."""
+    entries = list(_entries(header))
+    parent, key = entries[rng.integers(len(entries))]
     old = parent[key]
     if isinstance(old, int) and rng.random() < 0.6:
         parent[key] = old + int(rng.choice([-8, -4, -1, 1, 4, 8]))
@@ -77,13 +77,13 @@ def _change_header(rng: np.random.Generator, header: dict[str, Any], sections: l
         parent[key] = copy.deepcopy(_VALUES[rng.integers(len(_VALUES))])
 
 
-def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value inside, as its parent and its key there."""
+def _entries(node: Any) -> Iterator[tuple[Any, Any]]:
+    """All values inside, as pairs of parent and key."""
     keys = list(node) if isinstance(node, dict) else range(len(node))
     for key in keys:
         yield node, key
         if isinstance(node[key], dict | list):
-            yield from _places(node[key])
+            yield from _entries(node[key])
 
 
 def _change_section(rng: np.random.Generator, header: dict[str, Any], sections: list[bytes]) -> None:
@@ -99,7 +99,7 @@ def _change_section(rng: np.random.Generator, header: dict[str, Any], sections: 
 
 
 def _resize_section(rng: np.random.Generator, header: dict[str, Any], sections: list[bytes]) -> None:
-    """Make a section shorter or longer, empty it, leave it out, or exchange two."""
+    """Shorten, lengthen, empty or omit a section, or swap two."""
     i, j = (int(k) for k in rng.integers(len(sections), size=2))
     data, n = sections[i], int(rng.integers(1, 40))
     match int(rng.integers(6)):
@@ -118,7 +118,7 @@ def _resize_section(rng: np.random.Generator, header: dict[str, Any], sections: 
 
 
 def _add_edit(rng: np.random.Generator, header: dict[str, Any], sections: list[bytes]) -> None:
-    """Claim a cut that was never made, which fits or almost fits."""
+    """Add a cut that never happened, and fits or almost fits."""
     meta = header["meta"] if isinstance(header.get("meta"), dict) else {}
     edits = meta.get("edits")
     if not isinstance(edits, list) or len(sections) != 3:

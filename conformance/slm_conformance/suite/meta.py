@@ -17,7 +17,7 @@ from slm_conformance.suite.scenarios.base import Scenarios
 
 
 class Verdict(StrEnum):
-    """How a scenario ended on one model; the worst comes first."""
+    """The result of a scenario on one model; the worst comes first."""
 
     FAILS = "FAILS"
     EXPECTED = "expected to fail"
@@ -28,10 +28,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a scenario.
+    """The result of a scenario.
 
     Attributes:
-        verdict: how it ended.
+        verdict: the verdict.
         reason: why, if it does not hold.
     """
 
@@ -56,7 +56,7 @@ def play(fixtures: BackendFixtures, scenario: str) -> Outcome:
 
 
 def play_in_turn(fixtures: BackendFixtures, names: Iterable[str]) -> Iterator[tuple[str, Outcome]]:
-    """Play scenarios on the first model of ``fixtures``, loaded once; yields each with how it ended."""
+    """Play scenarios on the first model of ``fixtures``, loaded once; yields each name with its result."""
     with tempfile.TemporaryDirectory() as directory:
         workshop = Workshop(fixtures, Path(directory))
         try:

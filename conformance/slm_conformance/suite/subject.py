@@ -1,4 +1,4 @@
-"""What a run is about: the backend, its devices, and what it makes of each model."""
+"""The subject of a run: the backend, its devices, and the models that it runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from slm_conformance.suite.bench import Workshop
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderTest:
-    """What a backend says of a model.
+    """The declarations of a backend for a model.
 
     Attributes:
-        name: as the adopter names it.
-        problem: why nothing of what follows is known, or "".
-        backend: the backend's own name for itself.
-        device: what the model was loaded on.
-        edit_level: what its contexts declare.
-        capabilities: what its contexts declare, sorted.
+        name: the adopter's name for it.
+        problem: why the other attributes are unknown, or "".
+        backend: the backend's name.
+        device: device of the loaded model.
+        edit_level: edit level of its contexts.
+        capabilities: capabilities of its contexts, sorted.
     """
 
     name: str
@@ -36,13 +36,13 @@ class ModelUnderTest:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is under test.
+    """The backend under test.
 
     Attributes:
         backend: its name.
-        version: of the backend.
-        devices: those that are available.
-        models: what it runs on.
+        version: version of the backend.
+        devices: the available devices.
+        models: the models under test.
         problem: why it cannot run at all, or "".
     """
 
@@ -57,7 +57,7 @@ class Subject:
 
 
 def describe(workshop: Workshop) -> Subject:
-    """Ask a backend that is installed; loads its models."""
+    """Describe an installed backend; loads its models."""
     status = workshop.backend.status()
     devices = tuple(device.name for device in status.devices if device.available)
     models = tuple(_describe_model(workshop, name) for name in workshop.fixtures.models)
@@ -71,6 +71,6 @@ def _describe_model(workshop: Workshop, name: str) -> ModelUnderTest:
     try:
         info = workshop.model(name).info
         level, capabilities = workshop.declared(name)
-    except Exception as error:  # whatever a backend raises is shown here, and again by the scenarios
+    except Exception as error:  # all errors are shown here, and again by the scenarios
         return ModelUnderTest(name, f"cannot be loaded: {error}")
     return ModelUnderTest(name, "", info.backend, info.device, level.name, tuple(sorted(capabilities)))

@@ -1,8 +1,8 @@
-"""How far logits may be from the reference: derived from how a backend computes and what it stores, never picked.
+"""The tolerances of logits, derived from the precision of the backend and of its KV cache.
 
-An error is relative: the L2 norm of the difference of two logits rows over the norm of the expected one. The contract
-(clause 9) sets 1e-4 for float32 and 1e-2 for 16 bit. Where activations or keys and values are quantized, the reference
-runs once more with just that rounding, and its error on the same model is the measure.
+An error is relative: the L2 norm of the difference of two rows of logits over the norm of the expected row. The
+contract (clause 9) sets 1e-4 for float32 and 1e-2 for 16 bit. For quantized activations, keys or values, the bound is
+the error of the reference itself with only that rounding, on the same model.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from slm_conformance.oracle.weights import Weights
 from slm_core.types import KvType
 
 MEAN_MARGIN = 1.2
-"""By clause 9: the mean error may be this many times that of quantized activations."""
+"""Clause 9: factor of the mean error over that of quantized activations."""
 
 ROW_MARGIN = 1.5
-"""A single row may err this many times as much as the worst of ``N_ROW_SAMPLES * N_SAMPLE`` rows of the measure.
+"""Factor of a single row's error over the largest of ``N_ROW_SAMPLES * N_SAMPLE`` measured rows.
 
-Errors of rows are spread widely: on a trained model the worst of so many is five times the root mean square. A wrong
-position or neighbour is far beyond.
+Errors of rows vary widely: for a trained model, the largest is five times the root mean square. A wrong position or
+neighbour causes far larger errors.
 """
 
 N_SAMPLE = 160
-"""Tokens of a sample. On other tokens, or fewer, the mean is another one: it is compared on the same."""
+"""Tokens of a sample. The mean depends on the tokens and their number, so the same ones are compared."""
 
 N_ROW_SAMPLES = 4
 
 UNKNOWN_MODEL = 0.02
-"""Where there is no reference: the error of quantized activations that clause 9 quotes."""
+"""The error of quantized activations from clause 9, for models without a reference."""
 
 KV_LEVELS = {KvType.Q8_0: 127, KvType.Q5_0: 16, KvType.Q4_0: 8}
-"""Steps from zero to the largest value of a block, of the types that store blocks."""
+"""For types with blocks: steps from zero to the largest value of a block."""
 
 
 class Precision(StrEnum):
-    """What numbers a backend multiplies weights with."""
+    """The numbers with which a backend multiplies weights."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -54,12 +54,12 @@ _FIXED = {Precision.FLOAT32: 1e-4, Precision.FLOAT16: 1e-2, KvType.F32: 0.0, KvT
 
 
 class Tolerance:
-    """The bounds for a model, a way of computing and a storage type of keys and values.
+    """The tolerances for a model, a precision and a KV type.
 
     Args:
-        weights: the model, or None where the reference cannot run it.
-        precision: what weights are multiplied with.
-        kv_type: how keys and values are stored.
+        weights: the model; None if the reference cannot run it.
+        precision: precision of products.
+        kv_type: KV type.
     """
 
     def __init__(self, weights: Weights | None, precision: Precision, kv_type: KvType) -> None:
@@ -68,36 +68,35 @@ class Tolerance:
 
     @cached_property
     def row(self) -> float:
-        """What any one row of logits may err by."""
+        """Tolerance of a single row of logits."""
         return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.row.max()) for cause in self._causes)
 
     @cached_property
     def mean(self) -> float:
-        """What the rows of sample 0 may err by in the mean."""
+        """Tolerance of the mean error of sample 0."""
         return sum(
             self._bound(cause, MEAN_MARGIN, lambda errors: errors.row[:N_SAMPLE].mean()) for cause in self._causes
         )
 
     @cached_property
     def state(self) -> float:
-        """What any one row of hidden states may err by."""
+        """Tolerance of a single row of hidden states."""
         return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.state.max()) for cause in self._causes)
 
     @cached_property
     def gap(self) -> float:
-        """How much any token may gain or lose on the best one, as a share of the row's norm.
+        """The most that a token may gain or lose relative to the best token, as a share of the row's norm.
 
-        Where a row's error is all that is known, it may lie in those two logits alone, in opposite directions: the
-        square root of two times that error. Where it is measured, what tokens gain and lose on the best one is
-        measured, too.
+        If only a row's error is known, all of it may be in these two logits, in opposite directions: the gap is then
+        the square root of two times the error. Otherwise the gap is measured.
 
         Three bounds follow, each times the norm of the row:
 
-        - The best token of an engine's row is behind the reference's best by one gap at most.
-        - It is behind the best of another row of the engine, decoded from the same tokens in other batches, by three:
-          by one in exact numbers, and either token may be off by one in the other row.
-        - A log-probability is off by two: ``log_softmax(row)[t]`` moves by the error of logit t less a mean of all
-          errors, and any two errors differ by two gaps at most.
+        - The best token of an engine's row is behind the reference's best by at most one gap.
+        - It is behind the best token of another row of the engine, decoded from the same tokens in other batches, by at
+          most three gaps: one in exact numbers, and one for each token in the other row.
+        - A log probability is off by at most two gaps: ``log_softmax(row)[t]`` changes by the error of logit t minus a
+          mean of all errors, and two errors differ by at most two gaps.
         """
         two = float(np.sqrt(2))
         return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.gain.max(), two) for cause in self._causes)
@@ -137,10 +136,9 @@ def round_blocks(x: Array, levels: int) -> Array:
 class _Errors:
     """Errors of the rows of all samples.
 
-    Attributes:
-        row: of each, over its norm.
-        gain: the most that a token gains or loses on the best one, likewise.
-        state: of the hidden state that a row is made of, over its norm.
+    row: error of each row, relative to its norm.
+    gain: the most that a token gains or loses relative to the best one, relative to the norm.
+    state: error of the hidden state of a row, relative to its norm.
     """
 
     row: Array
@@ -150,7 +148,7 @@ class _Errors:
 
 @lru_cache(maxsize=64)
 def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
-    """The errors where nothing but ``cause`` rounds."""
+    """The errors if only ``cause`` rounds."""
     rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
@@ -166,22 +164,22 @@ def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
 
 
 def rounding_reference(weights: Weights, cause: Precision | KvType) -> Reference:
-    """A reference in which nothing but ``cause`` rounds: quantized activations, or a type of keys and values."""
+    """A reference in which only ``cause`` rounds: quantized activations, or a KV type."""
     to_bytes = partial(round_blocks, levels=127)
     if cause is Precision.QUANTIZED:
         return reference_of(weights, round_inputs=to_bytes)
-    # An engine may bring queries and attention weights to a type that suits what is stored, as ggml does.
+    # An engine may convert queries and attention weights to a type that matches the KV cache, as ggml does.
     if cause is KvType.BF16:
-        return reference_of(weights, round_kept=_round_bf16, round_queries=_round_bf16, round_attention=_round_bf16)
+        return reference_of(weights, round_kv=_round_bf16, round_queries=_round_bf16, round_attention=_round_bf16)
     if cause is KvType.F8_E4M3:
-        return reference_of(weights, round_kept=_round_e4m3)
+        return reference_of(weights, round_kv=_round_e4m3)
     return reference_of(
-        weights, round_kept=partial(round_blocks, levels=KV_LEVELS[KvType(cause)]), round_queries=to_bytes
+        weights, round_kv=partial(round_blocks, levels=KV_LEVELS[KvType(cause)]), round_queries=to_bytes
     )
 
 
 def _round_e4m3(x: Array) -> Array:
-    """Keep the sign and four bits of significand, the last of them at least 2^-9, and no more than 448."""
+    """Keep the sign and four bits of the significand, the last of them at least 2^-9; clamp to 448."""
     _, exponent = np.frexp(x)
     step = np.ldexp(1.0, np.maximum(exponent - 4, -9))
     rounded: Array = np.clip(np.rint(x / step) * step, -448, 448)
@@ -189,6 +187,6 @@ def _round_e4m3(x: Array) -> Array:
 
 
 def _round_bf16(x: Array) -> Array:
-    """Keep the sign, eight bits of exponent and eight of significand, as a float32's upper half does."""
+    """Keep the sign, eight bits of exponent and eight of the significand, like the upper half of a float32."""
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)

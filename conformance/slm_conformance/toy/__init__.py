@@ -1,4 +1,4 @@
-"""The toy backend: the contract in its plainest form."""
+"""The toy backend: the contract in plain code."""
 
 from slm_conformance.toy.backend import PlainToyBackend as PlainToyBackend
 from slm_conformance.toy.backend import ToyBackend as ToyBackend

@@ -1,7 +1,7 @@
-"""The toy backend: the contract in the plainest way there is. Slow, complete, and the definition for the meta tests.
+"""The toy backend: a slow and complete implementation of the contract in plain code. The mutants change it.
 
-It implements the protocols directly, as a second proof that the suite asks for nothing else; a real backend derives its
-context from ``ContextBase``.
+It implements the protocols without ``ContextBase``. This shows that the suite needs the protocols only. A real backend
+derives its context from ``ContextBase``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from slm_core.types import (
 
 
 class ToyModel:
-    """Weights, vocabulary and a way to make contexts."""
+    """A loaded model: weights and vocabulary. It makes contexts."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         self.engine = ToyEngine(Weights.read(source))
@@ -63,12 +63,12 @@ class ToyModel:
         return context
 
     def check_kv_type(self, kv_type: KvType | None) -> None:
-        """Refuse all but float32."""
+        """Raise for KV types other than float32."""
         if kv_type not in (None, KvType.F32):
             raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
 
     def close(self) -> None:
-        """Close the contexts and let go of the weights."""
+        """Close all contexts of the model."""
         self._closed = True
         for context in list(self._contexts):
             context.close()
@@ -95,7 +95,7 @@ class ToyBackend:
         return BackendStatus(self.name, installed=True, version="1", devices=(DeviceStatus("cpu", available=True),))
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Whether the architecture and every tensor's type are known."""
+        """Whether the backend reads the architecture and the types of all tensors."""
         if device not in ("auto", "cpu"):
             return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
         try:
@@ -122,6 +122,6 @@ class ToyBackend:
 
 
 class PlainToyBackend(ToyBackend):
-    """The toy whose contexts declare no capability."""
+    """The toy backend with contexts that declare no capability."""
 
     context_type = PlainToyContext

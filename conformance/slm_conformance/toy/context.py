@@ -1,6 +1,6 @@
-"""The toy's context: a sequence is a list of immutable cells.
+"""The context of the toy: a sequence is a list of immutable cells.
 
-A fork is a copy of a list, and a call that raises has changed nothing because lists are exchanged last.
+A fork is a copy of a list. A call that raises changes nothing, because lists are replaced last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from slm_conformance.toy.engine import Array, Cell, Step, ToyEngine
+from slm_conformance.toy.engine import Array, Cell, Run, ToyEngine
 from slm_core.container import PART_BYTES, pack, unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import check_part_bytes
@@ -55,7 +55,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, S
 
 
 class ToyContext:
-    """Per sequence, a list of cells and the edits that led to it."""
+    """A context that holds, per sequence, a list of cells and the edits since its start."""
 
     capabilities: frozenset[Capability] = frozenset(
         {
@@ -84,20 +84,20 @@ class ToyContext:
 
     @property
     def n_free(self) -> int:
-        """A cell in several sequences counts once."""
+        """Free positions. A cell in several sequences counts once."""
         return self.n_ctx - len({id(cell) for cells in self.cells for cell in cells})
 
     def length(self, seq_id: int) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens of a sequence."""
         return len(self.tokens(seq_id))
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """The tokens that a sequence holds."""
+        """The tokens of a sequence."""
         self._check_open()
         return tuple(token_of(cell.token) for cell in self.cells[self._checked(seq_id)])
 
     def n_exclusive(self, seq_id: int) -> int:
-        """The cells that are in no other sequence."""
+        """The number of cells that no other sequence has."""
         self._check_open()
         others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
         return sum(id(cell) not in others for cell in self.cells[self._checked(seq_id)])
@@ -110,13 +110,13 @@ class ToyContext:
         return TokenBatch(self.n_batch if capacity is None else capacity)
 
     def decode(self, batch: Batch) -> Logits:
-        """Run the tokens one after another, each in its own sequence."""
+        """Run the inputs one after another, each in its sequence."""
         with self._call():
             self._check_batch(batch)
-            return self._ran(batch, self.engine.step, self.engine.n_vocab)
+            return self._run_batch(batch, self.engine.run, self.engine.n_vocab)
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
-        """Sort the rows."""
+        """The k largest logits of each row, by a sort of whole rows."""
         if Capability.DEVICE_SAMPLING not in self.capabilities:
             raise UnsupportedOutput("this toy gives whole rows only")
         if not 1 <= k <= self.engine.n_vocab:
@@ -127,36 +127,32 @@ class ToyContext:
         return TopLogits(tokens, np.take_along_axis(rows, tokens, 1), totals)
 
     def embed(self, batch: Batch) -> States:
-        """The same, without the last product."""
+        """Like ``decode``, without the output matrix."""
         with self._call():
             if Capability.EMBEDDINGS not in self.capabilities:
                 raise UnsupportedOutput("this toy gives no hidden states")
             self._check_batch(batch)
-            return self._ran(batch, self.engine.state, self.engine.shape.n_embd)
+            return self._run_batch(batch, self.engine.states, self.engine.shape.n_embd)
 
-    def _ran(self, batch: Batch, step: Step, width: int) -> Array:
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         grown: dict[int, list[Cell]] = {}
         rows, mask = np.empty((len(batch), width), np.float32), batch.logits_mask.copy()
-        inputs, done = batch_inputs(batch), 0
-        for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
-            cells = grown.setdefault(seq_id, list(self.cells[seq_id]))
-            if i < done:
-                continue  # it was run with its block
-            done = i + ahead_of(token) + 1
-            if done == i + 1:
-                cell, rows[i] = step(token, cells)
-                cells.append(cell)
+        inputs, seq_ids = batch_inputs(batch), batch.seq_ids.tolist()
+        for first, end in _runs(inputs, seq_ids):
+            cells = grown.setdefault(seq_ids[first], list(self.cells[seq_ids[first]]))
+            if ahead_of(inputs[first]):
+                cells += self._run_block(inputs[first:end], cells, rows[first:end])
             else:
-                cells += self._ran_block(inputs[i:done], cells, rows[i:done])
+                new_cells, rows[first:end] = run(inputs[first:end], cells)
+                cells += new_cells
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
         return rows[mask]
 
-    def _ran_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
-        """Run a bidirectional block; fills its rows of logits or of hidden states."""
+    def _run_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
+        """Run a bidirectional block; writes its logits or hidden states to ``rows``."""
         block, states = self.engine.bidirectional_block(inputs, cells)
-        for row, state in zip(rows, states, strict=True):
-            row[:] = self.engine.logits(state) if len(row) == self.engine.n_vocab else state
+        rows[:] = self.engine.logits(states) if rows.shape[1] == self.engine.n_vocab else states
         return block
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
@@ -169,18 +165,18 @@ class ToyContext:
                 )
             end = self._checked_index(src, len(self.cells[src]) if end is None else end)
             self._check_whole_blocks(src, end)
-            self.replace(dst, self.forked(self.cells[src][:end]), truncated_edits(self.edits[src], end))
+            self.replace(dst, self.fork_cells(self.cells[src][:end]), truncated_edits(self.edits[src], end))
             return Pos(dst, end)
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
-        """None: the cells are there."""
+        """0: a fork makes no cells."""
         with self._call():
             end = self._checked_index(self._checked(src), len(self.cells[src]) if end is None else end)
             self._check_whole_blocks(src, end)
             return 0
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """The cells of a copy: the same ones."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a fork: the same cells."""
         return cells
 
     def truncate(self, pos: Pos) -> Pos:
@@ -193,7 +189,7 @@ class ToyContext:
             return pos
 
     def cut(self, start: Pos, end: Pos) -> Pos:
-        """Leave cells out and move those after them."""
+        """Remove cells, and move the later cells down."""
         with self._call():
             self._check_level(EditLevel.CUT)
             if start.seq_id != end.seq_id:
@@ -204,12 +200,12 @@ class ToyContext:
                 raise InvalidPosition(f"a cut of sequence {seq_id} ends at {last}, before {first}", seq_id=seq_id)
             if first < last == len(self.cells[seq_id]):
                 self._check_whole_blocks(seq_id, first)
-            cells, edits = self.without(self.cells[seq_id], self.edits[seq_id], first, last)
+            cells, edits = self.cut_cells(self.cells[seq_id], self.edits[seq_id], first, last)
             self.replace(seq_id, cells, edits)
             return Pos(seq_id, len(cells))
 
-    def without(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
-        """Cells and edits after [first, last) was cut."""
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Cells and edits after a cut of [first, last)."""
         if first == last:
             return cells, edits
         if last == len(cells):
@@ -221,7 +217,7 @@ class ToyContext:
 
     @staticmethod
     def n_mrope_positions(cells: list[Cell]) -> int:
-        """How many M-RoPE positions the first cells of a sequence take."""
+        """The number of M-RoPE positions of the first cells of a sequence."""
         return next_mrope_position(cell.token for cell in cells)
 
     def drop(self, seq_id: int) -> None:
@@ -236,7 +232,7 @@ class ToyContext:
                 self.replace(seq_id, [], [])
 
     def dump(self, seq_id: int) -> bytes:
-        """Tokens, edits, and the cells as they are."""
+        """Tokens, edits and cells."""
         with self._call():
             cells = self.cells[self._checked(seq_id)]
             tokens = [cell.token for cell in cells]
@@ -246,7 +242,7 @@ class ToyContext:
                 self.fingerprint,
                 tokens=np.array(token_ids(tokens), np.int32),
                 edits=tuple(self.edits[seq_id]),
-                payload=self.packed(cells),
+                payload=self.pack_payload(cells),
                 rows=rows_of(tokens),
                 ahead=all_ahead_of(tokens),
                 offsets=offsets_of(tokens),
@@ -266,21 +262,21 @@ class ToyContext:
                 raise SequenceChanged(f"sequence {seq_id} was changed since its dump began", seq_id=seq_id)
             yield
 
-    def packed(self, cells: list[Cell]) -> bytes:
+    def pack_payload(self, cells: list[Cell]) -> bytes:
         """The payload of a dump."""
         return b"".join(cell.keys.tobytes() + cell.values.tobytes() for cell in cells)
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
-        """Make cells of a payload of the toy's; decode and cut again where it is another backend's."""
+        """Make cells from the payload. A dump of another backend is decoded and cut again."""
         with self._call():
             snapshot = SequenceSnapshot.from_bytes(data)
             self._check_snapshot(self._checked(seq_id), snapshot)
-            parts = self.unpacked(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
+            parts = self.unpack_payload(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
             self.replace(seq_id, *parts)
             return Pos(seq_id, len(snapshot.tokens))
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
-        """Restore the parts, joined."""
+        """Join the parts and restore them."""
         joined = b""
         for part in parts:
             if not isinstance(part, bytes | bytearray | memoryview):
@@ -289,11 +285,11 @@ class ToyContext:
         return self.restore(seq_id, joined)
 
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-        """The dump of each sequence, and which cells are the same."""
+        """The dumps of all sequences, and the cells that several sequences share."""
         check_part_bytes(part_bytes)
         seq_ids = [seq_id for seq_id in range(self.n_seq_max) if self.length(seq_id)]
-        places = {id(cell): (i, j) for i in reversed(seq_ids) for j, cell in enumerate(self.cells[i])}
-        same = [[seq_id, [places[id(cell)] for cell in self.cells[seq_id]]] for seq_id in seq_ids]
+        first_uses = {id(cell): (i, j) for i in reversed(seq_ids) for j, cell in enumerate(self.cells[i])}
+        same = [[seq_id, [first_uses[id(cell)] for cell in self.cells[seq_id]]] for seq_id in seq_ids]
         data = pack("toy context", {"cells": same}, [self.dump(seq_id) for seq_id in seq_ids])
         cells, parts = list(self.cells), (data[at : at + part_bytes] for at in range(0, len(data), part_bytes))
         return DumpParts(parts, lambda: self._all_unchanged(cells))
@@ -301,18 +297,18 @@ class ToyContext:
     @contextmanager
     def _all_unchanged(self, cells: list[list[Cell]]) -> Iterator[None]:
         with self._call():
-            for seq_id, (before, now) in enumerate(zip(cells, self.cells, strict=True)):
-                if before is not now:
+            for seq_id, (before, after) in enumerate(zip(cells, self.cells, strict=True)):
+                if before is not after:
                     raise SequenceChanged(f"sequence {seq_id} was changed since the dump began", seq_id=seq_id)
             yield
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
-        """Restore each sequence, and exchange cells that are the same."""
-        taken = next((seq_id for seq_id in range(self.n_seq_max) if self.length(seq_id)), None)
-        if taken is not None:
-            raise InvalidSequence(f"sequence {taken} holds tokens (accepted: an empty context)", seq_id=taken)
+        """Restore each sequence, then share cells as before."""
+        in_use = next((seq_id for seq_id in range(self.n_seq_max) if self.length(seq_id)), None)
+        if in_use is not None:
+            raise InvalidSequence(f"sequence {in_use} holds tokens (accepted: an empty context)", seq_id=in_use)
         meta, dumps = unpack("toy context", b"".join(parts))
-        n_ctx, self.n_ctx = self.n_ctx, 2**62  # until what is shared is shared again
+        n_ctx, self.n_ctx = self.n_ctx, 2**62  # restored sequences share no cells yet
         try:
             for (seq_id, same), data in zip(cast("list[Any]", meta["cells"]), dumps, strict=True):
                 self.restore(seq_id, data)
@@ -325,16 +321,16 @@ class ToyContext:
         finally:
             self.n_ctx = n_ctx
 
-    def unpacked(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
-        """Cells from a payload of this format."""
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """The cells of a payload of the toy."""
         shape, n = self.engine.shape, len(snapshot.tokens)
         dims = (n, 2, shape.n_layers, shape.n_kv_heads, shape.head_dim)
         if len(snapshot.payload) != 4 * int(np.prod(dims)):
             raise InvalidSnapshot("the dump's payload does not fit its tokens")
-        kept = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
-        if not np.isfinite(kept).all():
+        keys_and_values = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
+        if not np.isfinite(keys_and_values).all():
             raise InvalidSnapshot("the dump's payload holds numbers that are infinite or none")
-        return [Cell(token, *kept[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
+        return [Cell(token, *keys_and_values[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
 
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         if snapshot.edits:
@@ -343,17 +339,15 @@ class ToyContext:
         edits: list[Edit] = []
         runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
-            done = 0
-            for i, token in enumerate(run):
-                if i == done:
-                    done = i + ahead_of(token) + 1
-                    cells += self.engine.bidirectional_block(run[i:done], cells)[0]
+            for first, end in _runs(run, [0] * len(run)):
+                compute = self.engine.bidirectional_block if ahead_of(run[first]) else self.engine.states
+                cells += compute(run[first:end], cells)[0]
             if edit is not None:
-                cells, edits = self.without(cells, edits, edit.start, edit.end)
+                cells, edits = self.cut_cells(cells, edits, edit.start, edit.end)
         return cells, edits
 
     def close(self) -> None:
-        """Let go of the cells."""
+        """Drop all cells."""
         with self._call(closing=True):
             self.closed = True
             self.cells = [[] for _ in range(self.n_seq_max)]
@@ -367,7 +361,7 @@ class ToyContext:
         self.close()
 
     def replace(self, seq_id: int, cells: Sequence[Cell], edits: Sequence[Edit]) -> None:
-        """Exchange a sequence, if the context has room for the result."""
+        """Replace the contents of a sequence if there is room."""
         others = {id(cell) for i, other in enumerate(self.cells) if i != seq_id for cell in other}
         needed, free = len({id(cell) for cell in cells} - others), self.n_ctx - len(others)
         if needed > free:
@@ -450,8 +444,8 @@ class ToyContext:
                 seq_id=seq_id,
             )
 
-    def _check_dumped_offsets(self, every: Sequence[Held]) -> None:
-        if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self.capabilities:
+    def _check_dumped_offsets(self, inputs: Sequence[Held]) -> None:
+        if len(offsets_of(inputs)) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
 
     def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
@@ -464,15 +458,15 @@ class ToyContext:
     def _check_snapshot(self, seq_id: int, snapshot: SequenceSnapshot) -> None:
         if snapshot.fingerprint != self.fingerprint:
             raise SnapshotMismatch("the dump is of another model")
-        every = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
-        rows = rows_of(every)
+        inputs = [*snapshot.held(), *(token for edit in snapshot.edits for token in edit.removed)]
+        rows = rows_of(inputs)
         if len(rows) and Capability.EMBEDDING_INPUT not in self.capabilities:
             raise SnapshotMismatch("the dump holds embedding rows, which this toy does not take")
         if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
-        self._check_dumped_offsets(every)
+        self._check_dumped_offsets(inputs)
         self._check_dumped_blocks(snapshot)
-        if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in every):
+        if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in inputs):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")
         needed = (
             len(snapshot.tokens)
@@ -488,15 +482,27 @@ class ToyContext:
         return ours and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
 
 
+def _runs(inputs: Sequence[Held], seq_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first index and the end of each bidirectional block, and of each run of other inputs of one sequence."""
+    first = 0
+    while first < len(inputs):
+        end = first + ahead_of(inputs[first]) + 1
+        if end == first + 1:
+            while end < len(inputs) and seq_ids[end] == seq_ids[first] and not ahead_of(inputs[end]):
+                end += 1
+        yield first, end
+        first = end
+
+
 class PlainToyContext(ToyContext):
-    """A context that declares nothing: forks are copies, dumps are decoded again."""
+    """A context without capabilities: forks copy cells, and restored dumps are decoded again."""
 
     capabilities = frozenset()
 
-    def forked(self, cells: list[Cell]) -> list[Cell]:
-        """The cells of a copy: other ones."""
+    def fork_cells(self, cells: list[Cell]) -> list[Cell]:
+        """The cells of a fork: copies."""
         return [Cell(cell.token, cell.keys.copy(), cell.values.copy()) for cell in cells]
 
-    def packed(self, cells: list[Cell]) -> bytes:
+    def pack_payload(self, cells: list[Cell]) -> bytes:
         """No payload."""
         return b""

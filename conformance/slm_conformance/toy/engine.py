@@ -1,4 +1,4 @@
-"""The toy's engine: float32, one token at a time. It stands for an engine of your own."""
+"""The engine of the toy: float32, one sequence at a time. In a real backend, your engine takes its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """What the engine remembers of one token. Never changed, so sequences may share it.
+    """The KV cache entry of one token. It is never changed, so sequences can share it.
 
     Attributes:
         token: the token, with its embedding row and its bidirectional block, if any.
@@ -30,12 +30,16 @@ class Cell:
     values: Array
 
 
-Step: TypeAlias = Callable[[Held, Sequence[Cell]], tuple[Cell, Array]]
-"""Runs one token or row after cells; returns its cell, and its logits or hidden state."""
+Run: TypeAlias = Callable[[Sequence[Held], Sequence[Cell]], tuple[list[Cell], Array]]
+"""Runs tokens or rows after cells. Returns their cells, and the logits or the hidden state of each."""
+
+
+Rotation: TypeAlias = tuple[Array, Array]
+"""Cosines and sines of the angle of each pair of a head, [T, 1, D/2] each."""
 
 
 class ToyEngine:
-    """A forward pass without any state of its own.
+    """A forward pass without state.
 
     Args:
         weights: the model.
@@ -53,40 +57,59 @@ class ToyEngine:
         """The embeddings of tokens, [V, E]."""
         return self._tensors["token_embd.weight"]
 
+    def run(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
+        """Run tokens after ``past``; returns their cells and the logits after each, float32 [T, V]."""
+        cells, states = self.states(tokens, past)
+        return cells, self.logits(states)
+
+    def states(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
+        """Run tokens after ``past``; returns their cells and hidden states after the last norm, float32 [T, E]."""
+        return self._forward(tokens, past, bidirectional=False)
+
+    def bidirectional_block(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
+        """Run tokens that attend to each other and to ``past``; returns their cells and hidden states [T, E]."""
+        return self._forward(tokens, past, bidirectional=True)
+
     def step(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
-        """Run one token after ``past``; returns what to remember of it, and the logits, float32 [V]."""
-        cell, state = self.state(token, past)
-        return cell, self.logits(state)
+        """Run one token after ``past``; returns its cell and the logits, float32 [V]."""
+        (cell,), (logits,) = self.run([token], past)
+        return cell, logits
 
     def state(self, token: Held, past: Sequence[Cell]) -> tuple[Cell, Array]:
-        """The same, with the hidden state after the last norm in place of logits, float32 [E]."""
-        (cell,), (state,) = self.bidirectional_block([token], past)
+        """Run one token after ``past``; returns its cell and its hidden state after the last norm, float32 [E]."""
+        (cell,), (state,) = self.states([token], past)
         return cell, state
 
-    def logits(self, state: Array) -> Array:
-        """The logits [V] of a hidden state [E]."""
-        return self._linear("token_embd" if self.shape.tied else "output", state)
+    def logits(self, states: Array) -> Array:
+        """The logits [T, V] of hidden states [T, E]."""
+        return self._linear("token_embd" if self.shape.tied else "output", states)
 
-    def bidirectional_block(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], list[Array]]:
-        """Run tokens that attend to each other and to ``past``; returns their cells and hidden states."""
+    def _forward(
+        self, tokens: Sequence[Held], past: Sequence[Cell], *, bidirectional: bool
+    ) -> tuple[list[Cell], Array]:
+        """The cells and hidden states of tokens after ``past``."""
         shape, n = self.shape, len(tokens)
-        kept = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
+        keys_and_values = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
         if past:
-            kept[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
-            kept[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
-        positions = self.mrope_positions(tokens, past)
-        xs = [self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens]  # of [E]
+            keys_and_values[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
+            keys_and_values[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
+        rotation = self._rotation(np.array(self.mrope_positions(tokens, past)))
+        x = np.stack([self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens])  # [T, E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
-            mixed = self._attend(block, [self._norm(block + "attn_norm", x) for x in xs], positions, *kept[:, layer])
-            xs = [self._fed(block, x + y) for x, y in zip(xs, mixed, strict=True)]
-        # Copies: views would keep all that came before in memory, once for each cell.
-        cells = [Cell(token, kept[0, :, i - n].copy(), kept[1, :, i - n].copy()) for i, token in enumerate(tokens)]
-        return cells, [self._norm("output_norm", x) for x in xs]
+            normalised, (keys, values) = self._norm(block + "attn_norm", x), keys_and_values[:, layer]
+            x = x + self._attend(block, normalised, rotation, keys, values, bidirectional)
+            x = self._feed_forward(block, x)
+        # Copies: each view would keep the arrays of all earlier tokens in memory.
+        cells = [
+            Cell(token, keys_and_values[0, :, i - n].copy(), keys_and_values[1, :, i - n].copy())
+            for i, token in enumerate(tokens)
+        ]
+        return cells, self._norm("output_norm", x)
 
     def moved(self, cell: Cell, by: int) -> Cell:
-        """The cell as if its token stood ``by`` positions further on: the key is rotated again, the value stays."""
-        return Cell(cell.token, self._rotate(cell.keys, np.full(3, by)), cell.values)
+        """The cell ``by`` positions later: the key is rotated again, the value is the same."""
+        return Cell(cell.token, self._rotate(cell.keys, self._rotation(np.full((1, 3), by))), cell.values)
 
     def mrope_positions(self, tokens: Sequence[Held], past: Sequence[Cell]) -> list[NDArray[np.int64]]:
         """The M-RoPE positions of tokens after ``past``, in time, height and width, each [3]."""
@@ -96,35 +119,33 @@ class ToyEngine:
             position = next_mrope_position([token], position)
         return positions
 
-    def _fed(self, block: str, x: Array) -> Array:
+    def _feed_forward(self, block: str, x: Array) -> Array:
         h = self._norm(block + "ffn_norm", x)
         gate = self._linear(block + "ffn_gate", h)
         return x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
 
     def _attend(
-        self, block: str, xs: Sequence[Array], positions: Sequence[NDArray[np.int64]], keys: Array, values: Array
-    ) -> list[Array]:
-        """Attention of the tokens to all tokens; fills the last rows of ``keys`` and ``values``, [S, K, D]."""
-        first = len(keys) - len(xs)
-        for i, (x, position) in enumerate(zip(xs, positions, strict=True), first):
-            keys[i] = self._rotate(self._heads(block + "attn_k", x), position)
-            values[i] = self._linear(block + "attn_v", x).reshape(-1, self.shape.head_dim)
-        return [self._mixed(block, x, keys, values, position) for x, position in zip(xs, positions, strict=True)]
-
-    def _mixed(self, block: str, x: Array, keys: Array, values: Array, position: NDArray[np.int64]) -> Array:
-        shape = self.shape
-        q = self._rotate(self._heads(block + "attn_q", x), position)
-        q = q.reshape(shape.n_kv_heads, -1, shape.head_dim)  # [K, G, D]
-        scores = np.einsum("kgd,skd->kgs", q, keys) / np.float32(np.sqrt(shape.head_dim))
+        self, block: str, x: Array, rotation: Rotation, keys: Array, values: Array, bidirectional: bool
+    ) -> Array:
+        """Attention of the new tokens, x [T, E], to all tokens. It fills the last T keys and values [S, K, D]."""
+        shape, n = self.shape, len(x)
+        keys[-n:] = self._rotate(self._heads(block + "attn_k", x), rotation)
+        values[-n:] = self._linear(block + "attn_v", x).reshape(n, -1, shape.head_dim)
+        q = self._rotate(self._heads(block + "attn_q", x), rotation)
+        q = q.reshape(n, shape.n_kv_heads, -1, shape.head_dim).transpose(1, 2, 0, 3)  # [K, G, T, D]
+        scores = q @ keys.transpose(1, 2, 0)[:, None] / np.float32(np.sqrt(shape.head_dim))  # [K, G, T, S]
+        if not bidirectional:
+            scores[..., np.arange(len(keys)) > np.arange(len(keys) - n, len(keys))[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        return self._linear(block + "attn_output", np.einsum("kgs,skd->kgd", weights, values).ravel())
+        mixed = (weights @ values.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(n, -1)
+        return self._linear(block + "attn_output", mixed)
 
     def _heads(self, name: str, x: Array) -> Array:
-        return self._head_norm(name, self._linear(name, x).reshape(-1, self.shape.head_dim))
+        return self._head_norm(name, self._linear(name, x).reshape(len(x), -1, self.shape.head_dim))
 
     def _linear(self, name: str, x: Array) -> Array:
-        result: Array = self._tensors[f"{name}.weight"] @ x
+        result: Array = x @ self._tensors[f"{name}.weight"].T
         bias = self._tensors.get(f"{name}.bias")
         return result if bias is None else result + bias
 
@@ -136,9 +157,14 @@ class ToyEngine:
     def _head_norm(self, name: str, x: Array) -> Array:
         return self._norm(f"{name}_norm", x) if f"{name}_norm.weight" in self._tensors else x
 
-    def _rotate(self, x: Array, by: NDArray[np.int64]) -> Array:
-        """Rotate heads, [..., D], by positions [3]; pairs are adjacent in llama files, else half a head apart."""
-        cos, sin = (f(by[self._section_of] * self._frequencies).astype(np.float32) for f in (np.cos, np.sin))
+    def _rotation(self, positions: NDArray[np.int64]) -> Rotation:
+        """The rotation to M-RoPE positions [T, 3]."""
+        angles = positions[:, self._section_of] * self._frequencies
+        return np.cos(angles).astype(np.float32)[:, None], np.sin(angles).astype(np.float32)[:, None]
+
+    def _rotate(self, x: Array, rotation: Rotation) -> Array:
+        """Rotate heads, [T, heads, D]; pairs are adjacent in llama files, else half a head apart."""
+        cos, sin = rotation
         rotated = np.empty_like(x)
         half = self.shape.head_dim // 2
         adjacent = self.shape.architecture == "llama"

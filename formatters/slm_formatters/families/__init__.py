@@ -1,4 +1,4 @@
-"""Chat formats by name: one family a file, each a template in our own words that gives the official one's bytes."""
+"""Chat formats by name, one family per file. Our templates render the same bytes as the official ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from slm_formatters.template import TemplateFormatter
 
 
 def family(source: FormatterSource, name: str, template: str, *, stops: Sequence[str] = ()) -> TemplateFormatter:
-    """A formatter with the family's template in place of the model's own, and with the model's tokens.
+    """A formatter with the family's template instead of the model's, and with the model's tokens.
 
     Args:
-        source: what the model has.
-        name: the family's.
-        template: jinja, in the dialect of transformers.
-        stops: texts that end an answer, for models whose vocabulary does not say which tokens do.
+        source: the model's templates and tokens.
+        name: the name of the family.
+        template: a jinja template, in the dialect of transformers.
+        stops: texts that end an answer, for models whose vocabulary has no EOG tokens for them.
     """
-    own = dataclasses.replace(source, template=template, templates={}, origin=name)
-    return TemplateFormatter(own, stops=stops)
+    family_source = dataclasses.replace(source, template=template, templates={}, origin=name)
+    return TemplateFormatter(family_source, stops=stops)

@@ -1,4 +1,4 @@
-"""ChatML: ``<|im_start|>role ... <|im_end|>``, with tools and reasoning in the manner of Hermes and Qwen."""
+"""ChatML: ``<|im_start|>role ... <|im_end|>``, with tools and reasoning like Hermes and Qwen."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ TEMPLATE = """\
 
 
 def chatml(source: FormatterSource) -> TemplateFormatter:
-    """ChatML for a model that has no template, or instead of the model's own."""
+    """ChatML for a model without a template, or instead of the model's template."""
     return family(source, "chatml", TEMPLATE, stops=("<|im_end|>",))

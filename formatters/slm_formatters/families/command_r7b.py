@@ -1,4 +1,4 @@
-"""Cohere's Command R7B: preambles, thoughts, actions and responses between control tokens, results numbered."""
+"""Cohere's Command R7B: preambles, thoughts, actions and responses between control tokens; results are numbered."""
 
 from __future__ import annotations
 

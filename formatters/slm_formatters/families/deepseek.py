@@ -1,4 +1,4 @@
-"""DeepSeek: V2 in plain words; V3.1 and the distilled R1 with wide bars, tool calls and reasoning."""
+"""DeepSeek: V2 with plain text markers; V3.1 and distilled R1 with wide bars, tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ def deepseek_v3(source: FormatterSource) -> TemplateFormatter:
 
 
 def deepseek_r1(source: FormatterSource) -> TemplateFormatter:
-    """DeepSeek R1 distilled into other models; reasoning has to be asked for."""
+    """DeepSeek R1 distilled into other models; reasoning has to be turned on."""
     return family(source, "deepseek_r1", R1)

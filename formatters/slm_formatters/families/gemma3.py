@@ -1,4 +1,4 @@
-"""Gemma 3: the system message goes in front of what the user says first; images."""
+"""Gemma 3: the system message is at the start of the first user message; images."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""gpt-oss: the harmony format, with channels for thoughts, calls and answers, and tools as TypeScript.
+"""gpt-oss: the harmony format, with channels for reasoning, calls and answers, and tools as TypeScript.
 
-Of what assistants thought, only that before calls stays, until there is an answer after them.
+Earlier reasoning is dropped, except reasoning before calls without a later answer.
 """
 
 from __future__ import annotations

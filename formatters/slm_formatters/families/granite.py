@@ -1,4 +1,4 @@
-"""IBM Granite: roles between control tokens; 3.x tells of tools in a turn of their own, 4.0 as Hermes and Qwen do."""
+"""IBM Granite: roles between control tokens; 3.x lists tools in a separate turn, 4.0 like Hermes and Qwen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 2: ``[INST] ... [/INST]``, the system message within the first of them."""
+"""Llama 2: ``[INST] ... [/INST]``, with the system message in the first block."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ TEMPLATE = (
 
 
 def llama2(source: FormatterSource) -> TemplateFormatter:
-    """Llama 2; the system message goes within the first turn."""
+    """Llama 2; the system message is in the first turn."""
     return family(source, "llama2", TEMPLATE)

@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: headers, tools as JSON in what the user says first."""
+"""Llama 3.1 to 3.3: headers, tools as JSON in the first user message."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ TEMPLATE = _HEADER + _SYSTEM + _TURNS
 
 
 def llama3(source: FormatterSource) -> TemplateFormatter:
-    """Llama 3.2, which is told today's date."""
+    """Llama 3.2, with today's date in the prompt."""
     dated = TEMPLATE.replace("DATE", "(date_string if date_string is defined else strftime_now('%d %b %Y'))")
     return family(source, "llama3", dated, stops=("<|eot_id|>", "<|eom_id|>"))
 
 
 def llama3_1(source: FormatterSource) -> TemplateFormatter:
-    """Llama 3.1 and 3.3, which are told the date of their template unless ``date_string`` is given."""
+    """Llama 3.1 and 3.3, with ``date_string`` in the prompt; the default is the date in their template."""
     dated = TEMPLATE.replace("DATE", "(date_string | default('26 Jul 2024'))")
     return family(source, "llama3_1", dated, stops=("<|eot_id|>", "<|eom_id|>"))

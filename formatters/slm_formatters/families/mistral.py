@@ -1,7 +1,7 @@
-"""Mistral: ``[INST] ... [/INST]``, in the versions that mistral-common numbers.
+"""Mistral: ``[INST] ... [/INST]``, in the versions of mistral-common.
 
-v1 and v3 are of SentencePiece vocabularies, which write spaces after control tokens; tekken (v3 of the Tekken
-vocabulary) writes none. v7 has control tokens for the system message.
+v1 and v3 are for SentencePiece vocabularies, with spaces after control tokens; tekken (v3 for the Tekken vocabulary)
+has no spaces. v7 has control tokens for the system message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Phi 3 and Phi 3.5: ``<|role|>`` and ``<|end|>`` on lines of their own."""
+"""Phi 3 and Phi 3.5: ``<|role|>`` and ``<|end|>`` on separate lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi 4: ChatML with ``<|im_sep|>`` after the role, and nothing between turns."""
+"""Phi 4: ChatML with ``<|im_sep|>`` after the role, and no text between turns."""
 
 from __future__ import annotations
 

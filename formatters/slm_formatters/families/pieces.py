@@ -5,7 +5,7 @@ ALTERNATE = """\
         {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
     {%- endif %}
 """
-"""At the beginning of a loop over messages: refuse any other order."""
+"""The start of a loop over messages, which refuses any other order of roles."""
 
 SYSTEM_APART = """\
 {%- set system = messages[0].content if messages[0].role == 'system' %}
@@ -26,7 +26,7 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
-"""How Hermes and Qwen tell a model of its tools."""
+"""The list of tools like in Hermes and Qwen."""
 
 XML_CALL = """\
 {%- macro tool_call(call) %}
@@ -36,11 +36,11 @@ XML_CALL = """\
     {{- '}\\n</tool_call>' }}
 {%- endmacro %}
 """
-"""A macro for a call in the manner of Hermes and Qwen."""
+"""A macro for a call like in Hermes and Qwen."""
 
 XML_RESULT = """\
         {{- OPEN if loop.first or loop.previtem.role != 'tool' }}
         {{- '\\n<tool_response>\\n' }}{{ message.content }}{{ '\\n</tool_response>' }}
         {{- CLOSE if loop.last or loop.nextitem.role != 'tool' }}
 """
-"""A tool's result in their manner; results in a row share one turn. OPEN and CLOSE are to be replaced."""
+"""A tool's result like in Hermes and Qwen; consecutive results share one turn. Replace OPEN and CLOSE."""

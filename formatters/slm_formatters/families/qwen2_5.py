@@ -1,4 +1,4 @@
-"""Qwen 2.5: ChatML with tools in XML, and a system message of its own where there is none."""
+"""Qwen 2.5: ChatML with tools in XML, and a default system message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3: ChatML with tools in XML and reasoning, which is kept after the last question only."""
+"""Qwen 3: ChatML with tools in XML and reasoning, which is kept only after the last question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RWKV World: ``User:`` and ``Assistant:``, paragraphs apart; reasoning on request."""
+"""RWKV World: ``User:`` and ``Assistant:``, with an empty line between turns; reasoning on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM 2: ChatML that introduces itself where there is no system message."""
+"""SmolLM 2: ChatML with a default system message."""
 
 from __future__ import annotations
 

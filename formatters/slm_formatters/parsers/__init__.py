@@ -1,1 +1,1 @@
-"""Readers of answers: one family of tool-call and reasoning syntax a file."""
+"""Parsers of answers: one syntax of tool calls and reasoning per file."""

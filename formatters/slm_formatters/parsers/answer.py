@@ -1,6 +1,6 @@
-"""The parser of all formats whose answers are text with markers in it: reasoning, content and calls between markers.
+"""The parser of formats with markers in the text of an answer, for reasoning, content and calls.
 
-A format is a declaration: which markers open and close what, and how a call is written between them.
+A format is a declaration: its markers, and the syntax of calls between them.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ THINK = ("<think>", "</think>")
 
 
 class CallBody(Protocol):
-    """How calls are written between their markers."""
+    """The syntax of calls between their markers."""
 
     @property
     def first(self) -> str:
-        """The characters that a call may begin with."""
+        """The possible first characters of a call."""
         ...
 
     def call_format(self, calls: CallSyntax | None) -> CallFormat | None:
-        """How calls are written, for a grammar; ``calls`` are the markers, None where there are none."""
+        """The format of calls, for a grammar; ``calls`` are the markers, or None."""
         ...
 
     def read(self, reader: Reader, output: Output, tools: Toolbox) -> Steps[bool]:
-        """Read one call or more, committing all but the last one.
+        """Read one or more calls, committing all but the last one.
 
         Returns:
-            Whether the last one is whole as it is; else the end of the answer cannot be the end of the call.
+            Whether the last call is complete; otherwise the answer must not end here.
 
         Raises:
-            Malformed: this is no call.
+            Malformed: the text is not a call.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """Calls and their markers.
+    """The syntax of calls with markers.
 
     Attributes:
-        body: how a call is written.
-        begin: opens a call, or several that the body separates.
-        end: closes what ``begin`` opens, "" where the body tells its end; white space in it and before it is free.
-        section: opens and closes all calls together, ("", "") where there is no such thing.
+        body: the syntax between the markers.
+        begin: opens a call, or several calls of the body.
+        end: closes ``begin``; "" if the body has its own end. White space in it and before it may vary.
+        section: opens and closes all calls together; ("", "") for none.
     """
 
     body: CallBody
@@ -64,14 +64,14 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes its answers.
+    """The format of a model's answers.
 
     Attributes:
-        name: for people.
-        calls: how it writes calls with markers, None where it does not.
-        bare: how it writes calls without any, in place of content: what is no call is content then.
-        reasoning: what opens and closes reasoning, at the beginning of an answer or after a call.
-        dropped: markers around content, and at the end of turns.
+        name: the name of the format.
+        calls: the syntax of calls with markers, or None.
+        bare: the syntax of calls without markers, instead of content; text that is not a call is content.
+        reasoning: the markers that open and close reasoning, at the beginning of an answer or after a call.
+        dropped: markers around content and at the end of turns, which are removed.
     """
 
     name: str
@@ -82,25 +82,25 @@ class AnswerFormat:
 
     @property
     def call_format(self) -> CallFormat | None:
-        """How calls are written, for a grammar."""
+        """The format of calls, for a grammar."""
         if self.bare is not None:
             return self.bare.call_format(None)
         return None if self.calls is None else self.calls.body.call_format(self.calls)
 
     def parser(self, *, tools: Sequence[Mapping[str, object]] = (), in_reasoning: bool = False) -> AnswerParser:
-        """A parser for one answer; ``in_reasoning`` where the prompt left reasoning open."""
+        """A parser for one answer; set ``in_reasoning`` if the prompt leaves reasoning open."""
         return AnswerParser(_Answer(self, Toolbox(tools), in_reasoning=in_reasoning))
 
     def reasoning_end(self, prompt_end: str) -> str | None:
-        """What ends the reasoning that a prompt leaves open if it ends so; None if it does not."""
+        """The text that ends the reasoning which a prompt with this end leaves open; None if it leaves none open."""
         return next((end for begin, end in self.reasoning if prompt_end.rfind(begin) > prompt_end.rfind(end)), None)
 
     def closes_reasoning(self, text: str) -> bool:
-        """Whether an answer closes reasoning that it has not opened."""
+        """Whether an answer closes reasoning that it did not open."""
         return any(begin not in text.partition(end)[0] for begin, end in self.reasoning if end in text)
 
     def with_reasoning(self, begin: str, end: str) -> AnswerFormat:
-        """The same with other bounds of reasoning."""
+        """The same format with other reasoning markers."""
         if not begin or not end:
             raise TemplateError(f"reasoning between {begin!r} and {end!r} (accepted: two texts that are not empty)")
         dropped = tuple(marker for marker in self.dropped if marker not in begin + end)
@@ -108,13 +108,13 @@ class AnswerFormat:
 
 
 class Reading(Protocol):
-    """What reads an answer from beginning to end."""
+    """Reads an answer from beginning to end."""
 
     reader: Reader
     output: Output
 
     def read(self) -> Steps[None]:
-        """Read it all."""
+        """Read the whole answer."""
         ...
 
 
@@ -129,7 +129,7 @@ class AnswerParser:
         next(self._steps, None)
 
     def feed(self, text: str) -> list[AnswerDelta]:
-        """Take a piece of the answer; returns what is now certain, in order.
+        """Add a piece of the answer; returns the deltas that are now certain, in order.
 
         Raises:
             SessionError: after ``finish``.
@@ -142,7 +142,7 @@ class AnswerParser:
         return self._output.take()
 
     def finish(self) -> tuple[list[AnswerDelta], Message]:
-        """The answer is over: what was held back, and the whole message.
+        """End the answer; returns the last deltas, and the whole message.
 
         Raises:
             SessionError: called before.
@@ -181,7 +181,7 @@ class _Answer:
     # Reasoning.
 
     def _opening(self) -> Steps[None]:
-        """Blocks of reasoning, and then perhaps calls without markers, where content would begin."""
+        """Read blocks of reasoning, and then calls without markers, if any, before content."""
         reader = self.reader
         space = yield from reader.space()
         while (end := (yield from self._reasoning_opener())) is not None:
@@ -194,12 +194,12 @@ class _Answer:
             yield from self._bare(self._form.bare)
 
     def _reasoning_opener(self) -> Steps[str | None]:
-        """Read what opens reasoning; what will close it, None where none opens here."""
+        """Read the opening of reasoning; returns its closing marker, or None if no reasoning opens here."""
         for begin, end in self._form.reasoning:
             if (yield from self.reader.accept(begin)):
                 return end
             if not self._in_reasoning and (yield from self.reader.accept(end)):
-                return ""  # the prompt holds an empty block, and the answer closes it once more
+                return ""  # the prompt has an empty block, and the answer closes it again
         return self._form.reasoning[0][1] if self._in_reasoning else None
 
     def _reasoning(self, end: str) -> Steps[None]:
@@ -226,14 +226,14 @@ class _Answer:
             yield from self._call(calls, begin=calls.begin)
 
     def _leaves_section(self, calls: CallSyntax) -> Steps[bool]:
-        """Whether the text ends, or goes on with a marker that has no place among calls."""
+        """Whether the text ends, or continues with a marker that cannot be between calls."""
         for marker in (calls.section[0], *self._form.dropped):
             if (yield from self.reader.begins(marker)):
                 return not calls.begin or not (yield from self.reader.begins(calls.begin))
         return not (yield from self.reader.peek())
 
     def _call(self, calls: CallSyntax, begin: str = "") -> Steps[None]:
-        """Read one call or several, and report what turns out to be none."""
+        """Read one or more calls, and report malformed calls."""
         whole = False
         try:
             yield from self.reader.expect(begin)
@@ -243,20 +243,20 @@ class _Answer:
             self.output.commit()
         except Malformed as error:
             if not self.output.in_call and not calls.section[0] and not _SIGNS.search(calls.begin):
-                self.output.content(self.reader.raw)  # a mere word opens calls here: this was one in a sentence
+                self.output.content(self.reader.raw)  # a plain word opens calls: this one was part of a sentence
                 return
             if not whole:
                 yield from self._skip()
             self.output.malformed(self.reader.raw, str(error))
 
     def _skip(self) -> Steps[None]:
-        """Read to the end of a call that is malformed, or up to what comes after it."""
+        """Skip a malformed call, up to its end or to the next marker."""
         marker = yield from self.reader.until(self._resume, lambda _: None)
         if marker and marker == self._close:
             self.reader.take(self.reader.at + len(marker))
 
     def _bare(self, body: CallBody) -> Steps[None]:
-        """Calls without markers, as long as the text goes on like one; else it is content."""
+        """Read calls without markers while the text continues like a call; other text is content."""
         self.reader.restart()
         try:
             yield from body.read(self.reader, self.output, self._tools)

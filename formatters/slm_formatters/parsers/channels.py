@@ -1,7 +1,8 @@
-"""Answers that are several messages, each with a header that says what it is: reasoning, content or a call.
+"""Answers of several messages, each with a header for its kind: reasoning, content or a call.
 
-``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`` is the manner of gpt-oss
-(the harmony format); others write ``to=user<|message|>`` or ``>>>all`` in the place of channels.
+gpt-oss (the harmony format) writes
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...``; other models write
+``to=user<|message|>`` or ``>>>all`` instead of channels.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from slm_formatters.parsers.toolbox import Toolbox
 
 @dataclass(frozen=True, slots=True)
 class ChannelFormat:
-    """How such answers are written.
+    """The format of answers with headers.
 
     Attributes:
-        name: for people.
-        start: opens a message; the prompt has opened the first one.
-        header_end: between header and text.
-        ends: close a message.
-        opens: what a header at the beginning of an answer begins with; without any, every answer begins with one.
-        reasoning: what is found in a header of reasoning.
-        call: what is found in a header of a call; its group ``name`` names the tool.
-        body: how a call is written, name included; None for JSON arguments of the tool that the header names.
-        framing: what stands before and after a body.
-        code: tools whose text is code, not JSON: their one argument is ``code``.
-        shown_by: texts that give the format away in a prompt.
+        name: the name of the format.
+        start: opens a message; the prompt opens the first message.
+        header_end: the text between header and body.
+        ends: texts that close a message.
+        opens: possible beginnings of a header at the start of an answer; if empty, every answer starts with a header.
+        reasoning: a pattern in headers of reasoning.
+        call: a pattern in headers of calls; its group ``name`` is the tool.
+        body: the syntax of a call, including its name; None for JSON arguments of the tool in the header.
+        framing: the texts before and after a body.
+        code: tools whose body is code, not JSON: their only argument is ``code``.
+        shown_by: texts in a prompt by which the format is detected.
     """
 
     name: str
@@ -51,16 +52,16 @@ class ChannelFormat:
     shown_by: tuple[str, ...] = ()
 
     def parser(self, *, tools: Sequence[Mapping[str, object]] = (), in_reasoning: bool = False) -> AnswerParser:
-        """A parser for one answer; ``in_reasoning`` where the prompt has opened a message of reasoning."""
+        """A parser for one answer; set ``in_reasoning`` if the prompt opens a message of reasoning."""
         return AnswerParser(_Messages(self, Toolbox(tools), in_reasoning=in_reasoning))
 
     @property
     def call_format(self) -> CallFormat | None:
-        """None: the header of a call is beyond what a grammar is told."""
+        """None: ``CallFormat`` cannot describe headers."""
         return None
 
     def reasoning_end(self, prompt_end: str) -> str | None:
-        """What ends the message of reasoning that a prompt opens if it ends so; None if it does not."""
+        """The text that ends the reasoning message which a prompt with this end opens; None if it opens none."""
         header, separator, content = prompt_end.rpartition(self.start)[2].partition(self.header_end)
         return self.ends[0] if separator and not content and self.reasoning.search(header) else None
 
@@ -69,7 +70,7 @@ class ChannelFormat:
         return False
 
     def with_reasoning(self, begin: str, end: str) -> ChannelFormat:
-        """Refused: headers tell what is reasoning."""
+        """Raise ``TemplateError``: headers mark reasoning."""
         raise TemplateError(f"the answer format {self.name!r} tells reasoning by headers, not by bounds")
 
 
@@ -128,7 +129,7 @@ class _Messages:
         self._close((yield from self.reader.until(self._ends, self.output.content)))
 
     def _close(self, marker: str) -> None:
-        """Read what closes a message, but not what opens the next one."""
+        """Read the end of a message, but not the start of the next one."""
         if marker:
             self.output.layout()
             self.reader.take(self.reader.at + (0 if marker == self._form.start else len(marker)))
@@ -138,9 +139,9 @@ class _Messages:
             whole = in_text and (yield from self._body(name))
             if not whole and not (yield from self.reader.next()):
                 raise Malformed("the answer ends within the call")
-            rest: list[str] = []
-            yield from self.reader.until(self._ends, rest.append)
-            if "".join(rest).strip():
+            after: list[str] = []
+            yield from self.reader.until(self._ends, after.append)
+            if "".join(after).strip():
                 raise Malformed("text after the arguments")
             self.output.commit()
         except Malformed as error:

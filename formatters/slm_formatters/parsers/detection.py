@@ -1,7 +1,7 @@
-"""The format of a model's answers, from its own template: what it writes for a call tells what the model will write.
+"""Detects the format of a model's answers from its template, which writes calls like the model.
 
-Known conversations are rendered, and the parts of a call found in the result. No model is known by name here: a
-template that nobody has seen is read like any other.
+Test conversations are rendered, and the parts of a call are located in the result. Detection does not use names of
+models, so it also works for unknown templates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def detect(render: Render, source: str) -> Format:
 
     Args:
         render: renders a conversation with the template.
-        source: the template; where it renders no call, the markers of a known format in it decide.
+        source: the template; if it renders no call, the markers of known formats in it decide.
     """
     probes = probe(render)
     channels = _known_channels(probes) or _channels(probes)
@@ -50,9 +50,15 @@ def detect(render: Render, source: str) -> Format:
     reasoning = _reasoning(probes, source)
     written = (_answer(probes, text, probes.answered, reasoning) for text in (probes.called, probes.called_twice))
     inferred = infer_calls(*written)
-    known = _in_source(source) if inferred.calls is None else None
-    if known is not None:
-        form = AnswerFormat(known.name, known.calls, inferred.bare or known.bare, (reasoning,), known.dropped)
+    named = _in_source(source) if inferred.calls is None else None
+    if named is not None:
+        form = AnswerFormat(
+            named.name,
+            named.calls,
+            inferred.bare or named.bare,
+            (reasoning,),
+            named.dropped,
+        )
     else:
         form = AnswerFormat(DERIVED, inferred.calls, inferred.bare, (reasoning,))
     markers = {*form.dropped, *_before_content(probes, form), *_markers(inferred.rest)}
@@ -60,7 +66,7 @@ def detect(render: Render, source: str) -> Format:
 
 
 def _name(form: AnswerFormat) -> str:
-    """The name of the known format that writes calls like this."""
+    """The name of the known format with the same calls."""
     for other in FORMATS.values():
         if isinstance(other, AnswerFormat) and _usual(other) == _usual(form):
             return other.name
@@ -68,7 +74,7 @@ def _name(form: AnswerFormat) -> str:
 
 
 def _usual(form: AnswerFormat) -> tuple[CallSyntax | None, CallBody | None]:
-    """What a parser does with calls, whatever a grammar may know beyond it."""
+    """The syntax of calls for a parser, without details that only a grammar uses."""
     calls = form.calls and replace(form.calls, body=_parsed_alike(form.calls.body))
     return calls, form.bare and _parsed_alike(form.bare)
 
@@ -78,7 +84,7 @@ def _parsed_alike(body: CallBody) -> CallBody:
 
 
 def _answer(probes: Probes, text: str, other: str, reasoning: tuple[str, str] = THINK) -> str:
-    """What a text has where another has the answer in words, without an empty block of reasoning before it."""
+    """The part of a text where another text has a plain answer, without an empty block of reasoning before it."""
     start, end = _answer_start(probes.prompt, text, other), len(shared_end(text, other))
     answer = text[start : len(text) - end] if start + end < len(text) else ""
     before, separator, after = answer.partition("".join(reasoning))
@@ -86,7 +92,7 @@ def _answer(probes: Probes, text: str, other: str, reasoning: tuple[str, str] = 
 
 
 def _answer_start(prompt: str, text: str, other: str) -> int:
-    """Where two answers to a prompt part; one that follows a word ("assistant:") is no part of that word."""
+    """The offset of the first difference of two answers to a prompt; it is never inside a word ("assistant:")."""
     start = len(shared_start(text, other))
     word = commonprefix([text[start:], other[start:]])  # noqa: RUF071  # these are no paths
     return start + next((n for n in range(len(word), 0, -1) if prompt.endswith(word[:n])), 0)
@@ -96,13 +102,13 @@ def _answer_start(prompt: str, text: str, other: str) -> int:
 
 
 def _reasoning(probes: Probes, source: str) -> tuple[str, str]:
-    """What opens and closes reasoning."""
+    """The markers that open and close reasoning."""
     for text, without, following in (
         (probes.thought, probes.answered, SAID),
         (probes.thought_called, probes.called, NAME),
     ):
-        before, separator, rest = text.partition(THOUGHT)
-        closing = _first_marker(rest[: rest.find(following)]) if following in rest else ""
+        before, separator, after_thought = text.partition(THOUGHT)
+        closing = _first_marker(after_thought[: after_thought.find(following)]) if following in after_thought else ""
         opening = before[len(shared_start(before, without)) :].strip()
         opening = opening or _prefilled(probes, closing)
         if is_marker(closing):
@@ -119,7 +125,7 @@ def _reasoning(probes: Probes, source: str) -> tuple[str, str]:
 
 
 def _prefilled(probes: Probes, closing: str) -> str:
-    """What a prompt opens an answer with, beyond what stands before an answer in words."""
+    """The text that a prompt adds before an answer, compared with the text before a plain answer."""
     common = shared_start(probes.prompt, probes.answered)
     extra = probes.prompt[len(common) :].strip()
     in_answer = any(is_marker(token) for token in tokens(common.partition(ASKED)[2]))
@@ -140,24 +146,24 @@ def _first_marker(text: str) -> str:
 
 
 def _after_content(probes: Probes) -> set[str]:
-    """Markers that end an answer in words; one of them may be the one that ends reasoning."""
+    """Markers that end a plain answer; one of them may also end reasoning."""
     after = _answer(probes, probes.answered, probes.called or probes.prompt).partition(SAID)[2]
     return _markers(after) | (_turn_end(shared_end(probes.called, probes.answered)) if probes.called else set())
 
 
 def _before_content(probes: Probes, form: AnswerFormat) -> set[str]:
-    """Markers between the beginning of an answer, or reasoning, and content."""
+    """Markers between the start of an answer (or reasoning) and content."""
     openers = [NAME] if form.calls is None else [text for text in (form.calls.section[0], form.calls.begin) if text]
     markers = _markers(_answer(probes, probes.answered, probes.called or probes.prompt).partition(SAID)[0])
     for text, following in ((probes.thought, SAID), (probes.thought_called, openers[0])):
-        rest = text.partition(THOUGHT)[2]
-        if following in rest:
-            markers |= _markers(rest[: rest.find(following)])
+        after_thought = text.partition(THOUGHT)[2]
+        if following in after_thought:
+            markers |= _markers(after_thought[: after_thought.find(following)])
     return markers
 
 
 def _turn_end(text: str) -> set[str]:
-    """The markers in what ends a turn; where there is none, all of it, unless it is a mere word."""
+    """The markers at the end of a turn; without markers, the whole end, unless it is a plain word."""
     text = text.strip()
     return {token for token in tokens(text) if is_marker(token)} or ({text} if text and not text.isalnum() else set())
 
@@ -173,7 +179,7 @@ def _markers(text: str) -> set[str]:
 
 
 def _compatible(form: AnswerFormat, markers: set[str], closing: set[str]) -> tuple[str, ...]:
-    """Those markers that are no part of what a format knows already, or of each other."""
+    """The markers that are not part of the format's markers or of each other."""
     own_texts = [text for pair in form.reasoning for text in pair if text not in closing]
     if form.calls is not None:
         own_texts += [form.calls.begin, form.calls.end, *form.calls.section]
@@ -191,7 +197,7 @@ def _compatible(form: AnswerFormat, markers: set[str], closing: set[str]) -> tup
 
 
 def _in_source(source: str) -> AnswerFormat | None:
-    """The known format of which the template holds all markers, the more of them the better."""
+    """The known format whose markers are all in the template; among several, the one with the most."""
     candidates = [form for form in FORMATS.values() if isinstance(form, AnswerFormat) and form.calls is not None]
     scores = {form.name: _score(form, source) for form in candidates}
     best = max(candidates, key=lambda form: scores[form.name])
@@ -199,7 +205,7 @@ def _in_source(source: str) -> AnswerFormat | None:
 
 
 def _score(form: AnswerFormat, source: str) -> int:
-    """Characters of a format's markers, 0 where the template lacks one."""
+    """The number of characters of a format's markers; 0 if the template lacks one of them."""
     calls = form.calls
     assert calls is not None
     texts = [calls.begin, *calls.end.split(), *calls.section]
@@ -222,7 +228,7 @@ def _known_channels(probes: Probes) -> ChannelFormat | None:
 
 
 def _channels(probes: Probes) -> ChannelFormat | None:
-    """Headers that begin with a word, end with a marker, and name the tool in a call."""
+    """A format with headers that begin with a word, end with a marker, and name the tool of a call."""
     start = len(probes.prompt)
     opening = probes.answered[start:].partition(SAID)[0]
     words = [token for token in tokens(opening) if token.strip()]
@@ -236,17 +242,17 @@ def _channels(probes: Probes) -> ChannelFormat | None:
     header_end = words[-1]
     head, _, call = probes.called[start:].partition(header_end)
     thought, _, after = probes.thought[start:].partition(header_end)
-    rest = after.partition(THOUGHT)[2].partition(opening)[0]
-    if NAME not in head or THOUGHT not in after or not is_marker(_first_marker(rest)):
+    after_thought = after.partition(THOUGHT)[2].partition(opening)[0]
+    if NAME not in head or THOUGHT not in after or not is_marker(_first_marker(after_thought)):
         return None
     heads = [opening.removesuffix(header_end).strip(), thought.strip(), head.strip()]
     calls = infer_calls(call[: len(call) - len(shared_end(probes.called, probes.answered))], "").calls
     named = re.escape(heads[2]).replace(NAME, r"(?P<name>[^\s<]+)")
     return ChannelFormat(
         DERIVED,
-        start=rest.replace(_first_marker(rest), "", 1).strip(),
+        start=after_thought.replace(_first_marker(after_thought), "", 1).strip(),
         header_end=header_end,
-        ends=(_first_marker(rest), _first_marker(probes.answered.partition(SAID)[2])),
+        ends=(_first_marker(after_thought), _first_marker(probes.answered.partition(SAID)[2])),
         opens=(_shared_letters(heads),),
         reasoning=re.compile(rf"{re.escape(heads[1])}\s*$"),
         call=re.compile(rf"(?!{re.escape(heads[0])}\s*$){named}\s*$"),
@@ -256,6 +262,6 @@ def _channels(probes: Probes) -> ChannelFormat | None:
 
 
 def _shared_letters(texts: list[str]) -> str:
-    """What all texts begin with."""
+    """The common prefix of all texts."""
     length = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
     return texts[0][:length]

@@ -1,4 +1,4 @@
-"""The formats that models are known to write, by name. A template that shows its own format needs none of these."""
+"""Known answer formats by name, for templates from which the format cannot be detected."""
 
 from __future__ import annotations
 
@@ -213,4 +213,4 @@ FORMATS: dict[str, Format] = {
         FUNCTIONARY_V3_2,
     )
 }
-"""All of them."""
+"""All known formats."""

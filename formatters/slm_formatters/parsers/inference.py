@@ -1,4 +1,4 @@
-"""From what a template writes for a known call to how calls are written."""
+"""Infers the syntax of calls from the template's rendering of a test call."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from slm_formatters.parsers.tagged import BareKeyArguments, NestedArguments, Tag
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A call as it was written.
+    """A call in a rendered text.
 
     Attributes:
-        body: how it is written between ``begin`` and ``end``.
-        begin: what comes before.
-        end: what comes after.
-        mark: text that belongs to the tag after it.
+        body: its syntax between ``begin`` and ``end``.
+        begin: the text before it.
+        end: the text after it.
+        mark: a text that belongs to the tag after it.
     """
 
     body: CallBody
@@ -47,12 +47,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """How calls are written.
+    """The syntax of calls.
 
     Attributes:
-        calls: with markers, or None.
-        bare: without, or None.
-        rest: what follows the calls.
+        calls: the syntax with markers, or None.
+        bare: the syntax without markers, or None.
+        rest: the text after the calls.
     """
 
     calls: CallSyntax | None = None
@@ -61,11 +61,11 @@ class Inferred:
 
 
 def infer_calls(one: str, two: str) -> Inferred:
-    """How calls are written.
+    """Infer the syntax of calls.
 
     Args:
-        one: what stands for one call, from the beginning to the end of the answer.
-        two: the same for two calls, or "".
+        one: the text of an answer with one call, from its beginning to its end.
+        two: the text with two calls, or "".
     """
     written = next((result for infer in (_json, _python, _named) if (result := infer(one)) is not None), None)
     if written is None:
@@ -77,7 +77,7 @@ def infer_calls(one: str, two: str) -> Inferred:
 
 
 def _json(text: str) -> Written | None:
-    """A JSON object with the name in it, perhaps in a list."""
+    """A JSON object with the name, optionally in a list."""
     for start, value, end in _json_values(text):
         call = value[0] if isinstance(value, list) and value else value
         if isinstance(call, dict) and (body := _json_body(call)) is not None:
@@ -95,8 +95,8 @@ def _json_body(call: dict[str, object]) -> JsonCalls | None:
     arguments = keys.get(json.dumps(ARGUMENTS)) or keys.get(json.dumps(json.dumps(ARGUMENTS)))
     if name is None or arguments is None:
         return None
-    others = [key for key, value in (call | inner).items() if key not in (name, arguments, "type", "function", "index")]
-    return JsonCalls(name, arguments, others[0] if others else "id", wrapped=inner is not call)
+    extra = [key for key, value in (call | inner).items() if key not in (name, arguments, "type", "function", "index")]
+    return JsonCalls(name, arguments, extra[0] if extra else "id", wrapped=inner is not call)
 
 
 def _json_values(text: str) -> Iterator[tuple[int, object, int]]:
@@ -116,14 +116,14 @@ def _python(text: str) -> Written | None:
     end = text.find(")", start)
     if start < 0 or end < 0:
         return None
-    begin, rest = text[:start].rstrip(), text[end + 1 :].lstrip()
+    begin, after = text[:start].rstrip(), text[end + 1 :].lstrip()
     if begin.endswith("["):
-        begin, rest = begin[:-1], rest.removeprefix("]")
-    return Written(PythonCalls(), begin, rest)
+        begin, after = begin[:-1], after.removeprefix("]")
+    return Written(PythonCalls(), begin, after)
 
 
 def _named(text: str) -> Written | None:
-    """The name, then the arguments in any other manner."""
+    """The name, then the arguments in any other syntax."""
     first = text.find(KEYS[0])
     name = text.rfind(NAME, 0, first)
     if min(first, name) < 0:
@@ -138,18 +138,18 @@ def _named(text: str) -> Written | None:
     return Written(NamedCalls(header, arguments, or_json), begin, end, mark)
 
 
-_Found = tuple[Arguments, str, str, str]
-"""Arguments, what stands between name and them, what comes after them, and the mark of tags."""
+_ArgumentSyntax = tuple[Arguments, str, str, str]
+"""The arguments, the text between the name and the arguments, the text after them, and the mark of tags."""
 
 
-def _json_arguments(text: str) -> _Found | None:
+def _json_arguments(text: str) -> _ArgumentSyntax | None:
     for start, value, end in _json_values(text):
         if value == ARGUMENTS:
             return JsonArguments(), text[:start], text[end:], ""
     return None
 
 
-def _bare_keys(text: str) -> _Found | None:
+def _bare_keys(text: str) -> _ArgumentSyntax | None:
     """``{KEY:<quote>TEXT<quote>,...}``."""
     start, end = text.find("{"), text.rfind("}")
     value = text.find(f"{KEYS[0]}:")
@@ -161,8 +161,8 @@ def _bare_keys(text: str) -> _Found | None:
     return BareKeyArguments(quote), text[:start], text[end + 1 :], ""
 
 
-def _nested(text: str) -> _Found | None:
-    """Elements that are named by their keys."""
+def _nested(text: str) -> _ArgumentSyntax | None:
+    """Elements with the keys as names."""
     first = text.find(f"<{KEYS[0]}>")
     close = text.find(f"</{KEYS[0]}>")
     last = text.find(f"</{KEYS[-1]}>")
@@ -175,14 +175,14 @@ def _nested(text: str) -> _Found | None:
     return NestedArguments(mark), text[: first - len(mark)], text[last + len(f"</{KEYS[-1]}>") :], mark
 
 
-def _tagged(text: str) -> _Found | None:
-    """A marker before each key, one between key and value, and one after each value."""
-    places = [text.find(part) for part in (KEYS[0], TEXT, KEYS[1], str(NUMBER), KEYS[2], LAST_TEXT)]
-    if places != sorted(places) or places[0] < 0:
+def _tagged(text: str) -> _ArgumentSyntax | None:
+    """A marker before each key, a marker between key and value, and a marker after each value."""
+    offsets = [text.find(part) for part in (KEYS[0], TEXT, KEYS[1], str(NUMBER), KEYS[2], LAST_TEXT)]
+    if offsets != sorted(offsets) or offsets[0] < 0:
         return None
     lengths = [len(part) for part in (KEYS[0], TEXT, KEYS[1], str(NUMBER), KEYS[2])]
-    gaps = [text[at + length : after] for at, length, after in zip(places[:-1], lengths, places[1:], strict=True)]
-    head, rest = text[: places[0]], text[places[-1] + len(LAST_TEXT) :]
+    gaps = [text[at + length : after] for at, length, after in zip(offsets[:-1], lengths, offsets[1:], strict=True)]
+    head, rest = text[: offsets[0]], text[offsets[-1] + len(LAST_TEXT) :]
     begin = shared_end(head, gaps[1]).strip() or _last_marker(gaps[1])
     between = gaps[1].strip().removesuffix(begin).strip()
     value_end = shared_start(between, rest.strip()).strip()
@@ -207,7 +207,7 @@ def _last_marker(text: str) -> str:
 
 
 def _header(before: str, head: str) -> tuple[str, tuple[HeaderPart, ...]]:
-    """Split what stands before the name, and between it and the arguments, into the beginning and the header."""
+    """Split the text before the name, and between the name and the arguments, into the beginning and the header."""
     left, separator, right = (words(piece) for piece in head.partition(IDS[0]))
     rest: list[HeaderPart] = [(left, Field.ID) if left else Field.ID, right] if separator else [left]
     parts: list[HeaderPart] = [Field.NAME, *rest]
@@ -218,11 +218,11 @@ def _header(before: str, head: str) -> tuple[str, tuple[HeaderPart, ...]]:
 
 
 def _with_markers(written: Written, one: str, two: str) -> Inferred:
-    """Tell what opens and closes one call from what opens and closes all of them."""
+    """Separate the markers of one call from the markers of all calls together."""
     begin, end = written.begin.strip(), written.end.strip()
     between = _between(written, one, two)
     first = shared_end(begin, between, written.mark).strip()
-    if not first and between and end.removeprefix(between):  # nothing but its name opens a call within the section
+    if not first and between and end.removeprefix(between):  # within the section, only its name opens a call
         return Inferred(CallSyntax(written.body, "", words(between), (begin, end.removeprefix(between).strip())))
     if not first:
         last = end if isinstance(written.body, NamedCalls) else _until_marker(end)
@@ -236,25 +236,25 @@ def _with_markers(written: Written, one: str, two: str) -> Inferred:
 
 
 def _until_marker(text: str, mark: str = "") -> str:
-    """A text up to the end of the first marker in it; all of it where there is none."""
+    """A text up to the end of its first marker; the whole text if it has none."""
     pieces = tokens(text, mark)
     first = next((at for at, token in enumerate(pieces) if is_marker(token) or (mark and mark in token)), len(pieces))
     return "".join(pieces[: first + 1])
 
 
 def _between(written: Written, one: str, two: str) -> str:
-    """What stands between two calls; "" where it is not known, or where one pair of markers holds them both."""
+    """The text between two calls; "" if it is unknown, or if one pair of markers encloses both."""
     same = one.removesuffix(written.end)
     if not isinstance(written.body, NamedCalls) or not two.startswith(same):
         return ""
-    rest = two[len(same) :]
-    names = [at for at in (rest.find(OTHER_NAME), rest.find(IDS[1])) if at >= 0]
-    return rest[: min(names, default=0)].strip()
+    remainder = two[len(same) :]
+    names = [at for at in (remainder.find(OTHER_NAME), remainder.find(IDS[1])) if at >= 0]
+    return remainder[: min(names, default=0)].strip()
 
 
 def _open_early(calls: CallSyntax) -> CallSyntax:
-    """Let the first marker be enough to open a call, white space after it being free."""
-    begin, *rest = calls.begin.split(None, 1)
-    if not rest or not isinstance(calls.body, NamedCalls) or calls.section[0] == begin:
+    """Let the first marker open a call; white space after it may vary."""
+    begin, *later_words = calls.begin.split(None, 1)
+    if not later_words or not isinstance(calls.body, NamedCalls) or calls.section[0] == begin:
         return calls
-    return replace(calls, begin=begin, body=replace(calls.body, header=(words(rest[0]), *calls.body.header)))
+    return replace(calls, begin=begin, body=replace(calls.body, header=(words(later_words[0]), *calls.body.header)))

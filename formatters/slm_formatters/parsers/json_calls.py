@@ -24,11 +24,11 @@ class JsonCalls:
     """A ``CallBody``.
 
     Attributes:
-        name: key of the name, besides the usual ones.
-        arguments: key of the arguments, besides the usual ones; their value is an object, or its JSON text.
-        id: key of the id, besides the usual ones.
-        keyed: a key that is none of these is a name, and its value the arguments.
-        bare: no markers surround the calls: only known names make a call.
+        name: key of the name, in addition to the usual keys.
+        arguments: key of the arguments, in addition to the usual keys; the value is an object, or its JSON text.
+        id: key of the id, in addition to the usual keys.
+        keyed: any other key is the name, and its value the arguments.
+        bare: calls have no markers, so an object is a call only with the name of a known tool.
         listed: templates write them in a list; both are read.
         wrapped: templates write them within ``{"type": "function", "function": ...}``; both are read.
     """
@@ -42,7 +42,7 @@ class JsonCalls:
     wrapped: bool = False
 
     def normal(self) -> JsonCalls:
-        """The same reading, with the usual keys where these say no more."""
+        """An equivalent syntax with the usual keys, if possible."""
         return replace(
             self,
             name="name" if self.name in NAMES else self.name,
@@ -53,7 +53,7 @@ class JsonCalls:
         )
 
     def call_format(self, calls: CallSyntax | None) -> CallFormat | None:
-        """How calls are written, for a grammar."""
+        """The format of calls, for a grammar."""
         if self.keyed or self.wrapped:
             return None
         begin, end, section = ("", "", ("", "")) if calls is None else (calls.begin, calls.end, calls.section)
@@ -63,11 +63,11 @@ class JsonCalls:
 
     @property
     def first(self) -> str:
-        """The characters that a call may begin with."""
+        """The possible first characters of a call."""
         return "{["
 
     def read(self, reader: Reader, output: Output, tools: Toolbox) -> Steps[bool]:
-        """Read one call or more, committing all but the last one."""
+        """Read one or more calls, committing all but the last one."""
         in_list = (yield from reader.next()) == "["
         if in_list:
             reader.take(reader.at + 1)
@@ -88,7 +88,7 @@ class JsonCalls:
 
 
 class _Call:
-    """One object. Its members may come in any order; arguments stream once the name is known."""
+    """One object. Its members may have any order; arguments stream when the name is known."""
 
     def __init__(self, form: JsonCalls, reader: Reader, output: Output, tools: Toolbox) -> None:
         self._form = form
@@ -180,7 +180,7 @@ class _Call:
 
 
 def read_object(reader: Reader, char: str) -> Steps[str]:
-    """Read an object, or JSON text of one within a string, or ``null``; returns JSON text of the object."""
+    """Read an object, a string with JSON text of an object, or ``null``; returns JSON text of the object."""
     parts: list[str] = []
     if char == '"':
         parts.append((yield from json_text.string(reader)))

@@ -1,4 +1,4 @@
-"""JSON, read while it streams: each piece is passed on as soon as it is known to continue a valid value."""
+"""A streaming JSON reader: passes each piece on when it is known to continue a valid value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def decode(text: str) -> object:
     """The value of a JSON text.
 
     Raises:
-        Malformed: it is not valid.
+        Malformed: the text is not valid JSON.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
@@ -27,7 +27,7 @@ def decode(text: str) -> object:
 
 
 def encode(value: object) -> str:
-    """JSON text of a value."""
+    """The JSON text of a value."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -43,36 +43,36 @@ def string(reader: Reader) -> Steps[str]:
 def value(reader: Reader, sink: Sink) -> Steps[None]:
     """Read one value and pass its text on.
 
-    Control characters within strings, which models write and JSON forbids, are escaped on the way.
+    Control characters in strings, which models write and JSON forbids, are escaped.
 
     Raises:
-        Malformed: the text cannot be the beginning of a value, or ends before the value does.
+        Malformed: the text is not the beginning of a value, or ends inside the value.
     """
-    closing: list[str] = []  # of the lists and mappings that are open, innermost last
-    wanted = "value"
+    closing: list[str] = []  # of the open lists and mappings, innermost last
+    expected = "value"
     while True:
         sink((yield from reader.space()))
         char = yield from reader.peek()
-        if closing and char == closing[-1] and wanted in ("first value", "first key", "comma"):
+        if closing and char == closing[-1] and expected in ("first value", "first key", "comma"):
             sink(reader.take(reader.at + 1))
             closing.pop()
-            wanted = "comma"
-        elif wanted.endswith("value") and char in ("{", "["):
+            expected = "comma"
+        elif expected.endswith("value") and char in ("{", "["):
             sink(reader.take(reader.at + 1))
             closing.append("}" if char == "{" else "]")
-            wanted = "first key" if char == "{" else "first value"
-        elif char == '"' and wanted.endswith(("value", "key")):
+            expected = "first key" if char == "{" else "first value"
+        elif char == '"' and expected.endswith(("value", "key")):
             yield from _string(reader, sink)
-            wanted = "colon" if wanted.endswith("key") else "comma"
-        elif wanted.endswith("value") and _SCALAR.match(char):
+            expected = "colon" if expected.endswith("key") else "comma"
+        elif expected.endswith("value") and _SCALAR.match(char):
             sink((yield from reader.match(_SCALAR)))
-            wanted = "comma"
-        elif wanted == "colon" and char == ":":
+            expected = "comma"
+        elif expected == "colon" and char == ":":
             sink(reader.take(reader.at + 1))
-            wanted = "value"
-        elif closing and wanted == "comma" and char == ",":
+            expected = "value"
+        elif closing and expected == "comma" and char == ",":
             sink(reader.take(reader.at + 1))
-            wanted = "key" if closing[-1] == "}" else "value"
+            expected = "key" if closing[-1] == "}" else "value"
         else:
             raise Malformed(f"not valid JSON at {char!r}" if char else "the answer ends within JSON")
         if not closing:
@@ -91,7 +91,7 @@ def _string(reader: Reader, sink: Sink) -> Steps[None]:
 
 
 def _chunk(reader: Reader) -> Steps[str]:
-    """A piece of a string: an escape, the closing quote, or a run of other characters, as far as it has arrived."""
+    """A piece of a string: an escape, the closing quote, or the other characters that have arrived."""
     char = yield from reader.peek()
     if char == "\\":
         if len((yield from reader.peek(2))) == 2:

@@ -1,4 +1,4 @@
-"""Literal values as Python writes them, read while they stream; JSON's spellings are accepted beside Python's."""
+"""A streaming reader of Python literals; JSON's spellings are accepted, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decode(text: str) -> object:
     """The value of a text.
 
     Raises:
-        Malformed: it is no literal.
+        Malformed: the text is not a literal.
     """
     reader = Reader()
     reader.add(text)
@@ -41,12 +41,12 @@ def value(reader: Reader, quote: str = "", depth: int = 0) -> Steps[object]:
     """Read one value.
 
     Args:
-        reader: where from.
-        quote: what begins and ends a string, taken verbatim; "" for Python's strings.
-        depth: how deep the value is nested.
+        reader: the reader.
+        quote: the text that begins and ends a verbatim string; "" for Python's strings.
+        depth: the nesting depth of the value.
 
     Raises:
-        Malformed: there is none, or it nests too deep.
+        Malformed: there is no value, or it nests too deep.
     """
     if depth > _MAX_DEPTH:
         raise Malformed(f"nested deeper than {_MAX_DEPTH}")

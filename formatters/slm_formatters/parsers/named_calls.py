@@ -1,4 +1,4 @@
-"""Calls that write the name apart from the arguments: ``NAME<separator>arguments``."""
+"""Calls with the name before the arguments: ``NAME<separator>arguments``."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _NUMBERED = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 
 
 class Field(Enum):
-    """What a header holds besides literal texts."""
+    """The fields of a header."""
 
     NAME = "name"
     ID = "id"
     NUMBERED = "name and number"
-    """An id that holds the name: ``functions.NAME:0``."""
+    """An id that contains the name: ``functions.NAME:0``."""
 
 
 HeaderPart: TypeAlias = "str | Field | tuple[str | Field, ...]"
-"""A literal, in which white space is free; a field; or a group that may be missing, which begins with a literal."""
+"""A literal, in which white space may vary; a field; or an optional group, which begins with a literal."""
 
 
 class Arguments(Protocol):
-    """How arguments are written."""
+    """The syntax of arguments."""
 
     def read(self, reader: Reader, output: Output, shape: Shape) -> Steps[bool]:
-        """Read all arguments; ``shape`` is what is known of them.
+        """Read all arguments; ``shape`` is their schema.
 
         Returns:
-            Whether they end by themselves, so that nothing more can follow.
+            Whether the arguments have their own end, so that no argument can follow.
 
         Raises:
-            Malformed: they are not written so.
+            Malformed: the arguments have another syntax.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
-    """``Arguments`` as a JSON object, as a string with JSON text in it, or none at all."""
+    """``Arguments`` as a JSON object, as a string with JSON text, or empty."""
 
     def read(self, reader: Reader, output: Output, shape: Shape) -> Steps[bool]:
         """Read all arguments."""
@@ -71,9 +71,9 @@ class NamedCalls:
     """A ``CallBody`` of one call.
 
     Attributes:
-        header: what is written before the arguments.
-        arguments: how arguments are written.
-        or_json: calls may also be written as JSON, in place of the header.
+        header: the syntax before the arguments.
+        arguments: the syntax of the arguments.
+        or_json: a call may also be JSON instead of the header.
     """
 
     header: tuple[HeaderPart, ...]
@@ -82,11 +82,11 @@ class NamedCalls:
 
     @property
     def first(self) -> str:
-        """The characters that a call may begin with: not known."""
+        """The possible first characters of a call: unknown."""
         return ""
 
     def call_format(self, calls: CallSyntax | None) -> CallFormat | None:
-        """How calls are written, for a grammar: where nothing but a literal stands between name and JSON."""
+        """The format of calls, for a grammar; only with JSON arguments and a literal between name and arguments."""
         at = self.header.index(Field.NAME) if Field.NAME in self.header else -1
         before, between = (("".join(map(str, parts))) for parts in (self.header[: max(at, 0)], self.header[at + 1 :]))
         plain = all(isinstance(part, str) and " " not in part for part in (*self.header[:at], *self.header[at + 1 :]))

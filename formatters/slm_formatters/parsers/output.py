@@ -1,4 +1,4 @@
-"""What a parser has read so far: deltas to hand out, and the message that they add up to."""
+"""The output of a parser: deltas, and the message of all deltas."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Kind: TypeAlias = Literal["content", "reasoning"]
 class Output:
     """Collects an answer.
 
-    White space at the end of a text counts only if more text follows: around reasoning and calls it is layout.
+    White space at the end of a text is kept only if more text follows: around reasoning and calls it is layout.
     """
 
     def __init__(self) -> None:
         self._deltas: list[AnswerDelta] = []
-        self._growing: _Kind | Literal["arguments"] = "content"  # the delta that is still being joined
+        self._growing: _Kind | Literal["arguments"] = "content"  # the kind of the open delta
         self._pieces: list[str] = []
         self._parts: dict[_Kind, list[str]] = {"content": [], "reasoning": []}
         self._space: list[str] = []
@@ -34,11 +34,11 @@ class Output:
     # Text.
 
     def content(self, text: str) -> None:
-        """More content."""
+        """Add content."""
         self._write("content", text)
 
     def reasoning(self, text: str) -> None:
-        """More reasoning; white space at the beginning of a block is layout."""
+        """Add reasoning; white space at the beginning of a block is layout."""
         if self._in_empty_block:
             text = text.lstrip()
             if not text:
@@ -48,31 +48,31 @@ class Output:
         self._write("reasoning", text)
 
     def open_reasoning(self) -> None:
-        """A block of reasoning begins; one after another begins on a line of its own."""
+        """Begin a block of reasoning; a second block begins on a new line."""
         self._in_empty_block = True
         self.layout()
 
     def open_content(self) -> None:
-        """A block of content begins; one after another begins on a line of its own."""
+        """Begin a block of content; a second block begins on a new line."""
         if self._parts["content"]:
             self._space, self._after_layout = ["\n"], True
 
     def layout(self) -> None:
-        """The white space before this is layout, and so is what follows at the end of the answer."""
+        """Treat white space before this point, and after it at the end of the answer, as layout."""
         self._space, self._after_layout = [], True
 
     # Calls.
 
     @property
     def in_call(self) -> bool:
-        """Whether a call has started and is not over."""
+        """Whether a call is open."""
         return self._name is not None
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        """A call begins.
+        """Begin a call.
 
         Raises:
-            Malformed: another has begun, or it has no name.
+            Malformed: another call is open, or the name is empty.
         """
         if self.in_call or not name:
             raise Malformed("a call within a call" if name else "the call has no name")
@@ -80,20 +80,20 @@ class Output:
         self._push(CallStart(self._index, name, call_id))
 
     def identify(self, call_id: str) -> None:
-        """The call's id, where it comes after its arguments."""
+        """Set the call's id, if it comes after the arguments."""
         self._id = call_id
 
     def arguments(self, text: str) -> None:
-        """More of the JSON text of the call's arguments."""
+        """Add JSON text of the call's arguments."""
         if text:
             self._arguments.append(text)
             self._grow("arguments", text)
 
     def commit(self) -> None:
-        """The call is whole.
+        """End the call.
 
         Raises:
-            Malformed: there is none, or its arguments are not a JSON object.
+            Malformed: no call is open, or its arguments are not a JSON object.
         """
         if self._name is None:
             raise Malformed("there is no call")
@@ -107,7 +107,7 @@ class Output:
         self._calls.append(call)
 
     def malformed(self, text: str, reason: str) -> None:
-        """What began like a call is none."""
+        """Record a malformed call."""
         call = MalformedCall(text, reason)
         self._end_call(call)
         self._malformed.append(call)
@@ -115,13 +115,13 @@ class Output:
     # The result.
 
     def take(self) -> list[AnswerDelta]:
-        """The deltas since the last time."""
+        """The deltas since the last ``take``."""
         self._flush()
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def end(self) -> Message:
-        """The answer is over."""
+        """End the answer; returns the message."""
         if not self._after_layout:
             self._emit("content", "".join(self._space))
         return Message(

@@ -1,7 +1,7 @@
-"""What a template writes for a known conversation: the material from which an answer's format is inferred.
+"""Renders test conversations with a template, from which the format of answers is inferred.
 
-The idea of comparing renderings that differ in one thing is that of llama.cpp's template analysis; here the words to
-look for are ones that occur nowhere else.
+Comparing renderings that differ in one property is the idea of llama.cpp's template analysis. Here, test conversations
+use words that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from slm_core.errors import TemplateError
 
 Render: TypeAlias = Callable[[Sequence[Mapping[str, object]], Sequence[Mapping[str, object]], bool], str]
-"""Messages, tools and whether to open an answer, to the prompt; raises ``TemplateError``."""
+"""From messages, tools and whether to open an answer, to the prompt; raises ``TemplateError``."""
 
 ASKED, SAID, THOUGHT = "zqasked", "zqsaid", "zqthought"
 NAME, OTHER_NAME = "zqfirst", "zqsecond"
@@ -45,15 +45,15 @@ _TOKEN = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]|\s+|[^<\[\s]+|\[")
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Renderings; "" where the template refuses one.
+    """The renderings; "" if the template refuses a conversation.
 
     Attributes:
-        prompt: a question, and what opens the answer.
-        answered: a question and an answer in words.
-        thought: the same, with reasoning.
-        called: a question and a call for an answer.
-        called_twice: the same with two calls.
-        thought_called: a call after reasoning.
+        prompt: a question, and the start of the answer.
+        answered: a question and a plain answer.
+        thought: a question and an answer with reasoning.
+        called: a question and a call.
+        called_twice: a question and two calls.
+        thought_called: a question and a call after reasoning.
     """
 
     prompt: str
@@ -104,11 +104,11 @@ def _call(index: int, *, as_text: bool) -> Mapping[str, object]:
     }
 
 
-# Texts as sequences of markers, words and white space, so that what two texts share ends where a marker does.
+# Texts as sequences of markers, words and white space, so that common parts of texts end at the end of a marker.
 
 
 def tokens(text: str, mark: str = "") -> list[str]:
-    """Split; ``mark`` belongs to the marker that follows it."""
+    """Split a text; ``mark`` belongs to the marker after it."""
     if not mark:
         return _TOKEN.findall(text)
     return re.findall(rf"{re.escape(mark)}<[^<>]*>|" + _TOKEN.pattern, text)
@@ -120,12 +120,12 @@ def is_marker(token: str) -> bool:
 
 
 def shared_start(one: str, other: str) -> str:
-    """What ``one`` begins with, and ``other`` too, one white space being like another."""
+    """The common prefix, in the spelling of ``one``; all white space is equal."""
     return "".join(_shared(tokens(one), tokens(other)))
 
 
 def shared_end(one: str, other: str, mark: str = "") -> str:
-    """What ``one`` ends with, and ``other`` too, one white space being like another."""
+    """The common suffix, in the spelling of ``one``; all white space is equal."""
     shared = list(_shared(reversed(tokens(one, mark)), reversed(tokens(other, mark))))
     return "".join(reversed(shared))
 
@@ -138,5 +138,5 @@ def _shared(one: Iterable[str], other: Iterable[str]) -> Iterator[str]:
 
 
 def words(literal: str) -> str:
-    """A literal in which white space is free, with one space in the place of any."""
+    """A literal with each run of white space replaced by one space."""
     return " ".join(literal.split())

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: ``[first(a="x", b=1), second()]``."""
+"""Calls in Python syntax: ``[first(a="x", b=1), second()]``."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class PythonCalls:
     """A ``CallBody``: calls in a list, or one after another.
 
     Attributes:
-        bare: no markers surround the calls: only lists, and only known names make a call.
+        bare: calls have no markers, so only lists of calls of known tools are calls.
     """
 
     bare: bool = False
 
     @property
     def first(self) -> str:
-        """The characters that a call may begin with."""
+        """The possible first characters of a call."""
         return "["
 
     def call_format(self, calls: CallSyntax | None) -> CallFormat | None:
-        """None: these are beyond what a grammar is told."""
+        """None: ``CallFormat`` cannot describe Python calls."""
         return None
 
     def read(self, reader: Reader, output: Output, tools: Toolbox) -> Steps[bool]:
-        """Read one call or more, committing all but the last one."""
+        """Read one or more calls, committing all but the last one."""
         in_list = (yield from reader.next()) == "["
         if in_list:
             reader.take(reader.at + 1)
@@ -59,7 +59,7 @@ class PythonCalls:
 
     def _call(self, reader: Reader, output: Output, tools: Toolbox) -> Steps[None]:
         name = yield from _name(reader)
-        printed = name == "print"  # gemma prints what its calls give
+        printed = name == "print"  # gemma prints the results of its calls
         if printed:
             reader.take(reader.at + 1)
             name = yield from _name(reader)

@@ -1,4 +1,4 @@
-"""What Llama writes after ``<|python_tag|>``: JSON calls, a call of a built-in tool, or Python code to run."""
+"""Llama's calls after ``<|python_tag|>``: JSON calls, a call of a built-in tool, or Python code to run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class PythonTag:
     """A ``CallBody``: ``{...}``, ``NAME.call(...)``, or code, which is the argument "code" of the tool "python".
 
     Attributes:
-        ends: what code ends before.
+        ends: markers that end code.
     """
 
     ends: tuple[str, ...]
 
     @property
     def first(self) -> str:
-        """The characters that a call may begin with: any."""
+        """The possible first characters of a call: any."""
         return ""
 
     def call_format(self, calls: CallSyntax | None) -> CallFormat | None:
-        """None: code is beyond what a grammar is told."""
+        """None: ``CallFormat`` cannot describe code."""
         return None
 
     def read(self, reader: Reader, output: Output, tools: Toolbox) -> Steps[bool]:
-        """Read one call, or several in JSON, committing all but the last one."""
+        """Read one call, or several JSON calls, committing all but the last one."""
         if (yield from reader.next()) == "{":
             return (yield from JsonCalls().read(reader, output, tools))
         path = yield from reader.match(_PATH)
@@ -56,7 +56,7 @@ class PythonTag:
 
 
 def read_code(reader: Reader, output: Output, ends: Markers, begin: str = "") -> Steps[None]:
-    """Read code as the one argument of a call; ``begin`` is what was read of it already."""
+    """Read code as the only argument of a call; ``begin`` is the code that was read already."""
     output.arguments('{"code": "')
     output.arguments(json_text.encode(begin)[1:-1])
     yield from reader.until(ends, lambda text: output.arguments(json_text.encode(text)[1:-1]))

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read by generators: a reader's step yields where it needs more text.
+"""Reads text that arrives in pieces, with generators: a step yields when it needs more text.
 
-Each step passes text on as soon as it is certain, so little is ever held back and the time is linear in the text;
-what a step decides does not depend on where the pieces were cut.
+Each step passes text on as soon as it is certain, so little text is held back, and the time is linear. The result does
+not depend on the boundaries of the pieces.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
-"""A reading that yields whenever it needs more text, and returns its result."""
+"""A generator that yields when it needs more text, and returns a result."""
 Sink: TypeAlias = Callable[[str], None]
 
 _SPACE = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """The text is not what it began like; the message says why in one line. Never leaves this package."""
+    """The text is malformed; the message gives the reason in one line. Never leaves this package."""
 
 
 class Markers:
-    """Literal texts to look for; of two that begin alike, the longer one counts.
+    """Literal texts to search for; the longest match at an offset counts.
 
     Args:
-        texts: the markers; empty ones are left out.
+        texts: the markers; empty texts are ignored.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        known = sorted({text for text in texts if text}, key=len, reverse=True)
-        self.texts = tuple(known)
-        self._pattern = re.compile("|".join(map(re.escape, known)) or r"(?!)")
-        self._starts = re.compile("|".join(sorted({re.escape(text[0]) for text in known})) or r"(?!)")
-        self._prefixes = frozenset(text[:n] for text in known for n in range(1, len(text)))
-        self._longest = max(map(len, known), default=1)
+        markers = sorted({text for text in texts if text}, key=len, reverse=True)
+        self.texts = tuple(markers)
+        self._pattern = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+        self._starts = re.compile("|".join(sorted({re.escape(text[0]) for text in markers})) or r"(?!)")
+        self._prefixes = frozenset(text[:n] for text in markers for n in range(1, len(text)))
+        self._longest = max(map(len, markers), default=1)
 
     def find(self, text: str, at: int, *, final: bool) -> re.Match[str] | None:
-        """The first marker from ``at`` on; None if there is none, or what may be a longer one has not all arrived."""
+        """The first marker from ``at`` on; None if there is none, or if a longer one may still arrive."""
         match = self._pattern.search(text, at)
         if match is not None and not final and text[match.start() :] in self._prefixes:
             return None
         return match
 
     def hold(self, text: str, at: int) -> int:
-        """Where the end of ``text`` that may be the beginning of a marker starts; its length where there is none."""
+        """The start of a possible partial marker at the end of ``text``; the length of ``text`` if there is none."""
         at = max(at, len(text) - self._longest + 1)
         while match := self._starts.search(text, at):
             if text[match.start() :] in self._prefixes:
@@ -55,7 +55,7 @@ class Markers:
 
 
 class Reader:
-    """What has arrived and is not read yet."""
+    """The text that has arrived and is not read yet."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -64,18 +64,18 @@ class Reader:
         self._raw: list[str] = []
 
     def add(self, text: str) -> None:
-        """More text has arrived."""
+        """Add text."""
         self.text, self.at = self.text[self.at :] + text, 0
 
-    # What was read since the last restart is at hand, to report it as it was written.
+    # The text since the last restart is stored, to report it unchanged.
 
     def restart(self) -> None:
-        """Forget what was read so far."""
+        """Forget the text that was read."""
         self._raw = []
 
     @property
     def raw(self) -> str:
-        """What was read since the last restart."""
+        """The text that was read since the last restart."""
         return "".join(self._raw)
 
     # Steps.
@@ -87,7 +87,7 @@ class Reader:
         return text
 
     def peek(self, length: int = 1) -> Steps[str]:
-        """The next characters, fewer only where the text ends; nothing is read."""
+        """The next characters, fewer only at the end of the text; nothing is read."""
         while len(self.text) - self.at < length and not self.final:
             yield
         return self.text[self.at : self.at + length]
@@ -105,12 +105,12 @@ class Reader:
             yield
 
     def next(self) -> Steps[str]:
-        """Read white space and look at the character after it; "" where the text ends."""
+        """Read white space and return the character after it, which is not read; "" at the end of the text."""
         yield from self.space()
         return self.text[self.at : self.at + 1]
 
     def begins(self, literal: str) -> Steps[bool]:
-        """Whether the text goes on with ``literal``; nothing is read."""
+        """Whether the text continues with ``literal``; nothing is read."""
         while True:
             there = self.text[self.at : self.at + len(literal)]
             if there == literal:
@@ -120,17 +120,17 @@ class Reader:
             yield
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Read ``literal`` if the text goes on with it."""
+        """Read ``literal`` if the text continues with it; returns whether it does."""
         accepted = yield from self.begins(literal)
         if accepted:
             self.take(self.at + len(literal))
         return accepted
 
     def expect(self, literal: str) -> Steps[None]:
-        """Read ``literal``, white space in it and before it being free.
+        """Read ``literal``; white space in it and before it may vary.
 
         Raises:
-            Malformed: the text goes on otherwise, or ends.
+            Malformed: the text continues differently, or ends.
         """
         for word in literal.split():
             yield from self.space()
@@ -138,14 +138,14 @@ class Reader:
                 raise Malformed(f"expected {word!r}" + ("" if self.at < len(self.text) else ", but the answer ends"))
 
     def close(self, literal: str, *, whole: bool) -> Steps[None]:
-        """Read ``literal`` like ``expect``, or what there is of it where the text ends.
+        """Read ``literal`` like ``expect``, or a part of it at the end of the text.
 
         Args:
-            literal: closes what was read.
-            whole: what was read is whole without it; else its first word must be there.
+            literal: the closing text.
+            whole: whether the text before is complete without it; otherwise its first word is required.
 
         Raises:
-            Malformed: the text goes on otherwise, or ends too early.
+            Malformed: the text continues differently, or ends too early.
         """
         if not literal and not whole:
             raise Malformed("the call has no arguments")
@@ -159,7 +159,7 @@ class Reader:
                 raise Malformed(f"expected {word!r}" if self.at < len(self.text) else "the answer ends within the call")
 
     def match(self, pattern: re.Pattern[str], limit: int = 1 << 62) -> Steps[str]:
-        """Read the longest run of characters that ``pattern``, a class of characters, repeated, matches."""
+        """Read the longest run of characters that match ``pattern``, a repeated character class."""
         parts: list[str] = []
         while True:
             match = pattern.match(self.text, self.at)
@@ -173,7 +173,7 @@ class Reader:
             yield
 
     def until(self, markers: Markers, sink: Sink) -> Steps[str]:
-        """Pass text on up to a marker, which is returned and not read; "" at the end of the text."""
+        """Pass text to ``sink`` up to a marker, which is returned and not read; "" at the end of the text."""
         while True:
             match = markers.find(self.text, self.at, final=self.final)
             end = match.start() if match else len(self.text) if self.final else markers.hold(self.text, self.at)

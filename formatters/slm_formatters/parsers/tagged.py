@@ -1,4 +1,4 @@
-"""Arguments with markers around each name and value, as in XML, and mappings with bare keys."""
+"""Arguments with markers around each name and value, like XML, and mappings with bare keys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TaggedArguments:
     """``Arguments`` such as ``<parameter=KEY>VALUE</parameter>``. Values are text; the tool's schema restores types.
 
     Attributes:
-        begin: before a key.
-        key_end: between key and value, white space in it being free.
-        value_end: after a value. It ends one only where another argument or the end of the call follows.
-        text_key_end: what stands for ``key_end`` where the value is a text, "" where that is not told.
-        padded: values stand on lines of their own.
-        closing: what may follow the last argument.
+        begin: the text before a key.
+        key_end: the text between key and value; white space in it may vary.
+        value_end: the text after a value. It ends a value only before another argument or the end of the call.
+        text_key_end: replaces ``key_end`` before a text value; "" if the format does not mark text values.
+        padded: values are on separate lines.
+        closing: texts that may follow the last argument.
     """
 
     begin: str
@@ -50,14 +50,14 @@ class TaggedArguments:
             else:
                 parts: list[str] = []
                 yield from self._value(reader, parts.append)
-                known = Shape({}, {}) if is_text is False else shape.member(name)
-                output.arguments(json_text.encode(values.restore("".join(parts), known)))
+                value_shape = Shape({}, {}) if is_text is False else shape.member(name)
+                output.arguments(json_text.encode(values.restore("".join(parts), value_shape)))
             yield from reader.space()
         output.arguments("{}" if before == "{" else "}")
         return False
 
     def _key(self, reader: Reader) -> Steps[tuple[str, bool | None]]:
-        """The key, and whether the format tells that the value is a text, None where it does not."""
+        """The key, and whether the value is marked as text; None if the format does not mark text values."""
         first, text_first = self.key_end.split(), self.text_key_end.split()
         parts: list[str] = []
         marker = yield from reader.until(Markers([first[0]]), parts.append)
@@ -90,7 +90,7 @@ class _Verbatim:
 
 
 class _Unpadded:
-    """Leaves out one line break at the beginning and one at the end."""
+    """Removes one line break at the beginning and one at the end."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -118,7 +118,7 @@ class BareKeyArguments:
     """``Arguments`` such as ``{key:<|"|>text<|"|>,other:1}``: a mapping with bare keys and marked strings.
 
     Attributes:
-        quote: before and after a string.
+        quote: the text before and after a string.
     """
 
     quote: str
@@ -143,11 +143,11 @@ class BareKeyArguments:
 
 @dataclass(frozen=True, slots=True)
 class NestedArguments:
-    """``Arguments`` as elements named by their keys, with values, lists and mappings of elements in them.
+    """``Arguments`` as elements with the keys as names, which contain values, lists and mappings of elements.
 
     Attributes:
-        mark: before each tag, so that text in values cannot be one.
-        item: name of a list's elements.
+        mark: the text before each tag, so that text in values cannot be a tag.
+        item: the name of list items.
     """
 
     mark: str
@@ -164,7 +164,7 @@ class NestedArguments:
         return False
 
     def _open(self, reader: Reader) -> Steps[str | None]:
-        """Read an opening tag; its name, None where there is none."""
+        """Read an opening tag; returns its name, or None if there is none."""
         yield from reader.space()
         start = yield from reader.begins(self.mark + "<")
         if not start or (yield from reader.begins(self.mark + "</")):
@@ -192,8 +192,8 @@ class NestedArguments:
         """The elements within an element, up to its closing tag."""
         members: list[tuple[str, object]] = []
         while (inner := (yield from self._open(reader))) is not None:
-            known = shape.item() if inner == self.item and "object" not in shape.types else shape.member(inner)
-            members.append((inner, (yield from self._element(reader, inner, known, depth + 1))))
+            member_shape = shape.item() if inner == self.item and "object" not in shape.types else shape.member(inner)
+            members.append((inner, (yield from self._element(reader, inner, member_shape, depth + 1))))
         yield from reader.expect(closing)
         is_list = all(inner == self.item for inner, _ in members) and "object" not in shape.types
         return [value for _, value in members] if is_list else dict(members)

@@ -1,6 +1,6 @@
 """The tools that a model may call: their names, and the types of their parameters.
 
-Formats that write every argument as text lose whether "7" was a number: the tool's schema tells.
+Formats that write every argument as text lose the type: "7" may be a number or a text. The tool's schema decides.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Toolbox:
             self._parameters[str(function.get("name"))] = _mapping(parameters)
 
     def may_be(self, name: str) -> bool:
-        """Whether there is such a tool, or nothing is known of tools."""
+        """Whether the tool exists, or the tools are unknown."""
         return not self._parameters or name in self._parameters
 
     def parameters(self, name: str) -> Shape:
-        """What is known of a tool's parameters."""
+        """The schema of a tool's parameters."""
         schema = self._parameters.get(name, {})
         return Shape(schema, schema)
 
 
 class Shape:
-    """What a schema says of a value; an empty schema says nothing.
+    """The schema of a value; an empty schema allows any value.
 
     Args:
         schema: the value's schema.
-        root: the schema that references point into.
+        root: the schema for references.
     """
 
     def __init__(self, schema: Schema, root: Schema) -> None:
@@ -52,11 +52,11 @@ class Shape:
 
     @property
     def types(self) -> frozenset[str]:
-        """The JSON types that the value may have; empty where nothing is known."""
+        """The possible JSON types of the value; empty if unknown."""
         return frozenset(name for variant in self._variants for name in _types(variant))
 
     def member(self, key: str) -> Shape:
-        """What is known of a mapping's value."""
+        """The schema of a mapping's value."""
         for variant in self._variants:
             member = _mapping(variant.get("properties")).get(key, variant.get("additionalProperties"))
             if isinstance(member, Mapping):
@@ -64,7 +64,7 @@ class Shape:
         return Shape({}, {})
 
     def item(self) -> Shape:
-        """What is known of a list's items."""
+        """The schema of a list's items."""
         for variant in self._variants:
             if isinstance(items := variant.get("items"), Mapping):
                 return Shape(items, self._root)
@@ -72,7 +72,7 @@ class Shape:
 
 
 def _variants(schema: Schema, root: Schema, depth: int) -> list[Schema]:
-    """The schema and all that it combines or refers to."""
+    """The schema, and all schemas that it combines or refers to."""
     variants = [schema]
     if depth == 0:
         return variants

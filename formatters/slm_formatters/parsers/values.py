@@ -1,4 +1,4 @@
-"""Arguments that are written as plain text, turned back into the values that the tool's schema says they are."""
+"""Converts arguments in plain text to values of the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slm_formatters.parsers.reader import Malformed
 from slm_formatters.parsers.toolbox import Shape, json_type
 
 _EMPTY: Mapping[frozenset[str], Callable[[], object]] = {frozenset({"array"}): list, frozenset({"object"}): dict}
-"""What no text at all says."""
+"""Texts that mean no value."""
 
 
 def restore(text: str, shape: Shape) -> object:
-    """The value that a text means.
+    """The value of a text.
 
-    A text stays one where the schema allows nothing else, and where it cannot be read as any other type that the
-    schema allows. Where nothing is known, it is what it says as JSON or as a Python literal, strings excepted.
+    A text stays a text if the schema allows only texts, or if it cannot be parsed as another type of the schema.
+    Without types in the schema, it is parsed as JSON or as a Python literal, except strings.
     """
     types = shape.types
     if types == {"string"}:
@@ -34,7 +34,7 @@ def restore(text: str, shape: Shape) -> object:
 
 
 def is_text(shape: Shape) -> bool:
-    """Whether the value can only be a text, so that it need not be whole to be known."""
+    """Whether the value can only be a text, so that it can stream before it is complete."""
     return shape.types == {"string"}
 
 
@@ -42,6 +42,6 @@ def _fits(value: object, types: frozenset[str]) -> bool:
     kind = json_type(value)
     if not types:
         return kind != "string"
-    if value is None and "string" not in types:  # models write null for what they leave out
+    if value is None and "string" not in types:  # models write null for omitted values
         return True
     return kind in types or (kind == "integer" and "number" in types)

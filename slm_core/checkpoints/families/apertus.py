@@ -1,4 +1,4 @@
-"""apertus: Apertus. Norms of each head, no gate, and an activation (xIELU) with numbers that were trained."""
+"""apertus: Apertus. Per-head norms, no gate, and an activation (xIELU) with trained parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recipe(config: Config) -> Recipe:
     config.only("mlp_bias", False)
     config.only("post_norm", False)
     config.only("qk_norm", True)
-    if "rope_parameters" not in config and "rope_scaling" not in config:  # which its class does not take for none
+    if "rope_parameters" not in config and "rope_scaling" not in config:  # without them, its class has another default
         raise UnsupportedModel(f"{config.source}: 'rope_parameters' is missing")
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, 12e6)
     block = ATTENTION | HEAD_NORMS | UNGATED | _NORMS

@@ -1,4 +1,4 @@
-"""bert: BERT and its kin (MiniLM, BGE, E5, GTE), encoders. Learned positions, post-norms, no gate."""
+"""bert: BERT and related encoders (MiniLM, BGE, E5, GTE). Learned positions, post-norms, no gate."""
 
 from __future__ import annotations
 

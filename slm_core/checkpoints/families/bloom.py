@@ -32,7 +32,7 @@ _OUTSIDE = with_biases(
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a bloom; the first ones were saved without the LM head, and have other keys for sizes."""
+    """Read a bloom; the first models were saved without the LM head, and have other keys for sizes."""
     n_embd = config.size("hidden_size", config.size("n_embed", 64))
     n_heads = config.size("n_head", config.size("num_attention_heads", 8))
     sizes = make_sizes(

@@ -11,7 +11,7 @@ BLOCK = ATTENTION | GATED | weights({"attn_norm": "input_layernorm"})
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a cohere; Command R+ has norms of its heads."""
+    """Read a cohere; Command R+ has per-head norms."""
     sizes = read_sizes(config, norm=LAYER, eps_key="layer_norm_eps", eps=1e-5)
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)

@@ -1,4 +1,4 @@
-"""cohere2: Command R7B and A. A cohere in which three layers of four slide; the others have no positions."""
+"""cohere2: Command R7B and A. A cohere with sliding windows in three layers of four; the others have no positions."""
 
 from __future__ import annotations
 

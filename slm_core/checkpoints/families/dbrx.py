@@ -20,7 +20,7 @@ _BLOCK = weights(
     }
 )
 _OUTSIDE = weights({"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"})
-_EPS = 1e-5  # no configuration says it
+_EPS = 1e-5  # configurations have no key for it
 
 
 def recipe(config: Config) -> Recipe:
@@ -44,7 +44,7 @@ def recipe(config: Config) -> Recipe:
         "expert_used_count": experts.size("moe_top_k", 1),
     }
     experts.only("ffn_act_fn", {"name": "silu"})
-    experts.neutral("hidden_size")  # the model's, which shapes have to fit
+    experts.neutral("hidden_size")  # the model's width: shapes are checked
     experts.only("moe_normalize_expert_weights", 1)
     experts.neutral("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
     for part in (attention, experts):

@@ -32,7 +32,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def latent_recipe(config: Config, metadata: dict[str, PlainValue], router: Parts, n_kv_heads: int) -> Recipe:
-    """A model with latent attention, ``metadata`` about its experts, and further tensors of its router."""
+    """A model with latent attention, ``metadata`` of its experts, and additional tensors of its router."""
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)
     config.only("mlp_bias", False)
@@ -91,7 +91,7 @@ def _attention(up: UpProjection, compressed: bool) -> dict[str, Part]:
 
 
 def _positions(config: Config, n_rotated: int, n_ctx: int) -> Positions:
-    """GGUF holds a tenth of the multiplier that sharpens scores, and another of keys' magnitude is not implemented."""
+    """GGUF stores a tenth of the multiplier of scores; a different multiplier of keys is not implemented."""
     metadata, tables = read_rope(config, n_rotated, n_ctx)
     rope = stated_rope(config, 10_000.0)
     if rope.kind == "yarn":

@@ -10,11 +10,11 @@ from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.gguf import PlainValue
 
 _BIAS = {"exp_probs_b.bias": Part("mlp.gate.e_score_correction_bias")}
-_SIGMOID = 2  # as GGUF numbers it
+_SIGMOID = 2  # GGUF's number
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a deepseek_v3; layers that predict further tokens are left out."""
+    """Read a deepseek_v3, without the layers for multi-token prediction."""
     config.only("topk_method", "noaux_tc")
     config.only("scoring_func", "sigmoid")
     metadata: dict[str, PlainValue] = {

@@ -1,4 +1,4 @@
-"""exaone: EXAONE 3 and 3.5. A llama by other names, with half-split RoPE."""
+"""exaone: EXAONE 3 and 3.5. A llama with other tensor names and half-split RoPE."""
 
 from __future__ import annotations
 

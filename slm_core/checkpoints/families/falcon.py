@@ -1,4 +1,4 @@
-"""falcon: Falcon 7B, 40B and 180B. Layers side by side, layer norms, no gate; the larger have a norm for each layer."""
+"""falcon: Falcon 7B, 40B and 180B. Parallel attention and feed-forward, layer norms, no gate; two norms from 40B on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = weights({"token_embd": "transformer.word_embeddings", "output_norm": "t
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a falcon; keys and values follow the queries that share them."""
+    """Read a falcon; keys and values are stored after the queries of their group."""
     grouped = config.flag("new_decoder_architecture", False)
     sizes = _sizes(config, grouped)
     config.only("activation", "gelu")

@@ -1,4 +1,4 @@
-"""falcon_h1: Falcon-H1. Attention and a state side by side in each block; multipliers, which files have in weights."""
+"""falcon_h1: Falcon-H1. Parallel attention and Mamba 2 in each block; multipliers, which GGUF folds into weights."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def recipe(config: Config) -> Recipe:
     config.only("attn_layer_indices")
     config.only("mamba_use_mlp", True)
     config.neutral("mamba_norm_before_gate", "mamba_chunk_size", "num_logits_to_keep", "mlp_expansion_factor")
-    config.neutral("time_step_floor", "time_step_max", "time_step_min")  # how training begins
+    config.neutral("time_step_floor", "time_step_max", "time_step_min")  # only for training
     expanded = config.size("mamba_expand", 2) * sizes.n_embd
     keys = heads_keys(config, "mamba_", config.size("mamba_d_ssm", expanded))
     block = {**ATTENTION, **_REST, **heads_state("mamba", int(str(keys["ssm.group_count"])))}
-    block["ffn_norm"] = Part("pre_ff_layernorm.weight")  # as files name it
+    block["ffn_norm"] = Part("pre_ff_layernorm.weight")  # the name in GGUF files
     if not config.flag("mamba_rms_norm", False):
         block.pop("ssm_norm.weight")
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
@@ -69,7 +69,7 @@ def _multiplied(config: Config, block: Parts, keys: dict[str, PlainValue]) -> Pa
 
 
 def _outside(config: Config, parts: Parts) -> Parts:
-    """The tensors outside the blocks; an output matrix that is the embedding would need another multiplier."""
+    """The tensors outside the blocks; a tied output matrix would need another multiplier."""
     into, out = config.number("embedding_multiplier", 1.0), config.number("lm_head_multiplier", 1.0)
     model = {name: part for name, part in parts.items() if name != "output_norm.weight"}
     model["output_norm.weight"] = Part("model.final_layernorm.weight")

@@ -9,7 +9,7 @@ from slm_core.gguf import OWN
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a falcon_mamba; GGUF has one epsilon for all norms, and another one is kept in a key of ours."""
+    """Read a falcon_mamba; GGUF has one epsilon for all norms, so a second epsilon has a key of our own."""
     keys = channels_keys(config) | {"ssm.dt_b_c_rms": True}
     eps = config.number("mixer_rms_eps", 1e-6)
     if eps != config.number("layer_norm_epsilon", 1e-5):

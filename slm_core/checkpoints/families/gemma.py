@@ -12,7 +12,7 @@ NORM_ADDED = weights({"output_norm": "model.norm"}, OneAdded())
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a gemma; early configurations say "gelu" and mean its approximation, as their makers' code had it."""
+    """Read a gemma; "gelu" in early configurations means the tanh approximation, as in the original code."""
     sizes = read_sizes(config, num_key_value_heads=16, head_dim=256)
     config.only("hidden_act", *GELU_TANH, "gelu")
     config.only("hidden_activation", *GELU_TANH)

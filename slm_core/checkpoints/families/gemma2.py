@@ -39,7 +39,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def check_gemma(config: Config, sizes: Sizes, n_layers_of_27b: int, *, bidirectional: bool = False) -> None:
-    """Refuse settings that no published model has, above all a scale of scores that GGUF files cannot express.
+    """Refuse settings that no published model has, such as a scale of scores that GGUF files cannot store.
 
     Raises:
         UnsupportedModel: the configuration has such a setting.
@@ -51,9 +51,9 @@ def check_gemma(config: Config, sizes: Sizes, n_layers_of_27b: int, *, bidirecti
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.is_null(name) and n_layers_of_27b == _LAYERS_OF_27B:
             raise UnsupportedModel(f"{config.source}: {name!r} is None, which is not implemented")
-    wanted = sizes.n_embd / sizes.n_heads if sizes.n_layers == n_layers_of_27b else sizes.head_dim
+    expected = sizes.n_embd / sizes.n_heads if sizes.n_layers == n_layers_of_27b else sizes.head_dim
     scalar = config.number("query_pre_attn_scalar", 256.0)
-    if scalar != wanted:
+    if scalar != expected:
         raise UnsupportedModel(
-            f"{config.source}: 'query_pre_attn_scalar' is {scalar}, which is not implemented (accepted: {wanted})"
+            f"{config.source}: 'query_pre_attn_scalar' is {scalar}, which is not implemented (accepted: {expected})"
         )

@@ -1,6 +1,6 @@
-"""gemma3_text: Gemma 3. A gemma2 without caps, norms of heads; five layers of six slide, with their own RoPE.
+"""gemma3_text: Gemma 3. A gemma2 without caps, with per-head norms; five layers of six have windows and their own RoPE.
 
-EmbeddingGemma is an encoder of the same layers, and says so by ``use_bidirectional_attention``.
+EmbeddingGemma is an encoder of the same layers, with ``use_bidirectional_attention``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gemma3n_text: Gemma 3n. Several residual streams, embeddings for each layer, sparse gates, keys that layers share."""
+"""gemma3n_text: Gemma 3n. Residual streams (AltUp), per-layer embeddings, sparse gates, shared keys and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_core.checkpoints.rope import read_rope, sliding_layers
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
-_LAUREL_RANK = 64  # files do not say it
+_LAUREL_RANK = 64  # files have no key for it
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # defaults
 _KEYS = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 SANDWICH = weights(
@@ -68,8 +68,8 @@ def recipe(config: Config) -> Recipe:
     config.only("attention_bias", False)
     config.only("laurel_rank", _LAUREL_RANK)
     config.only("altup_correct_scale", True)
-    config.neutral("altup_coef_clip")  # of training
-    config.neutral("vocab_size_per_layer_input")  # shapes have to fit
+    config.neutral("altup_coef_clip")  # only for training
+    config.neutral("vocab_size_per_layer_input")  # shapes are checked
     n_streams, n_shared = config.size("altup_num_inputs", 4, MAX_PARTS), config.count("num_kv_shared_layers", 15)
     metadata: dict[str, PlainValue] = {
         "attention.sliding_window": config.size("sliding_window", 512),
@@ -116,7 +116,7 @@ def _n_ff(config: Config, n_layers: int) -> int:
 
 
 def _thresholds(config: Config, n_layers: int) -> list[float]:
-    """The deviation below which this share of normal numbers lies; minus infinity for a share of 0."""
+    """The quantile of the normal distribution for each share; minus infinity for a share of 0."""
     default = [_SPARSITY if i < _SPARSE_LAYERS < n_layers else 0.0 for i in range(n_layers)]
     shares = config.items("activation_sparsity_pattern", float, n_layers) or default
     if not all(0 <= share < 1 for share in shares):

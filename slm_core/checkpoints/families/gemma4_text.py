@@ -1,4 +1,4 @@
-"""gemma4_text: Gemma 4. Layers that see everything have heads of their own; embeddings for each layer, or experts."""
+"""gemma4_text: Gemma 4. Global layers have another head width; per-layer embeddings, or experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_core.checkpoints.rope import Positions, sliding_layers, stated_rope
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
-_UNTURNED = 1e30  # a divisor that leaves no turn in any context
+_UNTURNED = 1e30  # a divisor with which no context rotates
 _EXPERTS = {
     **weights(
         {
@@ -93,7 +93,7 @@ def _keys(config: Config, sizes: Sizes, slides: list[bool], n_shared: int) -> tu
 
 
 def _heads(config: Config, sizes: Sizes, slides: list[bool]) -> tuple[int, int]:
-    """Key heads of layers that see everything, and their width: once for all, or for each layer by its number."""
+    """The number of key heads of global layers, and their width: one value, or one per layer number."""
     n_kv_heads = config.size("num_global_key_value_heads", sizes.n_kv_heads)
     if not config.flag("attention_k_eq_v", False):
         n_kv_heads = sizes.n_kv_heads
@@ -116,7 +116,7 @@ def _heads(config: Config, sizes: Sizes, slides: list[bool]) -> tuple[int, int]:
 
 
 def _positions(config: Config, head_dim: int) -> Positions:
-    """Of layers that see everything, most of a head is not turned: GGUF has divisors that say so."""
+    """In global layers, most of a head is not rotated: GGUF expresses this with frequency divisors."""
     rope = stated_rope(config, 1e6, "full_attention")
     rope.where.only("rope_type", "proportional", "default")
     if "rope_parameters" not in config:
@@ -135,12 +135,12 @@ def _positions(config: Config, head_dim: int) -> Positions:
 
 
 def _extra(config: Config, metadata: dict[str, PlainValue]) -> tuple[Parts, Parts]:
-    """What some models have in each block, and outside; their sizes are added to ``metadata``."""
+    """Additional tensors of some models, in each block and outside; their sizes are added to ``metadata``."""
     inside: dict[str, Part] = {}
     outside: dict[str, Part] = {}
     width = config.count("hidden_size_per_layer_input", 256)
     metadata["embedding_length_per_layer_input"] = width
-    config.neutral("vocab_size_per_layer_input")  # shapes have to fit
+    config.neutral("vocab_size_per_layer_input")  # shapes are checked
     if width:
         inside |= PER_LAYER_INSIDE
         outside |= PER_LAYER_OUTSIDE

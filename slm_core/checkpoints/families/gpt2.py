@@ -23,7 +23,7 @@ _OUTSIDE = with_biases(
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a gpt2; the first ones were saved without the LM head."""
+    """Read a gpt2; the first models were saved without the LM head."""
     n_embd, n_heads = config.size("n_embd", 768), config.size("n_head", 12)
     sizes = make_sizes(
         n_layers=config.size("n_layer", 12, MAX_PARTS),

@@ -1,4 +1,4 @@
-"""gpt_neox: Pythia and others. Layer norms, biases everywhere, a part of each head rotated, layers side by side."""
+"""gpt_neox: Pythia and others. Layer norms, biases everywhere, partial RoPE, parallel attention and feed-forward."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def recipe(config: Config) -> Recipe:
     config.only("attention_bias", True)
     config.only("swiglu_alpha", 1.702)
     config.only("swiglu_limit", 7.0)
-    config.neutral("experts_per_token", "initial_context_length")  # the same by other names
-    if "rope_parameters" not in config and "rope_scaling" not in config:  # which its class does not take for none
+    config.neutral("experts_per_token", "initial_context_length")  # other names of the same values
+    if "rope_parameters" not in config and "rope_scaling" not in config:  # without them, its class has another default
         raise UnsupportedModel(f"{config.source}: 'rope_parameters' is missing")
     n_ff = sizes.metadata["feed_forward_length"]
     metadata: dict[str, PlainValue] = {

@@ -21,7 +21,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def multipliers(config: Config) -> dict[str, PlainValue]:
-    """What embeddings, residuals, scores and logits are multiplied with; logits are divided."""
+    """The multipliers of embeddings, residuals and scores, and the divisor of logits."""
     return {
         "embedding_scale": config.number("embedding_multiplier", 1.0),
         "residual_scale": config.number("residual_multiplier", 1.0),

@@ -1,4 +1,4 @@
-"""granitemoehybrid: Granite 4 H. A granite in which most blocks have a state in place of attention; experts in some."""
+"""granitemoehybrid: Granite 4 H. A granite with Mamba 2 instead of attention in most blocks; experts in some models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _attending(config: Config, n_layers: int) -> list[bool]:
-    """Which blocks attend; old configurations have other words for it."""
+    """Whether each block has attention; old configurations have other names for the kinds."""
     kinds = config.items("layer_types", str, n_layers)
     if kinds is None or (unknown := set(kinds) - _KINDS.keys()):
         what = "is missing" if kinds is None else f"has {min(unknown)[:80]!r}"

@@ -1,4 +1,4 @@
-"""internlm2: InternLM 2 and 2.5. A llama by other names, whose queries, keys and values are in one matrix."""
+"""internlm2: InternLM 2 and 2.5. A llama with other tensor names, and queries, keys and values in one matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jamba: Jamba. Attention without positions in a few blocks, a state in the others, experts in some."""
+"""jamba: Jamba. Attention without positions in a few blocks, Mamba in the others, experts in some blocks."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _CONVOLUTION = {
 
 
 def recipe(config: Config) -> Recipe:
-    """Read an lfm2; its last norm has the name of another's first."""
+    """Read an lfm2; its last norm has the name that other models use for the first norm."""
     n_embd, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     n_layers = config.size("num_hidden_layers", largest=MAX_PARTS)
     n_kv_heads = config.size("num_key_value_heads", 8)
@@ -82,7 +82,7 @@ def _attending(config: Config, n_layers: int) -> list[bool]:
 
 
 def _n_ff(config: Config) -> int:
-    """The width of feed-forward layers, which is made of another as in Llama 1, if the configuration says so."""
+    """The width of feed-forward layers; it may be derived from another width, as in Llama 1."""
     n_ff = config.size("block_ff_dim", config.size("intermediate_size", 12_288))
     config.neutral("intermediate_size")
     multiple, factor = config.size("block_multiple_of", 256), config.number("block_ffn_dim_multiplier", 1.0)

@@ -12,7 +12,7 @@ def recipe(config: Config) -> Recipe:
     """Read a llama."""
     sizes = read_sizes(config)
     config.only("hidden_act", *SILU)
-    config.only("rope_interleaved", False)  # the order of rows that transformers' class has
+    config.only("rope_interleaved", False)  # the order of rows in transformers' class
     attention = with_biases(interleaved(ATTENTION, sizes), wanted=config.flag("attention_bias", False))
     feed_forward = with_biases(GATED, wanted=config.flag("mlp_bias", False))
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)

@@ -1,4 +1,4 @@
-"""llama4_text: Llama 4, its text. Attention in chunks; every fourth layer sees all and has no positions."""
+"""llama4_text: Llama 4, text model. Chunked attention; every fourth layer has global attention without positions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def _check_constants(config: Config, n_experts: int) -> None:
-    """What GGUF files do not say."""
+    """Check the settings that GGUF files do not store."""
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)
     config.only("attention_chunk_size", 8192)
@@ -53,15 +53,15 @@ def _check_constants(config: Config, n_experts: int) -> None:
 
 
 def _check_layers(config: Config, sizes: Sizes, step: int) -> None:
-    """Layers with RoPE, and layers with experts, follow from periods; a configuration may also list them."""
+    """Check lists of layers with RoPE or experts, which follow from periods in GGUF files."""
     config.only("no_rope_layer_interval", _NOPE_STEP)
     lists = {
         "no_rope_layers": [int((i + 1) % _NOPE_STEP != 0) for i in range(sizes.n_layers)],
         "moe_layers": list(range(step - 1, sizes.n_layers, step)),
     }
-    for name, wanted in lists.items():
-        if config.integers(name) not in ([], wanted):
-            raise UnsupportedModel(f"{config.source}: {name!r} is not {wanted}, and nothing else is implemented")
+    for name, expected in lists.items():
+        if config.integers(name) not in ([], expected):
+            raise UnsupportedModel(f"{config.source}: {name!r} is not {expected}, and nothing else is implemented")
 
 
 def _experts() -> dict[str, Part]:

@@ -1,4 +1,4 @@
-"""mamba: Mamba. Blocks of one selective state space layer, and nothing else."""
+"""mamba: Mamba. Each block is one selective state space layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ministral3: Ministral 3. A mistral whose queries are sharpened beyond the context it was first trained for."""
+"""ministral3: Ministral 3. A mistral that scales queries beyond its original training context."""
 
 from __future__ import annotations
 

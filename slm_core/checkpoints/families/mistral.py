@@ -1,4 +1,4 @@
-"""mistral: Mistral 7B, Nemo and others; the first one slides."""
+"""mistral: Mistral 7B, Nemo and others; the first one has sliding windows."""
 
 from __future__ import annotations
 

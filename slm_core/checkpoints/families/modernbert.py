@@ -1,4 +1,4 @@
-"""modernbert: ModernBERT, an encoder. Norms before its layers, gates, no biases; two layers of three see a window."""
+"""modernbert: ModernBERT, an encoder. Pre-norms, gates, no biases; sliding windows in two layers of three."""
 
 from __future__ import annotations
 

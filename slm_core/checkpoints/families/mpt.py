@@ -23,7 +23,7 @@ _OUTSIDE = weights({"token_embd": "transformer.wte", "output_norm": "transformer
 
 
 def recipe(config: Config) -> Recipe:
-    """Read an mpt; all that were published have ALiBi and no biases."""
+    """Read an mpt; all published models have ALiBi and no biases."""
     n_embd, n_heads = config.size("d_model", 2048), config.size("n_heads", 16)
     sizes = make_sizes(
         n_layers=config.size("n_layers", 24, MAX_PARTS),
@@ -51,7 +51,7 @@ def _attention(config: Config) -> dict[str, PlainValue]:
     about.only("alibi", True)
     for name in ("prefix_lm", "qk_ln", "is_encoder_decoder"):
         about.only(name, False)
-    about.neutral("attn_impl", "attn_pdrop", "attn_uses_sequence_id")  # the last: of rows that hold several texts
+    about.neutral("attn_impl", "attn_pdrop", "attn_uses_sequence_id")  # the last one is for rows with several texts
     return {
         "attention.max_alibi_bias": about.number("alibi_bias_max", 8.0),
         "attention.clamp_kqv": about.number("clip_qkv", 0.0),

@@ -34,7 +34,7 @@ summary_proj_to_labels summary_type summary_use_proj tie_word_embeddings use_fla
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a nomic_bert: as transformers has it, or as its makers' own code does."""
+    """Read a nomic_bert, in the format of transformers or of the original code."""
     config.neutral(*_OF_ITS_OWN_CODE.split())
     sizes, positions = _of_its_own_code(config) if "n_embd" in config else _of_transformers(config)
     block = {**_MATRICES, **with_biases(_NORMS)}
@@ -79,7 +79,7 @@ def _of_its_own_code(config: Config) -> tuple[Sizes, Positions]:
     )
     config.only("activation_function", "swiglu")
     for name in ("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias", "use_rms_norm"):
-        config.flag(name)  # required: its class has another default
+        config.flag(name)  # required, because its class has another default
         config.only(name, False)
     for name in ("parallel_block", "parallel_block_tied_norm", "scale_attn_by_inverse_layer_idx"):
         config.only(name, False)

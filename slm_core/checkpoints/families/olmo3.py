@@ -1,4 +1,4 @@
-"""olmo3: OLMo 3. An olmo2 with sliding windows in three layers of four, which have no RoPE scaling."""
+"""olmo3: OLMo 3. An olmo2 with sliding windows in three layers of four; these layers have no RoPE scaling."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def recipe(config: Config) -> Recipe:
     for name in ("attention_bias", "norm_topk_prob"):
         config.only(name, False)
     config.only("clip_qkv")
-    config.neutral("num_local_experts")  # the same by another name
+    config.neutral("num_local_experts")  # another name of the same value
     n_experts = config.size("num_experts", 64, MAX_PARTS)
     metadata = {"expert_count": n_experts, "expert_used_count": config.size("num_experts_per_tok", 8)}
     block = ATTENTION | HEAD_NORMS | NORMS | weights({"ffn_gate_inp": "mlp.gate"})

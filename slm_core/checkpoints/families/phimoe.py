@@ -25,7 +25,7 @@ def recipe(config: Config) -> Recipe:
     for name in ("attention_bias", "lm_head_bias"):
         config.flag(name)  # off by default
         config.only(name, True)
-    config.only("router_jitter_noise", 0.01)  # how near to the best an expert takes part: files do not say it
+    config.only("router_jitter_noise", 0.01)  # the threshold of the second expert: GGUF files have no key for it
     config.neutral("input_jitter_noise")
     n_experts = config.size("num_local_experts", 16, MAX_PARTS)
     metadata = {

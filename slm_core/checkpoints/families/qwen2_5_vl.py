@@ -1,4 +1,4 @@
-"""qwen2_5_vl: Qwen2.5-VL. Its text model is that of Qwen2-VL."""
+"""qwen2_5_vl: Qwen2.5-VL. Its text model is the same as Qwen2-VL's."""
 
 from slm_core.checkpoints.families.qwen2_vl import recipe
 

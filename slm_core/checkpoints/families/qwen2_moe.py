@@ -33,10 +33,10 @@ def recipe(config: Config) -> Recipe:
 
 
 def check_experts(config: Config, default: int) -> int:
-    """How many experts there are, in every layer."""
+    """The number of experts; every layer must have experts."""
     config.only("mlp_only_layers", [])
     config.only("decoder_sparse_step", 1)
     if "num_experts" in config:
-        config.neutral("num_local_experts")  # the same by another name
+        config.neutral("num_local_experts")  # another name of the same value
         return config.size("num_experts", largest=MAX_PARTS)
     return config.size("num_local_experts", default, MAX_PARTS)

@@ -1,4 +1,4 @@
-"""qwen2_vl: Qwen2-VL. The text model is read; its pairs turn by time, height and width."""
+"""qwen2_vl: Qwen2-VL. Only the text model is read; it has M-RoPE."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recipe(config: Config) -> Recipe:
 
 
 def text_alone(recipe: Recipe) -> Recipe:
-    """``recipe`` for a directory that holds the vision tower next to the text model."""
+    """``recipe`` for a directory with a vision tower and the text model."""
     renamed = {r"^model\.language_model\.": "model.", r"^language_model\.": ""}
     return replace(recipe, renamed=renamed, unused=rf"{recipe.unused}|^(model\.)?visual\.")
 
@@ -42,14 +42,14 @@ def text_alone(recipe: Recipe) -> Recipe:
 def in_sections(
     config: Config, head_dim: int, freq_base: float, sections: Sequence[int] | None = None, *, interleaved: bool = False
 ) -> Positions:
-    """Positions in time, height and width: their kind is "mrope", or the default one with sections.
+    """M-RoPE positions: the kind is "mrope", or the default kind with sections.
 
     Args:
-        config: read for them.
+        config: the configuration.
         head_dim: D.
-        freq_base: the default.
-        sections: the default; None if they are required.
-        interleaved: whether pairs of the three take turns, rather than follow each other.
+        freq_base: the default base.
+        sections: the default sections; None if they are required.
+        interleaved: whether the pairs of time, height and width are interleaved, instead of in contiguous sections.
 
     Raises:
         UnsupportedModel: another kind, another order, or no sections.

@@ -1,4 +1,4 @@
-"""qwen3_vl: Qwen3-VL, dense. The text model is read: a qwen3 whose pairs turn by time, height and width in turns."""
+"""qwen3_vl: Qwen3-VL, dense. Only the text model is read: a qwen3 with interleaved M-RoPE."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from slm_core.checkpoints.families.qwen2_vl import IMAGES, in_sections, text_alo
 from slm_core.checkpoints.recipe import Parts, Recipe
 from slm_core.gguf import PlainValue
 
-_N_DEEP = 3  # of transformers' class, as are the sections
+_N_DEEP = 3  # the default of transformers' class, like the sections
 _SECTIONS = (24, 20, 20)
 
 
 def recipe(config: Config) -> Recipe:
-    """Read the text model of a qwen3_vl, and how many of its first blocks add further rows of an image."""
+    """Read the text model of a qwen3_vl, and the number of its first blocks that add deepstack rows of an image."""
     sizes = read_sizes(config.part("text_config"), num_key_value_heads=32, head_dim=128)
     return text_model(config, "qwen3vl", sizes, GATED, {})
 
@@ -26,10 +26,10 @@ def text_model(
     """The text model, with the properties that all Qwen3-VL models share.
 
     Args:
-        config: of the whole.
-        architecture: as GGUF files name it.
-        sizes: of the text model.
-        feed_forward: the tensors of such a layer.
+        config: the configuration of the whole model.
+        architecture: its name in GGUF files.
+        sizes: the dimensions of the text model.
+        feed_forward: the tensors of a feed-forward layer.
         metadata: the metadata of the file.
     """
     config.neutral(*IMAGES)

@@ -1,7 +1,7 @@
-"""rwkv7: RWKV-7 "Goose". Time mixing by a state; no attention, no positions.
+"""rwkv7: RWKV-7 "Goose". Time mixing by a recurrent state; no attention, no positions.
 
-Directories name its tensors as flash-linear-attention does, or as its reference implementation (BlinkDL's RWKV-LM),
-which the class Rwkv7ForCausalLM keeps; configurations say which by that class.
+Directories have the tensor names of flash-linear-attention, or of the reference implementation (BlinkDL's RWKV-LM).
+Configurations of the reference implementation have the class Rwkv7ForCausalLM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
 _N_CTX = 2**20  # as in GGUF files; a recurrent state has no limit
-_HEAD_EPS = 64e-5  # of the norm of each head, which neither GGUF files nor the reference implementation have a key for
+_HEAD_EPS = 64e-5  # of the per-head norm; neither GGUF files nor the reference implementation have a key for it
 _REFERENCE = "Rwkv7ForCausalLM"  # flash-linear-attention's begins with four capitals
 _RANKS = {"decay": ("decay", 64), "iclr": ("a", 64), "value_residual_mix": ("v", 16), "gate": ("gate", 128)}
 _NEUTRAL = """
@@ -53,13 +53,13 @@ def recipe(config: Config) -> Recipe:
 
 
 def _of_linear_attention(config: Config) -> Recipe:
-    """A directory of flash-linear-attention's names."""
+    """A directory with the names of flash-linear-attention."""
     n_embd, n_layers = config.size("hidden_size", 2048), config.size("num_hidden_layers", 24, MAX_PARTS)
     config.only("hidden_act", "sqrelu")
     config.only("norm_first", True)
     config.only("norm_bias", True)
     config.only("value_dim", n_embd, [n_embd] * n_layers)
-    config.only("attn", None)  # layers that attend
+    config.only("attn", None)  # layers with attention
     config.neutral(*_NEUTRAL.split())
     ranks = {key: _rank(config, *stated) for key, stated in _RANKS.items()}
     metadata = _metadata(config, n_embd, n_layers, _n_ff(config, n_embd), ranks)
@@ -73,7 +73,7 @@ def _of_linear_attention(config: Config) -> Recipe:
 
 
 def _of_reference(config: Config) -> Recipe:
-    """A directory of the reference implementation's names; versions of its class do not agree on ranks not stated."""
+    """A directory with the reference implementation's names; ranks are required, because default ranks vary."""
     n_embd, n_layers = config.size("hidden_size", 768), config.size("num_hidden_layers", 12, MAX_PARTS)
     config.only("norm_bias", True)
     config.only("use_deep_embed", False)
@@ -135,13 +135,13 @@ def _vectors(mixing: str) -> dict[str, Part]:
 
 
 def _n_ff(config: Config, n_embd: int) -> int:
-    """The width of channel mixing; if it is not stated, from the ratio, rounded to 32."""
+    """The width of channel mixing; if it is missing, from the ratio, rounded to 32."""
     ratio = config.number("hidden_ratio", 4)
     return config.size("intermediate_size", max(1, 32 * math.ceil(int(n_embd * ratio) / 32)))
 
 
 def _heads(config: Config, n_embd: int) -> dict[str, PlainValue]:
-    """The width of heads, which gives the epsilon of their norm, and the epsilon of other norms."""
+    """The width of heads, which determines the epsilon of their norm, and the epsilon of other norms."""
     if config.is_null("head_dim"):
         head_dim = n_embd // config.size("num_heads") or 1
         config.neutral("head_dim")

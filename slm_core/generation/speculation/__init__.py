@@ -1,10 +1,11 @@
-"""Drafting: guess what follows, decode the guess in one batch, keep what would have been said anyway."""
+"""Speculative decoding: draft tokens, decode the draft in one batch, keep the tokens that the model accepts."""
 
 from slm_core.generation.speculation.lookup import PromptLookup
 from slm_core.generation.speculation.model import DraftModel, same_tokens
 from slm_core.generation.speculation.proposal import Drafter, DraftFunction, DraftProbabilities, Proposal
+from slm_core.generation.speculation.rounds import DraftRounds, accept_or_draw
 from slm_core.generation.speculation.settings import Speculation, drafter_of
-from slm_core.generation.speculation.source import SpeculativeSource, accept_or_draw
+from slm_core.generation.speculation.source import SpeculativeSource
 from slm_core.generation.speculation.suffix import SuffixIndex
 from slm_core.generation.speculation.translation import TranslatedDraftModel, draft_model
 
@@ -12,6 +13,7 @@ __all__ = [
     "DraftFunction",
     "DraftModel",
     "DraftProbabilities",
+    "DraftRounds",
     "Drafter",
     "PromptLookup",
     "Proposal",

@@ -1,29 +1,64 @@
-"""How many tokens to draft: as many as pay, by what was measured."""
+"""Adaptive draft length: the number of tokens that pays best, by measured times and acceptance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
-_FASTER, _SLOWER = 0.5, 0.1  # weight of a new time: a shorter one is nearer to the cost, a longer one was disturbed
-_MEMORY = 0.95  # of hits: the last twenty or so tokens count
+_FASTER, _SLOWER = 0.5, 0.1  # weight of a new time: a shorter time is more reliable, a longer time was disturbed
+_MEMORY = 0.95  # decay of hits: about the last twenty tokens count
 _PRIOR_HITS, _PRIOR_TRIALS = 1.0, 1.5
 _FORGOTTEN = 64  # rounds
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _PROBE = 4
-_PROBED_TRIALS = 2.0  # what was found before a probe counts as much as so many tokens
+_PROBED_TRIALS = 2.0  # weight, in tokens, of the acceptance before a probe
+
+
+class RoundCosts(Protocol):
+    """The cost of draft rounds."""
+
+    @property
+    def has_single(self) -> bool:
+        """Whether the cost of a round without a draft is known."""
+        ...
+
+    @property
+    def n_others(self) -> float:
+        """Tokens that other requests get from the same decode."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """Whether costs vary between rounds, because other requests share the decode."""
+        ...
+
+    def expected(self, n_most: int) -> list[float]:
+        """Seconds of decodes with 1 to ``n_most`` tokens of this answer, without decodes that are too long."""
+        ...
+
+    def measured(self, n_tokens: int, seconds: float) -> None:
+        """Record the time of a decode with ``n_tokens`` tokens of this answer."""
+        ...
 
 
 class DecodeCosts:
-    """Seconds of a decode by its number of tokens, measured where there was one lately and interpolated elsewhere."""
+    """The time of a decode by its number of tokens, interpolated between recent measurements.
+
+    Attributes:
+        n_others: 0, because no other request shares the decode.
+        varies: False.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._measured_at: dict[int, int] = {}
         self._n_measured = 0
+        self.n_others = 0.0
+        self.varies = False
 
     def measured(self, n_tokens: int, seconds: float) -> None:
-        """Take note of a decode, and forget sizes that were not seen for long: costs grow with the history."""
+        """Record a decode. Old measurements of other sizes are removed, because costs grow with the history."""
         self._seconds[n_tokens] = _smoothed(self._seconds.get(n_tokens), seconds)
         self._n_measured += 1
         self._measured_at[n_tokens] = self._n_measured
@@ -32,16 +67,16 @@ class DecodeCosts:
                 del self._seconds[size], self._measured_at[size]
 
     def expected(self, n_most: int) -> list[float]:
-        """Seconds of decodes of 1 to ``n_most`` tokens; beyond those measured, as from the first to the last."""
+        """Seconds of decodes of 1 to ``n_most`` tokens, interpolated, and extrapolated from the first and last size."""
         sizes = sorted(self._seconds)
         if not sizes:
             return [0.0] * n_most
-        found = [self._seconds[sizes[0]]] * sizes[0]
+        seconds = [self._seconds[sizes[0]]] * sizes[0]
         for a, b in pairwise(sizes):
-            found += self._between(a, b, range(a + 1, b))
-            found.append(self._seconds[b])
-        found += self._between(sizes[0], sizes[-1], range(sizes[-1] + 1, n_most + 1))
-        return found[:n_most]
+            seconds += self._between(a, b, range(a + 1, b))
+            seconds.append(self._seconds[b])
+        seconds += self._between(sizes[0], sizes[-1], range(sizes[-1] + 1, n_most + 1))
+        return seconds[:n_most]
 
     @property
     def has_single(self) -> bool:
@@ -56,26 +91,28 @@ class DecodeCosts:
 class AdaptiveDraftLength:
     """Chooses the length of each draft.
 
-    A draft of k tokens, each right with probability a where those before it were, gives (1 - a^(k+1)) / (1 - a) tokens
-    a round (Leviathan et al. 2023); a round costs k times a drafted token and a decode of k + 1. The k with the most
-    tokens a second is taken. Where that is none, drafting is off, and is tried again after a while: after 8 rounds at
-    first, after twice as many each time it still does not pay.
+    Let a be the probability that a drafted token is accepted if all earlier ones are. A draft of k tokens gives
+    (1 - a^(k+1)) / (1 - a) tokens per round (Leviathan et al. 2023). A round costs k drafted tokens and a decode of
+    k + 1 tokens. The class chooses the k with the most tokens per second, including tokens of other requests in the
+    same decode. If k is 0, drafting is off. It is tried again after 8 rounds, then after twice as many each time it
+    still does not pay.
 
     Args:
         n_max: the longest draft.
-        adaptive: False drafts ``n_max`` tokens always.
+        adaptive: False always drafts ``n_max`` tokens.
+        costs: the cost of rounds; None to measure it.
 
     Attributes:
-        n_switched_off: how often drafting stopped to pay.
-        n_switched_on: how often it paid again.
+        n_switched_off: how often drafting was turned off.
+        n_switched_on: how often drafting was turned on again.
     """
 
-    def __init__(self, n_max: int, *, adaptive: bool) -> None:
+    def __init__(self, n_max: int, *, adaptive: bool, costs: RoundCosts | None = None) -> None:
         self._n_max = n_max
         self._adaptive = adaptive
-        self._costs = DecodeCosts()
+        self._costs = DecodeCosts() if costs is None else costs
         self._has_drafted = False
-        self._drafting_s: float | None = None  # of a drafted token
+        self._drafting_s: float | None = None  # per drafted token
         self._hits, self._trials = _PRIOR_HITS, _PRIOR_TRIALS
         self.on = True
         self._wait, self._left = _FIRST_WAIT, 0
@@ -83,7 +120,7 @@ class AdaptiveDraftLength:
 
     @property
     def acceptance(self) -> float:
-        """How often a drafted token was right lately, where those before it were."""
+        """The recent rate at which a drafted token is accepted if all earlier ones are."""
         return self._hits / self._trials
 
     def length(self) -> int:
@@ -92,51 +129,54 @@ class AdaptiveDraftLength:
             return self._n_max
         if not self._costs.has_single:
             return 0
+        seconds = self._costs.expected(self._n_max + 1)
+        if len(seconds) < 2:
+            return 0
         if not self.on:
-            return self._probe()
-        best = self._best()
+            return self._probe(seconds)
+        best = self._best(seconds)
         if not best:
             self.on, self._left = False, self._wait
             self.n_switched_off += 1
         return best
 
     def drafted(self, n_tokens: int, seconds: float) -> None:
-        """A draft of at least one token was made; the first, for which the history was read, is not counted."""
+        """Record the time of a draft. The first draft is not counted, because it includes reading the history."""
         if not self._has_drafted:
             self._has_drafted = True
             return
         self._drafting_s = _smoothed(self._drafting_s, seconds / n_tokens)
 
     def decoded(self, n_tokens: int, seconds: float) -> None:
-        """A round was decoded."""
+        """Record the time of a decoded round."""
         self._costs.measured(n_tokens, seconds)
 
     def verified(self, hits: Sequence[bool]) -> None:
-        """Which tokens of a draft were right; those after a wrong one are not known."""
+        """Record which tokens of a draft were accepted, up to the first rejected token."""
         for hit in hits:
             self._hits = _MEMORY * self._hits + hit
             self._trials = _MEMORY * self._trials + 1
 
-    def _best(self) -> int:
-        """The length with the most tokens a second; the shortest of equal ones."""
+    def _best(self, decode_s: Sequence[float]) -> int:
+        """The length with the most tokens per second; ties: the shortest."""
         likely, drafting_s = min(self.acceptance, 0.999), self._drafting_s or 0.0
-        best, highest, n_tokens = 0, 0.0, 0.0
-        for k, seconds in enumerate(self._costs.expected(self._n_max + 1)):
+        best, highest, n_tokens = 0, 0.0, self._costs.n_others
+        for k, seconds in enumerate(decode_s):
             n_tokens += likely**k
             rate = n_tokens / max(1e-9, k * drafting_s + seconds)
             if rate > highest:
                 best, highest = k, rate
         return best
 
-    def _probe(self) -> int:
-        """Off: count down; then draft a little, and see in the next round whether it pays."""
-        if self._left > 0:
-            self._left -= 1
-            return 0
-        if self._left < 0 and (best := self._best()):
+    def _probe(self, decode_s: Sequence[float]) -> int:
+        """While drafting is off: count down, then make a short draft to measure whether drafting pays."""
+        if (self._left < 0 or self._costs.varies) and (best := self._best(decode_s)):
             self.on, self._wait = True, _FIRST_WAIT
             self.n_switched_on += 1
             return best
+        if self._left > 0:
+            self._left -= 1
+            return 0
         if self._left < 0:
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
             self._left = self._wait
@@ -144,7 +184,7 @@ class AdaptiveDraftLength:
         self._left = -1
         share = min(1.0, _PROBED_TRIALS / self._trials)
         self._hits, self._trials = share * self._hits, share * self._trials
-        return min(_PROBE, self._n_max)
+        return min(_PROBE, len(decode_s) - 1)
 
 
 def _smoothed(before: float | None, seconds: float) -> float:

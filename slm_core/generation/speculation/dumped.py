@@ -1,4 +1,4 @@
-"""What a dump holds of an answer that is drafted for."""
+"""The state of speculation in dumps."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ MISSING = (
 
 
 class MissingDrafter:
-    """Stands for a drafter that is code or a model, and was not in the dump."""
+    """A placeholder for a drafter that dumps do not contain: code or a model."""
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """Say what is missing."""
+        """Raise ``SessionError``."""
         raise SessionError(MISSING)
 
     def settings(self) -> None:
-        """None known."""
+        """None: the settings are unknown."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class DumpedSpeculation:
-    """How an answer is drafted for, and where that stands.
+    """The speculation of an answer, and its state.
 
     Attributes:
-        speculation: how; with a ``MissingDrafter`` where that has to be given again.
-        queue: what is drafted and not verified yet, each token with what it was drawn from.
-        stats: what was counted.
-        in_round: whether the next token is of a draft, or the one after it.
+        speculation: the speculation, with a ``MissingDrafter`` if the caller has to set the drafter again.
+        queue: drafted tokens that are not verified yet, each with its draft probabilities.
+        stats: its statistics.
+        in_round: whether the next token belongs to a draft, or directly follows one.
     """
 
     speculation: Speculation
@@ -51,7 +51,7 @@ class DumpedSpeculation:
     in_round: bool
 
     def meta(self) -> dict[str, object]:
-        """All but the distributions, as JSON values."""
+        """The state without draft probabilities, as JSON values."""
         settings = self.speculation.drafter.settings()
         return {
             "drafter": None if settings is None else dict(settings),
@@ -64,7 +64,7 @@ class DumpedSpeculation:
         }
 
     def draft_probabilities(self) -> bytes:
-        """The distributions, one after the other: their length, int32 tokens, float64 probabilities."""
+        """The draft probabilities as bytes; for each token: n, int32 tokens [n], float64 probabilities [n]."""
         return b"".join(
             struct.pack("<I", len(ids)) + ids.astype("<i4").tobytes() + probabilities.astype("<f8").tobytes()
             for ids, probabilities in (
@@ -74,10 +74,10 @@ class DumpedSpeculation:
 
 
 def read_speculation(meta: object, data: bytes, n_vocab: int) -> DumpedSpeculation:
-    """What ``meta`` and ``draft_probabilities`` were taken of.
+    """Restore speculation from ``DumpedSpeculation.meta`` and ``draft_probabilities``.
 
     Raises:
-        InvalidSnapshot: they are malformed.
+        InvalidSnapshot: the data are malformed.
     """
     names = {"drafter", "n_max", "adaptive", "queue", "drawn", "in_round", "stats"}
     if not isinstance(meta, dict) or set(meta) != names or not isinstance(meta["in_round"], bool):

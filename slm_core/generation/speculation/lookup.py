@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the same few tokens were said."""
+"""Prompt lookup: draft the tokens that followed the last occurrence of the same n-gram."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
 
 _CHECKED = 64
-"""Tokens at its end by which a history is known to continue the one before."""
+"""Tokens at the end of the previous history that are compared, to detect a changed history."""
 
 
 class PromptLookup:
-    """Looks for the last tokens earlier in the history, and proposes what followed there (Saxena 2023).
+    """Looks up the last n-gram earlier in the history, and proposes the tokens after it (Saxena 2023).
 
     Args:
-        max_ngram: tokens to look for; the longest run that is found counts.
-        min_ngram: the shortest run that counts.
+        max_ngram: the longest n-gram, in tokens; the longest match is used.
+        min_ngram: the shortest n-gram.
 
     Raises:
         InvalidOption: not ``1 <= min_ngram <= max_ngram <= 16``.
@@ -27,10 +27,10 @@ class PromptLookup:
             raise InvalidOption(f"max_ngram={max_ngram}, min_ngram={min_ngram} (accepted: 1 <= min <= max <= 16)")
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
         self._seen: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}  # of each run, the place after its last occurrence but the newest
+        self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the offset after its last occurrence but the newest
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """What followed the longest run that was there before."""
+        """The tokens after the longest n-gram that occurred before."""
         self._follow(tokens)
         for size in range(min(self.max_ngram, len(tokens) - 1), self.min_ngram - 1, -1):
             after = self._ends.get(tuple(tokens[-size:]))
@@ -39,25 +39,25 @@ class PromptLookup:
         return NOTHING
 
     def settings(self) -> Mapping[str, object]:
-        """How it was made; the rest is in the history."""
+        """The arguments of the class; the index can be rebuilt from the history."""
         return {"drafter": "prompt_lookup", "max_ngram": self.max_ngram, "min_ngram": self.min_ngram}
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Index the runs that end before the last token. A history that changed far back is only a worse guess."""
-        seen = self._seen
-        first = max(0, len(seen) - _CHECKED)
-        if list(tokens[first : len(seen)]) != seen[first:]:
-            seen.clear()
+        """Index the n-grams before the last token. An undetected change of the history only makes drafts worse."""
+        indexed = self._seen
+        first = max(0, len(indexed) - _CHECKED)
+        if list(tokens[first : len(indexed)]) != indexed[first:]:
+            indexed.clear()
             self._ends.clear()
-        for token in tokens[len(seen) :]:
+        for token in tokens[len(indexed) :]:
             for size in range(self.min_ngram, self.max_ngram + 1):
-                if size <= len(seen):
-                    self._ends[tuple(seen[-size:])] = len(seen)
-            seen.append(token)
+                if size <= len(indexed):
+                    self._ends[tuple(indexed[-size:])] = len(indexed)
+            indexed.append(token)
 
 
 def continued(tokens: Sequence[int], start: int, n: int) -> list[int]:
-    """``n`` tokens from ``start`` on; at the end of ``tokens``, what was copied so far goes on being copied."""
+    """``n`` tokens from ``start`` on; past the end of ``tokens``, the copied tokens repeat."""
     copied = list(tokens[start : start + n])
     while 0 < len(copied) < n:
         copied.append(copied[len(copied) - (len(tokens) - start)])

@@ -1,4 +1,4 @@
-"""Drafts by another, smaller model."""
+"""Drafts of a smaller model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slm_core.sampling.stream import split_mix
 from slm_core.types import EditLevel, Pos
 
 _DRAFTS = 2**63
-"""Sets the random numbers of drafts apart from those that answers are drawn with."""
+"""The stream of random numbers for drafts, different from the streams of answers."""
 
 
 class DraftModel(Closing):
-    """Drafts with a model that has the vocabulary of the one that answers.
+    """Drafts with a model that has the same vocabulary as the target model.
 
-    Greedy drafts need no random numbers, and what is said is what would be said without them. Drawn drafts are
-    accepted more often at high temperatures (see ``accept_or_draw``).
+    Greedy drafts need no random numbers, and do not change the answer. Sampled drafts are accepted more often at high
+    temperatures (see ``accept_or_draw``).
 
     Args:
-        context: of the smaller model; its sequence 0 is used, and it is closed with the drafter.
-        vocab: the smaller model's vocabulary, as ``same_tokens`` finds it.
-        n_vocab: tokens of the model that answers, where it has fewer: the others are never drafted.
-        sampling: to draw drafts with, best as answers are drawn; None for the likeliest tokens. A draw depends on the
-            seed and the position alone.
+        context: a context of the smaller model; the drafter uses its sequence 0 and closes it.
+        vocab: the smaller model's vocabulary; see ``same_tokens``.
+        n_vocab: the vocabulary size of the target model, if it is smaller: larger ids are never drafted.
+        sampling: options to sample drafts, best the same as of the answers; None for greedy drafts. A draw depends only
+            on the seed and the position.
 
     Raises:
         InvalidOption: the context cannot truncate, so a wrong guess would cost a replay.
@@ -53,7 +53,7 @@ class DraftModel(Closing):
         self._held: list[int] = []
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """What the model says next; nothing where its context is too small."""
+        """The next tokens of the model; empty if its context is too small."""
         n_common = common_prefix(self._held, tokens[:-1])
         if len(tokens) + n - 1 > self._context.n_ctx or max(tokens[n_common:]) >= self._vocab.size:
             return NOTHING
@@ -76,7 +76,7 @@ class DraftModel(Closing):
         return Proposal(drafted, draft_probabilities)
 
     def settings(self) -> None:
-        """A model is in no dump."""
+        """None: dumps do not contain models."""
         return
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class DraftModel(Closing):
         self._context.close()
 
     def _feed(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32] | None:
-        """Decode tokens; the row after the last, float32 [V], valid until the next call; None where cancelled."""
+        """Decode tokens; returns the row after the last, float32 [V], valid until the next call; None if cancelled."""
         batch, rows = self._context.new_batch(), None
         for first in range(0, len(tokens), batch.capacity):
             if cancelled():
@@ -108,13 +108,13 @@ class DraftModel(Closing):
 
 
 def draw(ids: NDArray[np.int64], weights: NDArray[np.float64], uniform: float) -> int:
-    """The token at a share ``uniform``, in [0, 1), of the sum of the weights."""
+    """Draw a token by inverse transform sampling: ``uniform`` is in [0, 1)."""
     edges = np.cumsum(weights)
     return int(ids[np.searchsorted(edges, uniform * edges[-1], side="right").clip(max=len(ids) - 1)])
 
 
 def same_tokens(vocab: Vocab, other: Vocab) -> bool:
-    """Whether all tokens that both vocabularies number are the same, by their bytes; looks at each once."""
+    """Whether all ids that both vocabularies contain have the same bytes."""
     if vocab is other:
         return True
     return all(

@@ -1,4 +1,4 @@
-"""What is drafted, and what drafts."""
+"""Drafts, and the protocol of drafters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slm_core.errors import InvalidOption
 
 DraftProbabilities: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""A distribution: the n tokens that may come, int64 [n], and their probabilities, float64 [n]."""
+"""A distribution: the n possible tokens, int64 [n], and their probabilities, float64 [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Proposal:
     """Tokens that may follow a history.
 
     Attributes:
-        tokens: in order.
-        draft_probabilities: for each token the distribution that it was drawn from; empty where nothing was drawn.
+        tokens: the tokens, in order.
+        draft_probabilities: for each token the distribution that it was drawn from; empty for greedy drafts.
     """
 
     tokens: Sequence[int]
@@ -38,42 +38,42 @@ NOTHING = Proposal(())
 
 
 def never() -> bool:
-    """Nobody cancels."""
+    """The default of ``cancelled``: never."""
     return False
 
 
 class Drafter(Protocol):
-    """Guesses what follows. A guess costs time where it is wrong, and never changes what is said."""
+    """Proposes next tokens. A rejected proposal costs time, but never changes the answer."""
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """Up to ``n`` tokens that may follow ``tokens``.
+        """Propose up to ``n`` tokens after ``tokens``.
 
         Args:
-            tokens: a whole history; it must not be changed, nor kept.
+            tokens: the whole history; the drafter must not change or keep it.
             n: the most tokens.
-            cancelled: asked before each batch that a draft takes; where it comes true, nothing is drafted.
+            cancelled: called before each batch of the draft; if it returns True, the draft is empty.
         """
         ...
 
     def settings(self) -> Mapping[str, object] | None:
-        """JSON values that ``drafter_of`` makes the same drafter of; None for code, which no dump can hold."""
+        """JSON values from which ``drafter_of`` makes the same drafter; None for code, which dumps cannot contain."""
         ...
 
 
 class DraftFunction:
-    """Asks a function of the history and a number for at most so many tokens.
+    """Drafts with a function.
 
     Args:
-        function: called with the history, which it must not change, and the number.
+        function: called with the history, which it must not change, and the most tokens to return.
     """
 
     def __init__(self, function: Callable[[Sequence[int], int], Sequence[int]]) -> None:
         self._function = function
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """What the function says, ``n`` tokens of it at most."""
+        """The first ``n`` tokens of the function's result."""
         return Proposal(tuple(self._function(tokens, n))[:n])
 
     def settings(self) -> None:
-        """Code is in no dump."""
+        """None: dumps do not contain code."""
         return

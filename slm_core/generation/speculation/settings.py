@@ -1,4 +1,4 @@
-"""How an answer is drafted for, and how much of that a dump can hold."""
+"""Options of speculative decoding, and drafters from the settings in dumps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KINDS: Mapping[str, type[PromptLookup | SuffixIndex]] = {
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Draft tokens cheaply, then decode many of them in one batch, and keep those that are said anyway.
+    """Speculative decoding: draft tokens cheaply, decode them in one batch, and keep the accepted tokens.
 
     Attributes:
-        drafter: guesses what follows.
-        n_max: the longest draft, 1 to 64.
-        adaptive: draft as many tokens as pay, none where none do; False drafts ``n_max`` always.
+        drafter: proposes the tokens.
+        n_max: the longest draft, 1 to 64 tokens.
+        adaptive: choose the draft length that pays best, which may be 0; False always drafts ``n_max`` tokens.
 
     Raises:
         InvalidOption: ``n_max`` is out of its range.
@@ -41,10 +41,10 @@ class Speculation:
 
 
 def drafter_of(settings: Mapping[str, object]) -> Drafter:
-    """The drafter that ``settings`` were taken of.
+    """Make a drafter from the result of ``Drafter.settings``.
 
     Raises:
-        InvalidOption: they are not the settings of one.
+        InvalidOption: the settings are invalid.
     """
     options = dict(settings)
     kind = _KINDS.get(str(options.pop("drafter", None)))

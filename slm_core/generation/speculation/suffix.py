@@ -1,4 +1,4 @@
-"""A suffix index: the longest end of the history that was ever said before, and what followed it."""
+"""A suffix index: finds the longest suffix of the history that occurred before, and the tokens after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = 0
 
 
 class SuffixAutomaton:
-    """All runs of a text in linear space, built token by token (Blumer et al. 1985).
+    """A suffix automaton: all substrings of a text in linear space, built token by token (Blumer et al. 1985).
 
     Attributes:
         text: the tokens.
@@ -25,11 +25,11 @@ class SuffixAutomaton:
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]
-        self._end = [0]  # the place after an occurrence of the state's runs
+        self._end = [0]  # the offset after an occurrence of the state's substrings
         self._last = _ROOT
 
     def append(self, token: int) -> None:
-        """Make the text longer by a token."""
+        """Append a token to the text."""
         self.text.append(token)
         state = self._add({}, self._length[self._last] + 1, len(self.text))
         at = self._last
@@ -40,24 +40,24 @@ class SuffixAutomaton:
         self._last = state
 
     def seen_before(self) -> tuple[int, int]:
-        """Length of the longest end of the text that occurs earlier in it, and the place after that occurrence."""
+        """The length of the longest suffix of the text that occurs earlier, and the offset after that occurrence."""
         state = self._link[self._last]
         if state <= _ROOT:
             return 0, 0
-        place, self._end[state] = self._end[state], len(self.text)
-        return self._length[state], place
+        end, self._end[state] = self._end[state], len(self.text)
+        return self._length[state], end
 
     def _split(self, at: int, token: int) -> int:
-        """The state of the longest run that ends in ``token`` and is also found earlier; divided off where needed."""
-        found = self._next[at][token]
-        if self._length[found] == self._length[at] + 1:
-            return found
-        part = self._add(dict(self._next[found]), self._length[at] + 1, self._end[found])
-        self._link[part], self._link[found] = self._link[found], part
-        while at >= 0 and self._next[at].get(token) == found:
-            self._next[at][token] = part
+        """The state of the longest suffix that ends in ``token`` and occurs earlier; splits a state if needed."""
+        following = self._next[at][token]
+        if self._length[following] == self._length[at] + 1:
+            return following
+        clone = self._add(dict(self._next[following]), self._length[at] + 1, self._end[following])
+        self._link[clone], self._link[following] = self._link[following], clone
+        while at >= 0 and self._next[at].get(token) == following:
+            self._next[at][token] = clone
             at = self._link[at]
-        return part
+        return clone
 
     def _add(self, following: dict[int, int], length: int, end: int) -> int:
         self._next.append(following)
@@ -68,14 +68,14 @@ class SuffixAutomaton:
 
 
 class SuffixIndex:
-    """Proposes what followed the longest end of the history that occurs earlier, in it or in what was said before.
+    """Proposes the tokens after an earlier occurrence of the longest suffix of the history.
 
-    It keeps what it has seen: of histories that were changed or are over, too (after SuffixDecoding, arXiv 2411.04975).
+    It also searches histories that were changed or are over (like SuffixDecoding, arXiv 2411.04975).
 
     Args:
-        min_match: the shortest end that counts.
-        max_tokens: what it remembers at most; beyond that, the older half is forgotten. About 700 bytes a token.
-        corpus: texts to begin with; they are in no dump.
+        min_match: the shortest suffix, in tokens.
+        max_tokens: the most tokens in the index, about 700 bytes each; at the limit, the older half is removed.
+        corpus: initial texts; dumps do not contain them.
 
     Raises:
         InvalidOption: min_match below 1, or max_tokens below 256.
@@ -96,7 +96,7 @@ class SuffixIndex:
         self._seen = []
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """What followed the longest end that was there before."""
+        """The tokens after the longest suffix that occurred before."""
         self._follow(tokens)
         length, after = self._match
         if length < self.min_match:
@@ -105,7 +105,7 @@ class SuffixIndex:
         return Proposal(proposed[: next((i for i, token in enumerate(proposed) if token < 0), n)])
 
     def settings(self) -> Mapping[str, object]:
-        """How it was made; what it learned of other histories is forgotten."""
+        """The arguments of the class; other histories are not included."""
         return {"drafter": "suffix_index", "min_match": self.min_match, "max_tokens": self.max_tokens}
 
     def _follow(self, tokens: Sequence[int]) -> None:
@@ -117,10 +117,10 @@ class SuffixIndex:
             self._begin(tokens)
 
     def _begin(self, tokens: Sequence[int]) -> None:
-        """Another history: of what it shares with the one before, only the end is learned again."""
+        """Start another history; of the prefix that it shares with the previous one, only the end is indexed again."""
         common = common_prefix(tokens, self._seen)
         self._n_texts += 1
-        self._known.append(-self._n_texts)  # a mark that occurs once, so no match reaches over it
+        self._known.append(-self._n_texts)  # a unique separator: no match crosses it
         self._seen = list(tokens[: max(0, common - _CHECKED)])
         self._extend(tokens[len(self._seen) :])
 

@@ -1,4 +1,4 @@
-"""Drafts by a model with another vocabulary: the text goes there, and what it says comes back."""
+"""Drafts of a model with another vocabulary: tokens are translated through text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from slm_core.sampling import Sampling
 
 
 class TranslatedDraftModel(Closing):
-    """Drafts with a model of another vocabulary (as in universal assisted generation, Gat et al. 2024).
+    """Drafts with a model of another vocabulary (universal assisted generation, Gat et al. 2024).
 
-    New text is encoded where the text before ended, so the smaller model may see other tokens than it would have
-    chosen; that costs guesses, never the answer.
+    New text is encoded separately from the text before it, so the smaller model may see an unusual tokenization. This
+    makes drafts worse, but never changes the answer.
 
     Args:
-        context: of the smaller model; its sequence 0 is used, and it is closed with the drafter.
+        context: a context of the smaller model; the drafter uses its sequence 0 and closes it.
         vocab: the smaller model's vocabulary.
-        target: the vocabulary of the model that answers.
+        target: the vocabulary of the target model.
 
     Raises:
         InvalidOption: the context cannot truncate.
@@ -35,11 +35,11 @@ class TranslatedDraftModel(Closing):
         self._target = target
         self._seen: list[int] = []
         self._translated: list[int] = []
-        self._n_translated: list[int] = []  # tokens of the translation after each token of ``_seen``
+        self._n_translated: list[int] = []  # length of the translation after each token of ``_seen``
         self._pending = b""
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
-        """What the model says next, in tokens of the target; nothing in the middle of a character."""
+        """The next tokens of the model, as tokens of the target; empty in the middle of a character."""
         self._follow(tokens)
         if self._pending or not self._translated:
             return NOTHING
@@ -52,7 +52,7 @@ class TranslatedDraftModel(Closing):
         return Proposal(back[:n])
 
     def settings(self) -> None:
-        """A model is in no dump."""
+        """None: dumps do not contain models."""
         return
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class TranslatedDraftModel(Closing):
         self._model.close()
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Translate what is new. A change within a character begins anew."""
+        """Translate new tokens. A change within a character starts from the beginning."""
         n = common_prefix(self._seen, tokens)
         if n < len(self._seen):
             n = n if self._is_whole(n) else 0
@@ -71,7 +71,7 @@ class TranslatedDraftModel(Closing):
             self._translate(token)
 
     def _is_whole(self, n: int) -> bool:
-        """Whether no character is divided after ``n`` tokens: then each token since the last such place made some."""
+        """Whether the first ``n`` tokens end with a complete character."""
         return n == 0 or self._n_translated[n - 1] > (self._n_translated[n - 2] if n > 1 else 0)
 
     def _translate(self, token: int) -> None:
@@ -88,7 +88,7 @@ class TranslatedDraftModel(Closing):
         self._n_translated.append(len(self._translated))
 
     def _encoded(self, text: str, last: int) -> list[int]:
-        """Tokens of the target for text after the token ``last``, encoded together with that where it allows."""
+        """Target tokens of the text after the token ``last``; encoded together with ``last`` if possible."""
         before = self._target.token_bytes(last).decode("utf-8", "replace")
         anchor = self._target.encode(before, add_special=False, parse_special=False)
         whole = self._target.encode(before + text, add_special=False, parse_special=False)
@@ -100,16 +100,16 @@ class TranslatedDraftModel(Closing):
 def draft_model(
     context: Context, vocab: Vocab, target: Vocab, *, sampling: Sampling | None = None
 ) -> DraftModel | TranslatedDraftModel:
-    """A drafter for a model with the vocabulary ``target``: by tokens where the two agree, else by text.
+    """A drafter for a model with the vocabulary ``target``: by tokens if the vocabularies agree, else through text.
 
     Args:
-        context: of the smaller model; closed with the drafter.
+        context: a context of the smaller model; closed with the drafter.
         vocab: the smaller model's vocabulary.
-        target: that of the model that answers.
+        target: the vocabulary of the target model.
         sampling: see ``DraftModel``.
 
     Raises:
-        InvalidOption: the context cannot truncate, or drafts are to be drawn though the vocabularies differ.
+        InvalidOption: the context cannot truncate, or ``sampling`` is set though the vocabularies differ.
     """
     if same_tokens(vocab, target):
         return DraftModel(context, vocab, n_vocab=target.size, sampling=sampling)

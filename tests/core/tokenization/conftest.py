@@ -1,4 +1,4 @@
-"""Oracles and generators for the tests of vocabularies."""
+"""Reference implementations and generators for the tests of vocabularies."""
 
 # ruff: noqa: RUF001  (characters that look alike are among the texts)
 
@@ -76,7 +76,7 @@ WORDS = [
 ]
 IN_WORDS = frozenset("".join(WORDS))
 SPACES = " \t\n\r\x0b\x0c\x85\u3000"
-# Ranges of code points to draw from; ASCII most often.
+# Ranges of code points to draw from, with ASCII most often.
 SCRIPTS = [(0x20, 0x7E)] * 6 + [
     *((0xA0, 0x24F), (0x370, 0x3FF), (0x400, 0x4FF), (0x5D0, 0x5EA), (0x600, 0x6FF), (0x900, 0x97F), (0xE01, 0xE5B)),
     *((0x1100, 0x11FF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x2000, 0x206F), (0x300, 0x36F)),
@@ -85,7 +85,7 @@ SCRIPTS = [(0x20, 0x7E)] * 6 + [
 
 
 def same_category_everywhere(character: str) -> bool:
-    """Whether every version of Unicode since 3.2 agrees on it, so that tables of different age cannot differ."""
+    """Whether the category is the same in every version of Unicode since 3.2, so that no table differs."""
     category = unicodedata.category(character)
     return category == unicodedata.ucd_3_2_0.category(character) and category not in ("Cn", "Cs")
 
@@ -93,13 +93,13 @@ def same_category_everywhere(character: str) -> bool:
 def make_texts(
     n: int, seed: int, *, only: Callable[[str], bool] = lambda _: True, spelled: Sequence[str] = ()
 ) -> list[str]:
-    """Draw texts of words, white space, digits and characters of many scripts.
+    """Draw texts with words, white space, digits and characters of many scripts.
 
     Args:
-        n: how many.
-        seed: of the generator.
-        only: characters to keep.
-        spelled: more words.
+        n: number of texts.
+        seed: seed of the generator.
+        only: filter for characters.
+        spelled: additional words.
     """
     draw = random.Random(seed)
     words = [*WORDS, *spelled]
@@ -149,13 +149,13 @@ class LlamaVocab:
         room = 4 * len(data) + 16
         tokens = (self._lib.llama_token * room)()
         n = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
-        assert n >= 0, f"llama.cpp wants room for {-n} tokens, there is room for {room}"
+        assert n >= 0, f"llama.cpp needs room for {-n} tokens, there is room for {room}"
         return tokens[:n]
 
     def token_bytes(self, token: int, *, special: bool) -> bytes:
         room = ctypes.create_string_buffer(4096)
         n = self._lib.llama_token_to_piece(self._vocab, token, room, len(room), 0, special)
-        assert n >= 0, f"llama.cpp wants room for {-n} bytes"
+        assert n >= 0, f"llama.cpp needs room for {-n} bytes"
         return room.raw[:n]
 
     def eog_ids(self) -> set[int]:
@@ -164,7 +164,7 @@ class LlamaVocab:
 
 @pytest.fixture(scope="session")
 def llama_vocab():
-    """Opens a file with llama.cpp."""
+    """A function that opens a file with llama.cpp."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is the oracle of this test")
     llama_cpp.llama_backend_init()
     opened: dict[Path, LlamaVocab] = {}
@@ -181,13 +181,13 @@ def llama_vocab():
 
 @pytest.fixture(scope="session")
 def published(shared_dir):
-    """Path of a published vocabulary by name."""
+    """A function from the name of a published vocabulary to its path."""
     return lambda name: shared_dir / "oracles" / "vocabs" / f"ggml-vocab-{name}.gguf"
 
 
 @pytest.fixture(scope="session")
 def open_vocab():
-    """Builds the vocabulary of a file; the same object for the same path."""
+    """A function that builds the vocabulary of a file, one object per path."""
     built: dict[Path, GgufVocab] = {}
 
     def open_(path: Path) -> GgufVocab:
@@ -201,7 +201,7 @@ def open_vocab():
 
 @pytest.fixture(scope="session")
 def write_gguf(tmp_path_factory):
-    """Writes a file of nothing but metadata with the gguf package; keys without a dot get ``tokenizer.ggml.``."""
+    """A function that writes a file with only metadata; keys without a dot get the prefix ``tokenizer.ggml.``."""
     gguf = pytest.importorskip("gguf", reason="the gguf package writes the files of this test")
     folder = tmp_path_factory.mktemp("vocabs")
 
@@ -228,5 +228,5 @@ def write_gguf(tmp_path_factory):
 
 @pytest.fixture(scope="session", name="make_texts")
 def make_texts_fixture():
-    """The generator of texts, which test modules cannot import."""
+    """The function ``make_texts``, because test modules cannot import it."""
     return make_texts

@@ -1,4 +1,4 @@
-"""Metadata that is missing, of the wrong type, or contradicts itself: one line that says what and where."""
+"""Missing metadata, wrong types and contradictions: errors of one line that name the key and the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOOD = {"model": "gpt2", "pre": "gpt-2", "tokens": TOKENS, "token_type": [2, 1, 
 SPM = {"model": "llama", "tokens": TOKENS, "token_type": [2, 1, 1, 1, 3], "scores": [0.0, -1.0, -2.0, -3.0, 0.0]}
 
 
-def test_the_good_ones(write_gguf, open_vocab):
+def test_valid_vocabularies_are_accepted(write_gguf, open_vocab):
     assert open_vocab(write_gguf(**GOOD)).encode("ab", add_special=False, parse_special=False) == [3]
     assert open_vocab(write_gguf(**SPM)).encode("b", add_special=False, parse_special=False) == [0, 2]
 
@@ -71,23 +71,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad(case, write_gguf, open_vocab):
+def test_invalid_vocabularies_are_refused(case, write_gguf, open_vocab):
     good, changes, message = BAD[case]
     path = write_gguf(**good | changes)
     with pytest.raises((InvalidModelFile, UnsupportedModel), match=message) as caught:
         open_vocab(path)
-    assert "\n" not in str(caught.value), "the message takes more than one line"
-    assert str(path) in str(caught.value), "the message does not say which file"
+    assert "\n" not in str(caught.value), "the message has more than one line"
+    assert str(path) in str(caught.value), "the message does not name the file"
 
 
-def test_empty_tokens_get_a_name(write_gguf, open_vocab, llama_vocab):
+def test_empty_tokens_get_a_text(write_gguf, open_vocab, llama_vocab):
     path = write_gguf(**GOOD | {"tokens": ["", "a", "b", "ab", "<s>"], "eos_token_id": 4, "bos_token_id": 4})
     vocab = open_vocab(path)
     assert vocab.token_bytes(0, special=True) == llama_vocab(path).token_bytes(0, special=True) == b"[EMPTY_0]"
 
 
 @pytest.mark.parametrize(("good", "model"), [(GOOD, "gpt2"), (SPM, "llama"), (SPM, "t5"), (GOOD, "bert")])
-def test_tokens_that_are_no_text(good, model, tmp_path, write_gguf, open_vocab):
+def test_tokens_that_are_not_utf8(good, model, tmp_path, write_gguf, open_vocab):
     ids = {"bos_token_id": 4, "seperator_token_id": 4, "unknown_token_id": 0, "eos_token_id": 4}
     changes = {"model": model, "merges": ["a @@"], "tokens": ["<unk>", "a", "@@", "a@@", "<s>"]}
     sound = write_gguf(**good | ids | changes)
@@ -98,7 +98,7 @@ def test_tokens_that_are_no_text(good, model, tmp_path, write_gguf, open_vocab):
     assert not {2, 3} & set(vocab.encode("a\u4e2da", add_special=False, parse_special=True))
 
 
-def test_many_damaged_files_raise_nothing_else(write_gguf, tmp_path, open_vocab):
+def test_random_damage_raises_only_model_errors(write_gguf, tmp_path, open_vocab):
     sound = write_gguf(**GOOD).read_bytes()
     draw = random.Random(5)
     n_refused = 0

@@ -1,4 +1,4 @@
-"""Vocabularies of directories: written from GGUF files and read back, and against transformers on the same files."""
+"""Vocabularies of directories: round trips of GGUF files, and comparisons with transformers on the same files."""
 
 from __future__ import annotations
 
@@ -43,64 +43,69 @@ def changed(folder: Path, change) -> Path:
 
 
 @pytest.mark.parametrize("name", VOCABS)
-def test_a_published_vocabulary_comes_back_from_its_files(name, published, open_vocab, make_texts, tmp_path) -> None:
-    given = open_vocab(published(name))
-    found = directory_vocab(write(published(name), tmp_path), given.size)
-    assert (found.size, found.bos, found.eos, found.eog_ids) == (given.size, given.bos, given.eos, given.eog_ids)
+def test_a_published_vocabulary_survives_a_round_trip(name, published, open_vocab, make_texts, tmp_path) -> None:
+    original = open_vocab(published(name))
+    restored = directory_vocab(write(published(name), tmp_path), original.size)
+    assert (restored.size, restored.bos, restored.eos, restored.eog_ids) == (
+        original.size,
+        original.bos,
+        original.eos,
+        original.eog_ids,
+    )
     for special in (False, True):
         wrong = [
             i
-            for i in range(given.size)
-            if found.token_bytes(i, special=special) != given.token_bytes(i, special=special)
+            for i in range(original.size)
+            if restored.token_bytes(i, special=special) != original.token_bytes(i, special=special)
         ]
         assert not wrong, f"{name}: bytes of tokens {wrong[:10]} differ, special={special}"
     for i, text in enumerate(make_texts(600, seed=4, spelled=SPELLED)):
         flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
-        assert found.encode(text, **flags) == given.encode(text, **flags), f"{name}: {text!r}, {flags}"
+        assert restored.encode(text, **flags) == original.encode(text, **flags), f"{name}: {text!r}, {flags}"
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm"])
-def test_transformers_reads_the_files_as_we_do(name, published, make_texts, tmp_path) -> None:
+def test_transformers_reads_the_files_like_us(name, published, make_texts, tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="it is the reference: pip install transformers")
-    found = directory_vocab(write(published(name), tmp_path))
+    vocab = directory_vocab(write(published(name), tmp_path))
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert (found.bos, found.eos) == (reference.bos_token_id, reference.eos_token_id)
+    assert (vocab.bos, vocab.eos) == (reference.bos_token_id, reference.eos_token_id)
     for text in make_texts(300, seed=5, spelled=SPELLED):
         if "\ud7ff" < text < "\ue000" or not text.isprintable():
             continue
-        assert found.encode(text, add_special=True, parse_special=True) == reference.encode(text), f"{name}: {text!r}"
+        assert vocab.encode(text, add_special=True, parse_special=True) == reference.encode(text), f"{name}: {text!r}"
         ids = reference.encode(text, add_special_tokens=False)
-        assert found.decode(ids, special=True) == reference.decode(ids, skip_special_tokens=False), f"{name}: {text!r}"
+        assert vocab.decode(ids, special=True) == reference.decode(ids, skip_special_tokens=False), f"{name}: {text!r}"
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_tokens_that_are_only_added_keep_their_ids(tmp_path, make_texts, shared) -> None:
-    """As Qwen's own file has it: control and user-defined tokens follow the vocabulary and are not part of it."""
+def test_added_tokens_keep_their_ids(tmp_path, make_texts, shared) -> None:
+    """Like Qwen's file: control and user-defined tokens are added after the vocabulary and are not part of it."""
     path = make_tiny_model("qwen2").write(tmp_path / "m.gguf")
     with GgufFile.open(path) as gguf:
-        given = build_vocab(gguf)
+        original = build_vocab(gguf)
 
     def apart(stated) -> None:
         for token in stated["added_tokens"][0 if shared else 1 :]:
             del stated["model"]["vocab"][token["content"]]
-        if not shared:  # the unknown token is one of the model's
+        if not shared:  # the unknown token belongs to the model
             stated["model"]["unk_token"] = stated["added_tokens"][0]["content"]
 
-    found = directory_vocab(changed(write(path, tmp_path), apart))
+    restored = directory_vocab(changed(write(path, tmp_path), apart))
     for i, text in enumerate(make_texts(500, seed=6, spelled=("<|im_end|>", "<think>", "</think>", "<|im_", "<think"))):
         flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
-        assert found.encode(text, **flags) == given.encode(text, **flags), f"{text!r}, {flags}"
+        assert restored.encode(text, **flags) == original.encode(text, **flags), f"{text!r}, {flags}"
 
 
-def test_ids_beyond_the_tokenizer_stand_for_nothing(demo) -> None:
+def test_ids_beyond_the_tokenizer_have_no_text(demo) -> None:
     vocab = directory_vocab(demo, 2100, ends=[7])
     assert (vocab.size, vocab.token_bytes(2099, special=True), 7 in vocab.eog_ids) == (2100, b"", True)
     with pytest.raises(InvalidToken):
         vocab.token_bytes(2100)
 
 
-def test_content_never_becomes_a_control_token_not_even_by_merges(demo) -> None:
-    """A tokenizer whose merges spell a control token out."""
+def test_content_never_becomes_a_control_token_by_merges(demo) -> None:
+    """A tokenizer whose merges spell a control token."""
 
     def spell(stated) -> None:
         text, vocab = "<|im_end|>", stated["model"]["vocab"]
@@ -135,14 +140,14 @@ def test_content_never_becomes_a_control_token_not_even_by_merges(demo) -> None:
         (lambda s: s.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), InvalidModelFile, "not a tok"),
     ],
 )
-def test_what_is_damaged_or_unknown_is_refused_in_one_line(demo, change, error, message) -> None:
+def test_damaged_and_unknown_tokenizers_are_refused_in_one_line(demo, change, error, message) -> None:
     with pytest.raises(error, match=message) as caught:
         directory_vocab(changed(demo, change), 2048)
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_that_fails_at_a_text_says_so_in_one_line(tmp_path) -> None:
-    """The library finds an unknown token that its own vocabulary does not have when it first needs it."""
+def test_a_tokenizer_that_fails_at_a_text_raises_an_error_of_one_line(tmp_path) -> None:
+    """The library detects an unknown token that is missing in its vocabulary only when it needs the token."""
     Tokenizer(models.BPE({"a": 0, "b": 1}, [], unk_token="?")).save(str(tmp_path / "tokenizer.json"))
     vocab = directory_vocab(tmp_path)
     assert vocab.encode("ab", add_special=False, parse_special=True) == [0, 1]
@@ -158,7 +163,7 @@ def test_a_wordpiece_vocabulary_without_its_unknown_token_is_refused(tmp_path) -
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00", '{"model": {"type": "BPE"}}'])
-def test_files_that_are_no_tokenizer_are_refused(tmp_path, text) -> None:
+def test_files_that_are_not_a_tokenizer_are_refused(tmp_path, text) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises((InvalidModelFile, UnsupportedModel), match=r"tokenizer\.json"):
         directory_vocab(tmp_path)
@@ -177,8 +182,8 @@ def test_a_vocabulary_that_cannot_be_written_is_refused_by_name(tmp_path) -> Non
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_wordpiece_is_read_as_the_library_reads_it(tmp_path, make_texts, old) -> None:
-    """Old files do not say of what kind they are. Content that spells a control token is its characters."""
+def test_wordpiece_is_read_like_the_library(tmp_path, make_texts, old) -> None:
+    """Old files lack the type of the model. Content that spells a control token stays text."""
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,!?[]'", "é"]
     pieces = [
         "[PAD]",
@@ -191,18 +196,21 @@ def test_wordpiece_is_read_as_the_library_reads_it(tmp_path, make_texts, old) ->
         "##ing",
         "cls",
     ]
-    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    made.post_processor, made.decoder = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), decoders.WordPiece()
-    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
-    made.save(str(tmp_path / "tokenizer.json"))
+    library = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    library.post_processor, library.decoder = (
+        processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+        decoders.WordPiece(),
+    )
+    library.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    library.save(str(tmp_path / "tokenizer.json"))
     if old:
         changed(tmp_path, lambda stated: stated["model"].pop("type"))
-    found = directory_vocab(tmp_path)
+    vocab = directory_vocab(tmp_path)
     for text in make_texts(200, seed=6, spelled=("[CLS]", "[SEP]", "[UNK]")):
         for add_special in (False, True):
-            wanted = made.encode(text, add_special_tokens=add_special).ids
-            assert found.encode(text, add_special=add_special, parse_special=True) == wanted, text
-    ids = found.encode("the [CLS] thing", add_special=True, parse_special=False)
+            expected = library.encode(text, add_special_tokens=add_special).ids
+            assert vocab.encode(text, add_special=add_special, parse_special=True) == expected, text
+    ids = vocab.encode("the [CLS] thing", add_special=True, parse_special=False)
     assert [pieces[i] for i in ids] == ["[CLS]", "the", "[", "cls", "]", "t", "##h", "##ing", "[SEP]"]
-    assert found.decode(ids) == "the [ cls ] thing"
+    assert vocab.decode(ids) == "the [ cls ] thing"

@@ -1,10 +1,10 @@
-r"""Every value of ``tokenizer.ggml.pre``, against llama.cpp and against the patterns that models publish.
+r"""Every value of ``tokenizer.ggml.pre``, compared with llama.cpp and with the patterns of published models.
 
-llama.cpp approximates some patterns; there its texts are restricted to characters for which the approximation is exact,
-and the patterns themselves, as the models' tokenizer.json spell them, run in the ``regex`` package as a second oracle.
+llama.cpp approximates some patterns. For these, texts are restricted to characters for which the approximation is
+exact. The original patterns from the models' tokenizer.json run in the ``regex`` package as a second oracle.
 """
 
-# ruff: noqa: RUF001  (characters that look alike are what these tests are about)
+# ruff: noqa: RUF001  (the tests need characters that look alike)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.tokenization.pretokenizers import _DEEPSEEK_LETTERS, PRE_TOKENIZATIONS, build_pre_tokenizer
 
 NORMAL, CONTROL, BYTE = 1, 3, 6
-# As llama.cpp knows them (src/llama-vocab.cpp).
+# The names in llama.cpp (src/llama-vocab.cpp).
 NAMES = """
     default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano
     deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu falcon mpt starcoder gpt-2 phi-2 jina-es
@@ -37,7 +37,7 @@ BOS = "<|begin|>"
 
 
 def uncased(c: str) -> bool:
-    """Not a mark, and cased only in ASCII: llama.cpp has one class for all letters and none for marks there."""
+    """Not a mark, and cased only in ASCII: here llama.cpp has one class for all letters and none for marks."""
     return c.isascii() or unicodedata.category(c) in ("Lo", "Zs", "Po", "Sm", "Nd", "So")
 
 
@@ -53,26 +53,26 @@ def ascii_space(c: str) -> bool:
     return c.isascii() or not c.isspace()
 
 
-# Characters for which llama.cpp does as the model's own tokenizer, and why not for the others.
+# Characters for which llama.cpp agrees with the model's tokenizer, and the reason why others differ.
 SAME_IN_LLAMA_CPP = {
     **dict.fromkeys(
         ["gpt-4o", "kanana2", "llama4", "minimax-m2", "talkie", "tekken", "granite-embed-multi-97m"], uncased
     ),
-    **dict.fromkeys(["kimi-k2", "youtu"], lower),  # it does not see case at all
-    # nor here; and its way of grouping digits glues the text before them to the first group
+    **dict.fromkeys(["kimi-k2", "youtu"], lower),  # llama.cpp ignores case
+    # llama.cpp ignores case, and joins the text before digits to the first group of digits
     **dict.fromkeys(["tiny_aya", "cohere2moe"], lambda c: lower(c) and numberless(c)),
-    # that again; and in its source U+F900, where a range begins, was composed to U+8C48
+    # digits as above; and U+F900, the start of a range, was composed to U+8C48 in the source of llama.cpp
     "afmoe": lambda c: numberless(c) and not "\u9fff" < c < "\uf900",
-    "deepseek-llm": lambda c: numberless(c) and ascii_space(c),  # it isolates runs of digits, not digits
-    "deepseek-coder": ascii_space,  # it turns other white space into a tab before matching ranges
-    "falcon": lambda c: not set(c.encode()) & set(b"\xb2\xb3\xb9\xbc\xbd\xbe"),  # digits once bytes are mapped
-    "superbpe": lambda c: c.isascii() or unicodedata.category(c) != "Nd",  # \d is ASCII there
+    "deepseek-llm": lambda c: numberless(c) and ascii_space(c),  # llama.cpp isolates runs of digits, not single digits
+    "deepseek-coder": ascii_space,  # llama.cpp replaces other white space by a tab before it matches ranges
+    "falcon": lambda c: not set(c.encode()) & set(b"\xb2\xb3\xb9\xbc\xbd\xbe"),  # digits after the mapping of bytes
+    "superbpe": lambda c: c.isascii() or unicodedata.category(c) != "Nd",  # \d is ASCII in llama.cpp
 }
-OTHER_IN_LLAMA_CPP = ("falcon3", "gigachat")  # it runs the pipeline of llama-3 and of gpt-2
+OTHER_IN_LLAMA_CPP = ("falcon3", "gigachat")  # llama.cpp runs the pipelines of llama-3 and of gpt-2
 
 
 def trained(texts: list[str], *, plain: bool) -> tuple[list[str], list[str]]:
-    """Tokens and merges that cross words, numbers and punctuation, so that every cut shows."""
+    """Tokens and merges that cross words, numbers and punctuation, so that every split changes the ids."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -92,14 +92,14 @@ def trained(texts: list[str], *, plain: bool) -> tuple[list[str], list[str]]:
 @pytest.fixture(scope="module")
 def byte_level(make_texts):
     tokens, merges = trained(make_texts(2000, seed=1), plain=False)
-    # tokens that no merges lead to: only a vocabulary that ignores merges finds them
+    # tokens without merges: only a vocabulary that ignores merges finds them
     unreachable = ["QUICK", "Jumps", "camelCase", "HTTPServer", "\u0120Server", "\u0120brown", "......", "'LL", "-----"]
     return tokens + [token for token in unreachable if token not in tokens], merges
 
 
 @pytest.fixture(scope="module")
 def plain(make_texts):
-    # llama.cpp cuts a token at NUL
+    # llama.cpp truncates a token at NUL
     return trained(make_texts(2000, seed=1, only=lambda c: c != "\0"), plain=True)
 
 
@@ -108,7 +108,7 @@ def test_every_name_is_known():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OTHER_IN_LLAMA_CPP])
-def test_as_llama_cpp(name, request, write_gguf, open_vocab, llama_vocab, make_texts):
+def test_equals_llama_cpp(name, request, write_gguf, open_vocab, llama_vocab, make_texts):
     tokens, merges = request.getfixturevalue("plain" if name in PLAIN else "byte_level")
     kinds = [BYTE if token.startswith("<0x") else NORMAL for token in tokens]
     path = write_gguf(
@@ -124,10 +124,10 @@ def test_as_llama_cpp(name, request, write_gguf, open_vocab, llama_vocab, make_t
     n_cut = 0
     for text in make_texts(150, seed=2, only=SAME_IN_LLAMA_CPP.get(name, lambda _: True)):
         ids = vocab.encode(text, add_special=True, parse_special=False)
-        given = unicodedata.normalize("NFC", text) if name in COMPOSED else text
-        assert ids == llama.encode(given, add_special=True), f"{name}: {text!r}"
+        composed = unicodedata.normalize("NFC", text) if name in COMPOSED else text
+        assert ids == llama.encode(composed, add_special=True), f"{name}: {text!r}"
         n_cut += len(ids)
-    assert n_cut > 1500, "the texts are too short to tell pre-tokenizers apart"
+    assert n_cut > 1500, "the texts are too short to distinguish pre-tokenizers"
 
 
 LLAMA3 = (
@@ -144,7 +144,7 @@ DEEPSEEK_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The patterns of tokenizer.json files, in the order in which they apply.
+# The patterns of tokenizer.json files, in their order.
 PUBLISHED = {
     "llama-bpe": [LLAMA3],
     "glm4": [LLAMA3],
@@ -198,7 +198,7 @@ PUBLISHED = {
 
 
 def isolated(regex, pattern: str, piece: str) -> list[str]:
-    """Matches and what lies between them; an empty match cuts."""
+    """Matches and the text between them; an empty match splits."""
     ends = {0, len(piece)}
     for match in regex.finditer(pattern, piece, flags=regex.V1 if "&&" in pattern else regex.V0):
         ends |= set(match.span())
@@ -207,7 +207,7 @@ def isolated(regex, pattern: str, piece: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_as_published_pattern(name, make_texts):
+def test_equals_the_published_pattern(name, make_texts):
     regex = pytest.importorskip("regex", reason="the regex package runs the published patterns in this test")
     pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZATIONS[name])
     for text in make_texts(400, seed=3, spelled=["ſ'ſ 'ſ", "a b c", "É\u0301cole", "漢字かな", " " * 600]):
@@ -233,7 +233,7 @@ def split(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-# Pre-tokenizers as tokenizer.json files have them. The last three are rewritten to take linear time.
+# Pre-tokenizers of tokenizer.json files. The last three are rewritten to run in linear time.
 STAGES = {
     "falcon": FALCON,
     "falcon3": [*FALCON[:2], DIGITS],
@@ -262,7 +262,7 @@ NUMERIC = [
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_as_published_stages(name, make_texts):
+def test_equals_the_published_stages(name, make_texts):
     from tokenizers import Tokenizer, models
 
     described = json.loads(Tokenizer(models.BPE()).to_str())
@@ -274,20 +274,22 @@ def test_as_published_stages(name, make_texts):
         assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)] == expected, f"{name}: {text!r}"
 
 
-def test_falcon_cuts_bytes_that_look_like_digits():
+def test_falcon_splits_at_bytes_that_look_like_digits():
     pieces = [
         piece for piece, _ in build_pre_tokenizer(PRE_TOKENIZATIONS["falcon"]).pre_tokenize_str("Führer, x 12345")
     ]
     assert pieces == ["FÃ", "¼", "hrer", ",", "Ġx", "Ġ", "123", "45"]
 
 
-def test_unknown_name(write_gguf, open_vocab):
+def test_an_unknown_name_is_refused(write_gguf, open_vocab):
     path = write_gguf(model="gpt2", pre="qwen99", tokens=["a", "b", "ab"], merges=["a b"])
     with pytest.raises(UnsupportedModel, match=r"unknown tokenizer\.ggml\.pre 'qwen99' \(accepted: a\.x-4.*youtu\)"):
         open_vocab(path)
 
 
-def test_missing_name_is_default_with_a_warning(byte_level, write_gguf, open_vocab, llama_vocab, make_texts, caplog):
+def test_a_missing_name_is_the_default_with_a_warning(
+    byte_level, write_gguf, open_vocab, llama_vocab, make_texts, caplog
+):
     tokens, merges = byte_level
     path = write_gguf(model="gpt2", tokens=tokens, token_type=[NORMAL] * len(tokens), merges=merges)
     with caplog.at_level(logging.WARNING, logger="slm_core.tokenization"):

@@ -1,4 +1,4 @@
-"""Published vocabularies: the ids that their publishers give, and those that llama.cpp gives."""
+"""Published vocabularies: ids equal those of their publishers and of llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SPELLED = ("<|im_end|>", "</s>", "<s>", "<unk>", "</", "<0x0A>", "<bos>", "<|end
 
 
 @pytest.mark.parametrize("name", VOCABS)
-def test_published_cases(name, published, open_vocab):
+def test_published_ids(name, published, open_vocab):
     path = published(name)
-    # newline="" keeps the carriage returns that some cases are about
+    # newline="" keeps the carriage returns of some cases
     with path.with_suffix(".gguf.inp").open(encoding="utf-8", newline="") as file:
         texts = file.read().split("\n__ggml_vocab_test__\n")
     lines = path.with_suffix(".gguf.out").read_text().splitlines()
@@ -22,21 +22,21 @@ def test_published_cases(name, published, open_vocab):
     for text, line in zip(texts, lines, strict=False):
         ids = vocab.encode(text, add_special=False, parse_special=False)
         assert ids == [int(i) for i in line.split()], f"{name}: {text!r}"
-        assert vocab.decode(ids) == text, f"{name}: {text!r} does not come back"
+        assert vocab.decode(ids) == text, f"{name}: {text!r} is not decoded to itself"
 
 
 def as_reference(name: str, text: str) -> str:
-    """What llama.cpp must be given to do as the model's own tokenizer: it does not compose Qwen's text to NFC."""
+    """The input for which llama.cpp gives the ids of the model's tokenizer: llama.cpp does not normalize to NFC."""
     return unicodedata.normalize("NFC", text) if name == "qwen2" else text
 
 
 def only_for(name: str):
-    """Characters to draw: phi-3's special tokens swallow any white space after them, in llama.cpp that of ASCII."""
+    """Characters to draw: phi-3's special tokens strip any white space after them, but llama.cpp only strips ASCII."""
     return (lambda c: c.isascii() or not c.isspace()) if name == "phi-3" else (lambda _: True)
 
 
 @pytest.mark.parametrize("name", VOCABS)
-def test_random_texts_as_llama_cpp(name, published, open_vocab, llama_vocab, make_texts):
+def test_random_texts_equal_llama_cpp(name, published, open_vocab, llama_vocab, make_texts):
     vocab, llama = open_vocab(published(name)), llama_vocab(published(name))
     for i, text in enumerate(make_texts(1200, seed=11, only=only_for(name), spelled=SPELLED)):
         adds, parses = bool(i & 1), bool(i & 2)
@@ -46,7 +46,7 @@ def test_random_texts_as_llama_cpp(name, published, open_vocab, llama_vocab, mak
 
 
 @pytest.mark.parametrize("name", VOCABS)
-def test_every_token_as_llama_cpp(name, published, open_vocab, llama_vocab):
+def test_every_token_equals_llama_cpp(name, published, open_vocab, llama_vocab):
     vocab, llama = open_vocab(published(name)), llama_vocab(published(name))
     assert (vocab.size, vocab.bos, vocab.eos) == (llama.size, llama.bos, llama.eos)
     assert vocab.eog_ids == llama.eog_ids()
@@ -56,7 +56,7 @@ def test_every_token_as_llama_cpp(name, published, open_vocab, llama_vocab):
         assert not wrong, f"{name}: bytes of tokens {wrong[:10]} differ, special={special}"
 
 
-def test_runs_of_newlines_as_llama_cpp(published, open_vocab, llama_vocab):
+def test_runs_of_newlines_equal_llama_cpp(published, open_vocab, llama_vocab):
     vocab, llama = open_vocab(published("gemma-4")), llama_vocab(published("gemma-4"))
     for n in (*range(1, 40), 63, 64, 65, 100):
         for text in ("\n" * n, "a" + "\n" * n + " b", "\r\n" * n, "\n " * n):
@@ -71,7 +71,7 @@ def test_qwen_composes_text(published, open_vocab):
     assert vocab.decode(ids) == composed
 
 
-def test_right_stripping_takes_any_white_space(published, open_vocab):
+def test_right_stripping_removes_any_white_space(published, open_vocab):
     vocab = open_vocab(published("phi-3"))
     expected = vocab.encode("<|user|>Hi", add_special=False, parse_special=True)
     assert vocab.encode("<|user|>\n \u00a0\u3000\x85Hi", add_special=False, parse_special=True) == expected

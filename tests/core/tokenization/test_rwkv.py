@@ -1,4 +1,4 @@
-"""RWKV World's longest match over bytes, against llama.cpp."""
+"""RWKV World's longest match over bytes, compared with llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NORMAL, CONTROL, UNUSED = 1, 3, 5
 
 
 def spelled(piece: bytes) -> str:
-    """As llama.cpp's converter writes it."""
+    """The notation of llama.cpp's converter."""
     return repr(piece)[2:-1]
 
 
 @pytest.fixture(scope="module")
 def path(make_texts, write_gguf):
-    """Every byte, and runs of bytes out of texts: they begin and end inside characters, too."""
+    """A vocabulary of every byte and of runs of bytes from texts, which may begin and end inside characters."""
     data = [text.encode() for text in make_texts(300, seed=1)]
     runs = {text[i : i + 2 + (i * 7 + len(text)) % 9] for text in data for i in range(0, len(text), 5)}
     runs |= {b"\n\n", b"\\", b"\\n", b"\t\t", b"it's", b'"quoted"', b"  "}
@@ -29,7 +29,7 @@ def path(make_texts, write_gguf):
     )
 
 
-def test_as_llama_cpp(path, open_vocab, llama_vocab, make_texts):
+def test_equals_llama_cpp(path, open_vocab, llama_vocab, make_texts):
     vocab, llama = open_vocab(path), llama_vocab(path)
     assert vocab.eog_ids == llama.eog_ids()
     texts = [*make_texts(300, seed=2), "a\n\nb\\n\\ \t\t", "\0", 'it\'s "quoted"  ']
@@ -38,13 +38,13 @@ def test_as_llama_cpp(path, open_vocab, llama_vocab, make_texts):
         assert ids == llama.encode(text), f"{text!r}"
         assert vocab.decode(ids) == text
     for special in (False, True):
-        used = range(vocab.size - 1)  # llama.cpp shows unused tokens here, and nowhere else
+        used = range(vocab.size - 1)  # llama.cpp shows unused tokens only for this tokenizer
         pieces = [vocab.token_bytes(i, special=special) for i in used]
         assert pieces == [llama.token_bytes(i, special=special) for i in used]
 
 
 def test_content_never_becomes_a_control_token(path, open_vocab):
-    """llama.cpp's trie holds them, so that there it does."""
+    """Unlike in llama.cpp, whose trie contains control tokens."""
     vocab = open_vocab(path)
     assert 0 not in vocab.encode("a<s>b", add_special=False, parse_special=False)
     assert 0 in vocab.encode("a<s>b", add_special=False, parse_special=True)

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies, byte-pair and unigram, against the sentencepiece package and llama.cpp."""
+"""SentencePiece vocabularies, BPE and unigram, compared with the sentencepiece package and llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slm_core.errors import InvalidModelFile
 from slm_core.tokenization.charsmap import CharsMap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-SYMBOLS = ("<ud>", "<x y>")  # as GGUF files spell them
+SYMBOLS = ("<ud>", "<x y>")  # the notation in GGUF files
 META_SYMBOLS = [symbol.replace(" ", "\u2581") for symbol in SYMBOLS]
 SPACES = "\u2581\u2581\u2581"
 
 
 class Trained(NamedTuple):
-    """A vocabulary of the sentencepiece package and what a GGUF file says about it."""
+    """A vocabulary of the sentencepiece package and its metadata in a GGUF file."""
 
     proto: bytes
     processor: Any
@@ -53,7 +53,7 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def with_unused(proto: bytes, ids: set[int]) -> bytes:
-    """The model with these pieces marked as unused: field 3 of field 1 is 5."""
+    """The model with these pieces marked as unused (field 3 of field 1 is 5)."""
 
     def varint(value: int) -> bytes:
         return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
@@ -68,7 +68,7 @@ def with_unused(proto: bytes, ids: set[int]) -> bytes:
 
 
 def narrowed(text: str) -> str:
-    """The text with few different characters outside Latin, so that small vocabularies cover them."""
+    """The text with fewer distinct non-Latin characters, so that small vocabularies cover them."""
     return "".join(c if ord(c) < 0x250 else chr(ord(c) // 512 * 512 + ord(c) % 5) for c in text)
 
 
@@ -102,7 +102,7 @@ def train(texts: list[str], model: str, **options: Any) -> Trained:
     normalizer = dict(fields(dict(fields(buffer.getvalue()))[3]))
     metadata = {
         "model": "llama" if model == "bpe" else "t5",
-        # as converters do: user-defined tokens are spelled with spaces
+        # like converters: user-defined tokens contain spaces
         "tokens": [p.replace("\u2581", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)],
         "token_type": kinds,
         "scores": [processor.get_score(i) for i in range(len(kinds))],
@@ -131,7 +131,7 @@ def bpe(training_texts):
 
 @pytest.fixture(scope="module")
 def bpe_without_prefix(training_texts):
-    """As gemma's: no space in front, and runs of spaces among the user-defined tokens."""
+    """Like gemma's vocabulary: no leading space, and user-defined tokens for runs of spaces."""
     rules = {**BPE_RULES, "add_dummy_prefix": False, "user_defined_symbols": [*META_SYMBOLS, SPACES]}
     return train(training_texts, "bpe", vocab_size=2600, **rules)
 
@@ -152,18 +152,18 @@ def assert_same(vocab, processor, texts: list[str]) -> None:
         assert vocab.decode(ids) == processor.decode(ids), f"{text!r}"
 
 
-def test_byte_pairs_as_sentencepiece(bpe, write_gguf, open_vocab, make_texts):
-    # no user-defined tokens: after one, llama.cpp and we put a space in front of the text
+def test_bpe_equals_sentencepiece(bpe, write_gguf, open_vocab, make_texts):
+    # no user-defined tokens: llama.cpp and slm-core add a space after them
     vocab = open_vocab(write_gguf(**{**bpe.metadata, "add_bos_token": False}))
     assert_same(vocab, bpe.processor, texts_for(make_texts, 21))
 
 
-def test_byte_pairs_without_prefix_as_sentencepiece(bpe_without_prefix, write_gguf, open_vocab, make_texts):
+def test_bpe_without_prefix_equals_sentencepiece(bpe_without_prefix, write_gguf, open_vocab, make_texts):
     vocab = open_vocab(write_gguf(**{**bpe_without_prefix.metadata, "add_bos_token": False}))
     assert_same(vocab, bpe_without_prefix.processor, texts_for(make_texts, 20, spelled=(*SYMBOLS, "<ud", "   ", "  ")))
 
 
-def test_byte_pairs_as_llama_cpp(bpe, write_gguf, open_vocab, llama_vocab, make_texts):
+def test_bpe_equals_llama_cpp(bpe, write_gguf, open_vocab, llama_vocab, make_texts):
     path = write_gguf(**bpe.metadata)
     vocab, llama = open_vocab(path), llama_vocab(path)
     for i, text in enumerate(make_texts(500, seed=22, spelled=(*SYMBOLS, "<s>", "</s>", "<unk>", "<0x41>"))):
@@ -185,7 +185,7 @@ def test_pieces_that_end_in_a_space_are_found(write_gguf, open_vocab, llama_voca
     assert [tokens[i] for i in ids] == ["\u2581", "a\u2581b", "\u2581a"]
 
 
-def test_unused_pieces_come_apart(bpe, write_gguf, open_vocab, make_texts):
+def test_unused_pieces_are_split(bpe, write_gguf, open_vocab, make_texts):
     pieces, kinds = bpe.metadata["tokens"], bpe.metadata["token_type"]
     unused = {i for i, kind in enumerate(kinds) if kind == NORMAL and i % 3 == 0 and len(pieces[i]) > 1}
     metadata = {**bpe.metadata, "token_type": [UNUSED if i in unused else kind for i, kind in enumerate(kinds)]}
@@ -206,20 +206,20 @@ def test_characters_without_bytes_are_one_unknown_token(write_gguf, open_vocab):
 
 
 @pytest.mark.parametrize("squeezes", [True, False])
-def test_unigram_as_sentencepiece(squeezes, training_texts, write_gguf, open_vocab, make_texts):
+def test_unigram_equals_sentencepiece(squeezes, training_texts, write_gguf, open_vocab, make_texts):
     trained = train(training_texts, "unigram", vocab_size=1700, remove_extra_whitespaces=squeezes)
     vocab = open_vocab(write_gguf(**{**trained.metadata, "add_eos_token": False}))
     score = dict(enumerate(trained.metadata["scores"])).__getitem__
     n_ties = 0
     for text in texts_for(make_texts, 24):
         ids, expected = vocab.encode(text, add_special=True, parse_special=False), trained.processor.encode(text)
-        if ids != expected:  # sums of the same scores, which sentencepiece rounds to 32 bits
+        if ids != expected:  # ties, because sentencepiece rounds sums of scores to 32 bits
             assert sorted(map(score, ids)) == sorted(map(score, expected)), f"{text!r}"
             n_ties += 1
     assert n_ties < 10
 
 
-def test_unigram_as_llama_cpp(unigram, write_gguf, open_vocab, llama_vocab, make_texts):
+def test_unigram_equals_llama_cpp(unigram, write_gguf, open_vocab, llama_vocab, make_texts):
     path = write_gguf(**unigram.metadata)
     vocab, llama = open_vocab(path), llama_vocab(path)
     assert (vocab.bos, vocab.eos, vocab.eog_ids) == (llama.bos, llama.eos, llama.eog_ids())
@@ -246,14 +246,14 @@ def test_unigram_falls_back_to_bytes(unigram, write_gguf, open_vocab):
     assert ids == [n + byte for byte in "\U0001f9ff\U0001f9ff".encode()]
 
 
-def test_character_map_is_the_published_one(unigram):
+def test_the_character_map_is_nmt_nfkc(unigram):
     charsmap = CharsMap(unigram.metadata["precompiled_charsmap"], "x")
-    # nmt_nfkc: compatibility forms, composition over several characters, control characters go, other spaces are spaces
+    # nmt_nfkc: compatibility forms, composition of several characters, no control characters, one kind of space
     assert charsmap("\ufb01\u2460\uff21 \u30ab\u3099 e\u0301\tx\u0007\u3000\u200b|") == "fi1A \u30ac \u00e9 x  |"
     assert charsmap("\uff76\uff76\uff9e") == "\u30ab\u30ac"  # the longer key wins
 
 
-def test_damaged_character_maps(unigram, write_gguf, open_vocab):
+def test_damaged_character_maps_are_refused(unigram, write_gguf, open_vocab):
     blob = unigram.metadata["precompiled_charsmap"]
     damaged = [
         blob[:3],
@@ -289,7 +289,7 @@ def test_scrambled_character_maps_never_crash(unigram, make_texts):
         n_usable += 1
         for text in make_texts(5, seed=3):
             charsmap(text)
-    # a place outside is likely where so much is scrambled; zeroing the units instead always leaves a usable map
+    # random units mostly have an offset outside the map; zeroed units always give a usable map
     scrambled = blob.copy()
     scrambled[4 + 400 : 40_000] = 0
     charsmap = CharsMap(scrambled.tobytes(), "x")

@@ -1,4 +1,4 @@
-"""Control and user-defined tokens: when text becomes them, what they show, which of them end an answer."""
+"""Control and user-defined tokens: when text is parsed as them, their text, and which of them are EOG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = [chr(b) for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0
 
 @pytest.fixture
 def write_bpe(write_gguf):
-    """Writes a byte-level vocabulary: one token a byte, and the given ones with their kinds."""
+    """A function that writes a byte-level vocabulary: one token per byte, and extra tokens with their types."""
 
     def write(extra: dict[str, int], merges=(), **metadata):
         return write_gguf(
@@ -31,19 +31,19 @@ def shown(vocab, text, **options):
     return [vocab.token_bytes(i, special=True).decode() for i in ids]
 
 
-def test_control_tokens_only_where_parsed_user_defined_always(write_bpe, open_vocab):
+def test_control_tokens_are_parsed_on_request_user_defined_tokens_always(write_bpe, open_vocab):
     vocab = open_vocab(write_bpe({"<c>": CONTROL, "<u>": USER_DEFINED, "<?>": UNKNOWN, "<n>": NORMAL}))
     assert shown(vocab, "<c><u><?><n>", parse_special=True) == ["<c>", "<u>", "<?>", "<", "n", ">"]
     assert shown(vocab, "<c><u><?>", parse_special=False) == ["<", "c", ">", "<u>", "<", "?", ">"]
 
 
-def test_the_longest_token_at_the_leftmost_place_wins(write_bpe, open_vocab):
+def test_the_leftmost_longest_token_wins(write_bpe, open_vocab):
     vocab = open_vocab(write_bpe({"<a": USER_DEFINED, "<ab": USER_DEFINED, "ab>>": USER_DEFINED, "b>": USER_DEFINED}))
     assert shown(vocab, "x<ab>>y", parse_special=False) == ["x", "<ab", ">", ">", "y"]
     assert shown(vocab, "<ac>ab>>", parse_special=False) == ["<a", "c", ">", "ab>>"]
 
 
-def test_what_tokens_show(write_bpe, open_vocab):
+def test_the_text_of_tokens(write_bpe, open_vocab):
     kinds = {
         "<c>": CONTROL,
         "<u\u0120>": USER_DEFINED,
@@ -96,7 +96,7 @@ ENDS = (  # noqa: SIM905  (a list literal would be many lines)
     ],
 )
 @pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED, NORMAL])
-def test_known_tokens_as_llama_cpp(texts, ids, kind, write_bpe, open_vocab, llama_vocab):
+def test_known_tokens_equal_llama_cpp(texts, ids, kind, write_bpe, open_vocab, llama_vocab):
     path = write_bpe(dict.fromkeys(texts, kind), **{"eos_token_id": 0, "bos_token_id": 0} | ids)
     vocab, llama = open_vocab(path), llama_vocab(path)
     assert vocab.eog_ids == llama.eog_ids()
@@ -107,21 +107,21 @@ def test_known_tokens_as_llama_cpp(texts, ids, kind, write_bpe, open_vocab, llam
     assert vocab.encode(text, add_special=False, parse_special=True) == llama.encode(text, parse_special=True)
 
 
-def test_markup_of_gpt_oss_is_shown_but_content_does_not_spell_it(write_bpe, open_vocab):
+def test_markup_of_gpt_oss_is_shown_but_not_parsed_in_content(write_bpe, open_vocab):
     vocab = open_vocab(write_bpe(dict.fromkeys(["<|return|>", "<|call|>", "<|end|>", "<|start|>"], CONTROL)))
     ids = vocab.encode("<|start|>x<|end|>", add_special=False, parse_special=True)
     assert vocab.decode(ids) == "<|start|>x<|end|>"
     assert len(vocab.encode("<|start|>x<|end|>", add_special=False, parse_special=False)) == 17
 
 
-def test_merges_into_control_tokens_are_left_out(write_bpe, open_vocab):
+def test_merges_into_control_tokens_are_ignored(write_bpe, open_vocab):
     kinds = {"<s": NORMAL, "<s>": CONTROL, "s>": NORMAL}
     vocab = open_vocab(write_bpe(kinds, merges=["< s", "<s >", "s >"], pre="llama-bpe", bos_token_id=258))
     assert shown(vocab, "<s>", parse_special=False) == ["<s", ">"]
     assert shown(vocab, "<s>", parse_special=True) == ["<s>"]
 
 
-def test_ordinary_tokens_that_end_answers_are_still_spelled_by_content(write_bpe, open_vocab):
+def test_content_may_contain_normal_tokens_that_are_eog(write_bpe, open_vocab):
     # Qwen's vocabularies have an ordinary </s>
     kinds = {"</": NORMAL, "s>": NORMAL, "</s>": NORMAL}
     vocab = open_vocab(write_bpe(kinds, merges=["< /", "s >", "</ s>"], pre="sarvam-moe"))
@@ -129,7 +129,7 @@ def test_ordinary_tokens_that_end_answers_are_still_spelled_by_content(write_bpe
     assert vocab.encode("</s>", add_special=False, parse_special=False) == [259]
 
 
-def test_beginning_and_end(write_bpe, open_vocab):
+def test_bos_and_eos_are_added(write_bpe, open_vocab):
     extra = {"<b>": CONTROL, "<e>": CONTROL}
     ids = {"bos_token_id": 257, "eos_token_id": 258}
 
@@ -144,7 +144,7 @@ def test_beginning_and_end(write_bpe, open_vocab):
     assert around(pre="llama-bpe", add_bos_token=False) == []
 
 
-def test_gemma_begins_with_bos_whatever_the_file_says(write_gguf, open_vocab):
+def test_gemma_always_begins_with_bos(write_gguf, open_vocab):
     metadata = {"model": "gemma4", "tokens": ["a", "b", "ab", "<bos>"], "token_type": [NORMAL] * 3 + [CONTROL]}
     vocab = open_vocab(write_gguf(**metadata, merges=["a b"], bos_token_id=3, add_bos_token=False))
     assert vocab.encode("ab", add_special=True, parse_special=False) == [3, 2]
@@ -156,7 +156,7 @@ def test_no_bos_nor_eos_unless_named(write_bpe, open_vocab):
 
 
 @pytest.mark.parametrize("name", ["bos", "eos"])
-def test_a_token_to_add_must_be_named(name, write_bpe, open_vocab):
+def test_a_token_to_add_must_be_defined(name, write_bpe, open_vocab):
     with pytest.raises(
         InvalidModelFile, match=rf"tokenizer\.ggml\.{name}_token_id is missing, but the vocabulary adds"
     ):

@@ -1,4 +1,4 @@
-"""What the contract says about any vocabulary, on the published ones."""
+"""The contract's clauses about vocabularies, tested on published vocabularies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChec
 
 
 def well_formed(text: str) -> str:
-    """The text as a UTF-16 reader sees it: pairs of surrogates joined, unpaired ones replaced."""
+    """The text as UTF-16: pairs of surrogates are joined, unpaired surrogates are replaced."""
     return text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "replace")
 
 
@@ -29,16 +29,16 @@ def vocab(request, published, open_vocab):
 
 @few
 @given(text=ANY_TEXT)
-def test_text_comes_back(vocab, text):
+def test_decode_inverts_encode(vocab, text):
     ids = vocab.encode(text, add_special=False, parse_special=False)
-    # a SentencePiece vocabulary reads a literal U+2581 as the space that it spells with it
+    # a SentencePiece vocabulary reads a literal U+2581 as a space
     spelled = well_formed(text) if vocab.size in (50257, 128256) else well_formed(text).replace("\u2581", " ")
     assert vocab.decode(ids) == spelled
 
 
 @few
 @given(text=ANY_TEXT)
-def test_bytes_of_tokens_make_the_text(vocab, text):
+def test_bytes_of_tokens_add_up_to_the_text(vocab, text):
     ids = vocab.encode(text, add_special=False, parse_special=False)
     joined = b"".join(vocab.token_bytes(i) for i in ids).decode("utf-8", "replace")
     assert vocab.decode(ids) in (joined, joined.removeprefix(" "))
@@ -59,7 +59,7 @@ def test_empty_text(vocab):
     assert vocab.decode([]) == ""
 
 
-def test_ids_outside_the_vocabulary(vocab):
+def test_ids_outside_the_vocabulary_are_refused(vocab):
     for i in (-1, vocab.size, 2**31):
         with pytest.raises(InvalidToken, match=f"token {i} is outside the vocabulary \\(0 to {vocab.size - 1}\\)"):
             vocab.token_bytes(i)
@@ -67,7 +67,7 @@ def test_ids_outside_the_vocabulary(vocab):
             vocab.decode([0, i])
 
 
-def test_ids_as_an_array(vocab):
+def test_ids_may_be_an_array(vocab):
     ids = vocab.encode("Hello, wörld", add_special=False, parse_special=False)
     assert vocab.decode(np.array(ids, np.int32)) == "Hello, wörld"
 
@@ -90,7 +90,7 @@ def test_surrogates(published, open_vocab):
     assert ids("a\ud83db\ude80") == ids("a\ufffdb\ufffd")
 
 
-def test_control_tokens_are_hidden_unless_asked_for(published, open_vocab):
+def test_control_tokens_are_hidden_by_default(published, open_vocab):
     vocab = open_vocab(published("llama-bpe"))
     ids = vocab.encode("<|begin_of_text|>Hi<|eot_id|>", add_special=False, parse_special=True)
     assert ids[0] == vocab.bos
@@ -98,7 +98,7 @@ def test_control_tokens_are_hidden_unless_asked_for(published, open_vocab):
     assert vocab.decode(ids, special=True) == "<|begin_of_text|>Hi<|eot_id|>"
 
 
-def test_one_leading_space_is_taken_off(published, open_vocab):
+def test_one_leading_space_is_removed(published, open_vocab):
     vocab = open_vocab(published("llama-spm"))
     for text in ("word", " word", "   word", "", " "):
         ids = vocab.encode(text, add_special=True, parse_special=False)
@@ -110,7 +110,7 @@ def test_one_leading_space_is_taken_off(published, open_vocab):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("unit", ["a", " ", "9", "\n", "<", "é", "中", "\0", "hello world "])
 def test_long_runs_take_linear_time(vocab, unit):
-    # a hundred thousand characters take a second or two; quadratic time would take many minutes
+    # 100,000 characters take a second or two; a quadratic algorithm would take many minutes
     text = unit * (100_000 // len(unit))
     ids = vocab.encode(text, add_special=False, parse_special=True)
     assert vocab.decode(ids) == text

@@ -1,4 +1,4 @@
-"""BERT's WordPiece, against llama.cpp and the reference implementation in transformers."""
+"""BERT's WordPiece, compared with llama.cpp and with the reference implementation in transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = {"padding_token_id": 0, "unknown_token_id": 1, "bos_token_id": 2, "seperat
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def trained(request, make_texts):
-    """Whether it is uncased, and BERT's pieces in order of id."""
+    """Whether the vocabulary is uncased, and BERT's pieces in order of id."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -51,12 +51,12 @@ def path(trained, write_gguf):
 
 
 def plain(c: str) -> bool:
-    """Characters that llama.cpp normalizes as BERT does: no Hangul, no vertical white space, no controls."""
+    """Whether llama.cpp normalizes a character like BERT: no Hangul, no vertical white space, no controls."""
     syllable_or_mark = "\u1100" <= c <= "\u11ff" or "\uac00" <= c <= "\ud7a3" or unicodedata.category(c) in ("Mc", "Me")
     return not syllable_or_mark and c not in "\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2581" and unicodedata.category(c) != "Cf"
 
 
-def test_as_llama_cpp(path, open_vocab, llama_vocab, make_texts):
+def test_equals_llama_cpp(path, open_vocab, llama_vocab, make_texts):
     vocab, llama = open_vocab(path), llama_vocab(path)
     assert (vocab.bos, vocab.eos, vocab.eog_ids) == (llama.bos, llama.eos, llama.eog_ids())
     for i, text in enumerate(make_texts(400, seed=31, only=plain, spelled=SPECIAL)):
@@ -68,7 +68,7 @@ def test_as_llama_cpp(path, open_vocab, llama_vocab, make_texts):
         assert pieces == [llama.token_bytes(i, special=special) for i in range(vocab.size)]
 
 
-def test_as_bert(trained, path, open_vocab, make_texts):
+def test_equals_bert(trained, path, open_vocab, make_texts):
     legacy = pytest.importorskip(
         "transformers.models.bert.tokenization_bert_legacy", reason="transformers has BERT's reference in this test"
     )
@@ -79,12 +79,12 @@ def test_as_bert(trained, path, open_vocab, make_texts):
     vocab = open_vocab(path)
     texts = make_texts(400, seed=32, only=lambda c: c != "\u2581")
     for drawn in [*texts, "x" * 101, "Ab" * 50, "İstanbul"]:
-        text = unicodedata.normalize("NFC", drawn)  # transformers does that first, the original does not
+        text = unicodedata.normalize("NFC", drawn)  # transformers normalizes to NFC first, the original does not
         expected = [ids[piece] for word in words.tokenize(text) for piece in cut.tokenize(word)]
         assert vocab.encode(text, add_special=False, parse_special=False) == expected, f"{text!r}"
 
 
-def test_text_is_words_with_spaces(path, open_vocab):
+def test_decoded_text_is_words_with_spaces(path, open_vocab):
     vocab = open_vocab(path)
     ids = vocab.encode("hello world!", add_special=True, parse_special=False)
     assert vocab.decode(ids) == "hello world!"
@@ -93,7 +93,7 @@ def test_text_is_words_with_spaces(path, open_vocab):
 
 
 @pytest.mark.parametrize("name", ["bos", "seperator", "unknown"])
-def test_tokens_that_bert_needs(name, write_gguf, open_vocab):
+def test_bert_requires_its_special_tokens(name, write_gguf, open_vocab):
     ids = {key: i for key, i in IDS.items() if not key.startswith(name)}
     metadata = {"model": "bert", "tokens": [*SPECIAL, "\u2581a"], "token_type": [*KINDS, NORMAL], **ids}
     with pytest.raises(InvalidModelFile, match=rf"tokenizer\.ggml\.{name}_token_id is missing"):

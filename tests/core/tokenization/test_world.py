@@ -1,4 +1,4 @@
-"""RWKV World's vocabulary file, against the reference tokenizer in the ``rwkv`` package, and against GGUF files."""
+"""RWKV World's vocabulary file, compared with the reference tokenizer in the ``rwkv`` package and with GGUF files."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def vocab(tmp_path_factory) -> GgufVocab:
     return directory_vocab(write(tmp_path_factory.mktemp("world"), text, PUBLISHED_SETTINGS), SIZE, ends=[0])
 
 
-def test_tokens_are_the_bytes_of_the_reference(vocab, reference):
+def test_tokens_have_the_bytes_of_the_reference(vocab, reference):
     assert vocab.size == SIZE
     assert [vocab.token_bytes(i) for i in range(1, SIZE)] == [reference.idx2token.get(i, b"") for i in range(1, SIZE)]
 
 
-def test_texts_are_the_tokens_of_the_reference(vocab, reference, make_texts):
+def test_texts_have_the_tokens_of_the_reference(vocab, reference, make_texts):
     pages = (Path(__file__).parents[3] / "docs").glob("*.md")
     texts = [*make_texts(600, seed=7, spelled=("\n\n", END, "<s>")), *(page.read_text() for page in pages)]
     for text in texts:
@@ -64,7 +64,7 @@ def test_texts_are_the_tokens_of_the_reference(vocab, reference, make_texts):
         assert vocab.decode(ids) == text
 
 
-def test_token_0_is_what_the_settings_call_it(vocab, reference):
+def test_the_settings_name_token_0(vocab, reference):
     prompt = f"{END}User: hi\n\nAssistant:"
     ids = vocab.encode(prompt, add_special=False, parse_special=True)
     assert ids == [0, *reference.encode("User: hi\n\nAssistant:")]
@@ -72,23 +72,28 @@ def test_token_0_is_what_the_settings_call_it(vocab, reference):
     assert (vocab.token_bytes(0), vocab.token_bytes(0, special=True)) == (b"", END.encode())
 
 
-def test_it_is_the_vocabulary_of_a_gguf_file(vocab, reference, write_gguf, open_vocab, tmp_path, make_texts):
-    """As llama.cpp's converter writes it, which knows no settings."""
+def test_the_vocabulary_equals_that_of_a_gguf_file(vocab, reference, write_gguf, open_vocab, tmp_path, make_texts):
+    """The GGUF file of llama.cpp's converter, which ignores settings."""
     tokens = ["<s>", *(repr(reference.idx2token[i])[2:-1] for i in range(1, 65530))]
     tokens += [f"[PAD{i}]" for i in range(65530, SIZE)]
     kinds = [CONTROL, *[NORMAL] * 65529, *[UNUSED] * 6]
     file = write_gguf(model="rwkv", tokens=tokens, token_type=kinds, eot_token_id=261, bos_token_id=0, eos_token_id=0)
-    given = open_vocab(file)
-    found = directory_vocab(write(tmp_path, PUBLISHED.read_text(encoding="utf-8")), SIZE)
-    assert (found.size, found.bos, found.eos, found.eog_ids) == (given.size, given.bos, given.eos, given.eog_ids)
+    gguf_vocab = open_vocab(file)
+    vocab_of_file = directory_vocab(write(tmp_path, PUBLISHED.read_text(encoding="utf-8")), SIZE)
+    assert (vocab_of_file.size, vocab_of_file.bos, vocab_of_file.eos, vocab_of_file.eog_ids) == (
+        gguf_vocab.size,
+        gguf_vocab.bos,
+        gguf_vocab.eos,
+        gguf_vocab.eog_ids,
+    )
     for special in (False, True):
         ids = range(SIZE)
-        assert [found.token_bytes(i, special=special) for i in ids] == [
-            given.token_bytes(i, special=special) for i in ids
+        assert [vocab_of_file.token_bytes(i, special=special) for i in ids] == [
+            gguf_vocab.token_bytes(i, special=special) for i in ids
         ]
     for i, text in enumerate(make_texts(100, seed=8, spelled=("<s>", "\n\n"))):
         flags = {"add_special": bool(i & 1), "parse_special": bool(i & 2)}
-        assert found.encode(text, **flags) == given.encode(text, **flags), f"{text!r}, {flags}"
+        assert vocab_of_file.encode(text, **flags) == gguf_vocab.encode(text, **flags), f"{text!r}, {flags}"
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +103,24 @@ def as_json(tmp_path_factory, reference) -> Path:
     return folder
 
 
-def test_a_tokenizer_json_of_it_is_the_same_vocabulary(as_json, vocab, reference, make_texts):
-    """But for the text of token 0; against the reference, and against the library on texts that it has time for."""
-    found, library = directory_vocab(as_json, SIZE), Tokenizer.from_file(str(as_json / "tokenizer.json"))
-    assert (found.size, found.bos, found.eos, found.eog_ids) == (SIZE, None, None, {0, 261})
-    assert [found.token_bytes(i) for i in range(SIZE)] == [vocab.token_bytes(i) for i in range(SIZE)]
+def test_a_tokenizer_json_of_the_same_tokens_is_the_same_vocabulary(as_json, vocab, reference, make_texts):
+    """Compared with the reference, and with the library on short texts; only the text of token 0 differs."""
+    json_vocab, library = directory_vocab(as_json, SIZE), Tokenizer.from_file(str(as_json / "tokenizer.json"))
+    assert (json_vocab.size, json_vocab.bos, json_vocab.eos, json_vocab.eog_ids) == (SIZE, None, None, {0, 261})
+    assert [json_vocab.token_bytes(i) for i in range(SIZE)] == [vocab.token_bytes(i) for i in range(SIZE)]
     for text in make_texts(300, seed=11, spelled=("\n\n", JSON_END)):
         if any("\ud800" <= character < "\ue000" for character in text):
             continue
-        ids = found.encode(text, add_special=True, parse_special=False)
+        ids = json_vocab.encode(text, add_special=True, parse_special=False)
         assert ids == reference.encode(text), f"{text[:200]!r}"
-        assert found.encode(text, add_special=True, parse_special=True) == library.encode(text).ids, f"{text[:200]!r}"
-    assert found.encode(JSON_END, add_special=False, parse_special=True) == [0]
-    assert (found.token_bytes(0), found.token_bytes(0, special=True)) == (b"", JSON_END.encode())
+        assert json_vocab.encode(text, add_special=True, parse_special=True) == library.encode(text).ids, (
+            f"{text[:200]!r}"
+        )
+    assert json_vocab.encode(JSON_END, add_special=False, parse_special=True) == [0]
+    assert (json_vocab.token_bytes(0), json_vocab.token_bytes(0, special=True)) == (b"", JSON_END.encode())
 
 
-def test_settings_beside_a_tokenizer_json_name_further_tokens(tmp_path, reference):
+def test_settings_next_to_a_tokenizer_json_define_further_tokens(tmp_path, reference):
     pieces = {i: piece for i, piece in reference.idx2token.items() if i < 270}
     world_tokenizer(pieces, 300).save(str(tmp_path / "tokenizer.json"))
     added = {"0": {"content": JSON_END, "special": True}, "300": {"content": "<|im_end|>", "special": True}}
@@ -134,17 +141,17 @@ def test_settings_beside_a_tokenizer_json_name_further_tokens(tmp_path, referenc
         ("normalizer", {"type": "Lowercase"}),
     ],
 )
-def test_what_differs_in_a_tokenizer_json_is_the_librarys(tmp_path, reference, part, change):
-    """No word, words, another word: none of them is searched for the longest piece in all of a text."""
+def test_a_tokenizer_json_that_differs_uses_the_library(tmp_path, reference, part, change):
+    """With another model, pre-tokenizer or normalizer, the library encodes instead of our longest match."""
     pieces = {i: piece for i, piece in reference.idx2token.items() if i < 6000}
     library = world_tokenizer(pieces, 6000)
     stated = json.loads(library.to_str())
     stated[part] = (stated[part] or {}) | change
     (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
     text = "Hello THERE, all of you"
-    wanted = Tokenizer.from_str(json.dumps(stated)).encode(text).ids
-    assert wanted != reference.encode(text)
-    assert directory_vocab(tmp_path).encode(text, add_special=False, parse_special=True) == wanted
+    expected = Tokenizer.from_str(json.dumps(stated)).encode(text).ids
+    assert expected != reference.encode(text)
+    assert directory_vocab(tmp_path).encode(text, add_special=False, parse_special=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,7 +169,7 @@ def test_what_differs_in_a_tokenizer_json_is_the_librarys(tmp_path, reference, p
         (lambda stated: stated["model"].update(unk_token=["a"]), "tokenizer"),
     ],
 )
-def test_a_damaged_tokenizer_json_of_it_is_refused(tmp_path, reference, change, message):
+def test_a_damaged_tokenizer_json_of_the_same_tokens_is_refused(tmp_path, reference, change, message):
     pieces = {i: piece for i, piece in reference.idx2token.items() if i < 270}
     stated = json.loads(world_tokenizer(pieces, 270).to_str())
     change(stated)
@@ -176,16 +183,16 @@ def test_a_damaged_tokenizer_json_of_it_is_refused(tmp_path, reference, change, 
     "literal",
     [r"'\x80\xe9'", r"b'\x80\xe9'", r"'\u200b\U0001f600'", r'"it\'s \"x\""', r"'\\\n\r\t'", "'\u2028é'", r"b'\\x41'"],
 )
-def test_literals_are_what_python_takes_them_for(tmp_path, literal):
-    meant = ast.literal_eval(literal)
-    meant = meant.encode() if isinstance(meant, str) else meant
-    vocab = directory_vocab(write(tmp_path, f"{BYTES}300 {literal} {len(meant)}\n"))
-    assert vocab.token_bytes(300) == meant
+def test_literals_are_read_like_python(tmp_path, literal):
+    expected = ast.literal_eval(literal)
+    expected = expected.encode() if isinstance(expected, str) else expected
+    vocab = directory_vocab(write(tmp_path, f"{BYTES}300 {literal} {len(expected)}\n"))
+    assert vocab.token_bytes(300) == expected
     assert (vocab.size, vocab.token_bytes(299, special=True)) == (301, b"")
 
 
-def test_settings_may_add_tokens_behind_those_of_the_file(tmp_path):
-    """And may give the file's own another id, as transformers does to an empty line: the model knows the file's."""
+def test_settings_may_add_tokens_after_those_of_the_file(tmp_path):
+    """Settings may give a token of the file another id, as transformers does for "\\n\\n": the file's id counts."""
     added = {
         "0": {"content": END, "special": True},
         "300": {"content": "<|im_end|>", "special": True},
@@ -201,8 +208,8 @@ def test_settings_may_add_tokens_behind_those_of_the_file(tmp_path):
     assert vocab.token_bytes(302, special=True) == b""
 
 
-def test_the_first_token_may_be_another(tmp_path):
-    """As in models that others trained on: token 0 still ends a text."""
+def test_the_first_token_of_a_text_may_be_another(tmp_path):
+    """Like in finetuned models: token 0 is still EOG."""
     added = {"300": {"content": "<|start|>", "special": True}, "301": {"content": "<|end|>", "special": True}}
     settings = {"added_tokens_decoder": added, "add_bos_token": True, "bos_token": "<|start|>", "eos_token": "<|end|>"}
     vocab = directory_vocab(write(tmp_path, BYTES, settings), 310)
@@ -211,8 +218,8 @@ def test_the_first_token_may_be_another(tmp_path):
     assert vocab.token_bytes(0, special=True) == b"<s>"
 
 
-def test_a_control_token_of_the_file_is_no_content(tmp_path):
-    """Where settings name one that a line has, too."""
+def test_content_never_becomes_a_control_token_of_the_file(tmp_path):
+    """The settings define a control token that a line of the file contains, too."""
     settings = {"added_tokens_decoder": {"257": {"content": "<|end|>", "special": True}}}
     vocab = directory_vocab(write(tmp_path, BYTES + "257 '<|end|>' 7\n", settings))
     assert vocab.encode("<|end|>", add_special=False, parse_special=True) == [257]
@@ -252,14 +259,14 @@ def test_a_control_token_of_the_file_is_no_content(tmp_path):
         (BYTES.replace(r"160 b'\x9f' 1" + "\n", ""), "no token for the byte 0x9f"),
     ],
 )
-def test_what_is_no_vocabulary_is_refused_in_one_line(tmp_path, text, message):
+def test_invalid_vocabularies_are_refused_in_one_line(tmp_path, text, message):
     with pytest.raises(InvalidModelFile, match=message) as caught:
         directory_vocab(write(tmp_path, text), 310)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 
 
-def test_bytes_that_are_no_text_and_files_that_are_too_large_are_refused(tmp_path):
+def test_invalid_utf8_and_files_that_are_too_large_are_refused(tmp_path):
     path = tmp_path / PUBLISHED.name
     path.write_bytes(b"1 '\xff' 1\n")
     with pytest.raises(InvalidModelFile, match="cannot be read"):
@@ -284,18 +291,18 @@ def test_bytes_that_are_no_text_and_files_that_are_too_large_are_refused(tmp_pat
         ({"added_tokens_decoder": {"1000000": {"content": "ab"}}}, "added token '1000000'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_one_line(tmp_path, settings, message):
+def test_impossible_settings_are_refused_in_one_line(tmp_path, settings, message):
     with pytest.raises(InvalidModelFile, match=message) as caught:
         directory_vocab(write(tmp_path, BYTES, settings), 310)
     assert "\n" not in str(caught.value)
 
 
-def test_ends_outside_the_vocabulary_are_refused(tmp_path):
+def test_eog_ids_outside_the_vocabulary_are_refused(tmp_path):
     with pytest.raises(InvalidModelFile, match="outside the vocabulary of 310"):
         directory_vocab(write(tmp_path, BYTES), 310, ends=[310])
 
 
-def test_a_tokenizer_of_another_kind_goes_before(tmp_path):
+def test_a_tokenizer_of_another_kind_has_priority(tmp_path):
     (write(tmp_path, BYTES) / "tokenizer.json").write_text("{}")
     with pytest.raises(Exception, match=r"tokenizer\.json"):
         directory_vocab(tmp_path)

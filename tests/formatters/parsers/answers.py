@@ -1,4 +1,4 @@
-"""Answers as the makers of models publish them, and what they say; written by hand."""
+"""Answers in the published formats of models, with the expected messages, written by hand."""
 
 from __future__ import annotations
 

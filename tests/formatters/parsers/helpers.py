@@ -1,4 +1,4 @@
-"""Shared by the tests of parsers."""
+"""Helpers of the tests of parsers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse(form: AnswerFormat, text: str, *, tools: Schemas = (), in_reasoning: b
 def read(
     form: AnswerFormat, pieces: Iterable[str], *, tools: Schemas = (), in_reasoning: bool = False
 ) -> tuple[list[AnswerDelta], Message]:
-    """All deltas, and the message; checks that they agree."""
+    """All deltas and the message, after an assertion that they agree."""
     parser = form.parser(tools=tools, in_reasoning=in_reasoning)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     last, message = parser.finish()
@@ -35,10 +35,10 @@ def read(
 
 def assert_deltas_add_up(deltas: Sequence[AnswerDelta], message: Message) -> None:
     for kind, expected in (("content", message.content), ("reasoning", message.reasoning or "")):
-        said = "".join(delta.text for delta in deltas if isinstance(delta, Delta) and delta.kind == kind)
-        assert said == expected, f"the deltas of {kind} do not add up to it"
+        text = "".join(delta.text for delta in deltas if isinstance(delta, Delta) and delta.kind == kind)
+        assert text == expected, f"the deltas of {kind} do not add up to it"
     ends = [delta for delta in deltas if isinstance(delta, CallEnd)]
-    assert [end.index for end in ends] == list(range(len(ends))), "calls end out of order"
+    assert [end.index for end in ends] == list(range(len(ends))), "calls do not end in order"
     assert [end.call for end in ends if isinstance(end.call, ToolCall)] == list(message.tool_calls)
     assert [end.call for end in ends if isinstance(end.call, MalformedCall)] == list(message.malformed_calls)
     for end in ends:
@@ -50,4 +50,4 @@ def _assert_call_adds_up(deltas: Sequence[AnswerDelta], index: int, call: ToolCa
     starts = [delta for delta in deltas if isinstance(delta, CallStart) and delta.index == index]
     assert [start.name for start in starts] == [call.name]
     text = "".join(delta.text for delta in deltas if isinstance(delta, CallArguments) and delta.index == index)
-    assert json.loads(text) == call.arguments, "the pieces of the arguments do not add up to them"
+    assert json.loads(text) == call.arguments, "the deltas do not add up to the arguments"

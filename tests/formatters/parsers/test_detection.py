@@ -1,4 +1,4 @@
-"""The format of answers is found in templates that nobody has seen before: each here writes calls in its own manner."""
+"""The answer format is detected in unknown templates: each template here writes calls in another way."""
 
 from __future__ import annotations
 
@@ -117,41 +117,51 @@ def formatter(manner: str = "", thought: str = "", **source: object) -> Template
     return TemplateFormatter(FormatterSource(template, **source))  # type: ignore[arg-type]
 
 
-def written(made: TemplateFormatter, message: Message) -> str:
-    asked = Message(Role.USER, "x")
+def written_answer(template_formatter: TemplateFormatter, message: Message) -> str:
+    question = Message(Role.USER, "x")
     prompt, whole = (
-        "".join(segment.text for segment in made.render(said, tools=TOOLS, add_generation_prompt=opens))
-        for said, opens in (([asked], False), ([asked, message], False))
+        "".join(
+            segment.text for segment in template_formatter.render(messages, tools=TOOLS, add_generation_prompt=opens)
+        )
+        for messages, opens in (([question], False), ([question, message], False))
     )
     start = prompt.removesuffix("2 tools")
     return whole.removeprefix(start).removeprefix("<|turn|>assistant\n").removesuffix("2 tools")
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_calls_come_back(manner: str) -> None:
-    made = formatter(manner)
+def test_calls_are_parsed_back(manner: str) -> None:
+    template_formatter = formatter(manner)
     for calls in (CALLS[:1], CALLS):
-        text = written(made, Message(Role.ASSISTANT, "", tool_calls=calls))
-        message = made.parse(text, tools=TOOLS)
-        assert message == answer("", None, *calls), f"{made.parser}: {text!r}"
+        text = written_answer(template_formatter, Message(Role.ASSISTANT, "", tool_calls=calls))
+        message = template_formatter.parse(text, tools=TOOLS)
+        assert message == answer("", None, *calls), f"{template_formatter.parser}: {text!r}"
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_calls_come_back_where_an_answer_follows_a_word(manner: str) -> None:
-    """As in "assistant:<call>", where nothing but the prompt tells the word from the answer."""
+def test_calls_directly_after_a_word_are_parsed_back(manner: str) -> None:
+    """Like "assistant:<call>", where only the prompt separates the word from the answer."""
     template = FRAME.replace("<|turn|>{{ m.role }}\n", "{{ m.role }}:").replace("<|turn|>assistant\n", "assistant:")
-    made = TemplateFormatter(FormatterSource(template.replace("CALLS", MANNERS[manner]).replace("THOUGHT", "")))
+    template_formatter = TemplateFormatter(
+        FormatterSource(template.replace("CALLS", MANNERS[manner]).replace("THOUGHT", ""))
+    )
     for calls in (CALLS[:1], CALLS):
-        segments = made.render([Message(Role.ASSISTANT, "", tool_calls=calls)], add_generation_prompt=False)
+        segments = template_formatter.render(
+            [Message(Role.ASSISTANT, "", tool_calls=calls)], add_generation_prompt=False
+        )
         text = "".join(segment.text for segment in segments).removeprefix("assistant:")
-        assert made.parse(text, tools=TOOLS) == answer("", None, *calls), f"{made.parser}: {text!r}"
+        assert template_formatter.parse(text, tools=TOOLS) == answer("", None, *calls), (
+            f"{template_formatter.parser}: {text!r}"
+        )
 
 
 @pytest.mark.parametrize("manner", [name for name in MANNERS if "without" not in name and "one object" not in name])
 def test_content_before_calls_stays(manner: str) -> None:
-    made = formatter(manner)
-    text = written(made, Message(Role.ASSISTANT, "Let me look.", tool_calls=CALLS))
-    assert made.parse(text, tools=TOOLS) == answer("Let me look.", None, *CALLS), f"{made.parser}: {text!r}"
+    template_formatter = formatter(manner)
+    text = written_answer(template_formatter, Message(Role.ASSISTANT, "Let me look.", tool_calls=CALLS))
+    assert template_formatter.parse(text, tools=TOOLS) == answer("Let me look.", None, *CALLS), (
+        f"{template_formatter.parser}: {text!r}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +172,7 @@ def test_content_before_calls_stays(manner: str) -> None:
         ("words before name and JSON", "Not a ✿FUNCTION✿: it is a word."),
     ],
 )
-def test_words_that_open_calls_may_stand_in_sentences(manner: str, text: str) -> None:
+def test_words_that_begin_calls_may_occur_in_sentences(manner: str, text: str) -> None:
     assert formatter(manner).parse(text) == answer(text)
 
 
@@ -174,49 +184,49 @@ THOUGHTS = {
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
-def test_reasoning_comes_back(thought: str) -> None:
-    made = formatter("objects between markers", THOUGHTS[thought])
+def test_reasoning_is_parsed_back(thought: str) -> None:
+    template_formatter = formatter("objects between markers", THOUGHTS[thought])
     for content, calls in (("Yes.", []), ("", CALLS), ("Yes.\n\nNo.", CALLS)):
         message = Message(Role.ASSISTANT, content, reasoning="So <so>,\nthen.", tool_calls=calls)
-        assert made.parse(written(made, message), tools=TOOLS) == message
+        assert template_formatter.parse(written_answer(template_formatter, message), tools=TOOLS) == message
 
 
-def test_reasoning_that_the_prompt_opens() -> None:
-    made = TemplateFormatter(
+def test_reasoning_begun_by_the_prompt_is_parsed() -> None:
+    template_formatter = TemplateFormatter(
         FormatterSource(
             FRAME.replace("THOUGHT", THOUGHTS["tags"])
             .replace("CALLS", "")
             .replace("<|turn|>assistant\n{% endif", "<|turn|>assistant\n<reason>{% endif")
         )
     )
-    assert made.reasoning_end() == "</reason>"
-    parser = made.stream_parser()
+    assert template_formatter.reasoning_end() == "</reason>"
+    parser = template_formatter.stream_parser()
     parser.feed("hm</reason>Yes")
-    assert parser.finish()[1] == made.parse("hm</reason>Yes") == answer("Yes", "hm")
+    assert parser.finish()[1] == template_formatter.parse("hm</reason>Yes") == answer("Yes", "hm")
 
 
-def test_markers_in_a_template_that_shows_no_call_tell_its_format() -> None:
-    made = TemplateFormatter(
+def test_markers_determine_the_format_of_a_template_without_calls() -> None:
+    template_formatter = TemplateFormatter(
         FormatterSource(
             "Write <function=NAME><parameter=K> in <tool_call></tool_call>."
             "</function></parameter>{{ messages[0].content }}"
         )
     )
-    assert made.parser == "qwen3_coder"
+    assert template_formatter.parser == "qwen3_coder"
     assert TemplateFormatter(FormatterSource("<tool_call></tool_call>{{ messages }}")).parser == "hermes"
 
 
 def test_unknown_formats_are_content() -> None:
-    made = TemplateFormatter(FormatterSource("{{ messages[0].content }}"))
-    assert (made.parser, made.call_format) == ("none", None)
+    template_formatter = TemplateFormatter(FormatterSource("{{ messages[0].content }}"))
+    assert (template_formatter.parser, template_formatter.call_format) == ("none", None)
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert made.parse(text) == answer(text)
+    assert template_formatter.parse(text) == answer(text)
 
 
-def test_parser_can_be_named() -> None:
-    made = formatter("list between markers", parser="mistral", reasoning=("<r>", "</r>"))
-    assert made.parser == "mistral"
-    assert made.parse('<r>hm</r>[TOOL_CALLS]f[ARGS]{"a": 1}') == answer("", "hm", ToolCall("f", {"a": 1}))
+def test_a_parser_can_be_chosen_by_name() -> None:
+    template_formatter = formatter("list between markers", parser="mistral", reasoning=("<r>", "</r>"))
+    assert template_formatter.parser == "mistral"
+    assert template_formatter.parse('<r>hm</r>[TOOL_CALLS]f[ARGS]{"a": 1}') == answer("", "hm", ToolCall("f", {"a": 1}))
     with pytest.raises(TemplateError, match=r"unknown parser 'x' .*hermes.*mistral"):
         formatter("", parser="x").parse("")
     with pytest.raises(TemplateError, match="by headers, not by bounds"):
@@ -238,5 +248,5 @@ CALL_FORMATS = {
 
 
 @pytest.mark.parametrize("manner", CALL_FORMATS)
-def test_grammars_are_told_how_calls_are_written(manner: str) -> None:
+def test_call_formats_describe_the_written_calls(manner: str) -> None:
     assert formatter(manner).call_format == CALL_FORMATS[manner]

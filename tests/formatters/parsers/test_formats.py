@@ -1,4 +1,4 @@
-"""Each named format on answers as its makers publish them, however the text is split."""
+"""Each named format parses published answers, for every split of the text."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def test_every_format_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "message"), CASES, ids=[f"{name}: {text[:30]}" for name, text, _ in CASES])
-def test_answer_is_read(name: str, text: str, message: Message) -> None:
+def test_published_answers_are_parsed(name: str, text: str, message: Message) -> None:
     form = registry().answer_format(name)
     assert read(form, [text], tools=TOOLS)[1] == message
-    assert read(form, text, tools=TOOLS)[1] == message, "letter by letter"
+    assert read(form, text, tools=TOOLS)[1] == message, "the text character by character"
 
 
 @pytest.mark.parametrize(("name", "text", "message"), CASES, ids=[f"{name}: {text[:30]}" for name, text, _ in CASES])
-def test_answer_cut_anywhere_holds_whole_calls_and_no_halves(name: str, text: str, message: Message) -> None:
+def test_truncated_answers_contain_only_complete_calls(name: str, text: str, message: Message) -> None:
     for end in range(len(text)):
-        found = read(FORMATS[name], [text[:end]], tools=TOOLS)[1]
-        whole = list(message.tool_calls[: len(found.tool_calls)])
+        partial = read(FORMATS[name], [text[:end]], tools=TOOLS)[1]
+        whole = list(message.tool_calls[: len(partial.tool_calls)])
         if name not in _OPEN_ENDED:
-            assert list(found.tool_calls) == whole, f"cut at {end}: {text[:end]!r}"
-        assert len(found.malformed_calls) <= 1
-        for call in found.malformed_calls:
+            assert list(partial.tool_calls) == whole, f"cut at {end}: {text[:end]!r}"
+        assert len(partial.malformed_calls) <= 1
+        for call in partial.malformed_calls:
             assert call.text in text[:end]
             assert call.reason
 
 
 _OPEN_ENDED = ("functionary_v3_2", "harmony", "llama3")
-"""Where code is the argument, as much of it as there is is code."""
+"""Formats in which the argument is code: a truncated answer has truncated code."""
 
 
 MARKERS = sorted(
@@ -70,7 +70,7 @@ PIECES = st.sampled_from(
     with_tools=st.booleans(),
 )
 @settings(max_examples=1000, deadline=None)
-def test_nonsense_reads_the_same_however_it_is_split(
+def test_random_text_is_parsed_the_same_for_any_split(
     name: str, pieces: list[str], cuts: list[int], in_reasoning: bool, with_tools: bool
 ) -> None:
     _assert_split_does_not_matter(name, "".join(pieces), cuts, in_reasoning, with_tools)
@@ -84,7 +84,7 @@ def test_nonsense_reads_the_same_however_it_is_split(
     with_tools=st.booleans(),
 )
 @settings(max_examples=1000, deadline=None)
-def test_damaged_answers_read_the_same_however_they_are_split(
+def test_damaged_answers_are_parsed_the_same_for_any_split(
     case: tuple[str, str, Message],
     edits: list[tuple[int, int, str]],
     cuts: list[int],
@@ -116,7 +116,7 @@ VALUES = st.recursive(
 
 @given(arguments=st.dictionaries(st.text(min_size=1), VALUES, max_size=4), ascii_only=st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_any_arguments_in_json_survive(arguments: dict[str, object], ascii_only: bool) -> None:
+def test_json_arguments_survive(arguments: dict[str, object], ascii_only: bool) -> None:
     text = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only)
     assert parse(HERMES, f"<tool_call>{text}</tool_call>") == answer("", None, ToolCall("f", arguments))
 
@@ -126,7 +126,7 @@ KEYS = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 
 @given(arguments=st.dictionaries(KEYS, VALUES, max_size=4))
 @settings(max_examples=500, deadline=None)
-def test_any_arguments_in_python_survive(arguments: dict[str, object]) -> None:
+def test_python_arguments_survive(arguments: dict[str, object]) -> None:
     text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     form = FORMATS["lfm2"]
     message = parse(form, f"<|tool_call_start|>[f({text})]<|tool_call_end|>")
@@ -135,7 +135,7 @@ def test_any_arguments_in_python_survive(arguments: dict[str, object]) -> None:
 
 @given(value=st.text(alphabet=st.characters(exclude_categories=["Cs"])), padded=st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_any_text_between_tags_survives(value: str, padded: bool) -> None:
+def test_text_between_tags_survives(value: str, padded: bool) -> None:
     tools = TOOLS[:1]
     if padded:
         body = f"<tool_call><function=get_weather>\n<parameter=city>\n{value}\n</parameter>\n</function></tool_call>"
@@ -151,7 +151,7 @@ def test_arguments_keep_their_escapes() -> None:
     assert parse(HERMES, text).tool_calls[0].arguments == json.loads(SEARCH_ARGUMENTS)
 
 
-def test_plugins_provide_formats() -> None:
+def test_plugins_can_provide_formats() -> None:
     class Plugin:
         from slm_core.hookspecs import hookimpl
 

@@ -1,4 +1,4 @@
-"""Reading reasoning, content and calls, in the manner of Hermes and Qwen: what all formats with markers share."""
+"""Parsing reasoning, content and calls of Hermes and Qwen, as an example of all formats with markers."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_answer_is_read(name: str) -> None:
+def test_answers_are_parsed(name: str) -> None:
     text, message = WHOLE[name]
     assert parse(HERMES, text) == message
 
 
 @pytest.mark.parametrize("body", MALFORMED, ids=lambda body: body[:40])
-def test_malformed_call_is_reported_as_it_was_written(body: str) -> None:
+def test_a_malformed_call_is_reported_with_its_text(body: str) -> None:
     text = f"<tool_call>{body}</tool_call>"
     message = parse(HERMES, f"before {text} after")
     assert [call.text for call in message.malformed_calls] == [text]
@@ -107,41 +107,41 @@ def test_malformed_call_is_reported_as_it_was_written(body: str) -> None:
 
 
 @pytest.mark.parametrize("cut", range(len("<tool_call>"), len(CALL) - len("}\n</tool_call>")))
-def test_truncated_call_is_malformed(cut: int) -> None:
+def test_a_truncated_call_is_malformed(cut: int) -> None:
     message = parse(HERMES, f"a {CALL[:cut]}")
     assert (message.content, message.tool_calls) == ("a", ())
     assert [call.text for call in message.malformed_calls] == [CALL[:cut]]
 
 
-def test_whole_calls_before_a_malformed_one_are_kept() -> None:
+def test_complete_calls_before_a_malformed_call_are_kept() -> None:
     text = '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": }}]</tool_call>'
     message = parse(HERMES, text)
     assert message.tool_calls == (F,)
     assert [call.text for call in message.malformed_calls] == ['{"name": "f", "arguments": {"a": }}]</tool_call>']
 
 
-def test_string_that_never_ends_hides_no_later_call() -> None:
+def test_an_unterminated_string_does_not_hide_later_calls() -> None:
     broken = '<tool_call>{"name": "f, "arguments": {}}</tool_call>'
     message = parse(HERMES, f"{broken} and {CALL} end")
     assert (message.content, message.tool_calls) == ("and end", (F,))
     assert [call.text for call in message.malformed_calls] == [broken]
 
 
-def test_prefilled_reasoning() -> None:
+def test_reasoning_begun_by_the_prompt() -> None:
     for text in ("\n hm</think>Yes", " <think>hm</think> Yes", "hm\n</think>\nYes"):
         assert parse(HERMES, text, in_reasoning=True) == answer("Yes", "hm")
     assert parse(HERMES, "hm", in_reasoning=True) == answer("", "hm")
     assert parse(HERMES, "</think>Yes", in_reasoning=True) == answer("Yes")
 
 
-def test_bounds_of_reasoning_can_be_given() -> None:
+def test_reasoning_markers_are_options() -> None:
     form = HERMES.with_reasoning("[[", "]]")
     assert parse(form, "[[a <think>]]b") == answer("b", "a <think>")
     assert form.reasoning_end("<|assistant|>\n[[\n") == "]]"
     assert form.reasoning_end("<|assistant|>\n[[]]\n") is None
 
 
-def test_deltas_come_as_soon_as_they_are_certain() -> None:
+def test_deltas_are_emitted_as_soon_as_they_are_certain() -> None:
     parser = HERMES.parser()
     pieces = ["<thi", "nk>a", " b </", "think>", "\n", "c", " <", "3 "]
     pieces += ['<tool_call>\n{"name": "f", "argum', 'ents": {"a']
@@ -149,13 +149,13 @@ def test_deltas_come_as_soon_as_they_are_certain() -> None:
     events = [parser.feed(piece) for piece in pieces]
     assert events == [
         [],
-        thought("a"),
-        thought(" b"),
+        reasoning("a"),
+        reasoning(" b"),
         [],
         [],
-        said("c"),
+        content("c"),
         [],
-        said(" <3"),
+        content(" <3"),
         [],
         [CallStart(0, "f"), CallArguments(0, '{"a')],
         [CallArguments(0, '": ')],
@@ -166,15 +166,15 @@ def test_deltas_come_as_soon_as_they_are_certain() -> None:
     assert parser.finish() == ([], answer("c <3", "a b", F))
 
 
-def said(text: str) -> list[AnswerDelta]:
+def content(text: str) -> list[AnswerDelta]:
     return [Delta("content", text)]
 
 
-def thought(text: str) -> list[AnswerDelta]:
+def reasoning(text: str) -> list[AnswerDelta]:
     return [Delta("reasoning", text)]
 
 
-def test_finished_parser_refuses_more() -> None:
+def test_a_finished_parser_refuses_more_text() -> None:
     parser = HERMES.parser()
     parser.finish()
     with pytest.raises(SessionError):
@@ -187,13 +187,13 @@ def test_finished_parser_refuses_more() -> None:
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner))
 )
 @settings(max_examples=40, deadline=None)
-def test_any_arguments_survive(value: object) -> None:
+def test_arguments_survive(value: object) -> None:
     call = ToolCall("f", {"x": value})
     text = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     assert parse(HERMES, f"<tool_call>{text}</tool_call>") == answer("", None, call)
 
 
-def test_call_that_never_closes_comes_back_whole() -> None:
+def test_an_unclosed_call_is_reported_whole() -> None:
     pieces = ['<tool_call>{"name": "', *(['a\\"</tool_call>'] * 20_000)]
     message = read(HERMES, pieces)[1]
     reason = "the answer ends within a string"

@@ -1,4 +1,4 @@
-"""Answers that are long, deep or broken on purpose: read in linear time, and never an exception."""
+"""Long, deeply nested and broken answers are parsed in linear time, without exceptions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_time_is_linear_in_the_text(name: str) -> None:
-    """Eight times the text takes no more than 8 x 4 the time: anything quadratic takes 64 times as long."""
+def test_parsing_time_is_linear_in_the_text(name: str) -> None:
+    """Eight times the text takes at most 8 x 4 times the time; a quadratic algorithm would take 64 times."""
     opening = ANSWERS[name][0][0][: len(ANSWERS[name][0][0]) * 2 // 3]
     for label, pattern in PATTERNS.items():
         text = opening + pattern * (SIZE // len(pattern))
         short, long = (_seconds(name, text[:size]) for size in (SIZE // 8, SIZE))
-        for _ in range(3):  # what else the machine does can only add to a time
+        for _ in range(3):  # other load of the machine can only increase a time
             if long < 32 * short + 0.1:
                 break
             long = min(long, _seconds(name, text))
@@ -55,7 +55,7 @@ def test_time_is_linear_in_the_text(name: str) -> None:
 
 
 def _seconds(name: str, text: str) -> float:
-    """Processor time for a text in pieces of 64 characters, without collecting the garbage of other tests."""
+    """CPU seconds for a text in pieces of 64 characters, without garbage collection."""
     parser = FORMATS[name].parser(tools=TOOLS)
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a template writes for a call comes back as that call: for every published template that writes calls."""
+"""Calls written by a template are parsed back, for every published template that writes calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PARAMETERS: dict[str, object] = {
     "share": {"type": "number"},
     "sure": {"type": "boolean"},
     "list": {"type": "array", "items": {"type": "integer"}},
-    "object": {"type": "object", "properties": {"key": {"type": "string"}, "deep": {"type": "array"}}},
+    "object": {
+        "type": "object",
+        "properties": {"key": {"type": "string"}, "deep": {"type": "array", "items": {"type": "string"}}},
+    },
     "empty": {"type": "string"},
 }
 TOOLS = [
@@ -73,40 +76,40 @@ LOSES = {
     ("meta-llama-Llama-3.3-70B-Instruct", "two calls"): "refuses two calls",
     ("MiniMax-M3", "null"): "leaves out what is null",
 }
-"""What a template loses, no parser brings back. Every other pair of template and answer comes back whole."""
+"""Answers that a template writes with losses. Every other pair of template and answer survives the round trip."""
 
 
 @pytest.fixture(scope="module")
 def formatters(shared_dir: Path) -> dict[str, TemplateFormatter]:
-    found = {}
+    formatters = {}
     for path in sorted((shared_dir / "oracles" / "chat_templates").glob("*.json")):
         case = json.loads(path.read_text())["cases"][0]
         with path.with_suffix(".jinja").open(newline="") as file:
             source = FormatterSource(file.read(), case["bos_token"], case["eos_token"], now=datetime(2026, 1, 15))
-        found[path.stem] = TemplateFormatter(source)
-    return found
+        formatters[path.stem] = TemplateFormatter(source)
+    return formatters
 
 
 def answer_to(formatter: TemplateFormatter, answer: Message) -> str:
-    """What follows the generation prompt, or, where a template writes history otherwise, the part in common with it."""
-    asked = [Message(Role.USER, "What is the weather?")]
-    prompt = rendered(formatter, asked, add_generation_prompt=True)
-    whole = rendered(formatter, [*asked, answer], add_generation_prompt=False)
+    """The text after the generation prompt, or after the common prefix if the template writes history differently."""
+    question = [Message(Role.USER, "What is the weather?")]
+    prompt = rendered(formatter, question, add_generation_prompt=True)
+    whole = rendered(formatter, [*question, answer], add_generation_prompt=False)
     common = os.path.commonprefix([prompt, whole])  # noqa: RUF071  # these are no paths
     if common != prompt and common.rfind("<") > common.rfind(">"):
-        common = common[: common.rfind("<")]  # the part in common ends within a marker
+        common = common[: common.rfind("<")]  # the common prefix ends within a marker
     return whole[len(common) :]
 
 
 def rendered(formatter: TemplateFormatter, messages: list[Message], *, add_generation_prompt: bool) -> str:
     try:
         segments = formatter.render(messages, tools=TOOLS, add_generation_prompt=add_generation_prompt)
-    except TemplateError:  # one published template cannot write tools
+    except TemplateError:  # one published template refuses tools
         segments = formatter.render(messages, add_generation_prompt=add_generation_prompt)
     return "".join(segment.text for segment in segments)
 
 
-def test_every_template_reads_back_the_calls_that_it_writes(formatters: dict[str, TemplateFormatter]) -> None:
+def test_calls_of_every_template_survive_a_round_trip(formatters: dict[str, TemplateFormatter]) -> None:
     same, wrong = 0, []
     for template, formatter in formatters.items():
         for label, calls in ANSWERS.items():
@@ -114,23 +117,25 @@ def test_every_template_reads_back_the_calls_that_it_writes(formatters: dict[str
                 continue
             text = answer_to(formatter, Message(Role.ASSISTANT, "", tool_calls=calls))
             message = formatter.parse(text, tools=TOOLS)
-            if stripped(message.tool_calls) == stripped(calls) and not message.malformed_calls and not message.content:
+            if (
+                without_ids(message.tool_calls) == without_ids(calls)
+                and not message.malformed_calls
+                and not message.content
+            ):
                 same += 1
             else:
                 wrong.append((template, label, text, message))
-    assert not wrong, f"{len(wrong)} answers do not come back; first: {wrong[0]}"
+    assert not wrong, f"{len(wrong)} answers are not parsed back; first: {wrong[0]}"
     assert same == (len(formatters) - len(WRITES_NO_CALLS)) * len(ANSWERS) - len(LOSES)
     print(f"{same} answers of {len(formatters) - len(WRITES_NO_CALLS)} templates come back")  # noqa: T201
 
 
-def stripped(calls: Sequence[ToolCall]) -> list[tuple[str, object]]:
+def without_ids(calls: Sequence[ToolCall]) -> list[tuple[str, object]]:
     return [(call.name, call.arguments) for call in calls]
 
 
 @pytest.mark.parametrize(("template", "label"), LOSES)
-def test_what_a_template_loses_is_lost_there(
-    formatters: dict[str, TemplateFormatter], template: str, label: str
-) -> None:
+def test_known_losses_of_templates(formatters: dict[str, TemplateFormatter], template: str, label: str) -> None:
     answer = Message(Role.ASSISTANT, "", tool_calls=ANSWERS[label])
     if LOSES[template, label].startswith("refuses"):
         with pytest.raises(TemplateError):
@@ -145,18 +150,18 @@ IDS = {
     "Mistral-Small-3.2-24B-Instruct-2506": ["call12345", "call67890"],
     "mistralai-Mistral-Nemo-Instruct-2407": ["call12345", "call67890"],
     "upstage-Solar-Open-100B": ["call12345", "call67890"],
-    "Cohere2MoE": ["0", "1"],  # the template numbers calls anew
+    "Cohere2MoE": ["0", "1"],  # the template renumbers calls
 }
 
 
 @pytest.mark.parametrize("template", IDS)
-def test_ids_that_are_written_come_back(formatters: dict[str, TemplateFormatter], template: str) -> None:
+def test_written_ids_survive_a_round_trip(formatters: dict[str, TemplateFormatter], template: str) -> None:
     text = answer_to(formatters[template], Message(Role.ASSISTANT, "", tool_calls=ANSWERS["two calls"]))
     assert [call.id for call in formatters[template].parse(text, tools=TOOLS).tool_calls] == IDS[template]
 
 
-def test_content_and_reasoning_come_back(formatters: dict[str, TemplateFormatter]) -> None:
-    """Where a template writes reasoning, it is told from the content, and nothing else gets into either."""
+def test_content_and_reasoning_survive_a_round_trip(formatters: dict[str, TemplateFormatter]) -> None:
+    """If a template writes reasoning, the reasoning and the content are separated exactly."""
     written = []
     for template, formatter in formatters.items():
         answer = Message(Role.ASSISTANT, "It rains.\n\nTake an umbrella.", reasoning="Let me see.\nRain.")
@@ -210,7 +215,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "empty": st.just(""),
 }
 UNESCAPED = {"LFM2.5-8B-A1B": "'\\"}
-"""What a template writes into quotes as it is, so that nobody can tell where the text ends."""
+"""Characters that a template writes unescaped into quotes, so that the end of the text is ambiguous."""
 ARGUMENT_SETS = st.sets(st.sampled_from(sorted(VALUES)), max_size=4).flatmap(
     lambda names: st.fixed_dictionaries({name: VALUES[name] for name in sorted(names)})
 )
@@ -219,16 +224,16 @@ CALLS = st.lists(st.tuples(st.sampled_from(["get_weather", "search-2.web"]), ARG
 
 @given(data=st.data(), drawn=CALLS)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_call_comes_back(
+def test_random_calls_survive_a_round_trip(
     formatters: dict[str, TemplateFormatter], data: st.DataObject, drawn: list[tuple[str, dict[str, object]]]
 ) -> None:
     template = data.draw(st.sampled_from(sorted(set(formatters) - set(WRITES_NO_CALLS))), label="template")
     label = "two calls" if len(drawn) == 2 else "one call"
     assume((template, label) not in LOSES)
-    said = json.dumps([given for _, given in drawn])
-    assume(not any(character in said for character in UNESCAPED.get(template, "")))
-    calls = [ToolCall(name, given, f"call{i:05}") for i, (name, given) in enumerate(drawn)]
+    text_of_arguments = json.dumps([arguments for _, arguments in drawn])
+    assume(not any(character in text_of_arguments for character in UNESCAPED.get(template, "")))
+    calls = [ToolCall(name, arguments, f"call{i:05}") for i, (name, arguments) in enumerate(drawn)]
     text = answer_to(formatters[template], Message(Role.ASSISTANT, "", tool_calls=calls))
     message = formatters[template].parse(text, tools=TOOLS)
-    assert stripped(message.tool_calls) == stripped(calls), f"{template}: {text!r}"
+    assert without_ids(message.tool_calls) == without_ids(calls), f"{template}: {text!r}"
     assert (message.content, message.malformed_calls) == ("", ())

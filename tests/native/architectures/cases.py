@@ -1,4 +1,4 @@
-"""Each family of the table as a transformers model: its class, what its configuration says, how its tensors convert."""
+"""Each family of the table as a transformers model: its class, its configuration, the conversion of its tensors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from native.architectures.conversion import (
     Array,
     Change,
     alternating,
-    beside,
+    concatenated_experts,
     decays,
     flat,
+    gemma4_experts,
     grouped,
     halved,
     interleaved,
+    mamba2_heads,
     multiplied,
-    one_added,
+    norms_plus_one,
     renamed,
-    shared_alone,
-    side_by_side,
+    shared_as_dense,
     squeezed,
     stacked_experts,
     transposed,
     up_projections,
-    with_heads,
     without,
 )
 from slm_conformance.oracle.factories import n_vocab
@@ -46,13 +46,13 @@ class Case:
 
     Attributes:
         model: name of the causal language model's class.
-        config: name of the configuration's class.
-        settings: what it says besides the sizes.
-        changes: how tensors become those of the file.
+        config: name of the configuration class.
+        settings: its keys besides the sizes.
+        changes: the conversion of tensors to the file.
         llama_cpp: whether the bundled llama.cpp runs it.
-        note: for the page.
-        prepare: sets what the file says in numbers and the checkpoint in parameters.
-        extra: tensors of the file that the checkpoint holds in another form.
+        note: a remark for docs/architectures.md.
+        prepare: sets parameters of the checkpoint that the file stores as metadata.
+        extra: tensors of the file that the checkpoint has in another form.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Case:
     extra: Callable[[Any], dict[str, Array]] = lambda model: {}
 
     def make(self, family: str) -> Any:
-        """The model, with the weights that its class gives it."""
+        """The model with the initial weights of its class."""
         settings = {**_sizes(family), **self.settings}
         known = {key: value for key, value in settings.items() if value is not _ABSENT}
         config = getattr(transformers, self.config)(**known)
@@ -74,11 +74,11 @@ class Case:
 
 
 def _sizes(family: str) -> dict[str, Any]:
-    """The sizes of a family's file, as most configurations name them."""
+    """The sizes in a family's file, by the keys of most configurations."""
     about = family_of(family)
     keys = about.metadata
     eps = keys[RMS if RMS in keys else LAYER]
-    # Of the blocks that have any; a model without attention has sizes that its configuration does not ask for.
+    # The number of KV heads of the attention layers; configurations without attention ignore it.
     n_kv_heads = max(np.atleast_1d(keys.get("attention.head_count_kv", 0)).tolist())
     older = {
         **dict.fromkeys(("n_embd", "d_model"), keys["embedding_length"]),
@@ -123,7 +123,7 @@ def _case(
 
 
 def _llama3_factors(model: Any) -> dict[str, Array]:
-    """What Llama 3 divides each frequency by, as files hold it."""
+    """Llama 3's divisors of RoPE frequencies, as files store them."""
     rotary = model.model.rotary_emb
     plain = 1e4 ** -(np.arange(len(rotary.inv_freq)) / len(rotary.inv_freq))
     return {"rope_freqs.weight": (plain / rotary.inv_freq.double().numpy()).astype(np.float32)}
@@ -150,8 +150,8 @@ def _set_xielu(model: Any, family: Family) -> None:
             layer.mlp.act_fn._beta_scalar = float(layer.mlp.act_fn.beta)
 
 
-def _soften(model: Any, family: Family) -> None:
-    """Norms with which 25 layers do not pass on float32's rounding a hundredfold."""
+def _scale_norms_down(model: Any, family: Family) -> None:
+    """Scale norms down, so that 25 layers do not amplify float32 rounding a hundredfold."""
     for layer in model.model.layers:
         for norm in (
             layer.self_attn.q_norm,
@@ -163,7 +163,7 @@ def _soften(model: Any, family: Family) -> None:
 
 
 def _prepare_gemma4(model: Any, family: Family) -> None:
-    """Factors on what leaves a layer; scores with which keys are weighed, not picked; quiet embeddings of layers."""
+    """Set output scales of layers, flatten attention (smaller query norms), and scale layer embeddings down."""
     for index, layer in enumerate(model.model.layers):
         layer.layer_scalar.data.fill_(0.7 + 0.15 * index)
         layer.self_attn.q_norm.weight.data *= 0.25
@@ -172,7 +172,7 @@ def _prepare_gemma4(model: Any, family: Family) -> None:
 
 
 def _proportional(model: Any) -> dict[str, Array]:
-    """Divisors, as files have them, which leave most of a head unturned where a layer sees everything."""
+    """RoPE divisors of full-attention layers, as files store them; 1e30 disables the rotation of most dimensions."""
     frequencies = model.model.rotary_emb.full_attention_inv_freq
     return {"rope_freqs.weight": np.where(frequencies.numpy() > 0, np.float32(1), np.float32(1e30))}
 
@@ -183,7 +183,7 @@ def _gemma4(family: str, **settings: Any) -> Case:
         "Gemma4",
         TIED,
         renamed(r"(layer_scalar)$", r"\1.weight"),
-        beside,
+        gemma4_experts,
         config="Gemma4TextConfig",
         head_dim=16,
         global_head_dim=24,
@@ -202,15 +202,15 @@ def _gemma4(family: str, **settings: Any) -> Case:
 
 
 def _unread_keys(model: Any) -> dict[str, Array]:
-    """What gemma3n's files hold of layers that share another's keys, and nobody reads."""
-    found = {}
+    """Tensors that gemma3n files contain for layers with shared KV; no engine reads them."""
+    tensors = {}
     for index, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         if attention.is_kv_shared_layer:
             first = model.model.layers[0].self_attn
             for name, part in (("attn_k", first.k_proj), ("attn_v", first.v_proj), ("attn_k_norm", first.k_norm)):
-                found[f"blk.{index}.{name}.weight"] = np.full(part.weight.shape, 7, np.float32)
-    return found
+                tensors[f"blk.{index}.{name}.weight"] = np.full(part.weight.shape, 7, np.float32)
+    return tensors
 
 
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
@@ -245,7 +245,7 @@ def _latent(name: str, n_heads: int, **settings: Any) -> Case:
 
 
 def _set_selection_bias(model: Any, family: Family) -> None:
-    """Which is a buffer, and large enough to change choices."""
+    """Set a selection bias (a buffer) that is large enough to change the selected experts."""
     for layer in model.model.layers[1:]:
         bias = layer.mlp.gate.e_score_correction_bias
         bias.copy_(torch.linspace(-0.3, 0.3, len(bias)))
@@ -325,11 +325,11 @@ CASES: dict[str, Case | str] = {
     ),
     "apertus": replace(_case("Apertus", without(r"act_fn"), **_LLAMA3), extra=_llama3_factors, prepare=_set_xielu),
     "arcee": _case("Arcee", interleaved),
-    "gemma": _case("Gemma", TIED, one_added),
+    "gemma": _case("Gemma", TIED, norms_plus_one),
     "gemma2": _case(
         "Gemma2",
         TIED,
-        one_added,
+        norms_plus_one,
         sliding_window=48,
         query_pre_attn_scalar=16,
         attn_logit_softcapping=5.0,
@@ -339,7 +339,7 @@ CASES: dict[str, Case | str] = {
     "gemma3": _case(
         "Gemma3",
         TIED,
-        one_added,
+        norms_plus_one,
         config="Gemma3TextConfig",
         sliding_window=48,
         query_pre_attn_scalar=16,
@@ -390,7 +390,7 @@ CASES: dict[str, Case | str] = {
     "dbrx": _case(
         "Dbrx",
         renamed(r"^transformer\.blocks\.(\d+)\.ffn\.router\.layer\.weight", r"blk.\1.ffn_gate_inp.weight"),
-        side_by_side,
+        concatenated_experts,
         squeezed,
         attn_config={"kv_n_heads": 3, "clip_qkv": 1.5, "rope_theta": 1e4},
         ffn_config={
@@ -415,7 +415,7 @@ CASES: dict[str, Case | str] = {
         prepare=_set_selection_bias,
     ),
     "glm4": _case("Glm4", attention_bias=True, **_rope("default", partial_rotary_factor=0.5)),
-    "nemotron": _case("Nemotron", one_added, norm_eps=1e-5, **_rope("default", partial_rotary_factor=0.5)),
+    "nemotron": _case("Nemotron", norms_plus_one, norm_eps=1e-5, **_rope("default", partial_rotary_factor=0.5)),
     "exaone": _WITHOUT_TRANSFORMERS,
     "minicpm_long": _WITHOUT_TRANSFORMERS,
     "gemma3n": replace(
@@ -441,7 +441,7 @@ CASES: dict[str, Case | str] = {
             },
         ),
         extra=_unread_keys,
-        prepare=_soften,
+        prepare=_scale_norms_down,
     ),
     "gemma4": _gemma4(
         "gemma4",
@@ -486,13 +486,13 @@ CASES: dict[str, Case | str] = {
     "falcon_mamba": _case(
         "FalconMamba", *_STATES, **_MAMBA, mixer_rms_eps=1e-5, note="files have one epsilon for all norms"
     ),
-    "mamba2": _case("Mamba2", squeezed, with_heads, **_MAMBA2, num_heads=18, head_dim=16),
+    "mamba2": _case("Mamba2", squeezed, mamba2_heads, **_MAMBA2, num_heads=18, head_dim=16),
     "granitehybrid": _case(
         "GraniteMoeHybrid",
         interleaved,
         squeezed,
-        with_heads,
-        shared_alone,
+        mamba2_heads,
+        shared_as_dense,
         **_GRANITE,
         **_HYBRID,
         layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
@@ -504,7 +504,7 @@ CASES: dict[str, Case | str] = {
         "GraniteMoeHybrid",
         interleaved,
         squeezed,
-        with_heads,
+        mamba2_heads,
         halved,
         _ROUTER,
         **_GRANITE,
@@ -515,9 +515,9 @@ CASES: dict[str, Case | str] = {
         position_embedding_type="nope",
     ),
     "falcon_h1": _case(
-        "FalconH1", squeezed, with_heads, multiplied(_MULTIPLIERS), **_FALCON_H1, **_MULTIPLIERS, mamba_rms_norm=True
+        "FalconH1", squeezed, mamba2_heads, multiplied(_MULTIPLIERS), **_FALCON_H1, **_MULTIPLIERS, mamba_rms_norm=True
     ),
-    "falcon_h1_plain": _case("FalconH1", TIED, squeezed, with_heads, **_FALCON_H1, mamba_rms_norm=False),
+    "falcon_h1_plain": _case("FalconH1", TIED, squeezed, mamba2_heads, **_FALCON_H1, mamba_rms_norm=False),
     "jamba": _case(
         "Jamba",
         *_STATES,
@@ -543,4 +543,4 @@ CASES: dict[str, Case | str] = {
         block_auto_adjust_ff_dim=False,
     ),
 }
-"""By family; a text where transformers has none, and says why."""
+"""By family; a text explains why transformers has no class."""

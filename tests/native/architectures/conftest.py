@@ -1,4 +1,4 @@
-"""What the tests of architectures share."""
+"""Fixtures of the tests of architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Of torch's: to share matrices this small among several takes longer than to multiply them."""
+    """Run torch with one thread: matrices this small are slower with more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

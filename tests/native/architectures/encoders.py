@@ -1,4 +1,4 @@
-"""Each encoder of the table as a transformers model, and how its tensors become those of a file."""
+"""Each encoder of the table as a transformers model, and the conversion of its tensors to a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from native.architectures.cases import Case
-from native.architectures.conversion import Array, one_added, renamed, without
+from native.architectures.conversion import Array, norms_plus_one, renamed, without
 
 
 def _fused(name: str, values: Array, metadata: Mapping[str, Any]) -> Any:
-    """Queries, keys and values come one by one and are put together by ``extra``."""
+    """Drop separate queries, keys and values: ``extra`` adds the fused matrix."""
     return iter(()) if ".self_attn." in name and "o_proj" not in name else None
 
 
@@ -29,7 +29,7 @@ def _fuse(model: Any) -> dict[str, Array]:
 
 
 def dense_layers() -> dict[str, Array]:
-    """Those that sentence-transformers keeps beside EmbeddingGemma."""
+    """The dense layers that sentence-transformers adds to EmbeddingGemma."""
     rng = np.random.default_rng(5)
     shapes = {"dense_2.weight": (352, 288), "dense_3.weight": (288, 352)}
     return {name: rng.standard_normal(shape).astype(np.float32) / 16 for name, shape in shapes.items()}
@@ -42,7 +42,7 @@ def _dense(states: Array) -> Array:
 
 
 _MASK = {"pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-"""Numbers that the classes want to have; no text is padded here."""
+"""Token ids that the classes require; the tests pad no text."""
 CASES: dict[str, Case] = {
     "bert": Case("BertModel", "BertConfig", _MASK, (without(r"^pooler"),)),
     "nomic_bert": Case(
@@ -85,9 +85,9 @@ CASES: dict[str, Case] = {
                 "full_attention": {"rope_type": "default", "rope_theta": 1e6},
             },
         },
-        (one_added,),
+        (norms_plus_one,),
         extra=lambda model: dense_layers(),
     ),
 }
-AFTERWARDS: Mapping[str, Callable[[Array], Array]] = {"gemma_embedding": _dense}
-"""What a file does to hidden states that the class does not."""
+POST_LAYERS: Mapping[str, Callable[[Array], Array]] = {"gemma_embedding": _dense}
+"""Layers that the file applies to hidden states and the class does not."""

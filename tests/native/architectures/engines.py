@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from native.architectures.cases import CASES, Case
-from native.architectures.conversion import converted, randomize
+from native.architectures.conversion import converted_tensors, randomize
 from slm_conformance.oracle.families import family_model, family_of, family_tensors, write_family
 from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.protocols import Context
@@ -22,14 +22,14 @@ N_PREFILL, N_DECODE = 200, 40
 
 
 class Subject(NamedTuple):
-    """A family's file, and the transformers model that it was made from, None where there is no such class."""
+    """A family's file and the transformers model that it was converted from; None if transformers has no such class."""
 
     path: Path
     model: Any
 
 
 def make_subject(folder: Path, family: str, cases: Mapping[str, Case | str] = CASES) -> Subject:
-    """Random weights of a family: through transformers where it has the class, else from the table alone."""
+    """Random weights of a family, converted from transformers if it has the class, else made from the table."""
     case = cases[family]
     if isinstance(case, str):
         return Subject(family_model(folder, family), None)
@@ -43,13 +43,17 @@ def make_subject(folder: Path, family: str, cases: Mapping[str, Case | str] = CA
 
 def _tensors(family: str, case: Case, model: Any) -> dict[str, StoredTensor]:
     about = family_of(family)
-    found = converted(model, about.architecture, int(str(about.metadata["block_count"])), about.metadata, case.changes)
-    found |= case.extra(model)
-    wanted = family_tensors(family)
-    assert found.keys() == wanted.keys(), f"the conversion differs in {sorted(found.keys() ^ wanted.keys())}"
-    wrong = [name for name, shape in wanted.items() if found[name].shape != shape]
+    tensors = converted_tensors(
+        model, about.architecture, int(str(about.metadata["block_count"])), about.metadata, case.changes
+    )
+    tensors |= case.extra(model)
+    expected_shapes = family_tensors(family)
+    assert tensors.keys() == expected_shapes.keys(), (
+        f"the conversion differs in {sorted(tensors.keys() ^ expected_shapes.keys())}"
+    )
+    wrong = [name for name, shape in expected_shapes.items() if tensors[name].shape != shape]
     assert not wrong, f"the conversion has other shapes of {wrong}"
-    return {name: StoredTensor.pack(values, "f32") for name, values in found.items()}
+    return {name: StoredTensor.pack(values, "f32") for name, values in tensors.items()}
 
 
 def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
@@ -60,19 +64,21 @@ def transformers_logits(model: Any, tokens: Sequence[int]) -> Rows:
 
 
 def transformers_states(model: Any, tokens: Sequence[int]) -> Rows:
-    """Hidden states behind the last norm, float32 [T, E], of one forward pass of a causal language model."""
-    return encoder_states(model.model if model.base_model is model else model.base_model, tokens)  # llama4: images
+    """Hidden states after the last norm, float32 [T, E], of one forward pass of a causal language model."""
+    return encoder_states(
+        model.model if model.base_model is model else model.base_model, tokens
+    )  # llama4: skip the vision model
 
 
 def encoder_states(body: Any, tokens: Sequence[int]) -> Rows:
-    """Likewise, of a model without logits."""
+    """Like ``transformers_states``, of a model without logits."""
     with torch.inference_mode():
         rows: Rows = body(torch.tensor([list(tokens)])).last_hidden_state[0].float().numpy()
     return rows
 
 
 def native_logits(context: Context, tokens: Sequence[int], chunks: Sequence[int]) -> Rows:
-    """Logits after each token, which come in batches of these sizes."""
+    """Logits after each token, decoded in batches of the sizes ``chunks``."""
     rows, start = [], 0
     for n in chunks:
         batch = context.new_batch()

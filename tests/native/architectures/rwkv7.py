@@ -1,8 +1,8 @@
-"""RWKV-7 in the names of its reference implementation, the ``rwkv`` package, and of directories; that package's logits.
+"""RWKV-7 with the tensor names of its reference implementation (the ``rwkv`` package) and of two kinds of directories.
 
-Directories are those of flash-linear-attention, whose class names its tensors so, and whose converter from the
-reference's files does what ``directory_tensors`` does. That class runs on GPUs alone. RWKV's own directories keep the
-reference's names, one word before them.
+The package also computes the expected logits. ``write_directory`` writes the directories of flash-linear-attention:
+``directory_tensors`` converts as its converter does; its class runs only on GPUs. ``write_plain_directory`` writes
+RWKV's own directories, which keep the names of the reference with a prefix.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _OF_DIRECTORIES = {
 
 
 def reference_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a GGUF file as the reference implementation has them."""
-    found: dict[str, torch.Tensor] = {}
+    """The weights of a GGUF file with the names of the reference implementation."""
+    converted: dict[str, torch.Tensor] = {}
     with GgufFile.open(path) as file:
         for name, about in file.tensors.items():
             values = torch.from_numpy(dequantize(file.tensor_data(name), about.ggml_type, about.shape).copy())
-            found |= _of_reference(name, values, file.require("rwkv7.wkv.head_size", int))
-    return found
+            converted |= _reference_names(name, values, file.require("rwkv7.wkv.head_size", int))
+    return converted
 
 
-def _of_reference(name: str, values: torch.Tensor, head_dim: int) -> dict[str, torch.Tensor]:
+def _reference_names(name: str, values: torch.Tensor, head_dim: int) -> dict[str, torch.Tensor]:
     stem, _, kind = name.rpartition(".")
     block = re.match(r"blk\.(\d+)\.(.*)", stem)
     if block is None:
@@ -81,9 +81,9 @@ def _of_reference(name: str, values: torch.Tensor, head_dim: int) -> dict[str, t
 
 
 def reference_logits(folder: Path, tensors: Tensors, tokens: Sequence[int]) -> Rows:
-    """Logits after each token, of the ``rwkv`` package on the CPU in float32; ``folder`` is for its file."""
+    """Logits after each token from the ``rwkv`` package on the CPU in float32; ``folder`` gets its weight file."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it is written in TorchScript
+        warnings.simplefilter("ignore", DeprecationWarning)  # the package uses TorchScript
         patch.setenv("RWKV_V7_ON", "1")
         from rwkv.model import RWKV
 
@@ -94,39 +94,39 @@ def reference_logits(folder: Path, tensors: Tensors, tokens: Sequence[int]) -> R
 
 
 def directory_tensors(tensors: Tensors, *, packed: bool = False) -> dict[str, torch.Tensor]:
-    """The same as directories have them; old ones have the shares of all that is mixed in one, and more in block 0."""
-    found: dict[str, torch.Tensor] = {}
+    """The tensors of a flash-linear-attention directory; ``packed``: the old form, one tensor of shares per layer."""
+    converted: dict[str, torch.Tensor] = {}
     for name, values in tensors.items():
         is_unread = re.fullmatch(r"blocks\.0\.att\.v[012]", name)
         if is_unread and not packed:
             continue
-        theirs = name
+        directory_name = name
         for pattern, replacement in _OF_DIRECTORIES.items():
-            theirs = re.sub(pattern, replacement, theirs)
+            directory_name = re.sub(pattern, replacement, directory_name)
         transposed = re.search(r"\.[wavg][12]$", name) is not None
-        found[theirs] = values.T.contiguous() if transposed else values.clone()
+        converted[directory_name] = values.T.contiguous() if transposed else values.clone()
     for i in range(3):
-        shares = [found.pop(f"model.layers.{i}.attn.x_{letter}").reshape(1, 1, -1) for letter in _SHARES]
+        shares = [converted.pop(f"model.layers.{i}.attn.x_{letter}").reshape(1, 1, -1) for letter in _SHARES]
         names = ["x_x"] if packed else [f"x_{letter}" for letter in _SHARES]
         each = [torch.stack(shares)] if packed else shares
-        found |= {f"model.layers.{i}.attn.{name}": share for name, share in zip(names, each, strict=True)}
-    return found
+        converted |= {f"model.layers.{i}.attn.{name}": share for name, share in zip(names, each, strict=True)}
+    return converted
 
 
 def plain_tensors(tensors: Tensors, *, unread: bool = True) -> dict[str, torch.Tensor]:
-    """The same as RWKV's own directories have them, with what is ``unread`` in block 0."""
-    found: dict[str, torch.Tensor] = {}
+    """The tensors of RWKV's own directories; ``unread`` includes the unused tensors of block 0."""
+    converted: dict[str, torch.Tensor] = {}
     for name, values in tensors.items():
         if not unread and re.fullmatch(r"blocks\.0\.att\.v[012]", name):
             continue
         is_vector = re.search(r"\.x_[rwkvag]$|\.[wav]0$|\.k_[ka]$", name) is not None
-        theirs = name if name == "head.weight" else f"rwkv7.{name}"
-        found[theirs] = values.reshape(1, 1, -1).clone() if is_vector else values.clone()
-    return found
+        directory_name = name if name == "head.weight" else f"rwkv7.{name}"
+        converted[directory_name] = values.reshape(1, 1, -1).clone() if is_vector else values.clone()
+    return converted
 
 
 def write_plain_directory(folder: Path, tensors: Tensors, **stated: Any) -> Path:
-    """A directory with them, what its configuration says but for ``stated``, and its vocabulary as JSON."""
+    """Write RWKV's own directory: weights, a configuration changed by ``stated``, and the vocabulary as JSON."""
     folder.mkdir()
     n_vocab, n_embd = tensors["rwkv7.emb.weight"].shape
     save_file(dict(tensors), folder / "model.safetensors")
@@ -161,7 +161,7 @@ def write_plain_directory(folder: Path, tensors: Tensors, **stated: Any) -> Path
 
 
 def _pieces(n_vocab: int) -> dict[int, bytes]:
-    """The first tokens of the vocabulary, by id."""
+    """The first tokens of the vocabulary by id."""
     lines = VOCABULARY.read_text(encoding="utf-8").split("\n")[: n_vocab - 1]
     literals = [ast.literal_eval(line[line.index(" ") + 1 : line.rindex(" ")]) for line in lines]
     pieces = [literal.encode() if isinstance(literal, str) else literal for literal in literals]
@@ -169,9 +169,9 @@ def _pieces(n_vocab: int) -> dict[int, bytes]:
 
 
 def write_directory(folder: Path, tensors: Tensors, **stated: Any) -> Path:
-    """A directory as it is published: weights, what its configuration says but for ``stated``, and its vocabulary.
+    """Write a flash-linear-attention directory: weights, a configuration changed by ``stated``, and the vocabulary.
 
-    Of that, as many tokens as the model has, the first one apart.
+    The vocabulary has the tokens of the model except token 0.
     """
     folder.mkdir()
     n_vocab, n_embd = tensors["model.embeddings.weight"].shape

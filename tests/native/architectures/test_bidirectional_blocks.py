@@ -1,4 +1,4 @@
-"""Spans against transformers: gemma3's layers with windows, and those without."""
+"""Bidirectional blocks against transformers, in gemma3's layers with and without sliding windows."""
 
 from __future__ import annotations
 

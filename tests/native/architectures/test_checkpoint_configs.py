@@ -1,4 +1,4 @@
-"""What configurations leave out means what transformers takes it to mean."""
+"""Missing keys of configurations have the defaults of transformers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ CLASSES = {
 }
 KINDS = sorted(CLASSES.keys() & set(family_names()))
 TEXTS = {"qwen3_vl": transformers.Qwen3VLTextConfig, "qwen3_vl_moe": transformers.Qwen3VLMoeTextConfig}
-"""Those of models that see images, which lie in a configuration of the whole."""
+"""Text models of vision-language models; their configuration is part of another."""
 CLASSES |= TEXTS
 
 
-def told(stated: dict[str, Any]) -> tuple[Any, ...]:
-    """All that is made of a configuration."""
-    kind = next((name for name, each in TEXTS.items() if each.model_type == stated["model_type"]), None)
-    whole = stated if kind is None else {"model_type": kind, "text_config": stated}
+def parsed(config_keys: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything that is derived from a configuration."""
+    kind = next((name for name, each in TEXTS.items() if each.model_type == config_keys["model_type"]), None)
+    whole = config_keys if kind is None else {"model_type": kind, "text_config": config_keys}
     recipe = recipe_of(Config(Path("config.json"), whole))
     tables = {name: table.tobytes() for name, table in recipe.tables.items()}
     return recipe.architecture, dict(recipe.metadata), recipe.model, list(recipe.blocks), tables, recipe.unused
 
 
-def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
-    """A configuration with every key that its class knows."""
+def full_config(kind: str, **settings: Any) -> dict[str, Any]:
+    """A configuration with all keys that its class knows."""
     size = {"num_hidden_layers": 5, "hidden_size": 288, "num_attention_heads": 9, "num_key_value_heads": 3}
     further = {"head_dim": 16, "query_pre_attn_scalar": 16, "norm_topk_prob": True, "intermediate_size": 96}
     further |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
@@ -57,48 +57,50 @@ def spelled_out(kind: str, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *TEXTS])
-def test_a_key_that_is_left_out_is_the_classs_default(kind):
-    """Leave out each in turn: what is made of the rest is what is made of the default, or the key is asked for."""
-    whole = spelled_out(kind)
-    told(whole)
+def test_missing_keys_have_the_default_of_the_class(kind):
+    """Without any one key, the result equals that with its default, or an error asks for the key."""
+    whole = full_config(kind)
+    parsed(whole)
     compared = 0
     for key in whole:
-        if key in ("model_type", "layer_types", "no_rope_layers"):  # made of other keys when the class was
+        if key in ("model_type", "layer_types", "no_rope_layers"):  # the class derives them from other keys
             continue
         less = {name: value for name, value in whole.items() if name != key}
         try:
             explicit = CLASSES[kind](**{name: value for name, value in less.items() if name != "model_type"}).to_dict()
-        except (StrictDataclassError, ValueError):  # a size that does not go with the rest
+        except (StrictDataclassError, ValueError):  # the default size does not fit the other sizes
             continue
         try:
-            found = told(less)
+            actual = parsed(less)
         except (UnsupportedModel, InvalidModelFile) as error:
-            found = str(error)
+            actual = str(error)
         try:
-            wanted = told(explicit)
+            expected = parsed(explicit)
         except (UnsupportedModel, InvalidModelFile) as error:
-            assert isinstance(found, str), (
-                f"without {key!r} it is read, but transformers takes what is refused: {error}"
+            assert isinstance(actual, str), (
+                f"accepted without {key!r}, but refused with the default of transformers: {error}"
             )
             continue
-        if isinstance(found, str):
-            assert re.search(rf"'(text_config\.)?({key}|rope_\w+\.\w+)' is missing", found), f"without {key!r}: {found}"
+        if isinstance(actual, str):
+            assert re.search(rf"'(text_config\.)?({key}|rope_\w+\.\w+)' is missing", actual), (
+                f"without {key!r}: {actual}"
+            )
             continue
-        assert found == wanted, f"{key!r} is taken for something else where it is missing"
+        assert actual == expected, f"a missing {key!r} means something else here than in transformers"
         compared += 1
     assert compared > len(whole) // 2
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *TEXTS])
 def test_every_key_of_the_class_is_read_or_refused(kind):
-    """What transformers may act on is known here: with every key spelled out, nothing is unknown."""
-    told(spelled_out(kind))
+    """With all keys of the class none is unknown, so no key that transformers uses is ignored."""
+    parsed(full_config(kind))
     with pytest.raises(UnsupportedModel, match=r"'(text_config\.)?abacus' is 3, which is unknown here"):
-        told({**spelled_out(kind), "abacus": 3})
+        parsed({**full_config(kind), "abacus": 3})
 
 
 @pytest.mark.parametrize("kind", sorted({"llama", "qwen3", "granite", "smollm3"} & set(KINDS)))
-def test_frequencies_of_llama_3_are_those_of_transformers(kind):
+def test_llama3_rope_frequencies_equal_transformers(kind):
     rope = {
         "rope_type": "llama3",
         "rope_theta": 5e5,
@@ -109,11 +111,11 @@ def test_frequencies_of_llama_3_are_those_of_transformers(kind):
     }
     config = CLASSES[kind](**{**_sizes(), "rope_parameters": rope})
     compute = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"]
-    wanted = compute(config, "cpu")[0].double().numpy()
+    expected = compute(config, "cpu")[0].double().numpy()
     recipe = recipe_of(Config(Path("config.json"), config.to_dict()))
     plain = 5e5 ** -(np.arange(8) / 8)
-    # transformers computes in float32: powers, a quotient and a product, each off by a half of 2 ** -23.
-    np.testing.assert_allclose(plain / recipe.tables["rope_freqs.weight"], wanted, rtol=4 * 2**-23)
+    # transformers computes powers, a quotient and a product in float32: each errs by half of 2 ** -23.
+    np.testing.assert_allclose(plain / recipe.tables["rope_freqs.weight"], expected, rtol=4 * 2**-23)
 
 
 def _sizes() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Directories of transformers models, against transformers, and against GGUF files of the same weights."""
+"""Directories of transformers models against transformers and against GGUF files of the same weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
 from slm_core.types import Capability
 
-N_TOKENS = 60  # more than the windows of the families
+N_TOKENS = 60  # longer than the sliding windows of the families
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
 OPTIONS = exact(n_ctx=N_TOKENS, n_batch=N_TOKENS)
-COMPUTED = {"rope_freqs.weight": 2**-22}
-"""Tables that both sides compute in their own way, in float32: an error of a half and one rounding."""
-READ = [
+COMPUTED_TABLES = {"rope_freqs.weight": 2**-22}
+"""Relative tolerances of tables that both sides compute in float32: a half and one rounding."""
+FAMILIES_WITH_DIRECTORIES = [
     name
     for name, case in CASES.items()
     if not isinstance(case, str)
     and TEXT_ONLY not in case.note
     and getattr(transformers, case.config).model_type in family_names()
 ]
-"""Families that are read from directories, too."""
+"""Families that can be loaded from directories."""
 
 
-OF_OTHER_CODE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+REMOTE_CODE_FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "internlm2": (
         "llama",
         {
@@ -63,7 +63,7 @@ OF_OTHER_CODE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"scale_emb": 3.0, "scale_depth": 0.4 * 3**0.5, "dim_model_base": 144, "rope_theta": 1e4},
     ),
     "exaone": (
-        "qwen2",  # without its biases, which are set to 0
+        "qwen2",  # its biases are set to 0
         {
             r"model\.embed_tokens": "transformer.wte",
             r"model\.layers": "transformer.h",
@@ -79,11 +79,11 @@ OF_OTHER_CODE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"num_layers": 3, "layer_norm_epsilon": 1e-5, "activation_function": "silu", "rope_theta": 1e4},
     ),
 }
-"""Families that transformers has no class for: one that computes the same, names, and what configurations say."""
+"""Families without a class in transformers: an equivalent class, the names of tensors, keys of configurations."""
 
 
 class Saved(NamedTuple):
-    """A family's file, its model, and the same as a directory."""
+    """A family's file and model, and the directory of the model."""
 
     family: str
     subject: Subject
@@ -95,7 +95,7 @@ def tokens(random_tokens) -> list[int]:
     return random_tokens(N_TOKENS)
 
 
-@pytest.fixture(scope="module", params=READ)
+@pytest.fixture(scope="module", params=FAMILIES_WITH_DIRECTORIES)
 def saved(request, tmp_path_factory) -> Saved:
     folder = tmp_path_factory.mktemp("family")
     subject = make_subject(folder, request.param)
@@ -108,31 +108,33 @@ def llama(tmp_path) -> Saved:
     return Saved("llama", subject, save_directory(subject.model, tmp_path / "hf"))
 
 
-def test_a_directory_holds_what_the_gguf_file_holds(saved):
-    """The same model, number by number, so that the same forward pass gives the same logits."""
+def test_a_directory_equals_the_gguf_file(saved):
+    """The same tensors and the same spec, so that the same forward pass gives the same logits."""
     with Checkpoint(saved.folder) as directory, GgufFile.open(saved.subject.path) as file:
         used = {name for name, tensor in read_spec(file).tensors() if tensor.used and name in file.tensors}
         assert directory.tensors.keys() == used
         for name in used:
-            found, wanted = directory.tensor_data(name), file.tensor_data(name)
-            if name in COMPUTED:
-                np.testing.assert_allclose(found.view(np.float32), wanted.view(np.float32), rtol=COMPUTED[name])
+            actual, expected = directory.tensor_data(name), file.tensor_data(name)
+            if name in COMPUTED_TABLES:
+                np.testing.assert_allclose(
+                    actual.view(np.float32), expected.view(np.float32), rtol=COMPUTED_TABLES[name]
+                )
             else:
                 assert directory.tensors[name].shape == file.tensors[name].shape
-                assert found.tobytes() == wanted.tobytes(), f"{name} differs"
+                assert actual.tobytes() == expected.tobytes(), f"{name} differs"
         assert read_spec(directory) == read_spec(file)
 
 
-def test_a_directory_gives_the_logits_of_transformers(saved, load, tokens, assert_close):
-    wanted = transformers_logits(saved.subject.model, tokens)
+def test_logits_of_a_directory_equal_transformers(saved, load, tokens, assert_close):
+    expected = transformers_logits(saved.subject.model, tokens)
     with load(saved.folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
 
 
-@pytest.mark.parametrize("kind", OF_OTHER_CODE)
-def test_families_with_code_of_their_own(tmp_path, load, tokens, assert_close, kind):
-    """Names and keys are those of published directories; the oracle is a class that computes the same."""
-    family, names, stated = OF_OTHER_CODE[kind]
+@pytest.mark.parametrize("kind", REMOTE_CODE_FAMILIES)
+def test_families_with_remote_code(tmp_path, load, tokens, assert_close, kind):
+    """The directories have published names and keys; the oracle is an equivalent class of transformers."""
+    family, names, stated = REMOTE_CODE_FAMILIES[kind]
     model = make_subject(tmp_path, family).model
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -142,7 +144,7 @@ def test_families_with_code_of_their_own(tmp_path, load, tokens, assert_close, k
         for layer in model.model.layers:
             layer.self_attn.scaling = 0.25
     folder = save_directory(model, tmp_path / "hf")
-    change_tensors(folder, lambda found: _by_other_names(kind, found, names))
+    change_tensors(folder, lambda tensors: _renamed_tensors(kind, tensors, names))
     keep = "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers vocab_size"
     keep += " num_key_value_heads rms_norm_eps tie_word_embeddings head_dim" if kind != "exaone" else " head_dim"
     known = {*keep.split(), "num_key_value_heads"}
@@ -150,17 +152,17 @@ def test_families_with_code_of_their_own(tmp_path, load, tokens, assert_close, k
         folder,
         lambda had: {key: value for key, value in had.items() if key in known} | stated | {"model_type": kind},
     )
-    wanted = transformers_logits(model, tokens)
+    expected = transformers_logits(model, tokens)
     with load(folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
 
 
-def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    tensors = {name: tensor for name, tensor in found.items() if not name.endswith("bias")}
+def _renamed_tensors(kind: str, state_dict: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    tensors = {name: tensor for name, tensor in state_dict.items() if not name.endswith("bias")}
     if kind == "internlm2":
         for i in range(3):
             parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
-            heads = [part.reshape(3, -1, 16, part.shape[1]) for part in parts]  # a group, its heads, their rows
+            heads = [part.reshape(3, -1, 16, part.shape[1]) for part in parts]  # [groups, heads, rows, width]
             tensors[f"model.layers.{i}.attention.wqkv.weight"] = torch.cat(heads, 1).flatten(0, 2)
     for pattern, replacement in names.items():
         tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
@@ -168,18 +170,18 @@ def _by_other_names(kind: str, found: dict[str, torch.Tensor], names: dict[str, 
 
 
 def test_every_kind_of_directory_is_tested():
-    """But for those that wrap another, RWKV-7 and encoders, which have tests of their own."""
-    kinds = {getattr(transformers, CASES[name].config).model_type for name in READ}
+    """Other tests cover vision-language models, RWKV-7 and encoders."""
+    kinds = {getattr(transformers, CASES[name].config).model_type for name in FAMILIES_WITH_DIRECTORIES}
     images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
-    apart = images | {"bert", "modernbert", "nomic_bert", "rwkv7"}
-    assert set(family_names()) - kinds == apart | OF_OTHER_CODE.keys()
+    tested_elsewhere = images | {"bert", "modernbert", "nomic_bert", "rwkv7"}
+    assert set(family_names()) - kinds == tested_elsewhere | REMOTE_CODE_FAMILIES.keys()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_read_as_it_lies(tmp_path, llama, tier, load, tokens, assert_close, dtype):
-    """Weights of 16 bits are float32 numbers, too, and products of few rows with them are in float32 in every tier."""
+def test_half_precision_weights_are_not_converted(tmp_path, llama, tier, load, tokens, assert_close, dtype):
+    """16-bit weights are exact in float32, and all tiers compute products of few rows with them in float32."""
     model = llama.subject.model
-    for parameter in model.parameters():  # not the buffers: rotations stay in float32
+    for parameter in model.parameters():  # not the buffers: RoPE stays in float32
         parameter.data = parameter.data.to(dtype)
     folder = save_directory(model, tmp_path / "half")
     for parameter in model.parameters():
@@ -188,13 +190,13 @@ def test_half_precision_is_read_as_it_lies(tmp_path, llama, tier, load, tokens, 
         kind = "BF16" if dtype == torch.bfloat16 else "F16"
         assert directory.tensors["blk.0.ffn_up.weight"].ggml_type.name == kind
     with load(folder, tier).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [6] * (N_TOKENS // 6))
-    assert_close(found, transformers_logits(model, tokens), BOUND)
+        logits = native_logits(context, tokens, [6] * (N_TOKENS // 6))
+    assert_close(logits, transformers_logits(model, tokens), BOUND)
 
 
 @pytest.mark.parametrize("per", ["matrix", "row", "block"])
-def test_fp8_is_read_with_its_scales(tmp_path, llama, load, tokens, assert_close, per):
-    """The oracle is torch's type; a product of code and scale is read as the nearest BF16, and so is it here."""
+def test_fp8_weights_are_read_with_their_scales(tmp_path, llama, load, tokens, assert_close, per):
+    """The oracle is torch's fp8 type. Both sides round the product of code and scale to BF16."""
     model, folder = llama.subject.model, llama.folder
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -208,10 +210,10 @@ def test_fp8_is_read_with_its_scales(tmp_path, llama, load, tokens, assert_close
             packed[name], packed[f"{name}_scale{'_inv' * (per == 'block')}"] = codes, scales
             packed[name.replace("weight", "input_scale")] = torch.ones(1)
     change_tensors(folder, lambda _: packed)
-    change_config(folder, lambda stated: {**stated, "quantization_config": _about(per)})
-    wanted = transformers_logits(model, tokens)
+    change_config(folder, lambda stated: {**stated, "quantization_config": _quantization_config(per)})
+    expected = transformers_logits(model, tokens)
     with load(folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
 
 
 def _fp8(tensor: torch.Tensor, per: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,7 +229,7 @@ def _fp8(tensor: torch.Tensor, per: str) -> tuple[torch.Tensor, torch.Tensor]:
     return (tensor / wide).to(torch.float8_e4m3fn), scales
 
 
-def _about(per: str) -> dict[str, object]:
+def _quantization_config(per: str) -> dict[str, object]:
     if per == "block":
         return {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
     return {
@@ -238,15 +240,15 @@ def _about(per: str) -> dict[str, object]:
     }
 
 
-def test_mxfp4_is_read_as_it_lies(tmp_path, load, tokens, assert_close):
-    """The oracle is what transformers makes of the codes."""
+def test_mxfp4_weights_are_not_converted(tmp_path, load, tokens, assert_close):
+    """The oracle is the dequantization of transformers."""
     subject = make_subject(tmp_path, "gpt_oss")
     model, folder = subject.model, save_directory(subject.model, tmp_path / "hf")
     generator, packed = torch.Generator().manual_seed(3), {}
     for name, tensor in model.state_dict().items():
         packed[name] = tensor
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            shape = (len(tensor), tensor.shape[2], tensor.shape[1] // 32)  # rows are of what comes out
+            shape = (len(tensor), tensor.shape[2], tensor.shape[1] // 32)  # rows are outputs
             blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
             scales = torch.randint(118, 124, shape, generator=generator, dtype=torch.uint8)
             tensor.copy_(dequantize_convertops(blocks, scales, torch.float32))
@@ -258,9 +260,9 @@ def test_mxfp4_is_read_as_it_lies(tmp_path, load, tokens, assert_close):
     with Checkpoint(folder) as directory:
         gates = directory.tensors["blk.0.ffn_gate_exps.weight"]
         assert (gates.ggml_type.name, gates.shape) == ("MXFP4", (7, 160, 288))
-        found = dequantize(directory.tensor_data(gates.name), gates.ggml_type, gates.shape)
-        wanted = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"][:, :, ::2].swapaxes(1, 2)
-        assert (found == wanted.numpy()).all()
+        dequantized = dequantize(directory.tensor_data(gates.name), gates.ggml_type, gates.shape)
+        expected = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"][:, :, ::2].swapaxes(1, 2)
+        assert (dequantized == expected.numpy()).all()
     with load(folder).new_context(OPTIONS) as context:
         logits = native_logits(context, tokens, [N_TOKENS])
     assert_close(logits, transformers_logits(model, tokens), BOUND)
@@ -271,22 +273,25 @@ def test_mxfp4_is_read_as_it_lies(tmp_path, load, tokens, assert_close):
         Checkpoint(folder)
 
 
-def test_yarn_is_not_rounded_where_a_directory_says_so(tmp_path, load, tokens, assert_close):
-    """GGUF cannot say it, so that a key of ours does; rounded, the ramp would be another."""
+def test_yarn_without_truncation(tmp_path, load, tokens, assert_close):
+    """GGUF has no key for it, so slm-core adds one. Truncation changes the ramp, and so the logits."""
     model = make_subject(tmp_path, "gpt_oss").model
-    model.config.rope_parameters = {**model.config.rope_parameters, "truncate": False}  # others have this dictionary
+    model.config.rope_parameters = {
+        **model.config.rope_parameters,
+        "truncate": False,
+    }  # a copy: other models share the dictionary
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     folder = save_directory(model, tmp_path / "hf")
-    wanted = transformers_logits(model, tokens)
+    expected = transformers_logits(model, tokens)
     with load(folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
     change_config(folder, lambda stated: {**stated, "rope_parameters": stated["rope_parameters"] | {"truncate": True}})
     with load(folder).new_context(OPTIONS) as context:
-        rounded = native_logits(context, tokens, [N_TOKENS])
-    assert np.linalg.norm(rounded - wanted) > 10 * BOUND * np.linalg.norm(wanted)
+        truncated = native_logits(context, tokens, [N_TOKENS])
+    assert np.linalg.norm(truncated - expected) > 10 * BOUND * np.linalg.norm(expected)
 
 
-def test_falcon_mamba_has_two_epsilons(tmp_path, load, tokens, assert_close):
+def test_the_two_epsilons_of_falcon_mamba(tmp_path, load, tokens, assert_close):
     model = make_subject(tmp_path, "falcon_mamba").model
     model.config.mixer_rms_eps = 0.5
     for layer in model.backbone.layers:
@@ -295,36 +300,36 @@ def test_falcon_mamba_has_two_epsilons(tmp_path, load, tokens, assert_close):
         layer.mixer.rms_eps = 0.5
     folder = save_directory(model, tmp_path / "hf")
     with load(folder).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [N_TOKENS])
-    assert_close(found, transformers_logits(model, tokens), BOUND)
+        logits = native_logits(context, tokens, [N_TOKENS])
+    assert_close(logits, transformers_logits(model, tokens), BOUND)
 
 
 @pytest.mark.parametrize("family", ["gemma3n", "gemma4"])
-def test_keys_that_are_not_read_may_be_there(tmp_path, family):
-    """Published directories have them of layers that read another's, and what transformers saves has not."""
+def test_unread_tensors_of_shared_kv_layers_are_accepted(tmp_path, family):
+    """Published directories have keys and values for layers with shared KV; transformers does not save them."""
     subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
     last = f"model.layers.{subject.model.config.num_hidden_layers - 1}.self_attn"
     unread = {f"{last}.{name}.weight": torch.ones(2, 3) for name in ("k_proj", "v_proj", "k_norm")}
-    change_tensors(folder, lambda found: {**found, **unread})
+    change_tensors(folder, lambda tensors: {**tensors, **unread})
     with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
         assert read_spec(directory) == read_spec(file)
-    change_tensors(folder, lambda found: {**found, "model.layers.0.self_attn.qk_norm.weight": torch.ones(2)})
+    change_tensors(folder, lambda tensors: {**tensors, "model.layers.0.self_attn.qk_norm.weight": torch.ones(2)})
     with pytest.raises(UnsupportedModel, match="qk_norm"):
         Checkpoint(folder)
 
 
-def test_the_first_mistral_slides(tmp_path, load, tokens, assert_close):
-    """GGUF files of it do not say so; directories do."""
+def test_the_sliding_window_of_the_first_mistral(tmp_path, load, tokens, assert_close):
+    """Directories declare the window; GGUF files do not."""
     subject = make_subject(tmp_path, "mistral")
     subject.model.config.sliding_window = 16
     folder = save_directory(subject.model, tmp_path / "hf")
     with load(folder).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [N_TOKENS])
-    assert_close(found, transformers_logits(subject.model, tokens), BOUND)
+        logits = native_logits(context, tokens, [N_TOKENS])
+    assert_close(logits, transformers_logits(subject.model, tokens), BOUND)
 
 
-def test_shards_are_one_model(llama, tmp_path, load, tokens):
+def test_shards_are_loaded_as_one_model(llama, tmp_path, load, tokens):
     sharded = save_directory(llama.subject.model, tmp_path / "shards", max_shard_size="1MB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
     rows = []
@@ -333,14 +338,14 @@ def test_shards_are_one_model(llama, tmp_path, load, tokens):
             rows.append(native_logits(context, tokens, [N_TOKENS]))
     assert (rows[0] == rows[1]).all()
     with Checkpoint(llama.folder) as one, Checkpoint(sharded) as several:
-        assert one.fingerprint() == several.fingerprint(), "how files are cut is no content"
-    change_tensors(llama.folder, lambda found: {**found, "model.norm.weight": found["model.norm.weight"] + 1})
+        assert one.fingerprint() == several.fingerprint(), "the fingerprint must not depend on the shards"
+    change_tensors(llama.folder, lambda tensors: {**tensors, "model.norm.weight": tensors["model.norm.weight"] + 1})
     with Checkpoint(llama.folder) as one, Checkpoint(sharded) as several:
         assert one.fingerprint() != several.fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("family", "vision", "further"),
+    ("family", "vision", "extra_config"),
     [
         ("gemma3", "vision_tower.vision_model.embeddings.weight", {"mm_tokens_per_image": 256}),
         ("llama4", "vision_model.class_embedding", {"image_token_index": 300, "tie_word_embeddings": False}),
@@ -351,15 +356,15 @@ def test_shards_are_one_model(llama, tmp_path, load, tokens):
         ("gemma4", "model.audio_tower.x", {"video_token_id": 300}),
     ],
 )
-def test_a_model_that_sees_images_is_read_as_its_text_model(
-    tmp_path, load, tokens, assert_close, caplog, family, vision, further
+def test_vision_language_models_are_loaded_as_their_text_model(
+    tmp_path, load, tokens, assert_close, caplog, family, vision, extra_config
 ):
-    """Below ``language_model``, as transformers stored it before version 5, or below ``model``, as it does since."""
+    """The prefix is ``language_model`` before transformers 5, and ``model`` since then."""
     subject = make_subject(tmp_path, family)
     folder = save_directory(subject.model, tmp_path / "hf")
     image = {vision: torch.ones(2, 3), f"{vision}.y": torch.ones(2)}
-    beginning = ("^model.", "model.language_model.") if vision.startswith("model.") else ("^", "language_model.")
-    change_tensors(folder, lambda found: {re.sub(*beginning, name): each for name, each in found.items()} | image)
+    prefix_change = ("^model.", "model.language_model.") if vision.startswith("model.") else ("^", "language_model.")
+    change_tensors(folder, lambda logits: {re.sub(*prefix_change, name): each for name, each in logits.items()} | image)
     change_config(
         folder,
         lambda stated: {
@@ -367,25 +372,25 @@ def test_a_model_that_sees_images_is_read_as_its_text_model(
             "model_type": family,
             "text_config": {key: value for key, value in stated.items() if key != "architectures"},
             "vision_config": {"model_type": "siglip_vision_model"},
-            **further,
+            **extra_config,
         },
     )
     with caplog.at_level(logging.INFO), load(folder).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [N_TOKENS])
-    assert_close(found, transformers_logits(subject.model, tokens), BOUND)
+        logits = native_logits(context, tokens, [N_TOKENS])
+    assert_close(logits, transformers_logits(subject.model, tokens), BOUND)
     assert "2 tensors change nothing here" in caplog.text
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_text_model_of_qwen2_vl(tmp_path, nested):
-    """As it was published, and as transformers saves it; what sections do has a test of its own."""
+    """As published and as saved by transformers; another test compares M-RoPE."""
     subject = make_subject(tmp_path, "qwen2vl")
     folder = save_directory(subject.model, tmp_path / "hf")
     prefix = "model.language_model." if nested else "model."
     change_tensors(
         folder,
-        lambda found: {
-            **{re.sub(r"^model\.", prefix, name): each for name, each in found.items()},
+        lambda tensors: {
+            **{re.sub(r"^model\.", prefix, name): each for name, each in tensors.items()},
             "visual.merger.x": torch.ones(2),
         },
     )
@@ -406,39 +411,39 @@ def test_the_text_model_of_qwen2_vl(tmp_path, nested):
 @pytest.mark.parametrize("family", ["qwen3vl", "qwen3vlmoe"])
 @pytest.mark.parametrize("n_deep", [0, 2])
 def test_the_text_model_of_qwen3_vl(tmp_path, load, tokens, assert_close, family, n_deep):
-    """As transformers saves the whole model. Blocks that add rows of images leave text as it is, and refuse a grid."""
+    """As transformers saves the whole model. With DeepStack, text logits are equal, but M-RoPE is not supported."""
     subject = make_subject(tmp_path, family)
-    whole = _that_sees(subject.model, n_deep)
+    whole = _as_vision_language_model(subject.model, n_deep)
     folder = save_directory(whole, tmp_path / "hf")
     with Checkpoint(folder) as directory, GgufFile.open(subject.path) as file:
         assert directory.tensors.keys() == file.tensors.keys()
         assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
-        found, in_sections = read_spec(directory), read_spec(file)
-        without = [replace(layer, rope=replace(layer.rope, sections=())) for layer in in_sections.layers]
-        assert found == (replace(in_sections, layers=tuple(without)) if n_deep else in_sections)
+        directory_spec, file_spec = read_spec(directory), read_spec(file)
+        layers_without_sections = [replace(layer, rope=replace(layer.rope, sections=())) for layer in file_spec.layers]
+        assert directory_spec == (replace(file_spec, layers=tuple(layers_without_sections)) if n_deep else file_spec)
     with load(folder).new_context(OPTIONS) as context:
         assert (Capability.MROPE_POSITIONS in context.capabilities) == (n_deep == 0)
         assert_close(native_logits(context, tokens, [N_TOKENS]), transformers_logits(whole, tokens), BOUND)
 
 
-def test_experts_of_qwen3_vl_lie_either_way(tmp_path, load, tokens, assert_close):
-    """Published directories have them (in, out), with a key more; transformers 5 reads those, and saves (out, in)."""
-    whole = _that_sees(make_subject(tmp_path, "qwen3vlmoe").model, 2)
+def test_experts_of_qwen3_vl_may_be_transposed(tmp_path, load, tokens, assert_close):
+    """Published directories store (in, out) and one more key; transformers 5 reads them, but saves (out, in)."""
+    whole = _as_vision_language_model(make_subject(tmp_path, "qwen3vlmoe").model, 2)
     folder = save_directory(whole, tmp_path / "hf")
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def published(found):
-        shapes.update({name.rsplit(".", 1)[-1]: each.shape for name, each in found.items() if ".experts." in name})
-        return {name: each.swapaxes(1, 2) if ".experts." in name else each for name, each in found.items()}
+    def published(tensors):
+        shapes.update({name.rsplit(".", 1)[-1]: each.shape for name, each in tensors.items() if ".experts." in name})
+        return {name: each.swapaxes(1, 2) if ".experts." in name else each for name, each in tensors.items()}
 
     change_tensors(folder, published)
-    assert shapes == {"gate_up_proj": (7, 2 * 64, 288), "down_proj": (7, 288, 64)}, "transformers saves them otherwise"
+    assert shapes == {"gate_up_proj": (7, 2 * 64, 288), "down_proj": (7, 288, 64)}, "transformers saves other shapes"
     change_config(folder, lambda stated: stated | {"text_config": stated["text_config"] | {"norm_topk_prob": True}})
     again = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(folder)
-    wanted = transformers_logits(again, tokens)
-    assert_close(transformers_logits(whole, tokens), wanted, BOUND)
+    expected = transformers_logits(again, tokens)
+    assert_close(transformers_logits(whole, tokens), expected, BOUND)
     with load(folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
 
 
 @pytest.mark.parametrize(
@@ -449,25 +454,31 @@ def test_experts_of_qwen3_vl_lie_either_way(tmp_path, load, tokens, assert_close
         ("gate_up_proj", (7, 126, 288), r"not \(7, 64, 288\)"),
     ],
 )
-def test_other_experts_of_qwen3_vl_are_refused(tmp_path, load, name, shape, message):
-    folder = save_directory(_that_sees(make_subject(tmp_path, "qwen3vlmoe").model, 2), tmp_path / "hf")
+def test_wrong_experts_of_qwen3_vl_are_refused(tmp_path, load, name, shape, message):
+    folder = save_directory(_as_vision_language_model(make_subject(tmp_path, "qwen3vlmoe").model, 2), tmp_path / "hf")
     there = f"model.language_model.layers.1.mlp.experts.{name}"
-    change_tensors(folder, lambda found: {**found, there: torch.ones(shape)})
+    change_tensors(folder, lambda tensors: {**tensors, there: torch.ones(shape)})
     with pytest.raises(InvalidModelFile, match=message) as raised:
         load(folder)
     assert "\n" not in str(raised.value)
 
 
-def _that_sees(model: Any, n_deep: int) -> Any:
-    """A model that sees images, with the weights of one that does not."""
+def _as_vision_language_model(model: Any, n_deep: int) -> Any:
+    """A vision-language model with the weights of a text model."""
     kind = {"qwen3": "Qwen3VL", "qwen3_moe": "Qwen3VLMoe"}[model.config.model_type]
     known = getattr(transformers, f"{kind}TextConfig")().to_dict().keys() - {"model_type"}
     stated = {key: value for key, value in model.config.to_dict().items() if key in known}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
-    sees = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "num_position_embeddings": 16}
-    sees |= {"out_hidden_size": stated["hidden_size"], "deepstack_visual_indexes": list(range(n_deep))}
-    about = {"text_config": stated | {"rope_parameters": rope}, "vision_config": sees}
-    config = getattr(transformers, f"{kind}Config")(**about)
+    vision_config = {
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+        "num_position_embeddings": 16,
+    }
+    vision_config |= {"out_hidden_size": stated["hidden_size"], "deepstack_visual_indexes": list(range(n_deep))}
+    config_keys = {"text_config": stated | {"rope_parameters": rope}, "vision_config": vision_config}
+    config = getattr(transformers, f"{kind}Config")(**config_keys)
     whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     whole.model.language_model.load_state_dict(model.model.state_dict())
     whole.lm_head.load_state_dict(model.lm_head.state_dict())
@@ -483,8 +494,8 @@ def _that_sees(model: Any, n_deep: int) -> Any:
         ({"abacus": 3}, UnsupportedModel, "'text_config.rope_parameters.abacus' is 3"),
     ],
 )
-def test_other_positions_of_qwen3_vl_are_refused(tmp_path, load, change, error, message):
-    folder = save_directory(_that_sees(make_subject(tmp_path, "qwen3vl").model, 2), tmp_path / "hf")
+def test_wrong_rope_parameters_of_qwen3_vl_are_refused(tmp_path, load, change, error, message):
+    folder = save_directory(_as_vision_language_model(make_subject(tmp_path, "qwen3vl").model, 2), tmp_path / "hf")
 
     def changed(stated):
         stated["text_config"]["rope_parameters"] |= change
@@ -507,7 +518,7 @@ def test_other_positions_of_qwen3_vl_are_refused(tmp_path, load, change, error, 
         ),
     ],
 )
-def test_old_and_new_configurations_of_positions_mean_the_same(llama, old, new):
+def test_old_and_new_rope_configurations_mean_the_same(llama, old, new):
     specs = []
     for stated_rope in (old, new):
         change_config(
@@ -542,7 +553,7 @@ def test_old_and_new_configurations_of_positions_mean_the_same(llama, old, new):
         ("eos_token_id", "x", InvalidModelFile, "accepted: tokens"),
     ],
 )
-def test_what_is_not_implemented_or_cannot_be_is_refused(llama, key, value, error, message, load):
+def test_wrong_configurations_are_refused(llama, key, value, error, message, load):
     def change(stated):
         without = {k: v for k, v in stated.items() if not (key == "rope_scaling" and k == "rope_parameters")}
         return {**without, key: value}
@@ -553,31 +564,31 @@ def test_what_is_not_implemented_or_cannot_be_is_refused(llama, key, value, erro
     assert "\n" not in str(raised.value)
 
 
-def test_tensors_that_are_too_many_or_missing_are_named(llama, load):
-    change_tensors(llama.folder, lambda found: {**found, "model.layers.0.abacus.weight": torch.ones(3)})
+def test_unknown_and_missing_tensors_are_named(llama, load):
+    change_tensors(llama.folder, lambda tensors: {**tensors, "model.layers.0.abacus.weight": torch.ones(3)})
     with pytest.raises(UnsupportedModel, match="abacus"):
         load(llama.folder)
     change_tensors(
-        llama.folder, lambda found: {k: v for k, v in found.items() if "abacus" not in k and "lm_head" not in k}
+        llama.folder, lambda tensors: {k: v for k, v in tensors.items() if "abacus" not in k and "lm_head" not in k}
     )
     with pytest.raises(InvalidModelFile, match=r"lm_head\.weight"):
         load(llama.folder)
 
 
-def test_a_tied_matrix_that_is_stored_all_the_same_is_not_used(llama, load):
+def test_a_stored_output_matrix_is_ignored_if_tied(llama, load):
     change_config(llama.folder, lambda stated: {**stated, "tie_word_embeddings": True})
     with Checkpoint(llama.folder) as directory:
         assert "output.weight" not in directory.tensors
 
 
-def test_the_page_lists_every_kind():
+def test_the_page_lists_every_model_type():
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     listed = re.search(r"- `model_type`: (.*?)\.\n", page, re.DOTALL)
     assert listed is not None
     assert re.findall(r"`(\w+)`", listed[1]) == family_names()
 
 
-def test_a_directorys_template_is_the_chats(llama):
+def test_chats_use_the_template_of_the_directory(llama):
     (llama.folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
@@ -589,7 +600,7 @@ def test_a_directorys_template_is_the_chats(llama):
         assert "".join(segment.text for segment in segments) == "<user>hi"
 
 
-def test_tokens_that_end_answers_are_those_of_both_configurations(llama):
+def test_eog_tokens_come_from_both_configurations(llama):
     change_config(llama.folder, lambda stated: {**stated, "eos_token_id": 7})
     (llama.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     with slm.load(llama.folder, backend="native") as model:

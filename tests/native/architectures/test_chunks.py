@@ -1,4 +1,4 @@
-"""Llama 4's chunks and temperatures, which begin to matter at 8192 positions, at a length that a test can have."""
+"""Chunked attention and attention temperatures of Llama 4, with limits of 64 and 48 positions instead of 8192."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def subject(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [[200, *[1] * 40], [17] * 14 + [2], [64, 128, 48], [240]])
-def test_chunks_are_those_of_transformers_however_a_prompt_is_fed(
+def test_attention_chunks_equal_transformers_for_any_batch_sizes(
     subject, sizes, tier, load, random_tokens, assert_close
 ):
     tokens = random_tokens(240)
     with load(subject.path, tier).new_context(exact(n_ctx=240, n_batch=240)) as context:
-        found = native_logits(context, tokens, sizes)
-    assert_close(found, transformers_logits(subject.model, tokens), 1e-4)
+        actual = native_logits(context, tokens, sizes)
+    assert_close(actual, transformers_logits(subject.model, tokens), 1e-4)
 
 
-def test_sequences_of_a_batch_have_chunks_of_their_own(subject, tier, load, random_tokens, assert_close):
+def test_each_sequence_of_a_batch_has_its_own_attention_chunks(subject, tier, load, random_tokens, assert_close):
     first, second = random_tokens(150), random_tokens(100, seed=5)
     with load(subject.path, tier).new_context(exact(n_ctx=512, n_batch=512, n_seq_max=2)) as context:
         batch = context.new_batch()
-        for i in range(0, 150, 10):  # their tokens in turns
+        for i in range(0, 150, 10):  # interleaved tokens
             batch.extend(first[i : i + 10], Pos(0, i), logits="all")
             batch.extend(second[i : i + 10], Pos(1, i), logits="all")
         rows = context.decode(batch).copy()
-        of_second = np.array([i // 10 % 2 == 1 for i in range(200)] + [False] * 50)
-    assert_close(rows[~of_second], transformers_logits(subject.model, first), 1e-4)
-    assert_close(rows[of_second], transformers_logits(subject.model, second), 1e-4)
+        is_second = np.array([i // 10 % 2 == 1 for i in range(200)] + [False] * 50)
+    assert_close(rows[~is_second], transformers_logits(subject.model, first), 1e-4)
+    assert_close(rows[is_second], transformers_logits(subject.model, second), 1e-4)

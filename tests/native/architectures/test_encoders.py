@@ -1,4 +1,4 @@
-"""Every encoder against two other engines on the same random weights: hidden states, and the embeddings of texts."""
+"""Every encoder against two other engines on the same random weights: hidden states and embeddings of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from native.architectures.checkpoints import save_directory
-from native.architectures.encoders import AFTERWARDS, CASES, dense_layers
+from native.architectures.encoders import CASES, POST_LAYERS, dense_layers
 from native.architectures.engines import Rows, encoder_states, make_subject
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
 from native.exact import exact
@@ -30,12 +30,12 @@ from slm_core.quant import dequantize_rows
 from slm_core.types import Capability, Pooling, Pos
 from slm_native.kernels import reference
 
-N = 200  # tokens, beyond every window
+N = 200  # tokens, more than any window
 OPTIONS = exact(n_ctx=512, n_seq_max=3, n_batch=512)
 
 
 class Expected(NamedTuple):
-    """An encoder's file, and the hidden states that transformers and llama.cpp give of the tokens."""
+    """An encoder's file, and the hidden states of transformers and llama.cpp."""
 
     family: str
     path: Path
@@ -52,7 +52,7 @@ def tokens(random_tokens) -> list[int]:
 def expected(request, tmp_path_factory, tokens, llama_cpp_states) -> Expected:
     family = request.param
     subject = make_subject(tmp_path_factory.mktemp("encoder"), family, CASES)
-    states = AFTERWARDS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
+    states = POST_LAYERS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
     return Expected(family, subject.path, states, llama_cpp_states(subject.path, tokens))
 
 
@@ -66,43 +66,43 @@ def test_every_encoder_has_a_case():
 
 
 def test_hidden_states_equal_the_other_engines(expected, tier, load, tokens, assert_close, record_property):
-    """What is recorded goes into docs/architectures.md, by tools/architectures_page.py."""
-    (found,) = states_of(load(expected.path, tier), tokens)
-    # llama.cpp looks GELU up in a table; errors of layers are independent of each other, so their squares add up.
+    """tools/architectures_page.py writes the recorded properties to docs/architectures.md."""
+    (actual,) = states_of(load(expected.path, tier), tokens)
+    # llama.cpp computes GELU by a table; errors of layers are independent, so their squares add up.
     n_layers = int(str(ENCODERS[expected.family].metadata["block_count"]))
     bound = TABLE_BOUND * n_layers**0.5 if uses_gelu(expected.path) else BOUND
     about = {"family": expected.family, "architecture": ENCODERS[expected.family].architecture}
     about |= {"edit level": "none", "note": "an encoder: hidden states"}
-    about["transformers"] = assert_close(found, expected.transformers, BOUND)
-    about["llama.cpp"] = assert_close(found, expected.llama_cpp, bound)
+    about["transformers"] = assert_close(actual, expected.transformers, BOUND)
+    about["llama.cpp"] = assert_close(actual, expected.llama_cpp, bound)
     for name, value in about.items():
         record_property(name, value)
 
 
-def test_hidden_states_equal_llama_cpp_with_its_table_of_gelu(expected, load, tokens, monkeypatch):
+def test_hidden_states_equal_llama_cpp_with_its_gelu_table(expected, load, tokens, monkeypatch):
     for activation in (Activation.GELU, Activation.GELU_TANH):
         monkeypatch.setitem(reference._ACTIVATIONS, activation, gelu_by_table)
-    (found,) = states_of(load(expected.path), tokens)
-    errors = np.linalg.norm(found - expected.llama_cpp, axis=1) / np.linalg.norm(expected.llama_cpp, axis=1)
+    (actual,) = states_of(load(expected.path), tokens)
+    errors = np.linalg.norm(actual - expected.llama_cpp, axis=1) / np.linalg.norm(expected.llama_cpp, axis=1)
     assert np.median(errors) <= BOUND
 
 
-def test_texts_in_one_batch_are_what_they_are_alone(expected, tier, load, tokens, assert_close):
+def test_texts_in_one_batch_give_the_same_states_as_alone(expected, tier, load, tokens, assert_close):
     model = load(expected.path, tier)
     texts = [tokens[:70], tokens[70:71], tokens[71:]]
-    for together, text in zip(states_of(model, *texts), texts, strict=True):
-        assert_close(together, *states_of(model, text), BOUND)
+    for batched, text in zip(states_of(model, *texts), texts, strict=True):
+        assert_close(batched, *states_of(model, text), BOUND)
     with model.new_context(OPTIONS) as context:
         batch = context.new_batch()
         for i in range(60):
             batch.add(tokens[i], Pos(i % 2, i // 2), logits=True)
         rows = context.embed(batch).copy()
-        assert context.n_free == context.n_ctx, "nothing is kept"
+        assert context.n_free == context.n_ctx, "an encoder stores nothing"
     assert_close(rows[0::2], *states_of(model, tokens[:60:2]), BOUND)
     assert_close(rows[1::2], *states_of(model, tokens[1:60:2]), BOUND)
 
 
-def test_embedding_rows_are_what_tokens_are(expected, tier, load, tokens, assert_close):
+def test_embedding_rows_give_the_states_of_their_tokens(expected, tier, load, tokens, assert_close):
     with GgufFile.open(expected.path) as file:
         spec, ggml_type = read_spec(file), file.tensors[EMBEDDING].ggml_type
         rows = dequantize_rows(file.tensor_data(EMBEDDING), ggml_type, spec.n_embd, np.array(tokens[:20]))
@@ -113,11 +113,11 @@ def test_embedding_rows_are_what_tokens_are(expected, tier, load, tokens, assert
         batch.add_embeddings(
             rows[3:] * np.float32(1 if spec.scales_rows else spec.embedding_scale), Pos(0, 3), logits="all"
         )
-        found = context.embed(batch).copy()
-    assert_close(found, *states_of(model, tokens[:20]), BOUND)
+        actual = context.embed(batch).copy()
+    assert_close(actual, *states_of(model, tokens[:20]), BOUND)
 
 
-def test_what_an_encoder_declares_and_refuses(expected, tier, load, tokens):
+def test_capabilities_and_refused_calls_of_encoders(expected, tier, load, tokens):
     model = load(expected.path, tier)
     with model.new_context(OPTIONS) as context:
         assert context.capabilities == {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.ENCODER}
@@ -134,7 +134,7 @@ def test_what_an_encoder_declares_and_refuses(expected, tier, load, tokens):
         assert embed(context, [tokens[:5]], model.info.pooling).pooling is (pooling or Pooling.MEAN)
 
 
-def test_learned_positions_end(expected, load, random_tokens):
+def test_texts_beyond_learned_positions_are_refused(expected, load, random_tokens):
     if expected.family != "bert":
         return
     model, text = load(expected.path), random_tokens(513)
@@ -155,8 +155,8 @@ def test_a_causal_bert_is_refused(tmp_path, load, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["bert", "modern_bert", "nomic_bert", "gemma_embedding"])
-def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_close, family):
-    """It gives the states of transformers, too, and pools as sentence-transformers says beside it."""
+def test_a_directory_equals_the_gguf_file(tmp_path, load, tokens, assert_close, family):
+    """Its hidden states equal transformers', and the files of sentence-transformers set the pooling."""
     subject = make_subject(tmp_path, family, CASES)
     folder = save_directory(subject.model, tmp_path / "hf")
     (folder / "1_Pooling").mkdir()
@@ -169,35 +169,35 @@ def test_a_directory_holds_what_the_file_holds(tmp_path, load, tokens, assert_cl
         assert all(directory.tensor_data(name).tobytes() == file.tensor_data(name).tobytes() for name in file.tensors)
         assert read_spec(directory) == read_spec(file)
     if family == "nomic_bert":
-        _is_read_as_its_makers_have_it(folder)
+        _check_published_configuration(folder)
     model = load(folder)
     assert model.info.pooling is Pooling.MEAN
-    wanted = AFTERWARDS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
-    assert_close(*states_of(model, tokens), wanted, BOUND)
+    expected_states = POST_LAYERS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
+    assert_close(*states_of(model, tokens), expected_states, BOUND)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about | {"pooling_mode_cls_token": True}))
     with pytest.raises(UnsupportedModel, match="accepted: one of pooling_mode_mean_tokens"):
         Checkpoint(folder)
 
 
 def _save_dense(folder: Path) -> None:
-    """Layers behind pooling, as sentence-transformers saves them; with a bias, they are others."""
+    """Save the dense layers after pooling as sentence-transformers does; check that a bias is refused."""
     for name, weight in dense_layers().items():
-        place = folder / f"{name[6]}_Dense"
-        place.mkdir()
-        save_file({"linear.weight": torch.from_numpy(weight)}, place / "model.safetensors")
+        layer_folder = folder / f"{name[6]}_Dense"
+        layer_folder.mkdir()
+        save_file({"linear.weight": torch.from_numpy(weight)}, layer_folder / "model.safetensors")
         about = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
         about["activation_function"] = "torch.nn.modules.linear.Identity"
-        (place / "config.json").write_text(json.dumps(about))
+        (layer_folder / "config.json").write_text(json.dumps(about))
         with pytest.raises(UnsupportedModel, match="'bias' is True"):
             Checkpoint(folder)
-        (place / "config.json").write_text(json.dumps(about | {"bias": False}))
+        (layer_folder / "config.json").write_text(json.dumps(about | {"bias": False}))
 
 
-def _is_read_as_its_makers_have_it(folder: Path) -> None:
-    """Published configurations have other keys than transformers' class."""
+def _check_published_configuration(folder: Path) -> None:
+    """Published configurations have other keys than the class of transformers."""
     with Checkpoint(folder) as directory:
-        wanted = read_spec(directory)
-    stated = json.loads((folder / "config.json").read_text())
+        expected_spec = read_spec(directory)
+    config = json.loads((folder / "config.json").read_text())
     names = {
         "n_embd": "hidden_size",
         "n_head": "num_attention_heads",
@@ -207,13 +207,15 @@ def _is_read_as_its_makers_have_it(folder: Path) -> None:
         "layer_norm_epsilon": "layer_norm_eps",
     }
     flags = ("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias", "use_rms_norm")
-    published = {name: stated[theirs] for name, theirs in names.items()} | dict.fromkeys(flags, False)
+    published = {name: config[transformers_name] for name, transformers_name in names.items()} | dict.fromkeys(
+        flags, False
+    )
     published |= {"model_type": "nomic_bert", "activation_function": "swiglu", "rotary_emb_base": 1000}
     published |= {"rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "use_flash_attn": True}
     (folder / "config.json").write_text(json.dumps(published))
     with Checkpoint(folder) as directory:
-        assert read_spec(directory) == wanted
+        assert read_spec(directory) == expected_spec
     (folder / "config.json").write_text(json.dumps(published | {"prenorm": True}))
     with pytest.raises(UnsupportedModel, match="'prenorm' is True"):
         Checkpoint(folder)
-    (folder / "config.json").write_text(json.dumps(stated))
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,6 +1,6 @@
-"""Every family against two other engines on the same random weights: transformers by checkpoint, llama.cpp by file.
+"""Every family against two other engines with the same random weights: transformers and llama.cpp.
 
-RWKV-7, which transformers has no class for, is compared with its reference implementation.
+RWKV-7 has no class in transformers and is compared with its reference implementation.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from slm_core.types import Pos
 from slm_native.kernels import reference
 
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
-# llama.cpp looks GELU up in a table, half precision in and out: two relative errors of up to 2 ** -11 in each number,
-# which average out over a feed-forward layer's width, in a few layers. It does so for exact GELU, too.
+# llama.cpp computes GELU by a table with half-precision inputs and outputs, exact GELU, too: two relative errors of up
+# to 2 ** -11 per number. They average out over the width of a feed-forward layer, and there are only a few layers.
 TABLE_BOUND = 2 * 2**-11
 GELU = (Activation.GELU, Activation.GELU_TANH)
 OPTIONS = exact(n_ctx=N_PREFILL + N_DECODE, n_batch=N_PREFILL)
 
 
 class Expected(NamedTuple):
-    """A family's file, what the other engines make of the tokens, by their names, and transformers' hidden states."""
+    """A family's file, the logits of other engines by their names, and the hidden states of transformers."""
 
     family: str
     path: Path
@@ -73,21 +73,21 @@ def test_every_architecture_has_a_family_and_every_family_a_case():
 
 
 def test_prefill_and_decode_equal_the_other_engines(expected, tier, load, tokens, assert_close, record_property):
-    """What is recorded goes into docs/architectures.md, by tools/architectures_page.py."""
+    """tools/architectures_page.py writes the recorded properties to docs/architectures.md."""
     with load(expected.path, tier).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [N_PREFILL] + [1] * N_DECODE)
+        actual = native_logits(context, tokens, [N_PREFILL] + [1] * N_DECODE)
         about = {"family": expected.family, "architecture": FAMILIES[expected.family].architecture}
         about |= {"edit level": context.edit_level.name, "note": note_of(expected.family)}
     for engine, rows in expected.rows.items():
         bound = TABLE_BOUND if engine == "llama.cpp" and uses_gelu(expected.path) else BOUND
-        about[engine] = assert_close(found, rows, bound)
+        about[engine] = assert_close(actual, rows, bound)
     for name, value in about.items():
         record_property(name, value)
 
 
-def test_hidden_states_equal_those_of_transformers(expected, load, tokens, assert_close):
+def test_hidden_states_equal_transformers(expected, load, tokens, assert_close):
     if expected.states is None:
-        assert "llama.cpp" in expected.rows, "whose hidden states tests/conformance/test_families.py compares"
+        assert "llama.cpp" in expected.rows, "tests/conformance/test_families.py compares its hidden states"
         return
     with load(expected.path).new_context(OPTIONS) as context:
         batch, rows = context.new_batch(), []
@@ -106,10 +106,10 @@ def note_of(family: str) -> str:
 def test_the_page_lists_every_family():
     page = (Path(__file__).parents[3] / "docs" / "architectures.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert listed == sorted(FAMILIES | ENCODERS), "make it anew: see docs/architectures.md"
+    assert listed == sorted(FAMILIES | ENCODERS), "generate the page again: see docs/architectures.md"
 
 
-def test_a_replay_in_chunks_equals_llama_cpp_with_its_table_of_gelu(expected, load, tokens, assert_close, monkeypatch):
+def test_replay_in_chunks_equals_llama_cpp_with_its_gelu_table(expected, load, tokens, assert_close, monkeypatch):
     if "llama.cpp" not in expected.rows:
         assert expected.rows, "no engine to compare with"
         return
@@ -118,15 +118,15 @@ def test_a_replay_in_chunks_equals_llama_cpp_with_its_table_of_gelu(expected, lo
     with load(expected.path).new_context(OPTIONS) as context:
         native_logits(context, tokens, [N_PREFILL])
         context.truncate(Pos(0, 0))
-        found = native_logits(context, tokens, [17] * 14 + [2])
+        actual = native_logits(context, tokens, [17] * 14 + [2])
     rows = expected.rows["llama.cpp"]
     if not uses_gelu(expected.path):
-        assert_close(found, rows, BOUND)
+        assert_close(actual, rows, BOUND)
         return
-    # A number between two of the table's falls to one side here and to the other there, now and then: not in most rows.
-    assert_close(found, rows, TABLE_BOUND)
-    errors = np.linalg.norm(found - rows, axis=1) / np.linalg.norm(rows, axis=1)
-    assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table"
+    # Rounding sometimes selects a neighbouring entry of the table in one engine, but not in most rows.
+    assert_close(actual, rows, TABLE_BOUND)
+    errors = np.linalg.norm(actual - rows, axis=1) / np.linalg.norm(rows, axis=1)
+    assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table of GELU"
 
 
 def uses_gelu(path: Path) -> bool:
@@ -135,7 +135,7 @@ def uses_gelu(path: Path) -> bool:
 
 
 def gelu_by_table(x: Rows) -> Rows:
-    """GELU as ggml computes it on CPUs: of numbers in half precision, to half precision, from -10 to 10."""
+    """GELU as ggml computes it on CPUs: from -10 to 10, with inputs and outputs in half precision."""
     rounded = x.astype(np.float16).astype(np.float32)
     inner = np.float32(0.79788456080286535588) * rounded * (1 + np.float32(0.044715) * rounded * rounded)
     table = (np.float32(0.5) * rounded * (1 + np.tanh(inner))).astype(np.float16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""gemma3n against llama.cpp, which takes the deviation of gates from one number less than there are."""
+"""gemma3n against llama.cpp, which computes the standard deviation of gates with n - 1."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def sample_threshold(self, x, n_deviations):
     return np.maximum(x - cutoff, np.float32(0))
 
 
-def test_it_equals_llama_cpp_but_for_the_deviation_of_gates(
+def test_gemma3n_equals_llama_cpp_except_for_the_deviation_of_gates(
     tmp_path, load, random_tokens, llama_cpp_logits, assert_close, monkeypatch
 ):
     tokens, path = random_tokens(240), make_subject(tmp_path, "gemma3n").path
-    wanted = llama_cpp_logits(path, tokens)
+    expected = llama_cpp_logits(path, tokens)
     monkeypatch.setattr(ReferenceKernels, "above_threshold", sample_threshold)
     with load(path).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [200, 40]), wanted, TABLE_BOUND)
+        assert_close(native_logits(context, tokens, [200, 40]), expected, TABLE_BOUND)
     for activation in GELU:
         monkeypatch.setitem(reference._ACTIVATIONS, activation, gelu_by_table)
     with load(path).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [200, 40])
-    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
-    assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table"
+        actual = native_logits(context, tokens, [200, 40])
+    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table of GELU"
 
 
-def test_layers_that_share_keys_keep_none(tmp_path):
+def test_layers_with_shared_kv_store_no_keys(tmp_path):
     with GgufFile.open(family_model(tmp_path, "gemma3n")) as file:
         spec = read_spec(file)
     assert spec.attention_layers == list(range(20))

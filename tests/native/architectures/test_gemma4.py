@@ -1,4 +1,4 @@
-"""gemma4: what its two kinds of layers keep, and edits of a context that has pages for each."""
+"""gemma4: the KV caches of its two kinds of layers, and edits of a context with pages for each kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = 1e-4  # clause 9 of the contract: float32, relative
 
 
 def payload(context, seq_id: int) -> bytes:
-    """What a dump holds of keys and values."""
+    """The KV payload of a dump."""
     return SequenceSnapshot.from_bytes(context.dump(seq_id)).payload
 
 
@@ -29,7 +29,7 @@ def spec_of(folder, family: str):
         return read_spec(file)
 
 
-def test_layers_keep_what_their_heads_take_and_those_that_share_keys_nothing(tmp_path, load):
+def test_layers_store_kv_by_their_heads_and_shared_kv_layers_none(tmp_path, load):
     spec = spec_of(tmp_path, "gemma4")
     assert spec.attention_layers == list(range(5))
     assert [spec.layers[i].kv_layer for i in (5, 6)] == [3, 4]
@@ -55,25 +55,25 @@ def test_layers_keep_what_their_heads_take_and_those_that_share_keys_nothing(tmp
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma4_dense"])
-def test_edits_of_both_kinds_of_pages_are_those_of_the_reference(family, tmp_path, tier, load, feed, assert_close):
-    """A cut rotates the keys of each kind by its own positions: a table leaves most of the wider heads as they are."""
+def test_edits_of_both_kinds_of_pages_equal_the_reference(family, tmp_path, tier, load, feed, assert_close):
+    """A cut rotates the keys of each kind with its own RoPE table, which leaves most of the wider heads unrotated."""
     path, rows, dumps = family_model(tmp_path, family), [], []
     for name in ("reference", tier):
         with load(path, name).new_context(exact(n_ctx=512, n_seq_max=3)) as context:
             assert context.edit_level is EditLevel.CUT
-            found = [feed(context, range(100))]
+            logits = [feed(context, range(100))]
             context.fork(0, 1, 90)
             context.cut(Pos(0, 30), Pos(0, 41))
-            found += [feed(context, range(7)), feed(context, range(100, 130), seq_id=1)]
+            logits += [feed(context, range(7)), feed(context, range(100, 130), seq_id=1)]
             dumps.append(context.dump(0))
             context.restore(2, dumps[0])
-            found.append(feed(context, range(20), seq_id=2))
-            rows.append(np.concatenate(found))
+            logits.append(feed(context, range(20), seq_id=2))
+            rows.append(np.concatenate(logits))
     assert_close(rows[1], rows[0], BOUND)
 
 
-def test_a_cut_at_the_head_leaves_what_the_rest_alone_would_not_see(tmp_path, load, feed, assert_close):
-    """Of one layer it is the same as never having been there: keys and values do not know what was before."""
+def test_a_cut_at_the_start_leaves_the_first_layer_as_without_the_start(tmp_path, load, feed, assert_close):
+    """Keys and values of the first layer do not depend on earlier tokens."""
     path = family_model(tmp_path, "gemma4_dense")
     with load(path).new_context(exact(n_ctx=256, n_seq_max=2)) as context:
         feed(context, range(80))
@@ -88,7 +88,7 @@ def test_a_cut_at_the_head_leaves_what_the_rest_alone_would_not_see(tmp_path, lo
     assert_close(keys[0], keys[1], BOUND)
 
 
-def test_keys_of_a_block_that_is_not_there_are_refused(tmp_path, monkeypatch):
+def test_shared_kv_of_missing_layers_is_refused(tmp_path, monkeypatch):
     family = FAMILIES["gemma4"]
     monkeypatch.setitem(
         FAMILIES, "gemma4", replace(family, metadata={**family.metadata, "attention.shared_kv_layers": 7})
@@ -97,8 +97,8 @@ def test_keys_of_a_block_that_is_not_there_are_refused(tmp_path, monkeypatch):
         spec_of(tmp_path, "gemma4")
 
 
-def test_layers_that_are_streamed_give_the_same_bits(tmp_path, tier, load, feed):
-    """Those with experts beside a dense layer, of which a matrix of the file becomes two."""
+def test_offloaded_layers_give_the_same_bits(tmp_path, tier, load, feed):
+    """With experts next to a dense layer: one matrix of the file is split into gate and up."""
     path, rows = family_model(tmp_path, "gemma4_experts"), []
     with GgufFile.open(path) as file:
         n_bytes = sum(tensor.n_bytes for name, tensor in file.tensors.items() if name.startswith("blk."))

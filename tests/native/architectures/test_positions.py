@@ -1,4 +1,4 @@
-"""Positions that end, and position embeddings that depend on how long a context is."""
+"""Learned positions, which are limited, and LongRoPE, which depends on the length of the context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from slm_conformance.oracle.family_table import N_CTX
 from slm_core.errors import InvalidPosition
 
 
-def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, tier, load, feed, random_tokens, assert_close):
+def test_decoding_beyond_learned_positions_is_refused_and_changes_nothing(
+    tmp_path, tier, load, feed, random_tokens, assert_close
+):
     tokens = random_tokens(N_CTX + 1)
     model = load(family_model(tmp_path, "gpt2"), tier)
     with model.new_context(exact(n_ctx=N_CTX + 64, n_batch=N_CTX + 64)) as context:
@@ -26,7 +28,7 @@ def test_learned_positions_end_and_nothing_is_lost_there(tmp_path, tier, load, f
 
 
 def test_a_dump_of_a_long_context_is_replayed_in_a_short_one(tmp_path, load, feed, random_tokens, assert_close):
-    """Their keys are rotated by different tables of LongRoPE, so the payload of one is nothing for the other."""
+    """LongRoPE rotates keys of the two contexts by different tables, so the payload cannot be loaded."""
     tokens, model = random_tokens(50), load(family_model(tmp_path, "phi3_long"))
     with (
         model.new_context(exact(n_ctx=128)) as long,
@@ -36,6 +38,6 @@ def test_a_dump_of_a_long_context_is_replayed_in_a_short_one(tmp_path, load, fee
         feed(long, tokens)
         short.restore(0, long.dump(0))
         feed(fresh, tokens)
-        wanted = feed(fresh, tokens[:5])
-        assert_close(feed(short, tokens[:5]), wanted, 1e-5)
-        assert abs(feed(long, tokens[:5]) - wanted).max() > 0.1, "the tables differ"
+        expected = feed(fresh, tokens[:5])
+        assert_close(feed(short, tokens[:5]), expected, 1e-5)
+        assert abs(feed(long, tokens[:5]) - expected).max() > 0.1, "the tables differ"

@@ -1,4 +1,4 @@
-"""Directories of RWKV-7, against its reference implementation, and against GGUF files of the same weights."""
+"""Directories of RWKV-7 against the reference implementation and against GGUF files of the same weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DEFAULTS = {
     "v_low_rank_dim": 16,
     "value_dim": None,
 }
-"""Of ``RWKV7Config`` in flash-linear-attention 0.6.0."""
+"""Defaults of ``RWKV7Config`` in flash-linear-attention 0.6.0."""
 PLAIN = {
     "a_low_rank_dim": 24,
     "decay_low_rank_dim": 32,
@@ -72,7 +72,7 @@ PLAIN = {
     "tie_word_embeddings": False,
     "use_deep_embed": False,
 }
-"""Of ``Rwkv7Config``, which RWKV's own directories bring along; ranks have no default that its versions agree on."""
+"""Defaults of ``Rwkv7Config`` in RWKV's own directories; ranks are examples, because its versions differ in them."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def plain(tmp_path, reference) -> Path:
 
 
 @pytest.mark.parametrize("unread", [False, True])
-def test_a_directory_in_the_references_names_holds_what_the_gguf_file_holds(tmp_path, path, reference, unread):
+def test_a_plain_directory_equals_the_gguf_file(tmp_path, path, reference, unread):
     unused = {f"blocks.0.att.v{i}": torch.ones(2, 3) for i in range(3)}
     tensors = plain_tensors({**reference, **unused}, unread=unread)
     folder = write_plain_directory(tmp_path / "plain", tensors)
@@ -115,17 +115,15 @@ def test_a_directory_in_the_references_names_holds_what_the_gguf_file_holds(tmp_
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_directory_in_the_references_names_gives_its_logits(
-    tmp_path, reference, tier, load, tokens, assert_close, tied
-):
-    given = {**reference, "head.weight": reference["emb.weight"]} if tied else reference
-    folder = write_plain_directory(tmp_path / "plain", plain_tensors(given), tie_word_embeddings=tied)
-    wanted = reference_logits(tmp_path, given, tokens)
+def test_logits_of_a_plain_directory_equal_the_reference(tmp_path, reference, tier, load, tokens, assert_close, tied):
+    tensors = {**reference, "head.weight": reference["emb.weight"]} if tied else reference
+    folder = write_plain_directory(tmp_path / "plain", plain_tensors(tensors), tie_word_embeddings=tied)
+    expected = reference_logits(tmp_path, tensors, tokens)
     with load(folder, tier).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS // 2] + [1] * (N_TOKENS // 2)), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS // 2] + [1] * (N_TOKENS // 2)), expected, BOUND)
 
 
-def test_its_vocabulary_is_world(plain):
+def test_a_plain_directory_has_the_world_vocabulary(plain):
     with slm.load(plain, backend="native") as model:
         text, ids = "a\n\n", [98, 261]
         assert model.vocab.encode(f"{text}{END}", add_special=True, parse_special=True) == [*ids, 0]
@@ -134,8 +132,8 @@ def test_its_vocabulary_is_world(plain):
         assert model.vocab.eog_ids == {0, 261}
 
 
-def test_a_template_begins_with_no_token_where_settings_name_none(plain):
-    """As transformers renders it, which passes on what settings name."""
+def test_bos_token_is_empty_in_templates_if_settings_name_none(plain):
+    """transformers passes only the tokens that the settings name to the template."""
     (plain / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
     (plain / "chat_template.jinja").write_text("{{ bos_token }}User: {{ messages[0].content }}{{ eos_token }}")
     with slm.load(plain, backend="native") as model:
@@ -144,18 +142,18 @@ def test_a_template_begins_with_no_token_where_settings_name_none(plain):
 
 
 @pytest.mark.parametrize("key", PLAIN)
-def test_a_key_of_the_references_class_that_is_left_out_is_its_default(key):
-    stated = {"architectures": ["Rwkv7ForCausalLM"], **PLAIN}
-    less = {name: value for name, value in stated.items() if name != key}
+def test_missing_keys_of_plain_directories_have_the_default_of_the_class(key):
+    config = {"architectures": ["Rwkv7ForCausalLM"], **PLAIN}
+    less = {name: value for name, value in config.items() if name != key}
     if key.endswith("_low_rank_dim"):
         with pytest.raises(UnsupportedModel, match=f"'{key}' is missing"):
-            told(less)
+            parsed(less)
     else:
-        assert told(less) == told(stated)
+        assert parsed(less) == parsed(config)
 
 
 @pytest.mark.parametrize(
-    ("stated", "error", "message"),
+    ("config", "error", "message"),
     [
         ({"use_deep_embed": True}, UnsupportedModel, "'use_deep_embed' is True"),
         ({"norm_bias": False}, UnsupportedModel, "'norm_bias' is False"),
@@ -170,16 +168,16 @@ def test_a_key_of_the_references_class_that_is_left_out_is_its_default(key):
         ({"architectures": ["RWKV7ForCausalLM"]}, UnsupportedModel, "'wkv_state_dtype' is 'float32', which is unknown"),
     ],
 )
-def test_what_is_not_implemented_of_the_references_class_is_refused(plain, load, stated, error, message):
-    change_config(plain, lambda had: had | stated)
+def test_wrong_configurations_of_plain_directories_are_refused(plain, load, config, error, message):
+    change_config(plain, lambda old: old | config)
     with pytest.raises(error, match=message) as raised:
         load(plain)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_directory_holds_what_the_gguf_file_holds(tmp_path, path, reference, packed):
-    """Published directories have six tensors of shares or one, and blocks that mix no first values or unread ones."""
+def test_a_directory_equals_the_gguf_file(tmp_path, path, reference, packed):
+    """Published directories store the shares as six tensors or as one, and block 0 without or with unused tensors."""
     folder = write_directory(tmp_path / "hf", directory_tensors(reference, packed=packed))
     with Checkpoint(folder) as directory, GgufFile.open(path) as file:
         used = {name for name, tensor in read_spec(file).tensors() if tensor.used and name in file.tensors}
@@ -190,66 +188,64 @@ def test_a_directory_holds_what_the_gguf_file_holds(tmp_path, path, reference, p
         assert read_spec(directory) == read_spec(file)
 
 
-def test_files_have_the_shares_of_channel_mixing_as_a_vector():
-    """llama.cpp's converter takes sizes of 1 off; only what it stacks keeps them."""
+def test_files_store_the_share_of_channel_mixing_as_a_vector():
+    """llama.cpp's converter squeezes dimensions of 1, except in stacked tensors."""
     shapes = family_tensors("rwkv7")
     assert shapes["blk.0.channel_mix_lerp_k.weight"] == (192,)
     assert shapes["blk.0.time_mix_lerp_fused.weight"] == (6, 1, 1, 192)
 
 
-def test_a_directory_gives_the_logits_of_the_reference_implementation(
-    tmp_path, reference, folder, tier, load, tokens, assert_close
-):
-    wanted = reference_logits(tmp_path, reference, tokens)
+def test_logits_of_a_directory_equal_the_reference(tmp_path, reference, folder, tier, load, tokens, assert_close):
+    expected = reference_logits(tmp_path, reference, tokens)
     model = load(folder, tier)
-    assert model.info.n_ctx_train == 1 << 20, "as converted files have it: a state has no end"
+    assert model.info.n_ctx_train == 1 << 20, "the value of converted files: a recurrent state has no limit"
     with model.new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS // 2] + [1] * (N_TOKENS // 2)), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS // 2] + [1] * (N_TOKENS // 2)), expected, BOUND)
 
 
-def test_the_output_matrix_may_be_the_embedding(tmp_path, reference, load, tokens, assert_close):
+def test_tied_embeddings_are_supported(tmp_path, reference, load, tokens, assert_close):
     tied = {**reference, "head.weight": reference["emb.weight"]}
     folder = write_directory(tmp_path / "hf", directory_tensors(tied), tie_word_embeddings=True)
-    change_tensors(folder, lambda found: {name: each for name, each in found.items() if name != "lm_head.weight"})
+    change_tensors(folder, lambda tensors: {name: each for name, each in tensors.items() if name != "lm_head.weight"})
     with load(folder).new_context(OPTIONS) as context:
-        found = native_logits(context, tokens, [N_TOKENS])
-    assert_close(found, reference_logits(tmp_path, tied, tokens), BOUND)
+        logits = native_logits(context, tokens, [N_TOKENS])
+    assert_close(logits, reference_logits(tmp_path, tied, tokens), BOUND)
 
 
-def test_weights_of_16_bits_are_read(tmp_path, reference, load, tokens, assert_close):
+def test_bf16_weights_are_supported(tmp_path, reference, load, tokens, assert_close):
     half = {name: values.to(torch.bfloat16) for name, values in reference.items()}
     folder = write_directory(tmp_path / "hf", directory_tensors(half))
-    wanted = reference_logits(tmp_path, {name: values.float() for name, values in half.items()}, tokens)
+    expected = reference_logits(tmp_path, {name: values.float() for name, values in half.items()}, tokens)
     with load(folder).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [N_TOKENS]), wanted, BOUND)
+        assert_close(native_logits(context, tokens, [N_TOKENS]), expected, BOUND)
 
 
-def told(stated: dict[str, Any]) -> tuple[Any, ...]:
-    """All that is made of a configuration."""
-    recipe = recipe_of(Config(Path("config.json"), {"model_type": "rwkv7", **stated}))
+def parsed(config: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything that is derived from a configuration."""
+    recipe = recipe_of(Config(Path("config.json"), {"model_type": "rwkv7", **config}))
     return recipe.architecture, dict(recipe.metadata), recipe.model, list(recipe.blocks), recipe.unused
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
-def test_a_key_that_is_left_out_is_the_classs_default(key):
+def test_missing_keys_have_the_default_of_the_class(key):
     sizes = {"hidden_size": 192, "num_hidden_layers": 2, "intermediate_size": 160, "value_dim": 192}
-    stated = DEFAULTS | {name: value for name, value in sizes.items() if name != key}
+    config = DEFAULTS | {name: value for name, value in sizes.items() if name != key}
     if key == "hidden_size":
-        stated["value_dim"] = None
-    assert told({name: value for name, value in stated.items() if name != key}) == told(stated)
+        config["value_dim"] = None
+    assert parsed({name: value for name, value in config.items() if name != key}) == parsed(config)
 
 
 @pytest.mark.parametrize(
-    ("stated", "n_ff"),
+    ("config", "n_ff"),
     [({}, 768), ({"hidden_ratio": 3.3}, 640), ({"hidden_ratio": None}, 768), ({"intermediate_size": 160}, 160)],
 )
-def test_the_width_of_channel_mixing(stated, n_ff):
-    """Of 192: int(192 * 3.3) is 633, and the next multiple of 32 is 640."""
-    assert told({"hidden_size": 192, **stated})[1]["feed_forward_length"] == n_ff
+def test_the_default_width_of_channel_mixing(config, n_ff):
+    """For a width of 192: int(192 * 3.3) is 633, and the next multiple of 32 is 640."""
+    assert parsed({"hidden_size": 192, **config})[1]["feed_forward_length"] == n_ff
 
 
 @pytest.mark.parametrize(
-    "stated",
+    "config",
     [
         {"attn_mode": "fused_recurrent"},
         {"fuse_norm": True},
@@ -261,16 +257,16 @@ def test_the_width_of_channel_mixing(stated, n_ff):
         {"intermediate_size": None, "hidden_ratio": 160 / 192},
     ],
 )
-def test_what_changes_nothing_is_read(folder, stated):
+def test_neutral_keys_are_accepted(folder, config):
     with Checkpoint(folder) as directory:
-        wanted = read_spec(directory)
-    change_config(folder, lambda had: had | stated)
+        expected = read_spec(directory)
+    change_config(folder, lambda old: old | config)
     with Checkpoint(folder) as directory:
-        assert read_spec(directory) == wanted
+        assert read_spec(directory) == expected
 
 
 @pytest.mark.parametrize(
-    ("stated", "error", "message"),
+    ("config", "error", "message"),
     [
         ({"attn": {"layers": [1], "num_heads": 3}}, UnsupportedModel, "'attn' is .*not implemented"),
         ({"hidden_act": "relu"}, UnsupportedModel, "'hidden_act' is 'relu'.*'sqrelu'"),
@@ -295,29 +291,31 @@ def test_what_changes_nothing_is_read(folder, stated):
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModel, "gptq"),
     ],
 )
-def test_what_is_not_implemented_or_cannot_be_is_refused(folder, load, stated, error, message):
-    change_config(folder, lambda had: had | stated)
+def test_wrong_configurations_are_refused(folder, load, config, error, message):
+    change_config(folder, lambda old: old | config)
     with pytest.raises(error, match=message) as raised:
         load(folder)
     assert "\n" not in str(raised.value)
 
 
-def test_shapes_that_cannot_be_are_refused(folder, load):
-    change_tensors(folder, lambda found: {**found, "model.layers.1.attn.x_w": torch.ones(1, 1, 191)})
+def test_wrong_shapes_of_shares_are_refused(folder, load):
+    change_tensors(folder, lambda tensors: {**tensors, "model.layers.1.attn.x_w": torch.ones(1, 1, 191)})
     with pytest.raises(UnsupportedModel, match=r"attn\.x_r' differ in shape"):
         load(folder)
     shares = {f"model.layers.1.attn.x_{letter}": torch.ones(5) for letter in "rwkvag"}
-    change_tensors(folder, lambda found: {**found, **shares})
+    change_tensors(folder, lambda tensors: {**tensors, **shares})
     with pytest.raises(InvalidModelFile, match=r"time_mix_lerp_fused.weight' has the shape \(6, 1, 1, 5\)"):
         load(folder)
     packed = {"model.layers.1.attn.x_x": torch.ones(7, 11)}
-    change_tensors(folder, lambda found: {name: each for name, each in found.items() if name not in shares} | packed)
+    change_tensors(
+        folder, lambda tensors: {name: each for name, each in tensors.items() if name not in shares} | packed
+    )
     with pytest.raises(InvalidModelFile, match=r"attn.x_x' has the shape \(7, 11\): no 6 parts"):
         load(folder)
 
 
-def test_both_kinds_of_shares_in_one_directory_are_refused(folder, load):
-    change_tensors(folder, lambda found: {**found, "model.layers.1.attn.x_x": torch.ones(6, 1, 1, 192)})
+def test_shares_in_both_forms_are_refused(folder, load):
+    change_tensors(folder, lambda tensors: {**tensors, "model.layers.1.attn.x_x": torch.ones(6, 1, 1, 192)})
     with pytest.raises(UnsupportedModel, match=r"layers\.1\.attn\.x_"):
         load(folder)
 
@@ -328,7 +326,7 @@ def test_a_directory_without_a_vocabulary_is_refused(folder, load):
         load(folder)
 
 
-def test_its_vocabulary_is_content(folder):
+def test_the_fingerprint_depends_on_the_vocabulary(folder):
     with Checkpoint(folder) as directory:
         before = directory.fingerprint()
     vocabulary = folder / VOCABULARY.name
@@ -337,8 +335,8 @@ def test_its_vocabulary_is_content(folder):
         assert directory.fingerprint() != before
 
 
-def test_it_chats_by_its_own_template_and_ends_at_an_empty_line(folder):
-    """The template begins with token 0's text, as published ones do."""
+def test_chats_use_the_template_and_end_at_an_empty_line(folder):
+    """The template begins with the text of token 0, as published templates do."""
     end = "<|rwkv_tokenizer_end_of_text|>"
     template = "{{ bos_token }}{% for m in messages %}User: {{ m.content }}\n\n{% endfor %}Assistant:"
     settings = {

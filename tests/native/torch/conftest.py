@@ -1,4 +1,4 @@
-"""Torch computes with one thread here: its threads wait in circles, which takes the cores from whatever else runs."""
+"""These tests run torch with one thread: idle torch threads spin, which takes cores from other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest logits, picked on the device: what NumPy's stable sort puts first, and what sampling makes of them."""
+"""Top-k logits on the device: the same as a stable sort in NumPy, and the same answers as from full rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUCKETS = "[decode]\nbuckets = [2, 4]\n"
 
 
 def expected(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """By lexical order: the larger logit, then the lower id."""
+    """Top-k by the larger logit, then the lower id."""
     order = np.array([np.lexsort((np.arange(len(row)), -row))[:k] for row in rows])
     return order, np.take_along_axis(rows, order, 1)
 
@@ -29,11 +29,11 @@ def expected(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("pick", [lambda rows, k: top_logits(torch.from_numpy(rows), k), top_of_rows])
 @pytest.mark.parametrize("k", [1, 2, 7, 300, 1001])
 def test_ties_signs_and_infinities(pick, k):
-    rows = np.random.default_rng(k).standard_normal((6, 1001)).astype(np.float32).round(1)  # ties in plenty
+    rows = np.random.default_rng(k).standard_normal((6, 1001)).astype(np.float32).round(1)  # with many ties
     rows[1] = -5.0
     rows[2, 3:] = -np.inf
     rows[3] = np.where(np.arange(1001) % 2, 0.0, -0.0)
-    rows[4] = -1e-42 * np.arange(1001)  # numbers so small that they are not normal
+    rows[4] = -1e-42 * np.arange(1001)  # subnormal numbers
     top = pick(rows, k)
     tokens, logits = expected(rows, k)
     np.testing.assert_array_equal(top.tokens, tokens)
@@ -45,7 +45,7 @@ def test_ties_signs_and_infinities(pick, k):
 
 @pytest.mark.parametrize("pick", [lambda rows, k: top_logits(torch.from_numpy(rows), k), top_of_rows])
 @pytest.mark.parametrize("k", [1, 4])
-def test_what_is_no_number_is_told(pick, k):
+def test_nan_and_infinity_come_first(pick, k):
     rows = np.random.default_rng(0).standard_normal((2, 50)).astype(np.float32)
     rows[0, 17], rows[1, 3] = np.nan, np.inf
     top = pick(rows, k)
@@ -53,8 +53,8 @@ def test_what_is_no_number_is_told(pick, k):
     assert top.logits[1, 0] == np.inf and top.tokens[1, 0] == 3
 
 
-class Whole:
-    """A chain behind the protocol: nobody can see that it would be content with less than whole rows."""
+class OpaqueSampler:
+    """A sampler with only the methods of the protocol: the engine cannot know that it needs fewer than V logits."""
 
     def __init__(self, chain: SamplerChain) -> None:
         self.sample, self.accept, self.set_history = chain.sample, chain.accept, chain.set_history
@@ -66,31 +66,31 @@ class Whole:
     [{"temperature": 0}, {}, {"top_k": 7, "temperature": 1.4, "min_p": 0}, {"top_k": 305, "xtc_probability": 0.5}],
     ids=["greedy", "default", "top_k", "all"],
 )
-def test_answers_are_those_of_whole_rows(tmp_path, monkeypatch, profile, options):
+def test_answers_equal_those_from_full_rows(tmp_path, monkeypatch, profile, options):
     path = make_tiny_model("qwen3", "q8_0").write(tmp_path / "tiny.gguf")
     if profile is not None:
         path.with_name("tiny.profile.toml").write_text(profile)
     sampling, calls = Sampling(seed=4, max_tokens=24, **options), []
 
-    def answer(model, *, whole: bool) -> tuple[Answer, list[float]]:
+    def answer(model, *, full_rows: bool) -> tuple[Answer, list[float]]:
         with model.new_context(ContextOptions(128, 2, 64)) as context:
             assert Capability.DEVICE_SAMPLING in context.capabilities
-            monkeypatch.setattr(context, "_engine_decode_top", counted(context._engine_decode_top, calls))
+            monkeypatch.setattr(context, "_engine_decode_top", recorded(context._engine_decode_top, calls))
             session = Session(context, model.vocab)
             session.append("The quick brown fox jumps")
             chain = SamplerChain.for_vocab(sampling, model.vocab)
-            generation = session.generate(sampling, sampler=Whole(chain) if whole else None)
+            generation = session.generate(sampling, sampler=OpaqueSampler(chain) if full_rows else None)
             logprobs = [event.logprob for event in generation]
             return generation.answer, logprobs
 
     with NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": "torch"})) as model:
-        rows, picked = answer(model, whole=True), answer(model, whole=False)
-    assert len(calls) == len(picked[0].tokens) > 1, "the second answer was not picked on the device, or the first was"
-    assert picked[0].tokens == rows[0].tokens and picked[0].text == rows[0].text
-    np.testing.assert_allclose(picked[1], rows[1], atol=1e-5)  # float32 sums, in another order
+        from_rows, from_top = answer(model, full_rows=True), answer(model, full_rows=False)
+    assert len(calls) == len(from_top[0].tokens) > 1, "only the second answer must use decode_top"
+    assert from_top[0].tokens == from_rows[0].tokens and from_top[0].text == from_rows[0].text
+    np.testing.assert_allclose(from_top[1], from_rows[1], atol=1e-5)  # float32 sums, in another order
 
 
-def counted(run, calls):
+def recorded(run, calls):
     def call(batch, k) -> TopLogits:
         calls.append(k)
         return run(batch, k)
@@ -103,7 +103,7 @@ def counted(run, calls):
     [{"repeat_penalty": 1.1}, {"logprobs": 2}, {"top_k": 0}, {"min_tokens": 3}, {"logit_bias": {5: 1.0}}],
     ids=lambda options: next(iter(options)),
 )
-def test_whole_rows_are_had_where_more_of_them_is_looked_at(tmp_path, monkeypatch, options):
+def test_options_that_need_more_logits_get_full_rows(tmp_path, monkeypatch, options):
     path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
     with (
         NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": "torch"})) as model,

@@ -1,7 +1,7 @@
-"""Weights expanded through torch.compile: the same numbers, and an error where it cannot be had.
+"""Weights dequantized through torch.compile: the same numbers, and an error if torch cannot compile.
 
-The compiler's own back end takes seconds for each type, so here its front end alone is at work: what it cannot follow
-as one graph is an error.
+The default backend of torch.compile takes seconds per type, so these tests use only the front end (Dynamo). A graph
+break is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_native.kernels.torch.unpack import unpack  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def front_end(monkeypatch):
+def eager_backend(monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")
     compiling._compiled.cache_clear()
     yield
@@ -30,14 +30,14 @@ def front_end(monkeypatch):
 
 
 @pytest.mark.parametrize("ggml_type", [GgmlType.Q4_K, GgmlType.IQ2_XXS, GgmlType.MXFP4], ids=lambda t: t.name)
-def test_numbers_are_those_of_the_steps(ggml_type):
-    """A grid and shifts, a table, and neither."""
+def test_compiled_dequantization_equals_the_steps(ggml_type):
+    """Formats with neither grid nor table, with a grid, and with a table."""
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, 60, (70, 3 * ggml_type.block_bytes), np.uint8))
     compiling.check_compiles(rows, ggml_type, torch.float16)
     for part in (rows, rows[3:5], rows[:1]):
-        found = compiling.unpack_compiled(part, ggml_type, torch.float16)
-        assert found.dtype == torch.float16
-        np.testing.assert_array_equal(found.numpy(), unpack(part, ggml_type).half().numpy())
+        actual = compiling.unpack_compiled(part, ggml_type, torch.float16)
+        assert actual.dtype == torch.float16
+        np.testing.assert_array_equal(actual.numpy(), unpack(part, ggml_type).half().numpy())
 
 
 def load(path):
@@ -46,20 +46,20 @@ def load(path):
     return NativeBackend().load(path, ModelOptions(device="cpu", backend_options=options))
 
 
-def test_logits_are_the_same(tmp_path, feed, random_tokens, monkeypatch):
+def test_logits_equal_those_without_compile(tmp_path, feed, random_tokens, monkeypatch):
     path, tokens = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), random_tokens(40)
     with load(path) as model, model.new_context(ContextOptions(64)) as context:
-        made = compiling._compiled.cache_info().currsize
-        assert made >= 1, "nothing was compiled when the model was loaded"
-        found = feed(context, tokens)
-        assert compiling._compiled.cache_info().currsize == made, "something was compiled in a step"
+        n_compiled = compiling._compiled.cache_info().currsize
+        assert n_compiled >= 1, "loading the model compiled nothing"
+        logits = feed(context, tokens)
+        assert compiling._compiled.cache_info().currsize == n_compiled, "a step compiled something"
         assert "torch.compile" in model._transformer._kernels.describe()
     plain = NativeBackend().load(path, ModelOptions(device="cpu", backend_options={"tier": "torch"}))
     with plain, plain.new_context(ContextOptions(64)) as context:
-        np.testing.assert_array_equal(found, feed(context, tokens))
+        np.testing.assert_array_equal(logits, feed(context, tokens))
 
 
-def test_what_torch_cannot_compile_is_an_error_when_loading(tmp_path, monkeypatch):
+def test_a_broken_compiler_is_an_error_at_load(tmp_path, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no compiler here\nand no second line")
 

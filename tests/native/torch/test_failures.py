@@ -1,4 +1,4 @@
-"""A device that runs out of memory in the middle of a batch: an error of the contract, and nothing has changed."""
+"""A device that runs out of memory during a batch raises an error of the contract and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_native.backend import NativeBackend
 torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
 
 
-def test_out_of_memory_is_told_and_changes_nothing(tmp_path, feed, random_tokens, monkeypatch):
+def test_out_of_memory_is_reported_and_changes_nothing(tmp_path, feed, random_tokens, monkeypatch):
     path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
     options = ModelOptions(device="cpu", backend_options={"tier": "torch"})
     with NativeBackend().load(path, options) as model:

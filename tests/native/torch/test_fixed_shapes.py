@@ -1,4 +1,4 @@
-"""Decode steps that are filled up to a bucket, and captured: the logits of batches as they come."""
+"""Decode steps padded to a bucket, with and without CUDA graphs: the same logits as without padding."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from slm_native.kernels.torch.staging import StepUploader  # noqa: E402
 BUCKETS = "[decode]\nbuckets = [1, 2, 4, 8]\n"
 
 
-class Rerun(Captured):
-    """What a CUDA graph does, on any device: the step of the first time, on the memory of the first inputs."""
+class FakeGraph(Captured):
+    """A stand-in for a CUDA graph on any device: runs the captured step again on the captured inputs."""
 
     def __init__(self, step, inputs) -> None:
         self._step, self._inputs = step, inputs
@@ -39,8 +39,8 @@ def path(request, tmp_path_factory):
     return make_tiny_model(request.param, "q8_0").write(tmp_path_factory.mktemp("shapes") / "tiny.gguf")
 
 
-def capture_by(kernels, capture) -> None:
-    """As ``decode.capture`` says, on a device that has no graphs."""
+def enable_capture(kernels, capture) -> None:
+    """Enable ``decode.capture`` on a device without graphs."""
     kernels._captured, kernels._profile = capture, dataclasses.replace(kernels._profile, capture=True)
 
 
@@ -52,8 +52,8 @@ def load(path, profile: str | None = None):
     return NativeBackend().load(path, ModelOptions(device="cpu", backend_options=options))
 
 
-def life(context) -> list[np.ndarray]:
-    """Ragged sequences that come and go: prefills, steps of 1 to 7 of them, over the edges of pages, edits between."""
+def run_session(context) -> list[np.ndarray]:
+    """Logits of a session: prefills, decode steps of 1 to 7 sequences across page boundaries, and edits in between."""
     rng, rows = np.random.default_rng(1), []
 
     def decode(seq_ids, n_tokens=1, logits="all") -> None:
@@ -65,9 +65,9 @@ def life(context) -> list[np.ndarray]:
 
     decode([0], 60)
     decode([1], 3)
-    for _ in range(8):  # over the edge of a page
+    for _ in range(8):  # across a page boundary
         decode([0, 1])
-    decode([3, 5, 6])  # from nothing
+    decode([3, 5, 6])  # empty sequences
     decode([2], 130)
     context.fork(2, 4, 129)
     decode(range(7))
@@ -85,19 +85,19 @@ def test_logits_do_not_depend_on_the_bucket(path, captured, assert_close):
     with load(path) as plain, load(path, BUCKETS) as model:
         kernels = model._transformer._kernels
         if captured:
-            capture_by(kernels, Rerun)
-        with plain.new_context(sizes) as wanted, model.new_context(sizes) as context:
-            found, expected = life(context), life(wanted)
-            assert [len(rows) for rows in found] == [len(rows) for rows in expected]
-            # Sums over more keys, and products of more rows, are made in another order, in float32.
-            assert_close(np.concatenate(found), np.concatenate(expected), 1e-5)
+            enable_capture(kernels, FakeGraph)
+        with plain.new_context(sizes) as plain_context, model.new_context(sizes) as context:
+            actual, expected = run_session(context), run_session(plain_context)
+            assert [len(rows) for rows in actual] == [len(rows) for rows in expected]
+            # Attention over more keys and products of more rows sum in another order in float32.
+            assert_close(np.concatenate(actual), np.concatenate(expected), 1e-5)
             for seq_id in range(7):
-                assert context.tokens(seq_id) == wanted.tokens(seq_id)
+                assert context.tokens(seq_id) == plain_context.tokens(seq_id)
 
 
-def test_what_was_captured_goes_with_its_context(path):
-    class Once(Captured):
-        """Like a graph, it keeps its result, and not the step."""
+def test_graphs_are_freed_with_their_context(path):
+    class ResultGraph(Captured):
+        """Like a CUDA graph, it keeps its result but not the step."""
 
         def __init__(self, step, inputs) -> None:
             self._result = step(inputs)
@@ -107,7 +107,7 @@ def test_what_was_captured_goes_with_its_context(path):
 
     with load(path, BUCKETS) as model:
         kernels = model._transformer._kernels
-        capture_by(kernels, Once)
+        enable_capture(kernels, ResultGraph)
         with (
             model.new_context(ContextOptions(n_ctx=64)) as context,
             model.new_context(ContextOptions(n_ctx=64)) as other,
@@ -116,17 +116,19 @@ def test_what_was_captured_goes_with_its_context(path):
                 batch = each.new_batch()
                 batch.add(7, Pos(0, 0), logits=True)
                 each.decode(batch)
-            assert len(kernels._graphs) == 2, "contexts share graphs, whose pages are one context's"
+            assert len(kernels._graphs) == 2, (
+                "contexts must not share graphs, because a graph reads the pages of one context"
+            )
         gc.collect()
         assert not len(kernels._graphs)
 
 
-def test_batches_are_filled_up_to_twice_their_size_at_most(path, monkeypatch):
+def test_batches_are_padded_to_the_next_bucket(path, monkeypatch):
     shapes = []
     with load(path, BUCKETS) as model, model.new_context(ContextOptions(n_ctx=512, n_seq_max=8)) as context:
         run = model._transformer._run
 
-        def seen(inputs, layers, **named):
+        def recording_run(inputs, layers, **named):
             shapes.append(
                 (
                     len(inputs.tokens),
@@ -135,39 +137,41 @@ def test_batches_are_filled_up_to_twice_their_size_at_most(path, monkeypatch):
             )
             return run(inputs, layers, **named)
 
-        monkeypatch.setattr(model._transformer, "_run", seen)
-        life(context)
+        monkeypatch.setattr(model._transformer, "_run", recording_run)
+        run_session(context)
     assert [n for n, _ in shapes] == [60, 3, *[2] * 8, 4, 130, 8, 8, 2, 1, 1]
-    assert {tables[1] for n, tables in shapes if tables and n > 1} <= {1, 2, 4}, "pages are a power of two"
+    assert {tables[1] for n, tables in shapes if tables and n > 1} <= {1, 2, 4}, (
+        "the number of pages is padded to a power of two"
+    )
 
 
-def test_one_capture_serves_all_lengths_of_a_shape(path):
+def test_one_graph_serves_all_lengths_of_a_shape(path):
     captures = []
 
     def capture(step, inputs):
-        captures.append(Rerun(step, inputs))
+        captures.append(FakeGraph(step, inputs))
         return captures[-1]
 
     with load(path, BUCKETS) as model:
-        capture_by(model._transformer._kernels, capture)
+        enable_capture(model._transformer._kernels, capture)
         with model.new_context(ContextOptions(n_ctx=512, n_seq_max=8)) as context:
             for _ in range(70):
                 batch = context.new_batch()
                 for seq_id in range(3):
                     batch.add(7, Pos(seq_id, context.length(seq_id)), logits=True)
                 context.decode(batch)
-    assert [each.n_replays for each in captures] == [64, 6], "one shape to 64 tokens, another to 128"
+    assert [each.n_replays for each in captures] == [64, 6], "one shape for up to 64 tokens, another for up to 128"
 
 
-def test_warm_captures_every_bucket_when_a_context_is_made(path):
+def test_warm_captures_every_bucket_when_a_context_is_created(path):
     captures = []
 
     def capture(step, inputs):
         captures.append(tuple(inputs.plans[None].decodes.tables.shape))
-        return Rerun(step, inputs)
+        return FakeGraph(step, inputs)
 
     with load(path, BUCKETS + "warm = 150\n") as model:
-        capture_by(model._transformer._kernels, capture)
+        enable_capture(model._transformer._kernels, capture)
         with model.new_context(ContextOptions(n_ctx=512, n_seq_max=8)) as context:
             assert captures == [(1, 4), (2, 4), (4, 4), (8, 4)]
             batch = context.new_batch()
@@ -176,25 +180,25 @@ def test_warm_captures_every_bucket_when_a_context_is_made(path):
             batch.clear()
             batch.add(7, Pos(0, 140), logits=True)
             context.decode(batch)
-    assert len(captures) == 4, "a shape that was warm is captured again"
+    assert len(captures) == 4, "a warm shape was captured again"
 
 
-def test_the_graph_used_longest_ago_makes_room():
-    made = []
+def test_the_least_recently_used_graph_is_evicted():
+    captured_sizes = []
 
     def capture(step, inputs):
-        made.append(len(inputs[0]))
-        return Rerun(step, inputs)
+        captured_sizes.append(len(inputs[0]))
+        return FakeGraph(step, inputs)
 
     graphs = StepGraphs(capture, 2, StepUploader(torch.device("cpu")))
     for n in (1, 2, 1, 3, 1, 2):
-        found = graphs.run(lambda inputs: inputs[0] * inputs[1], [torch.full((n,), float(n)), torch.ones(n) * 2])
-        assert found.tolist() == [2.0 * n] * n
-    assert made == [1, 2, 3, 2]
+        result = graphs.run(lambda inputs: inputs[0] * inputs[1], [torch.full((n,), float(n)), torch.ones(n) * 2])
+        assert result.tolist() == [2.0 * n] * n
+    assert captured_sizes == [1, 2, 3, 2]
     assert [shape[0] for shape in graphs.shapes] == [(1,), (2,)]
 
 
-def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_path, monkeypatch):
+def test_profiles_are_found_by_option_then_environment_then_model_folder(tmp_path, monkeypatch):
     model = tmp_path / "m.Q4_0.gguf"
     monkeypatch.delenv(PROFILE_VARIABLE, raising=False)
     assert find_profile(model, None) is None
@@ -235,7 +239,7 @@ def test_a_profile_is_found_by_name_then_environment_then_beside_the_model(tmp_p
         ("\x00", InvalidOption, r"profile .*p\.toml: "),
     ],
 )
-def test_what_a_profile_has_not_is_refused(tmp_path, text, error, message):
+def test_wrong_keys_and_values_of_profiles_are_refused(tmp_path, text, error, message):
     path = tmp_path / "p.toml"
     path.write_text(text)
     with pytest.raises(error, match=message) as caught:
@@ -243,13 +247,13 @@ def test_what_a_profile_has_not_is_refused(tmp_path, text, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_text_is_refused(tmp_path):
+def test_profiles_that_are_not_utf8_are_refused(tmp_path):
     (tmp_path / "p.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidOption, match=r"p\.toml: "):
         read_profile(tmp_path / "p.toml")
 
 
-def test_what_the_device_or_the_model_cannot_do_is_refused(path, tmp_path):
+def test_profiles_that_the_device_does_not_support_are_refused(path, tmp_path):
     with pytest.raises(InvalidOption, match="CUDA graphs, and cpu has none"):
         load(path, BUCKETS + "capture = true\n")
     with pytest.raises(InvalidOption, match="tune=true on cpu: Triton kernels are for CUDA"):
@@ -263,14 +267,14 @@ def test_what_the_device_or_the_model_cannot_do_is_refused(path, tmp_path):
         NativeBackend().load(path, ModelOptions(backend_options=options))
 
 
-def test_what_cannot_be_captured_is_refused(tmp_path, monkeypatch):
-    """Whatever the device: layers that come and go, experts that the host chooses."""
+def test_capture_of_offloaded_layers_is_refused(tmp_path, monkeypatch):
+    """On any device: a graph cannot contain the loading of layers."""
     from slm_native.kernels.torch.kernels import TorchKernels
 
     monkeypatch.setattr(TorchKernels, "__init__", as_if_capturing(TorchKernels.__init__))
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     options = {"tier": "torch", "resident_bytes": 1 << 30}
-    with pytest.raises(InvalidOption, match="capture cannot be had where layers are streamed"):
+    with pytest.raises(InvalidOption, match="capture is not supported if layers are streamed"):
         NativeBackend().load(path, ModelOptions(backend_options=options))
 
 
@@ -282,7 +286,7 @@ def as_if_capturing(create):
     return init
 
 
-def test_an_option_goes_before_the_profile(path):
+def test_options_override_the_profile(path):
     with load(path, "dtype = 'bfloat16'") as model:
         assert "bfloat16" in model._transformer._kernels.describe()
     options = {"tier": "torch", "dtype": "float32", "profile": str(path.with_name("named.toml"))}

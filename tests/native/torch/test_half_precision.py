@@ -1,4 +1,4 @@
-"""Products in 16 bits: within the contract's bound, and only where the weights have no more."""
+"""Products in 16 bits: within the bound of the contract, and only for weights of at most 16 bits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slm_native.backend import NativeBackend
     [
         ("q8_0", KvType.F32, "float16", 1e-2),
         ("f16", KvType.F16, "float16", 1e-2),
-        ("f32", KvType.F32, "float16", 1e-4),  # nothing is rounded: float32's bound
-        ("q8_0", KvType.F32, "bfloat16", 1e-1),  # three digits fewer than float16: eight times its error
+        ("f32", KvType.F32, "float16", 1e-4),  # float32 weights are not rounded: the bound of float32
+        ("q8_0", KvType.F32, "bfloat16", 1e-1),  # three bits less precision than float16: eight times its error
     ],
 )
 def test_logits_stay_within_the_bound(tmp_path, feed, random_tokens, assert_close, weights, kv_type, dtype, bound):
@@ -27,4 +27,4 @@ def test_logits_stay_within_the_bound(tmp_path, feed, random_tokens, assert_clos
             rows.append(feed(context, tokens[:50]))
             rows.append(feed(context, tokens[50:], chunk=1))
     error = max(assert_close(rows[0], rows[2], bound), assert_close(rows[1], rows[3], bound))
-    assert (error < 1e-4) == (weights == "f32"), f"an error of {error:.1e} is not that of the format"
+    assert (error < 1e-4) == (weights == "f32"), f"an error of {error:.1e} does not fit the format of the weights"

@@ -1,4 +1,4 @@
-"""The pages on a device against those in NumPy: the same bytes, whatever is done to them."""
+"""KV pages in torch against those in NumPy: the same bytes after any operation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def new_store(layout, n_pages):
     return TorchPageStore(layout, n_pages, CPU)
 
 
-def doubled(keys, delta: int, blocks):
-    """A stand-in for a rotation, exact in every type."""
+def double_keys(keys, delta: int, blocks):
+    """A stand-in for RoPE that is exact in every KV type."""
     return keys * 2
 
 
@@ -35,24 +35,24 @@ def layout(keys: str, values: str) -> PageLayout:
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_codecs_write_the_same_bits(kv_type):
     x = np.random.default_rng(1).standard_normal((5, 3, 64)).astype(np.float32)
-    x[0, 0, :32], x[1, 1, 5], x[2, 0, 40] = 0, 1e6, -3e-8  # a block of nothing; beyond f16; below its normal numbers
+    x[0, 0, :32], x[1, 1, 5], x[2, 0, 40] = 0, 1e6, -3e-8  # a block of zeros; above the range of f16; subnormal in f16
     x[3, 0, :32] *= 1e-35
-    x[4, 0] = np.ldexp(x[4, 0], np.random.default_rng(2).integers(-20, 12, 64))  # every exponent of eight bits
-    x[4, 1, :4] = 500, -1e9, 464.1, 2.0**-10  # beyond eight bits; a tie below the smallest of them
-    x[4, 2, 3], x[4, 2, 5] = 3, -3  # two of the same magnitude: the first counts
+    x[4, 0] = np.ldexp(x[4, 0], np.random.default_rng(2).integers(-20, 12, 64))  # all exponents of f8_e4m3
+    x[4, 1, :4] = 500, -1e9, 464.1, 2.0**-10  # above the range of f8_e4m3; a tie below its smallest number
+    x[4, 2, 3], x[4, 2, 5] = 3, -3  # equal magnitudes with different signs: the first one sets the scale
     host = codec_of(kv_type, 64)
     device = device_codec(host)
-    wanted, found = host.encode(x), device.encode(torch.from_numpy(x.copy()))
-    for mine, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(mine.numpy().view(theirs.dtype), theirs)
-    np.testing.assert_array_equal(device.decode(found).numpy(), host.decode(wanted))
+    expected, actual = host.encode(x), device.encode(torch.from_numpy(x.copy()))
+    for actual_plane, expected_plane in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(actual_plane.numpy().view(expected_plane.dtype), expected_plane)
+    np.testing.assert_array_equal(device.decode(actual).numpy(), host.decode(expected))
 
 
 @pytest.mark.parametrize(
     ("keys", "values"), [*zip(KV_TYPES, KV_TYPES[1:] + KV_TYPES[:1], strict=True), ("q8_0", "q8_0")]
 )
-def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
-    """Writes, forks, cuts in pages that are shared and that are not, dumps and loads: payloads stay equal."""
+def test_edits_leave_the_same_bytes(keys, values):
+    """Writes, a fork, cuts in shared and exclusive pages, dumps and restores: payloads stay equal."""
     caches = [
         PagedKvCache([layout(keys, values)], PagedKvCache.n_pages_for(512, 3), 3, new)
         for new in (HostPageStore, new_store)
@@ -72,7 +72,7 @@ def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
         cache.fork(0, 1, 130)
         cache.cut(
             0, 10, 75, length, lambda keys, delta, blocks: keys * 2
-        )  # exact in every type: a stand-in for a rotation
+        )  # a stand-in for RoPE that is exact in every KV type
         cache.cut(1, 3, 5, 130, lambda keys, delta, blocks: keys * 2)
     payloads = [[b"".join(cache.export(*held)) for held in ((0, length - 65), (1, 128))] for cache in caches]
     assert payloads[0] == payloads[1]
@@ -83,10 +83,10 @@ def test_a_life_of_edits_leaves_the_same_bytes(keys, values):
         assert b"".join(cache.export(2, 128)) == other[1]
 
 
-def test_what_a_layer_gives_back_is_what_numpy_gives_back():
-    """For one table of pages, and for a group of tables of which some are longer."""
-    shape = layout("q8_0", "f16")
-    stores = [new(shape, 7) for new in (HostPageStore, new_store)]
+def test_reads_equal_those_of_numpy():
+    """torch reads a group of page tables at once, NumPy one table at a time."""
+    page_layout = layout("q8_0", "f16")
+    stores = [new(page_layout, 7) for new in (HostPageStore, new_store)]
     rng = np.random.default_rng(3)
     k, v = (rng.standard_normal((448, 3, 64)).astype(np.float32) for _ in range(2))
     pages, slots = np.repeat(np.arange(7), 64), np.tile(np.arange(64), 7)
@@ -94,16 +94,16 @@ def test_what_a_layer_gives_back_is_what_numpy_gives_back():
     stores[1].layers[1].write(*(torch.from_numpy(each) for each in (pages, slots, k, v)))
     tables = np.array([[3, 1, 0], [6, 2, 5]])
     for read in ("keys", "values"):
-        wanted = [getattr(stores[0].layers[1], read)(table, 150) for table in tables]
-        found = getattr(stores[1].layers[1], read)(torch.from_numpy(tables), 150)
-        np.testing.assert_array_equal(found.numpy(), np.stack(wanted))
+        expected = [getattr(stores[0].layers[1], read)(table, 150) for table in tables]
+        actual = getattr(stores[1].layers[1], read)(torch.from_numpy(tables), 150)
+        np.testing.assert_array_equal(actual.numpy(), np.stack(expected))
 
 
-def test_more_than_is_free_is_refused_with_sizes(monkeypatch):
-    shape = layout("f32", "f32")
+def test_caches_beyond_free_memory_are_refused_with_sizes(monkeypatch):
+    page_layout = layout("f32", "f32")
     monkeypatch.setattr(torch_pages, "memory", lambda device: (1 << 20, 1 << 30))
     with pytest.raises(InvalidOption, match=r"a KV cache of 37 MiB is more than the 1 MiB that are free on cpu"):
-        new_store(shape, 200)
+        new_store(page_layout, 200)
     monkeypatch.setattr(torch_pages, "memory", lambda device: (None, None))
     with pytest.raises(InvalidOption, match="more than this machine can reserve: use a smaller n_ctx"):
-        new_store(shape, 1 << 50)
+        new_store(page_layout, 1 << 50)

@@ -1,4 +1,4 @@
-"""Prompts computed a chunk at a time, and whole chunks that are captured: the logits of prompts as they come."""
+"""Chunked prefill, with and without CUDA graphs of whole chunks: the same logits as without chunks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from slm_native.kernels.torch.graphs import Captured  # noqa: E402
 SIZES = ContextOptions(n_ctx=1024, n_seq_max=4, n_batch=256)
 
 
-class Rerun(Captured):
-    """What a CUDA graph does, on any device."""
+class FakeGraph(Captured):
+    """A stand-in for a CUDA graph on any device: runs the captured step again on the same inputs."""
 
-    made: list[tuple[int, int]]
+    captured_shapes: list[tuple[int, int]]
 
     def __init__(self, step, inputs) -> None:
         self._step, self._inputs = step, inputs
         (prefill,) = inputs.plans[None].prefills
-        self.made.append((len(inputs.tokens), len(prefill.pages)))
+        self.captured_shapes.append((len(inputs.tokens), len(prefill.pages)))
 
     def replay(self):
         return self._step(self._inputs)
@@ -40,8 +40,8 @@ class Rerun(Captured):
 
 @pytest.fixture
 def captures(monkeypatch):
-    monkeypatch.setattr(Rerun, "made", [], raising=False)
-    return Rerun.made
+    monkeypatch.setattr(FakeGraph, "captured_shapes", [], raising=False)
+    return FakeGraph.captured_shapes
 
 
 def load(path, profile: str = ""):
@@ -50,16 +50,16 @@ def load(path, profile: str = ""):
     return NativeBackend().load(path, ModelOptions(device="cpu", backend_options=options))
 
 
-def capturing(model):
-    """As the profile says, but with graphs that any device has."""
+def with_capture(model):
+    """Enable ``prefill.capture`` with graphs that work on any device."""
     kernels = model._transformer._kernels
-    kernels._captured = Rerun
+    kernels._captured = FakeGraph
     kernels._profile = dataclasses.replace(kernels._profile, capture_prefill=True)
     return model
 
 
 def prompts(context) -> np.ndarray:
-    """Long and short ones, alone and together, interleaved, with rows of all, of the last and of none."""
+    """Logits of long and short prompts, alone, together and interleaved, that request all rows, the last or none."""
     rng, rows = np.random.default_rng(1), []
 
     def decode(*runs: tuple[int, int, str]) -> None:
@@ -74,7 +74,7 @@ def prompts(context) -> np.ndarray:
     decode((1, 130, "last"), (2, 50, "all"), (0, 1, "all"))
     decode((2, 64, "none"), (1, 32, "none"))
     batch = context.new_batch()
-    for i in range(100):  # by turns
+    for i in range(100):  # interleaved
         for seq_id in (0, 3):
             batch.add(int(rng.integers(305)), Pos(seq_id, context.length(seq_id) + i), logits=i % 30 == 29)
     rows.append(context.decode(batch).copy())
@@ -86,28 +86,28 @@ def prompts(context) -> np.ndarray:
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_logits_do_not_depend_on_the_chunk(tmp_path, captures, assert_close, architecture, captured):
+def test_logits_do_not_depend_on_the_chunk_size(tmp_path, captures, assert_close, architecture, captured):
     path = make_tiny_model(architecture, "q8_0").write(tmp_path / "tiny.gguf")
     with load(path) as plain, load(path, "[prefill]\nchunk = 32\n") as chunked:
-        model = capturing(chunked) if captured else chunked
-        with plain.new_context(SIZES) as wanted, model.new_context(SIZES) as context:
-            # Sums over more keys, and products of fewer rows, are made in another order, in float32.
-            assert_close(prompts(context), prompts(wanted), 1e-5)
-            assert [context.tokens(i) for i in range(4)] == [wanted.tokens(i) for i in range(4)]
+        model = with_capture(chunked) if captured else chunked
+        with plain.new_context(SIZES) as plain_context, model.new_context(SIZES) as context:
+            # Attention over more keys and products of fewer rows sum in another order in float32.
+            assert_close(prompts(context), prompts(plain_context), 1e-5)
+            assert [context.tokens(i) for i in range(4)] == [plain_context.tokens(i) for i in range(4)]
     assert sorted(set(captures)) == ([(32, 1), (32, 2), (32, 4), (32, 8)] if captured else [])
     assert len(captures) == len(set(captures)), "a shape was captured again"
 
 
-def test_parts_go_through_the_model_a_chunk_at_a_time(tmp_path, monkeypatch):
+def test_forward_passes_have_at_most_chunk_tokens(tmp_path, monkeypatch):
     path, sizes = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
     with load(path, "[prefill]\nchunk = 50\n") as model, model.new_context(SIZES) as context:
         run = model._transformer._run
 
-        def seen(inputs, *rest, **named):
+        def recording_run(inputs, *rest, **named):
             sizes.append(len(inputs.tokens))
             return run(inputs, *rest, **named)
 
-        monkeypatch.setattr(model._transformer, "_run", seen)
+        monkeypatch.setattr(model._transformer, "_run", recording_run)
         batch = context.new_batch()
         batch.extend([5] * 130, Pos(0, 0), logits="last")
         assert context.decode(batch).shape == (1, 305)
@@ -120,83 +120,83 @@ def test_parts_go_through_the_model_a_chunk_at_a_time(tmp_path, monkeypatch):
     assert sizes == [50, 50, 30, 50, 50, 20, 50, 50]
 
 
-def test_embedding_rows_come_to_their_chunk(tmp_path, assert_close):
+def test_embedding_rows_work_in_chunks(tmp_path, assert_close):
     path, rng = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), np.random.default_rng(3)
-    given, found = rng.standard_normal((90, 96)).astype(np.float32), []
+    embedding_rows, logits = rng.standard_normal((90, 96)).astype(np.float32), []
     for profile in ("", "[prefill]\nchunk = 32\n"):
         with load(path, profile) as model, model.new_context(SIZES) as context:
             batch = context.new_batch()
             batch.extend([7] * 20, Pos(0, 0))
-            batch.add_embeddings(given, Pos(0, 20))
+            batch.add_embeddings(embedding_rows, Pos(0, 20))
             batch.extend([9] * 5, Pos(0, 110), logits="all")
-            found.append(context.decode(batch).copy())
-    assert_close(found[1], found[0], 1e-5)
+            logits.append(context.decode(batch).copy())
+    assert_close(logits[1], logits[0], 1e-5)
 
 
-def test_warm_captures_whole_chunks_at_every_depth(tmp_path, captures):
+def test_warm_captures_whole_chunks_for_every_number_of_pages(tmp_path, captures):
     path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
     with (
         load(path, "[decode]\nwarm = 600\n[prefill]\nchunk = 100\n") as model,
-        capturing(model).new_context(SIZES) as context,
+        with_capture(model).new_context(SIZES) as context,
     ):
         assert captures == [(100, 2), (100, 4), (100, 8), (100, 16)]
         batch = context.new_batch()
         batch.extend([5] * 250, Pos(0, 0), logits="last")
         context.decode(batch)
-    assert len(captures) == 4, "a shape that was warm is captured again"
+    assert len(captures) == 4, "a warm shape was captured again"
 
 
-def test_what_a_part_of_a_batch_sees():
-    """Sequence 0 brings rows 0 to 99 from position 30 on; 1 brings every other row of the rest, 2 those between."""
-    turns = np.arange(100, 160)
+def test_a_part_of_a_batch_has_the_right_rows_and_pages():
+    """Sequence 0 has rows 0 to 99, from position 30 on; sequences 1 and 2 alternate in the other rows."""
+    alternating = np.arange(100, 160)
     runs = [
         Run(0, slice(0, 100), 30, 130, slice(4, 7)),
-        Run(1, turns[::2], 0, 30, np.array([9])),
-        Run(2, turns[1::2], 64, 94, np.array([3, 8])),
+        Run(1, alternating[::2], 0, 30, np.array([9])),
+        Run(2, alternating[1::2], 64, 94, np.array([3, 8])),
     ]
     plan = BatchPlan(runs, np.arange(160), np.arange(160) % 64, PageTables(10, ((), (), ())))
-    whole = {(run.seq_id, row): run.start + i for run in runs for i, row in enumerate(np.arange(160)[run.rows])}
+    expected = {(run.seq_id, row): run.start + i for run in runs for i, row in enumerate(np.arange(160)[run.rows])}
     for size in (1, 33, 64, 159):
-        found = {}
+        positions = {}
         for start in range(0, 160, size):
             part = part_of(plan, start, start + size)
             n_tokens = len(part.pages)
             assert part.pages.tolist() == list(range(start, min(160, start + size)))
             for run in part.runs:
                 rows = np.arange(n_tokens)[run.rows]
-                found |= {(run.seq_id, start + row): run.start + i for i, row in enumerate(rows)}
+                positions |= {(run.seq_id, start + row): run.start + i for i, row in enumerate(rows)}
                 assert run.n_held == run.start + len(rows)
-                held = len(np.arange(10)[run.pages])
-                assert held == -(-run.n_held // 64)
-        assert found == whole
+                n_pages = len(np.arange(10)[run.pages])
+                assert n_pages == -(-run.n_held // 64)
+        assert positions == expected
 
 
 @pytest.mark.parametrize(
     "scoring", [Scoring(), Scoring(window=7), Scoring(softcap=2.0), Scoring(slopes=torch.tensor([0.5, 0.1, 0.0, 1.0]))]
 )
-def test_attention_at_positions_is_that_of_the_last_tokens(monkeypatch, scoring):
+def test_attend_at_equals_attend_over_the_last_tokens(monkeypatch, scoring):
     rng = np.random.default_rng(0)
     q = torch.from_numpy(rng.standard_normal((5, 4, 8), np.float32))
     k, v = (torch.from_numpy(rng.standard_normal((24, 2, 8), np.float32)) for _ in range(2))
     monkeypatch.setattr("slm_native.kernels.torch.attention._SCORES_AT_A_TIME", 2 * 4 * 24)  # two tokens at a time
-    found = attend_at(torch.arange(12, 17), q, k, v, 0.3, scoring)
-    torch.testing.assert_close(found, attend(q, k[:17], v[:17], 0.3, scoring))
+    actual = attend_at(torch.arange(12, 17), q, k, v, 0.3, scoring)
+    torch.testing.assert_close(actual, attend(q, k[:17], v[:17], 0.3, scoring))
 
 
-def test_what_cannot_be_had_is_refused(tmp_path):
+def test_unsupported_profiles_are_refused(tmp_path):
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     with pytest.raises(InvalidOption, match="CUDA graphs, and cpu has none"):
         load(path, "[prefill]\nchunk = 64\ncapture = true\n")
-    with pytest.raises(InvalidOption, match=r"prefill\.chunk cannot be had where .* layers have states"):
+    with pytest.raises(InvalidOption, match=r"prefill\.chunk is not supported if .* layers have states"):
         load(family_model(tmp_path, "mamba"), "[prefill]\nchunk = 64\n")
 
 
-def test_batches_with_spans_are_not_parted(tmp_path, captures, assert_close):
-    """Nor run as a captured chunk, whose tokens see those before them alone."""
+def test_batches_with_bidirectional_blocks_are_not_chunked(tmp_path, captures, assert_close):
+    """They do not run as a captured chunk either, because its attention is causal."""
     path, rows = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
     tokens = np.random.default_rng(4).integers(0, 305, 150)
     with load(path) as plain, load(path, "[prefill]\nchunk = 32\n") as chunked:
-        for model in (plain, capturing(chunked)):
+        for model in (plain, with_capture(chunked)):
             with model.new_context(SIZES) as context:
                 for first, end, n in ((0, 32, 32), (32, 132, 50), (132, 150, 0)):
                     batch = context.new_batch()

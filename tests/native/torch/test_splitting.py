@@ -1,7 +1,7 @@
-"""Layers on several devices: where they go, and that nothing of one device meets what is on another.
+"""Layers on several devices: their placement, and that no operation mixes tensors of two devices.
 
-Here is one device. Others are made up: every tensor that is brought to one carries its name, what is computed from it
-inherits the name, and an operation on tensors of two names fails, as it would between two GPUs.
+The test simulates devices on the CPU: a tensor moved to a device is labelled with its name, results inherit the label,
+and an operation on tensors with two labels fails, as between two GPUs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from slm_native.kernels.torch.splitting import counts_by_map, counts_by_memory  
 MIB = 1 << 20
 
 
-class MadeUpDevices(TorchDispatchMode):
-    """Names of devices on tensors, checked and passed on by every operation."""
+class FakeDevices(TorchDispatchMode):
+    """Labels tensors with device names; every operation checks the labels and passes them on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,17 +43,17 @@ class MadeUpDevices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        found = {self.names[each] for each in tensors if each in self.names}
-        assert len(found) <= 1, f"{func} takes tensors of {' and '.join(sorted(found))}"
-        self.n_checked += bool(found)
-        made = func(*args, **(kwargs or {}))
-        for each in tree_leaves(made) if found else ():
+        devices = {self.names[each] for each in tensors if each in self.names}
+        assert len(devices) <= 1, f"{func} takes tensors of {' and '.join(sorted(devices))}"
+        self.n_checked += bool(devices)
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result) if devices else ():
             if isinstance(each, torch.Tensor):
-                self.names[each] = next(iter(found))
-        return made
+                self.names[each] = next(iter(devices))
+        return result
 
-    def bring(self, tensor, device):
-        """In the place of ``Tensor.to``, which does nothing between names of the CPU."""
+    def to_device(self, tensor, device):
+        """Replaces ``Tensor.to``, which does nothing between two names of the CPU."""
         if self.names.get(tensor) == str(device):
             return tensor
         with torch.utils._python_dispatch._disable_current_modes():
@@ -63,16 +63,16 @@ class MadeUpDevices(TorchDispatchMode):
 
 
 @pytest.fixture
-def made_up(monkeypatch) -> MadeUpDevices:
-    found = MadeUpDevices()
+def fake_devices(monkeypatch) -> FakeDevices:
+    devices = FakeDevices()
     for module in (splitting, torch_kernels):
-        monkeypatch.setattr(module, "to_device", found.bring)
+        monkeypatch.setattr(module, "to_device", devices.to_device)
     monkeypatch.setattr(splitting, "choose_device", lambda name: torch.device("cpu:0" if name == "auto" else name))
-    return found
+    return devices
 
 
-def life(model, name_pages=lambda context: None) -> tuple[list[np.ndarray], bytes]:
-    """Prefills and steps of two sequences, a fork, a cut in the middle of shared pages, a dump and its restoration."""
+def run_session(model, name_pages=lambda context: None) -> tuple[list[np.ndarray], bytes]:
+    """Logits and a dump of a session: prefills and steps of two sequences, a fork, a cut in shared pages, a restore."""
     rng, rows = np.random.default_rng(1), []
     with model.new_context(ContextOptions(n_ctx=512, n_seq_max=3, n_batch=128)) as context:
         name_pages(context)
@@ -97,44 +97,46 @@ def life(model, name_pages=lambda context: None) -> tuple[list[np.ndarray], byte
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mpt", "olmoe", "gemma2", "gemma4_dense", "deepseek2"])
-def test_logits_are_those_of_one_device(family, tmp_path, made_up, monkeypatch):
-    """To the bit; the embedding is the output matrix of some, experts, slopes and latents are others'."""
+def test_logits_equal_those_of_one_device(family, tmp_path, fake_devices, monkeypatch):
+    """Bit for bit. The families cover tied embeddings, experts, ALiBi slopes and latent attention."""
     path = make_tiny_model(family).write(tmp_path / "m.gguf") if family in ("llama", "qwen3") else None
     path = path or family_model(tmp_path, family)
     with GgufFile.open(path) as file:
         n_layers = read_spec(file).n_layers
         tied = "output.weight" not in file.tensors
-    told = {"cpu:0": 1, "cpu:1": n_layers - 1} if n_layers < 3 else {"cpu:0": 1, "cpu:1": n_layers - 2, "cpu:2": 1}
-    of_layer = [name for name, n in told.items() for _ in range(n)]
+    device_map = (
+        {"cpu:0": 1, "cpu:1": n_layers - 1} if n_layers < 3 else {"cpu:0": 1, "cpu:1": n_layers - 2, "cpu:2": 1}
+    )
+    device_of_layer = [name for name, n in device_map.items() for _ in range(n)]
 
-    def named(create):
+    def labelled(create):
         def make(self, tensor):
-            made = create(self, tensor)
+            tensor_on_device = create(self, tensor)
             name = tensor.name
-            device = of_layer[int(name.split(".")[1])] if name.startswith("blk.") else "cpu:0"
+            device = device_of_layer[int(name.split(".")[1])] if name.startswith("blk.") else "cpu:0"
             if name.startswith("output") and not tied:
-                device = of_layer[-1]
-            made_up.names[getattr(made, "packed", made)] = device
-            return made
+                device = device_of_layer[-1]
+            fake_devices.names[getattr(tensor_on_device, "packed", tensor_on_device)] = device
+            return tensor_on_device
 
         return make
 
     def name_pages(context) -> None:
-        for layer, device in zip(context._memory.layers, of_layer, strict=True):
+        for layer, device in zip(context._memory.layers, device_of_layer, strict=True):
             for plane in (*layer.key_planes, *layer.value_planes):
-                made_up.names[plane] = device
+                fake_devices.names[plane] = device
 
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "torch"})) as model:
-        wanted, dump = life(model)
+        expected, dump = run_session(model)
     for step in ("prepare", "vector"):
-        monkeypatch.setattr(torch_kernels.TorchKernels, step, named(getattr(torch_kernels.TorchKernels, step)))
-    options = {"tier": "torch", "device_map": told}
-    with NativeBackend().load(path, ModelOptions(backend_options=options)) as model, made_up:
-        assert model.info.device == ", ".join(told)
-        found, other = life(model, name_pages)
-    assert made_up.n_checked > 100
-    assert dump == other, "dumps depend on where layers are"
-    for mine, theirs in zip(found, wanted, strict=True):
+        monkeypatch.setattr(torch_kernels.TorchKernels, step, labelled(getattr(torch_kernels.TorchKernels, step)))
+    options = {"tier": "torch", "device_map": device_map}
+    with NativeBackend().load(path, ModelOptions(backend_options=options)) as model, fake_devices:
+        assert model.info.device == ", ".join(device_map)
+        actual, other_dump = run_session(model, name_pages)
+    assert fake_devices.n_checked > 100
+    assert dump == other_dump, "the dump depends on the devices of the layers"
+    for mine, theirs in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -143,7 +145,7 @@ def sizes(*blocks: int, embedding: int = 0, output: int = 0) -> WeightBytes:
 
 
 @pytest.mark.parametrize(
-    ("weights", "free", "wanted"),
+    ("weights", "free", "expected"),
     [
         (sizes(*[10] * 8), [100, 100], [4, 4]),
         (sizes(*[10] * 8), [300, 100], [6, 2]),
@@ -155,13 +157,13 @@ def sizes(*blocks: int, embedding: int = 0, output: int = 0) -> WeightBytes:
         (sizes(30, 10, 10, 10), [100, 100], [1, 3]),
     ],
 )
-def test_the_fullest_device_is_filled_as_little_as_can_be(weights, free, wanted):
+def test_auto_splits_minimize_the_fill_of_the_fullest_device(weights, free, expected):
     counts = counts_by_memory(weights, {f"cuda:{i}": n * MIB for i, n in enumerate(free)})
-    assert counts == wanted
+    assert counts == expected
 
 
-def test_no_split_would_fill_the_fullest_device_less():
-    """Against every split of random sizes into runs."""
+def test_no_other_split_fills_the_fullest_device_less():
+    """Against all contiguous splits of random sizes over two devices."""
     rng = np.random.default_rng(3)
     for _ in range(100):
         blocks = rng.integers(1, 50, 7).tolist()
@@ -185,10 +187,10 @@ def test_no_split_would_fill_the_fullest_device_less():
         assert fullest(n) == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.parametrize("told", [{"a": 3}, {"a": 4, "b": 1}, {"a": 4, "b": 0}, {"a": 5, "b": -1}])
-def test_counts_that_are_not_the_models_are_refused(told):
+@pytest.mark.parametrize("device_map", [{"a": 3}, {"a": 4, "b": 1}, {"a": 4, "b": 0}, {"a": 5, "b": -1}])
+def test_counts_that_do_not_sum_to_the_layers_are_refused(device_map):
     with pytest.raises(InvalidOption, match="the model has 4 layers, and each device gets some"):
-        counts_by_map(told, 4)
+        counts_by_map(device_map, 4)
 
 
 @pytest.mark.parametrize(
@@ -200,30 +202,30 @@ def test_counts_that_are_not_the_models_are_refused(told):
         ({"device_map": {"cpu": 2}}, InvalidOption, "the model has 3 layers"),
         ({"device_map": {"npu:7": 3}}, BackendUnavailable, "no device 'npu:7'"),
         ({"device_map": {"cpu": 3}, "tier": "reference"}, InvalidOption, "device_map is for the torch tier"),
-        ({"device_map": {"cpu": 3}, "resident_bytes": 1 << 30}, InvalidOption, "where layers are streamed"),
+        ({"device_map": {"cpu": 3}, "resident_bytes": 1 << 30}, InvalidOption, "if layers are streamed"),
     ],
 )
-def test_what_cannot_be_had_is_refused(tmp_path, options, error, message):
+def test_wrong_device_maps_are_refused(tmp_path, options, error, message):
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     with pytest.raises(error, match=message):
         NativeBackend().load(path, ModelOptions(backend_options={"tier": "torch", **options}))
 
 
-@pytest.mark.parametrize("told", [{"cuda:0": 2, "cpu": 1}, {"cuda": 2, "cuda:0": 1}])
-def test_devices_are_of_one_kind_and_named_once(monkeypatch, told):
+@pytest.mark.parametrize("device_map", [{"cuda:0": 2, "cpu": 1}, {"cuda": 2, "cuda:0": 1}])
+def test_devices_must_be_of_one_kind_and_named_once(monkeypatch, device_map):
     known = {"cuda": "cuda:0"}
     monkeypatch.setattr(splitting, "choose_device", lambda name: torch.device(known.get(name, name)))
     with pytest.raises(InvalidOption, match="devices of one kind, each once"):
-        splitting.devices_of("auto", told)
+        splitting.devices_of("auto", device_map)
 
 
-def test_a_map_begins_with_the_device_that_is_named(monkeypatch):
+def test_a_device_map_must_begin_with_the_device_option(monkeypatch):
     monkeypatch.setattr(splitting, "choose_device", torch.device)
     with pytest.raises(InvalidOption, match="device_map begins with cuda:1, and device is 'cuda:0'"):
         splitting.devices_of("cuda:0", {"cuda:1": 2, "cuda:0": 1})
 
 
-def test_more_than_a_device_has_is_refused_with_sizes(tmp_path, monkeypatch):
+def test_weights_beyond_device_memory_are_refused_with_sizes(tmp_path, monkeypatch):
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     monkeypatch.setattr(splitting, "memory", lambda device: (MIB, 2 * MIB))
     for device_map, message in (({"cpu": 3}, r"gives cpu weights of 1 MiB"), ("auto", r"take 1 MiB, .*\(cpu 1\)")):
@@ -231,10 +233,10 @@ def test_more_than_a_device_has_is_refused_with_sizes(tmp_path, monkeypatch):
             NativeBackend().load(path, ModelOptions(backend_options={"tier": "torch", "device_map": device_map}))
 
 
-def test_auto_takes_all_devices_of_a_kind(tmp_path):
+def test_auto_uses_all_devices_of_a_kind(tmp_path):
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
     with NativeBackend().load(
         path, ModelOptions(device="cpu", backend_options={"tier": "torch", "device_map": "auto"})
     ) as model:
         assert model.info.device == "cpu"
-        life(model)
+        run_session(model)

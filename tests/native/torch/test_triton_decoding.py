@@ -1,4 +1,4 @@
-"""Triton's attention over pages in its interpreter, against the reference tier on each sequence's keys and values."""
+"""Paged decode attention in Triton's interpreter, against the reference tier one sequence at a time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SCORINGS = {
 }
 
 
-def filled(n_kv_heads: int, width: int, keys: str, values: str):
-    """A cache of two layers, its pages in disorder, and a plan that brings each sequence its last token."""
+def filled_layer(n_kv_heads: int, width: int, keys: str, values: str):
+    """A layer of a KV cache with shuffled pages, and a plan that appends the last token of each sequence."""
     layout = PageLayout(range(2), n_kv_heads, width, codec_of(keys, width), codec_of(values, width))
     cpu = torch.device("cpu")
     cache = PagedKvCache(
@@ -39,7 +39,11 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
         lambda shape, n: TorchPageStore(shape, n, cpu),
     )
     rng = np.random.default_rng(1)
-    for start, end in ((0, 50), (50, 150), (150, 400)):  # in turns: the pages of a sequence do not lie side by side
+    for start, end in (
+        (0, 50),
+        (50, 150),
+        (150, 400),
+    ):  # interleaved, so that the pages of a sequence are not contiguous
         for seq_id, held in enumerate(HELD):
             if start < held - 1:
                 write(cache, seq_id, (start, min(held - 1, end)), (n_kv_heads, width), rng)
@@ -50,46 +54,48 @@ def filled(n_kv_heads: int, width: int, keys: str, values: str):
     return cache.layers[1], placed
 
 
-def write(cache, seq_id: int, span: tuple[int, int], heads: tuple[int, int], rng) -> None:
-    n = span[1] - span[0]
-    plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(*span, dtype=np.int32))
+def write(cache, seq_id: int, position_range: tuple[int, int], heads: tuple[int, int], rng) -> None:
+    n = position_range[1] - position_range[0]
+    plan = cache.plan(np.full(n, seq_id, np.int32), np.arange(*position_range, dtype=np.int32))
     placed = place(plan)
     k, v = (torch.from_numpy(rng.standard_normal((n, *heads)).astype(np.float32)) for _ in range(2))
     cache.layers[1].write(placed.pages, placed.slots, k, v)
     cache.commit(plan)
 
 
-def assert_attended(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f32", values="f32", dtype=None):
-    layer, placed = filled(n_kv_heads, width, keys, values)
+def assert_equals_reference(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f32", values="f32", dtype=None):
+    layer, placed = filled_layer(n_kv_heads, width, keys, values)
     rng = np.random.default_rng(2)
     q = rng.standard_normal((len(HELD), n_heads, width)).astype(np.float32)
-    extra = {
+    options = {
         name: rng.uniform(0.02, 1, n_heads).astype(np.float32) if value is True else value
         for name, value in SCORINGS[scoring].items()
     }
-    on_device = Scoring(**{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in extra.items()})
+    on_device = Scoring(
+        **{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    )
     group = placed.decodes
-    found = attend_decoding(torch.from_numpy(q).to(dtype or torch.float32), layer, group, 0.2, on_device).numpy()
+    actual = attend_decoding(torch.from_numpy(q).to(dtype or torch.float32), layer, group, 0.2, on_device).numpy()
     if dtype is not None:
         q = torch.from_numpy(q).to(dtype).float().numpy()
     for i, held in enumerate(HELD):
         k, v = (read(group.tables[i], held).numpy() for read in (layer.keys, layer.values))
-        wanted = ReferenceKernels().attention(q[i : i + 1], k, v, 0.2, Scoring(**extra))[0]
-        # Scores of about 0.2 * sqrt(width) = 1, at most 8: float32 moves shares by 8 * 2^-24 * a few. In half
-        # precision keys, shares and values are rounded once each, 2^-11 of values of about 1, at most 4.
+        expected = ReferenceKernels().attention(q[i : i + 1], k, v, 0.2, Scoring(**options))[0]
+        # Scores are about 0.2 * sqrt(width) = 1, at most 8: float32 changes weights by a few times 8 * 2^-24. Half
+        # precision rounds keys, weights and values once each: 2^-11 of values of about 1, at most 4.
         bound = 1e-5 if dtype is None else 3 * 4 * 2.0**-11
-        np.testing.assert_allclose(found[i], wanted, atol=bound, err_msg=f"sequence of {held} tokens")
+        np.testing.assert_allclose(actual[i], expected, atol=bound, err_msg=f"sequence of {held} tokens")
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
-def test_every_way_to_score(scoring):
-    assert_attended(scoring)
+def test_every_scoring_option(scoring):
+    assert_equals_reference(scoring)
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(2, 2), (5, 1), (34, 2)])
 @pytest.mark.parametrize("width", [32, 24])
 def test_groups_and_widths(n_heads, n_kv_heads, width):
-    assert_attended("plain", n_heads, n_kv_heads, width)
+    assert_equals_reference("plain", n_heads, n_kv_heads, width)
 
 
 @pytest.mark.parametrize(
@@ -100,21 +106,21 @@ def test_groups_and_widths(n_heads, n_kv_heads, width):
     ],
 )
 def test_kv_types(keys, values):
-    assert_attended("plain", width=64, keys=keys, values=values)
+    assert_equals_reference("plain", width=64, keys=keys, values=values)
 
 
 def test_products_in_half_precision():
-    assert_attended("plain", dtype=torch.float16)
+    assert_equals_reference("plain", dtype=torch.float16)
 
 
 @pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3])
-def test_pages_are_shared_out_in_any_way(monkeypatch, n_programs):
+def test_pages_may_be_divided_among_any_number_of_programs(monkeypatch, n_programs):
     monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
-    assert_attended("all")
+    assert_equals_reference("all")
 
 
-def test_what_the_kernel_would_misread_is_refused():
-    layer, placed = filled(2, 32, "f32", "f32")
+def test_wrong_arguments_are_refused():
+    layer, placed = filled_layer(2, 32, "f32", "f32")
     q = torch.zeros(len(HELD), 6, 32)
     for bad in (q[:3], torch.zeros(len(HELD), 5, 32), torch.zeros(len(HELD), 6, 16), q.transpose(0, 1)):
         with pytest.raises(ValueError, match="accepted: "):

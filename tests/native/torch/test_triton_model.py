@@ -1,4 +1,4 @@
-"""A whole model on Triton's kernels, in the interpreter: the reference tier's logits, batches and edits included."""
+"""A whole model on Triton kernels in the interpreter: logits as in the reference tier, with batches and edits."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ pytest.importorskip("triton", reason="kernels for CUDA are tested in Triton's in
 from slm_native.kernels.torch.triton import kernels as triton_kernels
 from slm_native.kernels.torch.triton.kernels import TritonKernels
 
-STEPS = ["few_rows", "many_rows", "attend_decoding", "norm_rope_and_store", "norm_and_rope", "silu_mul", "rms_norm"]
+KERNELS = ["few_rows", "many_rows", "attend_decoding", "norm_rope_and_store", "norm_and_rope", "silu_mul", "rms_norm"]
 
 
-def noted(step, calls: list[str]):
-    """A step that leaves its name where it was called."""
+def recorded(kernel, calls: list[str]):
+    """A kernel wrapper that records its name at each call."""
 
     def call(*args, **named):
-        calls.append(step.__name__)
-        return step(*args, **named)
+        calls.append(kernel.__name__)
+        return kernel(*args, **named)
 
     return call
 
 
 def run(path, kernels, random_tokens) -> list[np.ndarray]:
-    """Prefills of two lengths, single tokens of three sequences beside them, after a fork and a cut."""
+    """Logits of prefills in batches with single tokens, before and after a cut and a fork."""
     rows = []
     with NativeModel(GgufFile.open(path), kernels, lambda share: None) as model:
         context = model.new_context(ContextOptions(256, 3, 64, KvType.F16, KvType.Q8_0))
@@ -48,14 +48,14 @@ def run(path, kernels, random_tokens) -> list[np.ndarray]:
     return rows
 
 
-def test_logits_are_those_of_the_reference(tmp_path, random_tokens, assert_close):
-    """Float32 sums in other orders, and keys whose last digit in f16 or q8_0 they tip; all paths of ``matmul``."""
+def test_logits_equal_the_reference(tmp_path, random_tokens, assert_close):
+    """Other orders of float32 sums may change the last bit of keys in f16 and q8_0. All paths of ``matmul`` run."""
     path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
     kernels, calls = TritonKernels("cpu"), []
     with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS:
-            patch.setattr(triton_kernels, name, noted(getattr(triton_kernels, name), calls))
-        found = run(path, kernels, random_tokens)
-    assert set(calls) == set(STEPS), "not all kernels ran"
-    for mine, wanted in zip(found, run(path, ReferenceKernels(), random_tokens), strict=True):
-        assert_close(mine, wanted, 5e-3)
+        for name in KERNELS:
+            patch.setattr(triton_kernels, name, recorded(getattr(triton_kernels, name), calls))
+        triton_rows = run(path, kernels, random_tokens)
+    assert set(calls) == set(KERNELS), "not all kernels ran"
+    for actual, expected in zip(triton_rows, run(path, ReferenceKernels(), random_tokens), strict=True):
+        assert_close(actual, expected, 5e-3)

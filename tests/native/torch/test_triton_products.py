@@ -1,4 +1,4 @@
-"""Triton's products in its interpreter, against float64 products with weights expanded by the definition."""
+"""Triton matrix products in the interpreter, against float64 products of weights dequantized by NumPy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,33 @@ pytest.importorskip("triton", reason="kernels for CUDA are tested in Triton's in
 from slm_native.kernels.torch.triton import products  # noqa: E402
 from slm_native.kernels.torch.triton.formats import packed_format, packed_types  # noqa: E402
 
-WANTED = ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "TQ2_0", "Q1_0", "F16", "BF16"]
+REQUIRED_TYPES = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_XS",
+    "MXFP4",
+    "TQ2_0",
+    "Q1_0",
+    "F16",
+    "BF16",
+]
 SCALES = ("scale", "min_scale", "minimum", "weight")
 
 
 def random_rows(ggml_type: GgmlType, n_out: int, n_in: int) -> np.ndarray:
-    """Blocks of random bytes whose scales are of size 1; MXFP4's exponents are near that of 1."""
+    """Random blocks with scales of magnitude 1; exponents of MXFP4 are near that of 1."""
     n_bytes = n_in // ggml_type.block_size * ggml_type.block_bytes
     rng = np.random.default_rng(ggml_type)
     data = rng.integers(0, 256, (n_out, n_bytes), np.uint8)
     if ggml_type.name in ("F32", "F16", "BF16"):
         weights = torch.from_numpy(rng.standard_normal((n_out, n_in), np.float32))
-        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[ggml_type.name]
-        return weights.to(kind).view(torch.uint8).numpy()
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[ggml_type.name]
+        return weights.to(dtype).view(torch.uint8).numpy()
     blocks = data.reshape(-1).view(format_of(ggml_type).block)
     for name in set(SCALES) & set(blocks.dtype.names or ()):
         blocks[name] = rng.uniform(-2, 2, blocks.shape)
@@ -36,17 +50,17 @@ def random_rows(ggml_type: GgmlType, n_out: int, n_in: int) -> np.ndarray:
 
 
 def assert_product(y, x, data, ggml_type, rounding: float = 0.0) -> None:
-    """Sums of n products in float32 in any order; ``rounding`` of each factor besides."""
+    """The error is within float32 sums of n products in any order, plus the relative ``rounding`` of factors."""
     n_out, n_in = len(data), x.shape[1]
     w = dequantize(data.reshape(-1), ggml_type, (n_out, n_in)).astype(np.float64)
-    wanted, magnitude = x.astype(np.float64) @ w.T, np.abs(x.astype(np.float64)) @ np.abs(w.T)
-    worst = np.max(np.abs(y - wanted) / (((n_in + 8) * 2.0**-24 + rounding) * magnitude))
-    assert y.shape == wanted.shape
+    expected, magnitude = x.astype(np.float64) @ w.T, np.abs(x.astype(np.float64)) @ np.abs(w.T)
+    worst = np.max(np.abs(y - expected) / (((n_in + 8) * 2.0**-24 + rounding) * magnitude))
+    assert y.shape == expected.shape
     assert worst <= 1, f"off by {worst:.2f} times the bound"
 
 
-def test_the_types_that_matter_have_kernels():
-    assert {GgmlType[name] for name in WANTED} <= set(packed_types())
+def test_common_types_have_kernels():
+    assert {GgmlType[name] for name in REQUIRED_TYPES} <= set(packed_types())
 
 
 @pytest.mark.parametrize("ggml_type", packed_types(), ids=lambda t: t.name)
@@ -60,8 +74,8 @@ def test_few_rows(ggml_type, n_rows, n_out, n_blocks):
 
 
 @pytest.mark.parametrize("n_blocks", [64, 67, 2])
-def test_few_rows_of_a_short_matrix_are_shared_out(n_blocks):
-    """With so few programs wanted, a row is split; its pieces end within a step and at its end."""
+def test_few_rows_are_split_along_the_input_of_a_short_matrix(n_blocks):
+    """A matrix with few output rows splits each row over programs; parts end inside a step or at the end of the row."""
     way = products.FewRows(lanes=256)
     data = random_rows(GgmlType.Q4_0, 3, n_blocks * 32)
     x = np.random.default_rng(1).standard_normal((2, n_blocks * 32), np.float32)
@@ -84,7 +98,7 @@ def test_many_rows(ggml_type):
 
 
 def test_many_rows_in_half_precision():
-    """Triton's interpreter multiplies bfloat16 as if it were an integer, so this is the other one."""
+    """float16 only: Triton's interpreter multiplies bfloat16 as integers."""
     data, form = random_rows(GgmlType.Q8_0, 5, 96), packed_format(GgmlType.Q8_0, 96)
     x = torch.randn(17, 96, generator=torch.Generator().manual_seed(1)).half()
     y = products.many_rows(x, torch.from_numpy(data), form)
@@ -92,20 +106,20 @@ def test_many_rows_in_half_precision():
 
 
 def test_every_exponent_of_mxfp4():
-    """Scales from the smallest subnormal to the largest with finite weights; 1 in one place brings out a weight."""
+    """Scales from the smallest subnormal to the largest with finite weights; a one-hot x reads single weights."""
     data = np.random.default_rng(1).integers(0, 256, (252, 17), np.uint8)
     data[:, 0] = np.arange(252)
-    wanted = dequantize(data.reshape(-1), GgmlType.MXFP4, (252, 32))
-    assert np.isfinite(wanted).all()
+    expected = dequantize(data.reshape(-1), GgmlType.MXFP4, (252, 32))
+    assert np.isfinite(expected).all()
     form = packed_format(GgmlType.MXFP4, 32)
     for column in (0, 7, 16, 31):
         x = torch.zeros(1, 32)
         x[0, column] = 1
-        found = products.few_rows(x, torch.from_numpy(data), form).numpy()[0]
-        np.testing.assert_array_equal(found, wanted[:, column])
+        actual = products.few_rows(x, torch.from_numpy(data), form).numpy()[0]
+        np.testing.assert_array_equal(actual, expected[:, column])
 
 
-def test_what_a_kernel_would_misread_is_refused():
+def test_wrong_arguments_are_refused():
     form = packed_format(GgmlType.Q8_0, 64)
     x, packed = torch.zeros(2, 64), torch.zeros(3, 68, dtype=torch.uint8)
     for bad_x, bad_packed in (

@@ -1,4 +1,4 @@
-"""Triton's fused steps in its interpreter, against the reference tier's steps one after another."""
+"""Fused Triton steps in the interpreter, against the separate steps of the reference tier."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def on_device(*arrays):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1025), (2, 5, 7)])
 def test_silu_mul(shape):
     gate, up = f32(*shape, seed=1) * 20, f32(*shape, seed=2)
-    found = small_steps.silu_mul(*on_device(gate, up)).numpy()
-    np.testing.assert_allclose(found, REFERENCE.silu_mul(gate, up), rtol=1e-6, atol=1e-12)
+    actual = small_steps.silu_mul(*on_device(gate, up)).numpy()
+    np.testing.assert_allclose(actual, REFERENCE.silu_mul(gate, up), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 48), (2, 3, 1025)])
 def test_rms_norm(shape):
     x, weight = f32(*shape, seed=1), f32(shape[-1], seed=3)
-    found = small_steps.rms_norm(*on_device(x, weight), EPS)
-    np.testing.assert_allclose(found.numpy(), REFERENCE.rms_norm(x, weight, EPS), rtol=1e-5, atol=1e-7)
+    actual = small_steps.rms_norm(*on_device(x, weight), EPS)
+    np.testing.assert_allclose(actual.numpy(), REFERENCE.rms_norm(x, weight, EPS), rtol=1e-5, atol=1e-7)
 
 
-def positioned(x, weight, cos, sin, style):
+def norm_and_rope(x, weight, cos, sin, style):
     normed = x if weight is None else REFERENCE.rms_norm(x, weight, EPS)
     return REFERENCE.rope(normed, cos, sin, style)
 
@@ -52,38 +52,38 @@ def positioned(x, weight, cos, sin, style):
 def test_norm_and_rope(style, width, n_dims, normed):
     x, angles = f32(5, 3, width, seed=1), f32(5, n_dims // 2, seed=2) * 3
     weight, cos, sin = f32(width, seed=3) if normed else None, np.cos(angles), np.sin(angles)
-    on = on_device(x, weight, cos, sin)
-    found = small_steps.norm_and_rope(on[0], on[1], EPS, on[2], on[3], style).numpy()
-    np.testing.assert_allclose(found, positioned(x, weight, cos, sin, style), rtol=1e-5, atol=1e-6)
+    device = on_device(x, weight, cos, sin)
+    actual = small_steps.norm_and_rope(device[0], device[1], EPS, device[2], device[3], style).numpy()
+    np.testing.assert_allclose(actual, norm_and_rope(x, weight, cos, sin, style), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("style", list(RopeStyle))
 def test_norm_rope_and_store(kv_type, style):
-    """Keys in disorder over pages: within a step of the KV type of what the reference writes, and nothing else."""
+    """Keys at shuffled pages and slots: within one step of the KV type of the reference; nothing else is written."""
     codec = codec_of(kv_type, 64)
     store = TorchPageStore(PageLayout(range(2), 3, 64, codec, codec), 4, torch.device("cpu"))
     x, weight, angles = f32(6, 3, 64, seed=1), f32(64, seed=2), f32(6, 32, seed=3) * 3
-    x[0, 0] = 0  # a block whose scale is nothing
+    x[0, 0] = 0  # a block whose scale is 0
     cos, sin = np.cos(angles), np.sin(angles)
     pages, slots = np.array([3, 3, 0, 2, 0, 2]), np.array([63, 0, 5, 6, 4, 7])
-    on = on_device(x, weight, cos, sin, pages, slots)
-    places = {"planes": tuple(store.layers[1].key_planes), "pages": on[4], "slots": on[5]}
-    small_steps.norm_rope_and_store(on[0], on[1], EPS, on[2], on[3], style, **places)
-    wanted = positioned(x, weight, cos, sin, style)
+    device = on_device(x, weight, cos, sin, pages, slots)
+    store_arguments = {"planes": tuple(store.layers[1].key_planes), "pages": device[4], "slots": device[5]}
+    small_steps.norm_rope_and_store(device[0], device[1], EPS, device[2], device[3], style, **store_arguments)
+    expected = norm_and_rope(x, weight, cos, sin, style)
     keys = store.layers[1].keys(torch.arange(4), 256).reshape(4, 64, 3, 64).numpy()
-    found = keys[pages, slots]
-    step = {"f32": 1e-6, "f16": 2.0**-11 * np.abs(wanted).max(), "q8_0": np.abs(wanted).max() / 127}[kv_type]
-    np.testing.assert_allclose(found, codec.decode(codec.encode(wanted)), atol=1.01 * step + 1e-6)
+    actual = keys[pages, slots]
+    step = {"f32": 1e-6, "f16": 2.0**-11 * np.abs(expected).max(), "q8_0": np.abs(expected).max() / 127}[kv_type]
+    np.testing.assert_allclose(actual, codec.decode(codec.encode(expected)), atol=1.01 * step + 1e-6)
     if kv_type == "q8_0":
-        assert np.abs(found - wanted).max() < 0.51 * step, "codes are not the nearest"
+        assert np.abs(actual - expected).max() < 0.51 * step, "codes are not the nearest"
     keys[pages, slots] = 0
     assert not keys.any()
     assert not store.layers[1].values(torch.arange(4), 256).any()
     assert not store.layers[0].keys(torch.arange(4), 256).any()
 
 
-def test_what_a_kernel_would_misread_is_refused():
+def test_wrong_arguments_are_refused():
     x, cos = torch.zeros(2, 3, 8), torch.zeros(2, 4)
     calls = [
         lambda: small_steps.silu_mul(x, x[:1]),

@@ -1,4 +1,4 @@
-"""Ways to launch a kernel: all compute the same, the fastest is taken, and found again by later processes."""
+"""Launch configurations of kernels: all give the same product; the tuner picks the fastest and caches it on disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def temporary_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(diskcache.CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
@@ -38,7 +38,7 @@ class Way:
 
 
 class Stopwatch:
-    """Calls, and what they say they take."""
+    """Records calls; the measured time of a call is the one that its configuration names."""
 
     def __init__(self) -> None:
         self.calls: list[Way] = []
@@ -56,22 +56,22 @@ class Stopwatch:
 WAYS = [Way(3.0), Way(-1.0), Way(1.0, "b"), Way(2.0)]
 
 
-def test_the_fastest_is_measured_once_and_found_again():
+def test_the_fastest_way_is_measured_once_and_cached():
     watch = Stopwatch()
     tuner = Tuner(CPU, watch.measure)
     for _ in range(2):
         assert tuner.way("k 4 x 5", WAYS, watch.run) == Way(1.0, "b")
-    assert watch.calls == WAYS, "each is measured, once"
+    assert watch.calls == WAYS, "each way is measured once"
     assert Tuner(CPU, watch.measure).way("k 4 x 5", WAYS, watch.run) == Way(1.0, "b")
     assert watch.calls == WAYS, "a later process measured again"
     assert [(entry.kind, entry.about.partition(",")[0]) for entry in diskcache.entries()] == [
         ("triton", "k 4 x 5 on cpu")
     ]
     Tuner(CPU, watch.measure).way("k 4 x 6", WAYS, watch.run)
-    assert len(watch.calls) == 2 * len(WAYS), "another shape is another choice"
+    assert len(watch.calls) == 2 * len(WAYS), "another shape is measured separately"
 
 
-def test_what_is_no_choice_any_more_or_damaged_is_measured_again():
+def test_removed_ways_and_damaged_entries_are_measured_again():
     watch = Stopwatch()
     Tuner(CPU, watch.measure).way("k", WAYS, watch.run)
     assert Tuner(CPU, watch.measure).way("k", WAYS[:1], watch.run) == WAYS[0]
@@ -82,7 +82,7 @@ def test_what_is_no_choice_any_more_or_damaged_is_measured_again():
     assert len(watch.calls) == n_calls + len(WAYS)
 
 
-def test_another_device_is_another_choice(monkeypatch):
+def test_another_device_is_measured_separately(monkeypatch):
     watch = Stopwatch()
     Tuner(CPU, watch.measure).way("k", WAYS, watch.run)
     monkeypatch.setattr(tuning, "_described", lambda device: "another")
@@ -90,7 +90,7 @@ def test_another_device_is_another_choice(monkeypatch):
     assert len(watch.calls) == 2 * len(WAYS)
 
 
-def test_where_nothing_can_be_written_it_is_chosen_all_the_same(tmp_path, monkeypatch, caplog):
+def test_the_tuner_works_without_a_writable_cache(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(diskcache.CACHE_VARIABLE, str(tmp_path / "file"))
     watch = Stopwatch()
@@ -98,7 +98,7 @@ def test_where_nothing_can_be_written_it_is_chosen_all_the_same(tmp_path, monkey
     assert "nothing is kept" in caplog.text
 
 
-def test_nothing_is_measured_in_a_capture(monkeypatch):
+def test_the_tuner_measures_nothing_during_a_capture(monkeypatch):
     watch = Stopwatch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -113,17 +113,17 @@ def test_all_ways_compute_the_product(ways, n_rows):
     data.reshape(-1, 34)[:, :2] = np.array([0.01], np.float16).view(np.uint8)
     product = products.few_rows if ways == "FEW_ROWS" else products.many_rows
     form = packed_format(GgmlType.Q8_0, 128)
-    wanted = x.astype(np.float64) @ dequantize(data.reshape(-1), GgmlType.Q8_0, (37, 128)).astype(np.float64).T
+    expected = x.astype(np.float64) @ dequantize(data.reshape(-1), GgmlType.Q8_0, (37, 128)).astype(np.float64).T
     for way in getattr(products, ways):
-        found = product(torch.from_numpy(x), torch.from_numpy(data), form, way=way)
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4, err_msg=str(way))
+        actual = product(torch.from_numpy(x), torch.from_numpy(data), form, way=way)
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=str(way))
 
 
-def test_products_go_the_way_that_was_chosen(monkeypatch):
-    """The last of the ways is made the fastest: each kernel is launched so."""
+def test_products_launch_the_fastest_way(monkeypatch):
+    """The last way is measured as the fastest, so each kernel is launched with it."""
     used = []
 
-    def noted(step):
+    def recorded(step):
         def call(*args, way=None, **named):
             used.append(args[-1] if way is None else way)
             return step(*args, **named) if way is None else step(*args, way=way, **named)
@@ -131,7 +131,7 @@ def test_products_go_the_way_that_was_chosen(monkeypatch):
         return call
 
     for name in ("few_rows", "many_rows"):
-        monkeypatch.setattr(triton_kernels, name, noted(getattr(products, name)))
+        monkeypatch.setattr(triton_kernels, name, recorded(getattr(products, name)))
     times = iter(range(100, 0, -1))
     monkeypatch.setattr(tuning.triton.testing, "do_bench", lambda call: float(next(times)))
     kernels = TritonKernels("cpu", "float32", profile=Profile(tune=True))

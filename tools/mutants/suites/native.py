@@ -7,7 +7,7 @@ from slm_conformance.scenarios import *  # noqa: F403
 class Fixtures(BackendFixtures):
     backend = "native"
     required = True
-    n_threads = 1  # a process that is forked has no other threads
+    n_threads = 1  # a forked process has no other threads
     models = ("llama-f32",)
     precision = {"f32": "float32"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

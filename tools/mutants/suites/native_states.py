@@ -1,4 +1,4 @@
-"""The suite on the native engine, where a recurrent layer forbids to cut."""
+"""The suite on the native engine, for a model with a recurrent layer and so without cuts."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The suite on a backend that declares nothing: sessions replay."""
+"""The suite on a backend without capabilities, so that sessions replay."""
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403

@@ -11,7 +11,7 @@ namespace slm {
 
 namespace {
 
-// Pages that one task of few queries reads. The number does not depend on threads, so that results do not either.
+// Pages per task of few queries. The number does not depend on the number of threads, so neither do results.
 constexpr std::size_t pages_at_a_time = 16;
 constexpr std::size_t tokens_at_a_time = 16;
 
@@ -23,8 +23,8 @@ std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 struct Task {
     Queries queries;
     bool is_few;
-    std::size_t n_parts;  // tasks that share the positions; this is one of them
-    std::size_t partial;  // where its partial softmaxes begin
+    std::size_t n_parts;  // number of tasks that split the positions; this is one of them
+    std::size_t partial;  // index of its first partial softmax
     std::size_t cost() const { return queries.n_tokens * (queries.end - queries.begin); }
 };
 
@@ -43,7 +43,7 @@ Queries queries_of(const KvLayer& layer, const Run& run, const Scoring& scoring,
     return all;
 }
 
-// Skips pages before the window of the first query, but not pages of its bidirectional block.
+// Skips pages before the window of the first query, but no page of its bidirectional block.
 Queries some_of(const Queries& all, std::size_t first, std::size_t n_tokens) {
     Queries some = all;
     some.tokens += first, some.position += first, some.n_tokens = n_tokens;
@@ -54,7 +54,7 @@ Queries some_of(const Queries& all, std::size_t first, std::size_t n_tokens) {
     return some;
 }
 
-// A task for each KV head and each block of queries.
+// One task for each KV head and each block of queries.
 std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer, const std::vector<Run>& runs,
                            const Scoring& scoring, std::size_t n_heads, const float* q, float* out) {
     std::vector<Task> tasks;
@@ -71,24 +71,24 @@ std::vector<Task> tasks_of(const AttentionKernels& kernels, const KvLayer& layer
     return tasks;
 }
 
-// A task for each head with expanded keys or values and each block of queries.
+// One task for each head with expanded keys or values and each block of queries.
 std::vector<Task> tasks_expanded(const AttentionKernels& kernels, const KvLayer& layer, const Run& run,
-                                 const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& own,
-                                 float* out) {
+                                 const Scoring& scoring, std::size_t n_heads, const float* q,
+                                 const ExpandedHeads& expanded, float* out) {
     std::vector<Task> tasks;
     Queries all = queries_of(layer, run, scoring, n_heads, q, out);
-    all.group = 1, all.value_dim = own.value_width;
-    if (own.keys) all.key_dim = own.key_width;
-    for (std::size_t i = 0; i < own.n_heads; ++i) {
-        all.first_head = own.first_head + i, all.values = own.values + i * run.n_held * own.value_width;
-        all.keys = own.keys ? own.keys + i * run.n_held * own.key_width : nullptr;
+    all.group = 1, all.value_dim = expanded.value_width;
+    if (expanded.keys) all.key_dim = expanded.key_width;
+    for (std::size_t i = 0; i < expanded.n_heads; ++i) {
+        all.first_head = expanded.first_head + i, all.values = expanded.values + i * run.n_held * expanded.value_width;
+        all.keys = expanded.keys ? expanded.keys + i * run.n_held * expanded.key_width : nullptr;
         for (std::size_t first = 0; first < all.n_tokens; first += kernels.most_rows_many)
             tasks.push_back({some_of(all, first, std::min(kernels.most_rows_many, all.n_tokens - first)), false, 1, 0});
     }
     return tasks;
 }
 
-// Cuts tasks of few queries by positions. Tasks of one head stay adjacent.
+// Splits tasks of few queries by positions. Tasks of one head stay adjacent.
 std::vector<Task> cut(const std::vector<Task>& tasks) {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
@@ -109,7 +109,7 @@ std::size_t widest(const Queries& queries) {
 }
 std::size_t n_rows(const Queries& queries) { return queries.n_tokens * queries.group; }
 
-// Merges the partial softmaxes of a row, `stride` apart, to `out`.
+// Merges the partial softmaxes of a row, `stride` apart, into `out`.
 void merge_row(const float* partial, std::size_t n, std::size_t stride, std::size_t head_dim, const float* sink,
                float* out) {
     float top = sink ? *sink : partial[0];
@@ -169,14 +169,14 @@ void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_pl
 }
 
 KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values,
-                 bool in_keys, const KvLayout& place) {
-    const auto [n_layers, layer, n_kv_heads, head_dim] = place;
+                 bool in_keys, const KvLayout& layout) {
+    const auto [n_layers, layer, n_kv_heads, head_dim] = layout;
     if (layer >= n_layers || n_kv_heads < 1 || head_dim < 1) throw std::invalid_argument("no such layer, or no heads");
-    KvLayer made{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
+    KvLayer result{{keys, {}, {}}, {values, {}, {}}, n_pages, page_bytes, n_kv_heads, head_dim};
     std::size_t offset = 0;
-    for (KvPlanes* planes : {&made.keys, &made.values}) {
-        if (in_keys && planes == &made.values) {
-            made.values = made.keys;
+    for (KvPlanes* planes : {&result.keys, &result.values}) {
+        if (in_keys && planes == &result.values) {
+            result.values = result.keys;
             break;
         }
         std::size_t bytes[most_planes];
@@ -193,7 +193,7 @@ KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_byte
     if (offset != page_bytes)
         throw std::invalid_argument("a page of these types and sizes has " + std::to_string(offset) + " bytes, not " +
                                     std::to_string(page_bytes));
-    return made;
+    return result;
 }
 
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs,
@@ -203,10 +203,10 @@ void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const s
 }
 
 void attend_expanded(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run,
-                     const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& own,
+                     const Scoring& scoring, std::size_t n_heads, const float* q, const ExpandedHeads& expanded,
                      float* out) {
     run_tasks(*kernels.attention, pool, layer,
-              tasks_expanded(*kernels.attention, layer, run, scoring, n_heads, q, own, out));
+              tasks_expanded(*kernels.attention, layer, run, scoring, n_heads, q, expanded, out));
 }
 
 void read(const IsaKernels& kernels, const KvLayer& layer, const std::int32_t* pages, std::size_t position,

@@ -22,7 +22,7 @@ namespace SLM_NAMESPACE {
 
 namespace {
 
-// Keys or values in float32 keep their precision: they are multiplied on vectors.
+// Keys or values in float32 keep their precision: vectors multiply them.
 void many_on_either(const Queries& queries, float* work) {
     const KvLayer& layer = *queries.layer;
     const bool is_exact = layer.keys.type == KvType::f32 || layer.values.type == KvType::f32;

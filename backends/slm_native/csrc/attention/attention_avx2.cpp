@@ -1,4 +1,4 @@
-// Attention and recurrent kernels of one instruction set, in a namespace of their own; see simd/README.md.
+// Attention and recurrent kernels of one instruction set, in its namespace; see simd/README.md.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::avx2::attending

@@ -10,10 +10,10 @@ namespace slm {
 
 namespace {
 
-// latent_scratch and values_scratch belong to the thread that calls, key_scratch to every thread that computes.
+// latent_scratch and values_scratch belong to the calling thread, key_scratch to each computing thread.
 thread_local Scratch latent_scratch, values_scratch, key_scratch;
 
-constexpr std::size_t most_values = std::size_t(1) << 21;  // expanded at once, but at least one head: 8 MiB
+constexpr std::size_t most_values = std::size_t(1) << 21;  // 8 MiB of expanded values, but at least one head
 
 struct Widths {
     std::size_t heads, nope, rotated, rank, low;
@@ -28,7 +28,7 @@ Widths widths_of(const Latent& layer) {
 }
 
 // Activations of a batch between the steps.
-struct Flow { float *low, *q, *kv, *queries, *keys, *found; };
+struct Flow { float *low, *q, *kv, *queries, *keys, *attended; };
 
 Flow flow_of(const Widths& w, std::size_t n) {
     const std::size_t sizes[] = {w.low,    w.heads * w.query(), w.head(), w.heads * w.head(),
@@ -41,38 +41,37 @@ Flow flow_of(const Widths& w, std::size_t n) {
     return {at[0], at[1], at[2], at[3], at[4], at[5]};
 }
 
-// What queries attend to: latents, which are wide and need no expansion, or values (and keys) expanded for each head.
+// The operands of attention: latents, which are wide but need no expansion, or values (and keys) expanded per head.
 enum class LatentPath { latents, expand_values, expand_keys_and_values };
 
-// The path with the least work. Expanded heads fill lanes head by head; int8 products count a quarter.
+// The path with the least work. Expanded heads fill lanes one head at a time; int8 products count a quarter.
 LatentPath cheapest_path(const Latent& layer, const Widths& w, const std::vector<Run>& runs, std::size_t lanes) {
     const double rank = double(w.rank), nope = double(w.nope), width = double(w.head()),
                  result = double(layer.v_up[0]->n_out);
     double work[3] = {};
     for (const Run& run : runs) {
-        const double n = double(run.n_tokens), held = double(run.n_held), visible = held - n / 2;
+        const double n = double(run.n_tokens), n_held = double(run.n_held), visible = n_held - n / 2;
         const std::size_t padded = (run.n_tokens + lanes - 1) / lanes * lanes;
         const double rows = double(padded);
         work[0] += n * (2 * width * visible + rank * (nope + result) / 4);
-        work[1] += rows * (width + result) * visible + n * rank * nope / 4 + held * rank * result / 4;
-        work[2] += rows * (double(w.query()) + result) * visible + held * (rank * nope + rank * result / 4);
+        work[1] += rows * (width + result) * visible + n * rank * nope / 4 + n_held * rank * result / 4;
+        work[2] += rows * (double(w.query()) + result) * visible + n_held * (rank * nope + rank * result / 4);
     }
     return LatentPath(std::min_element(work, work + 3) - work);
 }
 
-// Computes the queries of all heads. On the latent path, k_up maps them to latents; the rotated part follows in
-// rotate_token.
+// Computes the queries of all heads. On the latent path, k_up maps them to latents; rotate_token adds the rotated part.
 void make_queries(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, std::size_t n,
                   LatentPath path, const Flow& flow) {
     if (layer.q_down.matrix) {
-        const Projection made{&layer.q, flow.q};
-        project(kernels, pool, flow.low, n, layer.q_norm, {&made, 1});
+        const Projection projection{&layer.q, flow.q};
+        project(kernels, pool, flow.low, n, layer.q_norm, {&projection, 1});
     }
     if (path == LatentPath::expand_keys_and_values) return;
     multiply_per_head(kernels, pool, {flow.q, w.query()}, n, layer.k_up, flow.queries + w.rotated, w.head());
 }
 
-// Latents of the tokens that a sequence holds, decoded from the cache.
+// The latents of a sequence's tokens, decoded from the cache.
 class StoredLatents final : public RowSource {
 public:
     StoredLatents(const IsaKernels& kernels, const KvLayer& cache, const Run& run, std::size_t rank)
@@ -92,7 +91,7 @@ private:
 
 // Transposes the matrices of some heads to [heads][N][C].
 void transpose_matrices(Pool& pool, std::span<const Matrix* const> matrices, float* to) {
-    constexpr std::size_t at_once = 16;  // rows: a cache line of each column
+    constexpr std::size_t at_once = 16;  // rows: one cache line of each column
     pool.run(matrices.size(), [&](std::size_t i) {
         const Matrix& m = *matrices[i];
         float *rows = key_scratch.buffer<float>(at_once * m.n_in), *transposed = to + i * m.n_out * m.n_in;
@@ -110,7 +109,7 @@ const FloatKernels* float32_of(const IsaKernels& kernels) {
                         [](const FloatKernels& one) { return one.type == 0; });
 }
 
-// Expands the latents that a sequence holds to values, and keys, of some heads.
+// Expands the latents of a sequence to values, and keys, of some heads.
 class LatentExpansion {
 public:
     LatentExpansion(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Widths& w, const KvLayer& cache,
@@ -123,7 +122,7 @@ public:
         keys_ = values_ + n_heads_ * n_values_, matrices_ = keys_ + n_heads_ * n_keys_;
     }
 
-    // The heads from `first` on, as many as fit the buffer.
+    // As many heads from `first` on as fit in the buffer.
     ExpandedHeads make(std::size_t first) {
         const std::size_t n = std::min(n_heads_, w_.heads - first), width = layer_.v_up[0]->n_out;
         const StoredLatents latents(kernels_, cache_, run_, w_.rank);
@@ -146,7 +145,7 @@ public:
     }
 
 private:
-    // All heads share the rotated part of a key, which lies behind the rest.
+    // All heads share the rotated part of a key, which comes after the rest.
     void put_rotated(std::size_t n_heads) {
         by_rows(pool_, run_.n_held, w_.head() + n_heads * w_.rotated, [&](std::size_t begin, std::size_t end) {
             float* key = key_scratch.buffer<float>(w_.head());
@@ -165,19 +164,18 @@ private:
     const KvLayer& cache_;
     const Run& run_;
     bool has_keys_;
-    std::size_t n_values_, n_keys_, n_matrix_, n_heads_;  // numbers of a head; heads expanded at once
+    std::size_t n_values_, n_keys_, n_matrix_, n_heads_;  // per head; n_heads_: heads expanded at once
     float *values_, *keys_, *matrices_;
 };
 
-// Rotates the rotary part of a token's queries and key. The rotary part lies behind the latent in `kv`, and before it
-// in keys.
+// Rotates the rotary part of a token's queries and key. It comes after the latent in `kv`, but before it in keys.
 void rotate_token(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t,
                   LatentPath path, const Flow& flow) {
     const bool as_they_are = path == LatentPath::expand_keys_and_values;
-    float *own = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
-    float* queries = as_they_are ? own : flow.queries + t * w.heads * w.head();
+    float *rotary = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
+    float* queries = as_they_are ? rotary : flow.queries + t * w.heads * w.head();
     for (std::size_t head = 0; !as_they_are && head < w.heads; ++head)
-        std::copy_n(own + head * w.query(), w.rotated, queries + head * w.head());
+        std::copy_n(rotary + head * w.query(), w.rotated, queries + head * w.head());
     const float* kv = flow.kv + t * w.head();
     std::copy_n(kv + w.rank, w.rotated, key);
     if (layer.kv_norm.weight) kernels.normalize(layer.kv_norm, kv, 1, key + w.rotated);
@@ -195,9 +193,10 @@ void attend_expanded_latents(const IsaKernels& kernels, Pool& pool, const Latent
     for (const Run& run : runs) {
         LatentExpansion heads(kernels, pool, layer, w, cache, run, has_keys);
         for (std::size_t first = 0; first < w.heads;) {
-            const ExpandedHeads own = heads.make(first);
-            attend_expanded(kernels, pool, cache, run, scoring, w.heads, has_keys ? flow.q : flow.queries, own, mixed);
-            first += own.n_heads;
+            const ExpandedHeads expanded = heads.make(first);
+            attend_expanded(kernels, pool, cache, run, scoring, w.heads, has_keys ? flow.q : flow.queries, expanded,
+                            mixed);
+            first += expanded.n_heads;
         }
     }
 }
@@ -205,25 +204,26 @@ void attend_expanded_latents(const IsaKernels& kernels, Pool& pool, const Latent
 }  // namespace
 
 void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
-                       const Scoring& scoring, const LayerInputs& place, const Tokens& tokens, const float* x,
+                       const Scoring& scoring, const LayerInputs& inputs, const Tokens& tokens, const float* x,
                        float* mixed) {
     const std::size_t n = tokens.n_tokens;
     const Widths w = widths_of(layer);
     const Flow flow = flow_of(w, n);
     const bool compressed = layer.q_down.matrix;
-    const Projection made[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q},
-                                {&layer.kv_down, flow.kv}};
-    project(kernels, pool, x, n, norm, made);
+    const Projection projections[2] = {{compressed ? &layer.q_down : &layer.q, compressed ? flow.low : flow.q},
+                                       {&layer.kv_down, flow.kv}};
+    project(kernels, pool, x, n, norm, projections);
     const LatentPath path = cheapest_path(layer, w, *tokens.runs, std::size_t(kernels.lanes));
     make_queries(kernels, pool, layer, w, n, path, flow);
     by_rows(pool, n, w.heads * w.rotated + w.head(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t t = begin; t < end; ++t) rotate_token(kernels, layer, w, place.rotation, t, path, flow);
+        for (std::size_t t = begin; t < end; ++t) rotate_token(kernels, layer, w, inputs.rotation, t, path, flow);
     });
-    write(kernels, pool, *place.cache, n, tokens.pages, tokens.slots, flow.keys, flow.keys);
+    write(kernels, pool, *inputs.cache, n, tokens.pages, tokens.slots, flow.keys, flow.keys);
     if (path != LatentPath::latents)
-        return attend_expanded_latents(kernels, pool, layer, w, scoring, *place.cache, *tokens.runs, path, flow, mixed);
-    attend(kernels, pool, *place.cache, *tokens.runs, scoring, w.heads, flow.queries, flow.found);
-    multiply_per_head(kernels, pool, {flow.found + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
+        return attend_expanded_latents(kernels, pool, layer, w, scoring, *inputs.cache, *tokens.runs, path, flow,
+                                       mixed);
+    attend(kernels, pool, *inputs.cache, *tokens.runs, scoring, w.heads, flow.queries, flow.attended);
+    multiply_per_head(kernels, pool, {flow.attended + w.rotated, w.head()}, n, layer.v_up, mixed, layer.v_up[0]->n_out);
 }
 
 }  // namespace slm

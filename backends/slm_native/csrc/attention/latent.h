@@ -1,7 +1,7 @@
-// Multi-head latent attention (MLA): all heads share one latent of each token; see slm_native/steps/attention.py.
+// Multi-head latent attention (MLA): all heads share one latent per token; see slm_native/steps/attention.py.
 //
-// Shapes: H heads, R rotated values of a query, N values without rotation, C width of the latent, U of a head's result,
-// Q of compressed queries.
+// Shapes: H heads; widths: R rotated part of a query, N its other part, C latent, U a head's output, Q compressed
+// queries.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,11 @@ struct Latent {
     std::span<const Matrix* const> k_up, v_up;  // [H] of (C, N), and of (U, C)
 };
 
-// mixed [n_tokens][H*U] = attention of x [n_tokens][E], which is normalized first. Stores the latents, behind their
-// rotated parts, in the cache. Expands values, or keys and values, from latents for each head if that costs less than
-// attending to latents.
+// mixed [n_tokens][H*U] = attention of x [n_tokens][E], after its norm. Writes latents, after their rotated part, to
+// the cache. Expands values, or keys and values, from latents for each head if that costs less than attending to
+// latents.
 void attend_to_latents(const IsaKernels& kernels, Pool& pool, const Latent& layer, const Norm& norm,
-                       const Scoring& scoring, const LayerInputs& place, const Tokens& tokens, const float* x,
+                       const Scoring& scoring, const LayerInputs& inputs, const Tokens& tokens, const float* x,
                        float* mixed);
 
 }  // namespace slm

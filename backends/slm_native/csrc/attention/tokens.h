@@ -14,10 +14,10 @@ namespace slm {
 struct LayerInputs {
     const KvLayer* cache;
     Rotation rotation;
-    const float* embedding = nullptr;  // the per-layer embedding of the tokens [n_tokens][P]; null for layers without
+    const float* embedding = nullptr;  // the per-layer embedding of the tokens [n_tokens][P]; null without one
 };
 
-// The KV slots of the tokens of a batch, and the sequences that they belong to.
+// The KV slots of a batch's tokens, and their sequences.
 struct Tokens {
     std::size_t n_tokens;
     const std::int64_t *pages, *slots;  // [n_tokens]

@@ -1,4 +1,4 @@
-// Arrays from and to Python.
+// Conversion of arrays from and to Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

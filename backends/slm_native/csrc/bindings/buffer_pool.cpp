@@ -8,8 +8,7 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least =
-    1 << 17;  // floats; malloc serves smaller buffers from memory that the process already has
+constexpr std::size_t least = 1 << 17;        // floats; malloc serves smaller buffers from memory of the process
 constexpr std::size_t most_in_all = 1 << 24;  // 64 MiB
 constexpr std::size_t most_pieces = 16;
 
@@ -22,7 +21,7 @@ class BufferPool {
 public:
     BufferPool() { pieces_.reserve(most_pieces + 1); }  // give() must not allocate
 
-    // The smallest piece that n floats fill at least by half; an empty one if there is none.
+    // The smallest piece of which n floats fill at least half; an empty one if there is none.
     Piece take(std::size_t n) {
         std::lock_guard lock(mutex_);
         std::size_t best = pieces_.size();
@@ -53,7 +52,7 @@ private:
     std::size_t in_all_ = 0;
 };
 
-// Never destroyed: the last array may go after the end of main.
+// Never destroyed: the last array may be freed after the end of main.
 BufferPool& kept() {
     static BufferPool& all = *new BufferPool;
     return all;

@@ -6,8 +6,8 @@
 
 namespace slm {
 
-// An uninitialized buffer of n floats. Large buffers return to a pool: fresh memory is zeroed page by page by the
-// system, which takes as long as a step of a layer.
+// An uninitialized buffer of n floats. Large buffers are pooled: the system zeroes fresh memory page by page, which
+// takes as long as a step of a layer.
 class Buffer {
 public:
     explicit Buffer(std::size_t n);

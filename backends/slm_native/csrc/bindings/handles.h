@@ -61,10 +61,10 @@ public:
           const Array& bidirectional)
         : tokens_(copy(tokens, "tokens")), pages_(copy(pages, "pages")), n_batch_(tokens_.size()) {
         const auto* counts = elements<std::int32_t>(n_tokens, "n_tokens", "int32", 1);
-        const auto* held = elements<std::int32_t>(n_held, "n_held", "int32", 1);
-        const auto* spans = elements<std::int32_t>(bidirectional, "both_ways", "int32", 1);
+        const auto* lengths = elements<std::int32_t>(n_held, "n_held", "int32", 1);
+        const auto* is_block = elements<std::int32_t>(bidirectional, "bidirectional", "int32", 1);
         require(n_tokens.size() == n_held.size() && n_tokens.size() == bidirectional.size(),
-                "n_tokens, n_held and both_ways differ in length");
+                "n_tokens, n_held and bidirectional differ in length");
         for (std::int32_t token : tokens_)
             require(token >= 0 && std::size_t(token) < n_batch_, "a token that the batch does not have");
         for (std::int32_t page : pages_) {
@@ -73,10 +73,10 @@ public:
         }
         std::size_t token = 0, page = 0;
         for (std::size_t i = 0; i < n_tokens.size(); ++i) {
-            require(counts[i] >= 1 && held[i] >= counts[i], "a run that holds less than it brings, or nothing");
-            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]), std::size_t(held[i]),
-                             spans[i] != 0});
-            token += std::size_t(counts[i]), page += (std::size_t(held[i]) + page_tokens - 1) / page_tokens;
+            require(counts[i] >= 1 && lengths[i] >= counts[i], "a run that holds less than it brings, or nothing");
+            runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]),
+                             std::size_t(lengths[i]), is_block[i] != 0});
+            token += std::size_t(counts[i]), page += (std::size_t(lengths[i]) + page_tokens - 1) / page_tokens;
         }
         require(token == n_batch_ && page == pages_.size(),
                 "the runs do not take just the tokens and pages that there are");
@@ -142,7 +142,7 @@ inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float ep
 
 // A Linear and the arrays that hold it.
 struct LinearHandle {
-    LinearHandle(const Weights& given, float scale, const MaybeArray& given_bias) : weights(given), bias(given_bias) {
+    LinearHandle(const Weights& matrix, float scale, const MaybeArray& bias_array) : weights(matrix), bias(bias_array) {
         shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;
     }
 
@@ -164,10 +164,11 @@ inline Activation activation_of(const std::string& name, const std::vector<float
         if (name != names[i]) continue;
         require(numbers.size() == (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u),
                 "other numbers than those of ", name);
-        Activation made{ActivationKind(i), 0, 0, 0, 0};
+        Activation activation{ActivationKind(i), 0, 0, 0, 0};
         if (!numbers.empty())
-            made.alpha_n = numbers[0], made.alpha_p = numbers[1], made.beta = numbers[2], made.eps = numbers[3];
-        return made;
+            activation.alpha_n = numbers[0], activation.alpha_p = numbers[1], activation.beta = numbers[2],
+            activation.eps = numbers[3];
+        return activation;
     }
     fail("no kernel for the activation '", name, "'");
 }

@@ -44,7 +44,7 @@ public:
                 "k_up or v_up are not of one shape, for one latent");
         require(head_dim() > rank(), "kv_down makes no more than the latent");
         require(!q_norm_ || q_down_, "q_norm without q_down");
-        latent();  // raises if shapes do not fit
+        latent();  // throws if shapes do not fit
     }
 
     std::size_t width() const { return kv_down_->weights.matrix.n_in; }
@@ -239,11 +239,12 @@ private:
 
     Norm heads_norm(std::size_t i, std::size_t n, const char* name) const {
         if (!norms_[i]) return {};
-        const Norm& found = norms_[i]->norm;
-        const bool per_head = found.width == head_dim_ && (found.n_rows == 1 || found.n_rows * head_dim_ == n);
-        require(per_head || (found.width == n && found.n_rows == 1), name,
+        const Norm& head_norm = norms_[i]->norm;
+        const bool per_head =
+            head_norm.width == head_dim_ && (head_norm.n_rows == 1 || head_norm.n_rows * head_dim_ == n);
+        require(per_head || (head_norm.width == n && head_norm.n_rows == 1), name,
                 " covers neither a head, nor each of them, nor all as one");
-        return found;
+        return head_norm;
     }
 
     std::vector<MaybeLinear> linears_;

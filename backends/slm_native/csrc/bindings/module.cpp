@@ -1,4 +1,4 @@
-// Python bindings: checks of arguments, and nothing else.
+// Python bindings: they only check arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -38,11 +38,11 @@ public:
     }
 
     std::vector<int> types() const {
-        std::vector<int> found;
-        found.reserve(kernels_.n_floats + kernels_.n_formats);
-        for (std::size_t i = 0; i < kernels_.n_floats; ++i) found.push_back(kernels_.floats[i].type);
-        for (std::size_t i = 0; i < kernels_.n_formats; ++i) found.push_back(kernels_.formats[i].type);
-        return found;
+        std::vector<int> types;
+        types.reserve(kernels_.n_floats + kernels_.n_formats);
+        for (std::size_t i = 0; i < kernels_.n_floats; ++i) types.push_back(kernels_.floats[i].type);
+        for (std::size_t i = 0; i < kernels_.n_formats; ++i) types.push_back(kernels_.formats[i].type);
+        return types;
     }
 
     Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
@@ -111,22 +111,22 @@ public:
     nb::list project(const Array& x, const NormHandle* norm, const std::vector<const LinearHandle*>& linears) const {
         require(!linears.empty(), "no weights");
         const Activations a = activations(x, *linears[0], norm);
-        nb::list found;
-        std::vector<Linear> held;
+        nb::list outputs;
+        std::vector<Linear> native_linears;
         std::vector<float*> results;
         for (const LinearHandle* one : linears) {
             check(one->weights);
             require(one->weights.matrix.n_in == a.width, "the matrices have rows of different widths");
             Buffer y(a.n_tokens * one->weights.matrix.n_out);
-            held.push_back(one->linear()), results.push_back(y.get());
-            found.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
+            native_linears.push_back(one->linear()), results.push_back(y.get());
+            outputs.append(owned<FloatMatrix>(std::move(y), {a.n_tokens, one->weights.matrix.n_out}));
         }
-        std::vector<Projection> made;
-        made.reserve(held.size());
-        for (std::size_t i = 0; i < held.size(); ++i) made.push_back({&held[i], results[i]});
+        std::vector<Projection> projections;
+        projections.reserve(native_linears.size());
+        for (std::size_t i = 0; i < native_linears.size(); ++i) projections.push_back({&native_linears[i], results[i]});
         nb::gil_scoped_release unlocked;
-        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, made);
-        return found;
+        slm::project(kernels_, *pool_, a.values, a.n_tokens, a.norm, projections);
+        return outputs;
     }
 
     FloatMatrix gate_up(const Array& x, const NormHandle* norm, const LinearHandle* gate, const LinearHandle& up,
@@ -163,7 +163,7 @@ public:
     }
 
     // x[i] + the sum of x[j] * shares[:, i * n + j], for each i.
-    nb::list mixed(const std::vector<Array>& x, const Array& shares) const {
+    nb::list add_shares(const std::vector<Array>& x, const Array& shares) const {
         require(!x.empty(), "nothing to mix");
         std::vector<const float*> parts;
         for (const Array& each : x) {
@@ -173,31 +173,33 @@ public:
         const float* share = elements<float>(shares, "shares", "float32", 2);
         const std::size_t n = x.size(), n_tokens = x[0].shape(0), width = x[0].shape(1);
         require(shares.shape(0) == n_tokens && shares.shape(1) == n * n, "shares are ", shares);
-        nb::list found;
+        nb::list sums;
         std::vector<float*> results;
         for (std::size_t i = 0; i < n; ++i) {
             Buffer y(n_tokens * width);
             results.push_back(y.get());
-            found.append(owned<FloatMatrix>(std::move(y), {n_tokens, width}));
+            sums.append(owned<FloatMatrix>(std::move(y), {n_tokens, width}));
         }
         nb::gil_scoped_release unlocked;
         for (std::size_t i = 0; i < n; ++i)
             slm::add_shares(kernels_, *pool_, parts[i], parts, share + i * n, n * n, n_tokens, width, results[i]);
-        return found;
+        return sums;
     }
 
-    HeadArray split_layer_embeddings(const Array& made, const Array& given, const NormHandle& norm, float made_share,
-                                     float given_share) const {
-        const float* rows = elements<float>(made, "made", "float32", 2);
-        const float* others = elements<float>(given, "given", "float32", 2);
-        const std::size_t n_tokens = made.shape(0), width = norm.norm.width, n_parts = made.shape(1) / width;
-        require(given.shape(0) == n_tokens && given.shape(1) == made.shape(1), "made and given differ in shape");
-        require(norm.norm.n_rows == 1 && n_parts * width == made.shape(1), "rows are no parts as wide as the norm");
-        Buffer y(made.size());
+    HeadArray split_layer_embeddings(const Array& projected, const Array& looked_up, const NormHandle& norm,
+                                     float projected_share, float looked_up_share) const {
+        const float* rows = elements<float>(projected, "projected", "float32", 2);
+        const float* others = elements<float>(looked_up, "looked_up", "float32", 2);
+        const std::size_t n_tokens = projected.shape(0), width = norm.norm.width, n_parts = projected.shape(1) / width;
+        require(looked_up.shape(0) == n_tokens && looked_up.shape(1) == projected.shape(1),
+                "projected and looked_up differ in shape");
+        require(norm.norm.n_rows == 1 && n_parts * width == projected.shape(1),
+                "rows are no parts as wide as the norm");
+        Buffer y(projected.size());
         {
             nb::gil_scoped_release unlocked;
-            slm::split_layer_embeddings(kernels_, *pool_, rows, others, norm.norm, {made_share, given_share}, n_tokens,
-                                        n_parts, y.get());
+            slm::split_layer_embeddings(kernels_, *pool_, rows, others, norm.norm, {projected_share, looked_up_share},
+                                        n_tokens, n_parts, y.get());
         }
         return owned<HeadArray>(std::move(y), {n_parts, n_tokens, width});
     }
@@ -282,11 +284,11 @@ public:
         std::vector<const float*> streams;
         streams.reserve(x.size());
         for (const Array& each : x) streams.push_back(stream(each, n_tokens, width));
-        std::vector<Layer> found;
+        std::vector<Layer> checked_layers;
         std::vector<LayerInputs> inputs;
         for (std::size_t i = 0; i < layers.size(); ++i) {
             require(layers[i]->n_streams() == x.size(), "a layer takes another number of streams");
-            found.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
+            checked_layers.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
             inputs.push_back(
                 {&caches[i]->layer, angles[i]->rotation, embedding_of(own[i], n_tokens, layers[i]->n_embedding())});
             check_places(caches[i]->layer, pages, slots, n_tokens);
@@ -299,13 +301,13 @@ public:
             nb::gil_scoped_release unlocked;
             const Tokens tokens{n_tokens, static_cast<const std::int64_t*>(pages.data()),
                                 static_cast<const std::int64_t*>(slots.data()), &batch.runs()};
-            slm::run_layers(kernels_, *pool_, found, inputs, tokens, output_tokens ? &*output_tokens : nullptr,
+            slm::run_layers(kernels_, *pool_, checked_layers, inputs, tokens, output_tokens ? &*output_tokens : nullptr,
                             x.size(), y.get());
         }
         return owned<HeadArray>(std::move(y), {x.size(), output_tokens ? output_tokens->size() : n_tokens, width});
     }
 
-    HeadArray per_head(const Array& x, const std::vector<const Weights*>& weights) const {
+    HeadArray multiply_per_head(const Array& x, const std::vector<const Weights*>& weights) const {
         require(!weights.empty(), "no weights");
         const float* values = elements<float>(x, "x", "float32", 3);
         const std::size_t n_tokens = x.shape(0), n_out = weights[0]->matrix.n_out;
@@ -324,17 +326,17 @@ public:
         return owned<HeadArray>(std::move(y), {n_tokens, weights.size(), n_out});
     }
 
-    FloatMatrix mix(const Array& x, const NormHandle* norm, const std::optional<Array>& router_input,
-                    const MoeHandle& handle) const {
+    FloatMatrix run_moe(const Array& x, const NormHandle* norm, const std::optional<Array>& router_input,
+                        const MoeHandle& handle) const {
         const MoeLayer& moe = handle.checked_for(kernels_);
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0), width = x.shape(1);
         require(width == moe.router.matrix->n_in, "x has rows of ", width, ", the experts take ",
                 moe.router.matrix->n_in);
         const Norm by = norm_of_rows(norm, width);
-        const float* read = router_input ? elements<float>(*router_input, "told", "float32", 2) : nullptr;
+        const float* read = router_input ? elements<float>(*router_input, "router_input", "float32", 2) : nullptr;
         require(!router_input || (router_input->shape(0) == n_tokens && router_input->shape(1) == width),
-                "told and x differ in shape");
+                "router_input and x differ in shape");
         Buffer y(n_tokens * width);
         {
             nb::gil_scoped_release unlocked;
@@ -358,7 +360,7 @@ private:
                 "norm covers neither a head, nor each of them, nor all as one");
     }
 
-    // A norm of whole rows, or none.
+    // A norm of whole rows, or no norm.
     static Norm norm_of_rows(const NormHandle* norm, std::size_t width) {
         if (!norm) return {};
         require(norm->norm.width == width && norm->norm.n_rows == 1, "norm has ", norm->norm.width, " numbers, not ",
@@ -380,7 +382,7 @@ private:
     static const float* embedding_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
         require(own.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
         if (!own) return nullptr;
-        const float* values = elements<float>(*own, "own", "float32", 2);
+        const float* values = elements<float>(*own, "layer_embeddings", "float32", 2);
         require(own->shape(0) == n_tokens && own->shape(1) == width, "embeddings are ", *own);
         return values;
     }
@@ -389,7 +391,8 @@ private:
                                     std::size_t n_tokens) {
         std::int64_t least = 0;
         for (std::int64_t token : output_tokens.value_or(std::vector<std::int64_t>{})) {
-            require(token >= least && std::uint64_t(token) < n_tokens, "wanted tokens are none of x, or do not rise");
+            require(token >= least && std::uint64_t(token) < n_tokens,
+                    "output_tokens are not tokens of x, or do not rise");
             least = token + 1;
         }
     }
@@ -473,7 +476,7 @@ NB_MODULE(_native, module) {
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, or weights of another instruction set.\n"
-             "    IndexError: a row that there is not.")
+             "    IndexError: a row beyond the last.")
         .def("matmul", &Kernels::matmul, "x"_a, "weights"_a,
              "x @ weights.T without the GIL: [T, n_in] to float32 [T, n_out].\n\n"
              "With quantized weights x is rounded to int8, a scale for each 32; with others it is not rounded.\n\n"
@@ -484,27 +487,26 @@ NB_MODULE(_native, module) {
              "    TypeError: a wrong dtype, or no CPU array.\n"
              "    ValueError: a wrong shape or layout, or weights of another instruction set.")
         .def("normalize", &Kernels::normalize, "x"_a, "norm"_a,
-             "x, rows of which are as wide as the norm's weights, normalized.")
-        .def(
-            "project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
-            "What each of several linears makes of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
+             "x, normalized by rows; they are as wide as the norm's weights.")
+        .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
+             "Each of several linears of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
         .def(
             "gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
             "threshold"_a.none(),
             "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
-            "Of gates [T, n_out], what is so many deviations above a row's mean is taken, where there is a threshold.")
+            "With a threshold, of each row of gates the values above its mean plus threshold times its deviation stay.")
         .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
              "activation(gate) * up, without up activation(gate): float32, of their shape.")
         .def(
-            "part_embeddings", &Kernels::split_layer_embeddings, "made"_a, "given"_a, "norm"_a, "made_share"_a,
-            "given_share"_a,
-            "Rows made, float32 [T, L*P], each part of P numbers normalized, times its share, and those given times theirs: [L, T, P].")
-        .def("mixed", &Kernels::mixed, "x"_a, "shares"_a,
+            "split_layer_embeddings", &Kernels::split_layer_embeddings, "projected"_a, "looked_up"_a, "norm"_a,
+            "projected_share"_a, "looked_up_share"_a,
+            "projected [T, L*P], each part of P numbers normalized, times its share, plus looked_up times its share: [L, T, P].")
+        .def("add_shares", &Kernels::add_shares, "x"_a, "shares"_a,
              "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
              "residual + linear(x): float32 [T, n_out].")
         .def(
-            "turn_heads", &Kernels::rotate_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
+            "rotate_heads", &Kernels::rotate_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
             "interleaved"_a,
             "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
             "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
@@ -518,31 +520,32 @@ NB_MODULE(_native, module) {
              "    v: likewise.\n\n"
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, a page or slot that there is not.")
+             "    ValueError: a wrong shape or layout, a page or slot beyond the last.")
         .def(
-            "by_head", &Kernels::per_head, "x"_a, "weights"_a,
+            "multiply_per_head", &Kernels::multiply_per_head, "x"_a, "weights"_a,
             "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
-        .def("mix", &Kernels::mix, "x"_a, "norm"_a.none(), "told"_a.none(), "mixture"_a,
-             "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
-             "float32 [T, E]. The router reads told [T, E], or what the experts read. Routing, and the experts of all\n"
-             "tokens, which are read once; experts that no token uses are not read.\n\n"
-             "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, weights of another instruction set.")
         .def(
-            "run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "own"_a, "pages"_a,
-            "slots"_a, "batch"_a, "wanted"_a.none(),
-            "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or of the tokens wanted.\n\n"
+            "run_moe", &Kernels::run_moe, "x"_a, "norm"_a.none(), "router_input"_a.none(), "moe"_a,
+            "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
+            "float32 [T, E]. The router reads router_input [T, E], or what the experts read. Routing, and the experts of all\n"
+            "tokens, which are read once; experts that no token uses are not read.\n\n"
+            "Raises:\n"
+            "    TypeError: a wrong dtype, or no CPU array.\n"
+            "    ValueError: a wrong shape or layout, weights of another instruction set.")
+        .def(
+            "run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "layer_embeddings"_a,
+            "pages"_a, "slots"_a, "batch"_a, "output_tokens"_a.none(),
+            "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or [N, output_tokens, E].\n\n"
             "Args:\n"
             "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
             "    layers: in order.\n"
             "    caches: where each layer keeps keys and values.\n"
             "    angles: of each layer.\n"
-            "    own: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
+            "    layer_embeddings: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
             "    pages: int64, the page of each token [T].\n"
             "    slots: int64, its place on that page [T].\n"
             "    batch: which sequence a token belongs to.\n"
-            "    wanted: which tokens are wanted of the last, in rising order; None for all.\n\n"
+            "    output_tokens: whose outputs are returned, in rising order; None for all.\n\n"
             "Raises:\n"
             "    TypeError: a wrong dtype, or no CPU array.\n"
             "    ValueError: what does not fit each other, weights of another instruction set.")
@@ -560,6 +563,6 @@ NB_MODULE(_native, module) {
              "    sinks: float32 [H] or None.\n\n"
              "Raises:\n"
              "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, a page that there is not.");
+             "    ValueError: a wrong shape or layout, a page beyond the last.");
     bind_recurrent(module);
 }

@@ -30,7 +30,7 @@ void new_layer(LayerHandle* self, std::vector<MaybeLinear> linears, std::vector<
 }
 
 void bind_places(nb::module_& module) {
-    // NOLINTNEXTLINE(bugprone-unused-raii): to make it is to bind the class.
+    // NOLINTNEXTLINE(bugprone-unused-raii): the constructor binds the class.
     nb::class_<Weights>(module, "Weights", "A matrix of weights as it lies in a file; keeps the array that holds it.");
     nb::class_<CacheLayer>(module, "CacheLayer", "Keys and values of one layer; keeps the array that holds the pages.")
         .def_static("of", &new_cache_layer, "pages"_a.noconvert(), "keys"_a, "values"_a, "n_layers"_a, "layer"_a,
@@ -53,15 +53,15 @@ void bind_places(nb::module_& module) {
                       "    pages: int32, the pages of each run, as many as hold its positions.\n"
                       "    n_tokens: int32, the tokens of each run.\n"
                       "    n_held: int32, the positions of each run, those of its tokens the last.\n"
-                      "    both_ways: int32, of each run whether its tokens all see each other.\n\n"
+                      "    bidirectional: int32, of each run whether its tokens all see each other.\n\n"
                       "Raises:\n"
                       "    TypeError: a wrong dtype, or no CPU array.\n"
                       "    ValueError: numbers that do not fit each other.")
         .def(nb::init<const Array&, const Array&, const Array&, const Array&, const Array&>(), "tokens"_a, "pages"_a,
-             "n_tokens"_a, "n_held"_a, "both_ways"_a);
-    nb::class_<Angles>(module, "Angles", "By which angles the heads of a batch are turned; keeps their arrays.")
+             "n_tokens"_a, "n_held"_a, "bidirectional"_a);
+    nb::class_<Angles>(module, "Angles", "Angles by which the heads of a batch are rotated; keeps their arrays.")
         .def_static("of", &new_angles, "cos"_a, "sin"_a, "interleaved"_a,
-                    "Angles of float32 [T, R/2]; of no angles, heads stay.\n\n"
+                    "Angles: cos and sin, float32 [T, R/2]; with R = 0, heads are not rotated.\n\n"
                     "Raises:\n"
                     "    TypeError: a wrong dtype, or no CPU array.\n"
                     "    ValueError: a wrong shape or layout.");
@@ -79,7 +79,7 @@ void bind_parts(nb::module_& module) {
                     "Raises:\n"
                     "    TypeError: a wrong dtype, or no CPU array.\n"
                     "    ValueError: a wrong shape or layout.");
-    nb::class_<LinearHandle>(module, "Linear", "A matrix, and what its product is multiplied with and shifted by then.")
+    nb::class_<LinearHandle>(module, "Linear", "A matrix, the factor on its product, and the bias that is added then.")
         .def(nb::init<const Weights&, float, const MaybeArray&>(), "weights"_a, "scale"_a, "bias"_a.none());
     nb::class_<slm::Activation>(module, "Activation", "The nonlinearity of a feed-forward layer.")
         .def_static("of", &activation_of, "name"_a, "numbers"_a,
@@ -101,7 +101,7 @@ void bind_layers(nb::module_& module) {
         .def(nb::init<const LinearHandle&, const NormHandle&, const LinearHandle&, const LinearHandle&, const Array&,
                       std::size_t>(),
              "router"_a, "router_norm"_a, "predict"_a, "correct"_a, "scale"_a, "active"_a);
-    nb::class_<EmbeddingHandle>(module, "LayerEmbedding", "How a block lets its own embedding of a token in.")
+    nb::class_<EmbeddingHandle>(module, "LayerEmbedding", "How a block adds its own embedding of each token.")
         .def(nb::init<const LinearHandle&, const LinearHandle&, const MaybeNorm&>(), "gate"_a, "project"_a,
              "norm"_a.none());
     nb::class_<LayerHandle>(
@@ -113,32 +113,33 @@ void bind_layers(nb::module_& module) {
         "    activation: of the feed-forward layer.\n"
         "    head_dim: the width of a head.\n"
         "    scale, softcap, window, slopes, sinks: as attend takes them.\n"
-        "    limit: of q, k and v, either way; 0 for none.\n"
+        "    limit: q, k and v are clamped to -limit .. limit; 0 for none.\n"
         "    residual_scale: of what is added to x.\n"
         "    parallel: whether the feed-forward layer reads what the attention reads.\n"
         "    threshold: as gate_up takes it.\n"
         "    latent: of attention to latents, in the place of q, k and v.\n"
-        "    mixture: experts in the place of a feed-forward layer.\n"
+        "    moe: experts in the place of a feed-forward layer.\n"
         "    altup: where there are several streams.\n"
-        "    embedding: how the layer lets its own embedding of a token in.\n"
+        "    embedding: how the layer adds its own embedding of each token.\n"
         "    output_scale: of what leaves the layer.\n\n"
         "Raises:\n"
         "    TypeError: a wrong dtype, or no CPU array.\n"
         "    ValueError: shapes that do not fit each other.")
         .def("__init__", &new_layer, nb::keep_alive<1, 16>(), "linears"_a, "norms"_a, "activation"_a, "head_dim"_a,
              "scale"_a, "softcap"_a, "window"_a, "slopes"_a.none(), "sinks"_a.none(), "limit"_a, "residual_scale"_a,
-             "parallel"_a, "threshold"_a.none(), "latent"_a.none(), "mixture"_a.none(), "altup"_a.none(),
+             "parallel"_a, "threshold"_a.none(), "latent"_a.none(), "moe"_a.none(), "altup"_a.none(),
              "embedding"_a.none(), "output_scale"_a);
 }
 
 void bind_moe(nb::module_& module) {
-    nb::class_<slm::RoutingOptions>(module, "Choice", "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
+    nb::class_<slm::RoutingOptions>(module, "RoutingOptions",
+                                    "How experts are chosen; see slm_core.architectures.ExpertsSpec.")
         .def_static("of", &new_routing, "gating"_a, "n_experts"_a, "n_used"_a, "normalized"_a, "scale"_a, "n_groups"_a,
                     "n_groups_used"_a,
                     "Raises:\n"
                     "    ValueError: an unknown gating, or numbers that do not fit each other.");
     nb::class_<MoeHandle>(
-        module, "Mixture",
+        module, "MoeLayer",
         "A layer of experts as slm_native.kernels.Experts has it; keeps its weights.\n\n"
         "Args: the router and the selection bias, float32 [X] or None; how experts are chosen; gates, none where\n"
         "experts have none, ups and downs, one for each expert; the activation; whether weights go before the\n"
@@ -149,7 +150,7 @@ void bind_moe(nb::module_& module) {
         .def(nb::init<const LinearHandle&, const MaybeArray&, const slm::RoutingOptions&, std::vector<LinearHandle>,
                       std::vector<LinearHandle>, std::vector<LinearHandle>, const slm::Activation&, bool,
                       std::vector<MaybeLinear>, const MaybeLinear&>(),
-             "router"_a, "selection_bias"_a.none(), "choice"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a,
+             "router"_a, "selection_bias"_a.none(), "routing"_a, "gates"_a, "ups"_a, "downs"_a, "activation"_a,
              "scales_input"_a, "shared"_a, "shared_gate"_a.none());
 }
 

@@ -1,4 +1,4 @@
-// Python bindings of recurrent layers: checks of arguments, and nothing else.
+// Python bindings of recurrent layers: they only check arguments.
 #include "bindings/module_recurrent.h"
 
 #include <nanobind/stl/optional.h>
@@ -42,7 +42,7 @@ Entered entered(const Array& x, const char* name) {
     return {rows, {x.shape(0), x.shape(1)}, x.shape(2)};
 }
 
-// The state of an RWKV-7 block: the last token that time mixing saw, its state, the last token that channel mixing saw.
+// The state of an RWKV-7 block: time mixing's last token, its matrix state, channel mixing's last token.
 using RwkvState = std::tuple<Array, Array, Array>;
 
 // Buffers for the state after a batch.
@@ -196,12 +196,12 @@ public:
             states.back().last_after = after.back().last.get(), states.back().state_after = after.back().state.get();
             states.back().channel_last_after = after.back().channel_last.get();
         }
-        const float* given = shaped(first_value, "first_value", {in.batch.n_rows(), in.width});
+        const float* first_values = shaped(first_value, "first_value", {in.batch.n_rows(), in.width});
         Buffer y(x.size()), values(x.size());
         {
             nb::gil_scoped_release unlocked;
             std::memcpy(y.get(), in.rows, x.size() * sizeof(float));
-            if (given) std::memcpy(values.get(), given, x.size() * sizeof(float));
+            if (first_values) std::memcpy(values.get(), first_values, x.size() * sizeof(float));
             for (std::size_t i = 0; i < blocks.size(); ++i)
                 slm::rwkv_block(kernels_, *pool_, blocks[i]->block(), in.batch, states[i], values.get(), y.get());
         }

@@ -1,4 +1,4 @@
-// The handle of a MoE layer; it keeps the arrays that it points into alive.
+// The handle of an MoE layer; it keeps the arrays that it points into alive.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline Gating gating_of(const std::string& name) {
     fail("no gating '", name, "'");
 }
 
-// Routing options; MoeHandle adds the bias, whose array it keeps.
+// Routing options. MoeHandle adds the selection bias and keeps its array.
 inline RoutingOptions new_routing(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
                                   float scale, std::size_t n_groups, std::size_t n_groups_used) {
     require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0,
@@ -29,7 +29,7 @@ inline RoutingOptions new_routing(const std::string& gating, std::size_t n_exper
     return {n_experts, n_used, n_groups, n_groups_used, gating_of(gating), normalized, scale, nullptr};
 }
 
-// A MoE layer and the arrays that hold its weights.
+// An MoE layer and the arrays that hold its weights.
 class MoeHandle {
 public:
     MoeHandle(const LinearHandle& router, const MaybeArray& bias, const RoutingOptions& routing,

@@ -24,7 +24,7 @@ inline const float* rows_of(const Array& array, const char* name, std::size_t n_
     return values;
 }
 
-// The shape of the state of a sequence: the window [n_taps - 1][n_convolved], and [heads][width][n_state] or nothing.
+// The shape of a sequence's state: the window [n_taps - 1][n_convolved], and [heads][width][n_state] or nothing.
 struct StateShape { std::size_t n_taps, n_convolved, heads, width, n_state; };
 
 // Mamba and the arrays that hold its weights.

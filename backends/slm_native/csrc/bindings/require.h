@@ -19,7 +19,7 @@ inline std::string shape_of(const Array& array) {
     return text + "]";
 }
 
-// One part of a message: text as it is, an integer in digits, an array as its shape.
+// One part of a message: text, an integer, or an array, which is printed as its shape.
 template <class Part>
 std::string text_of(const Part& part) {
     if constexpr (std::is_integral_v<Part>) return std::to_string(part);
@@ -32,13 +32,13 @@ std::string message(const WeightedRows&... parts) {
     return (text_of(parts) + ...);
 }
 
-// Raises ValueError with a message of these parts.
+// Throws ValueError with a message of these parts.
 template <class... WeightedRows>
 [[noreturn]] void fail(const WeightedRows&... parts) {
     throw nb::value_error(message(parts...).c_str());
 }
 
-// Fails with these parts unless `condition` holds. The message is built only then.
+// Throws ValueError with these parts unless `condition` holds; the message is built only then.
 template <class... WeightedRows>
 void require(bool condition, const WeightedRows&... parts) {
     if (!condition) fail(parts...);

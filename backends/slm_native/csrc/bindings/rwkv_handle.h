@@ -51,7 +51,7 @@ public:
     std::size_t width() const { return layer_.receptance->n_in; }
     bool is_first() const { return !layer_.first_value.down; }
     bool is_of(const IsaKernels& kernels) const { return are_of(matrices_, kernels); }
-    // Points into this; the fields of a batch are empty.
+    // Points into this; fields that depend on a batch are empty.
     const TimeMix& layer() const { return layer_; }
 
 private:
@@ -72,7 +72,7 @@ class ChannelMixHandle {
 public:
     ChannelMixHandle(const Array& share, const Weights& up, const Weights& down) : share_(share), matrices_{up, down} {
         check_matrix(up.matrix, down.matrix.n_in, width()), check_matrix(down.matrix, width(), up.matrix.n_out);
-        layer();  // raises if the share does not fit
+        layer();  // throws if the share does not fit
     }
 
     std::size_t width() const { return matrices_[0].matrix.n_in; }

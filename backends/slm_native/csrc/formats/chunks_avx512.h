@@ -1,4 +1,4 @@
-// Specializations for AVX-512 that take fewer steps: 64 codes at once instead of twice 32, and six-bit factors.
+// Faster specializations for AVX-512: 64 codes at once instead of twice 32, and six-bit factors.
 #pragma once
 
 namespace SLM_NAMESPACE {
@@ -7,14 +7,14 @@ inline __m512i twice(const void* p) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 
-// Masks each byte after a right shift by `lower` bits in the lower half and `upper` bits in the upper half.
+// Shifts each byte right by `lower` bits in the lower half and `upper` bits in the upper half, then masks it.
 template <int lower, int upper>
 inline __m512i fields(__m512i a, int mask) {
     const __m512i by = _mm512_inserti64x4(_mm512_set1_epi64(lower & 63), _mm256_set1_epi64x(upper & 63), 1);
     return _mm512_and_si512(_mm512_rorv_epi64(a, by), _mm512_set1_epi8(char(mask)));
 }
 
-// The nibbles of two blocks; of each 16 low nibbles, then 16 high nibbles.
+// The nibbles of two blocks: for each block 16 low nibbles, then 16 high nibbles.
 inline __m512i two_nibbles(const void* first, const void* second) {
     const __m512i a = _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(first)));
     const __m512i both = _mm512_mask_broadcast_i32x4(a, 0xff00, _mm_loadu_si128(static_cast<const __m128i*>(second)));
@@ -22,7 +22,7 @@ inline __m512i two_nibbles(const void* first, const void* second) {
 }
 
 // The result of `six_bit_factors`: bytes a, c & 15 | a >> 6 << 4, b, c >> 4 | b >> 6 << 4 of the words a, b, c at
-// `packed`; the first two words are multiplied by the first half float at `two`, the others by the second.
+// `packed`. The first two words are multiplied by the first half float at `two`, the others by the second.
 inline Scales six_bits_times_two(const std::uint8_t* packed, const std::uint8_t* two) {
     const __m128i abc = load_16(packed), low_of = _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f);
     const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(abc, _MM_SHUFFLE(2, 1, 2, 0)), _mm_setr_epi32(0, 0, 0, 4));

@@ -22,7 +22,7 @@ struct MXFP4 {
     }
 };
 
-// 4 groups of 16 weights, value * an eight-bit float (E4M3, never negative); 8 bytes hold a group.
+// 4 groups of 16 weights, value * an eight-bit float (E4M3, never negative); 8 bytes per group.
 struct NVFP4 {
     using Block = BlockNVFP4;
     static constexpr int type = 40, block = 64, groups = 16, zero = 16, bits = 5;

@@ -16,9 +16,9 @@ struct TQ2_0 {
     }
 };
 
-// 256 weights in base 3, five to a byte: a byte is a fraction of 256 with the first weight as its leading digit. 32
-// bytes hold weights 0 .. 159, 16 bytes hold 160 .. 239, 4 bytes of four digits hold the rest. Within each of these
-// parts the first digits of all bytes come first.
+// 256 weights in base 3, five per byte. A byte is a fraction of 256; the first weight is its leading digit. 32 bytes
+// hold weights 0 .. 159, 16 bytes hold 160 .. 239, 4 bytes with four digits each hold the rest. Within each part, the
+// first digits of all bytes come first.
 struct TQ1_0 {
     using Block = BlockTQ1_0;
     static constexpr int type = 34, block = 256, groups = 8, zero = 1, bits = 2;

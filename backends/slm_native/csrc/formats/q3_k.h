@@ -1,4 +1,4 @@
-// Q3_K: 16 groups of 16 weights, scale * (s - 32) * (q - 4); the third bits are stored apart.
+// Q3_K: 16 groups of 16 weights, scale * (s - 32) * (q - 4); the third bits are in a field of their own.
 #pragma once
 
 namespace SLM_NAMESPACE {

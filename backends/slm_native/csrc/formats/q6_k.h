@@ -1,4 +1,4 @@
-// Q6_K: 16 groups of 16 weights, scale * s * (q - 32); low four and high two bits are stored apart.
+// Q6_K: 16 groups of 16 weights, scale * s * (q - 32); the low four and the high two bits are in separate fields.
 #pragma once
 
 namespace SLM_NAMESPACE {

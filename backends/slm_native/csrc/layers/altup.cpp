@@ -9,7 +9,7 @@ namespace slm {
 
 namespace {
 
-// rows_scratch belongs to every thread that computes, the others to the thread that calls.
+// rows_scratch belongs to each computing thread, the others to the calling thread.
 thread_local Scratch shares_scratch, added_scratch, low_scratch, rows_scratch;
 
 // linear(tanh(router(x))) [T][n_out] of x [T][E]; in shares_scratch.
@@ -17,26 +17,26 @@ const float* shares_of(const IsaKernels& kernels, Pool& pool, const AltUp& altup
                        std::size_t n_tokens) {
     const std::size_t n = n_tokens * altup.router.matrix->n_out;
     float* modalities = shares_scratch.buffer<float>(n + n_tokens * linear.matrix->n_out);
-    const Projection routed{&altup.router, modalities}, made{&linear, modalities + n};
+    const Projection routed{&altup.router, modalities}, projection{&linear, modalities + n};
     project(kernels, pool, x, n_tokens, altup.router_norm, {&routed, 1});
     kernels.scan->curve(Curve::tanh, modalities, n);
-    project(kernels, pool, modalities, n_tokens, {}, {&made, 1});
-    return made.y;
+    project(kernels, pool, modalities, n_tokens, {}, {&projection, 1});
+    return projection.y;
 }
 
-// What the per-layer embedding [T][P] adds, before its norm: [T][E]; in added_scratch. `gate` multiplies the gate's
-// input.
+// The contribution of the per-layer embedding [T][P] before its norm: [T][E]; in added_scratch. `gate` is the product
+// with the gate's matrix.
 float* layer_embedding_delta(const IsaKernels& kernels, Pool& pool, const LayerEmbedding& embedding,
                              const float* layer_inputs, Multiplication gate) {
     const std::size_t n_low = embedding.gate.matrix->n_out, width = embedding.project.matrix->n_out,
                       n_tokens = gate.n_rows;
     float *low = low_scratch.buffer<float>(n_tokens * n_low), *added = added_scratch.buffer<float>(n_tokens * width);
-    const Projection made{&embedding.project, added};
+    const Projection projection{&embedding.project, added};
     gate.y = low;
     multiply_all(kernels, pool, {&gate, 1});
     finish(embedding.gate, low, n_tokens);
     activate(kernels, pool, low, layer_inputs, n_tokens * n_low, embedding.activation, low);
-    project(kernels, pool, low, n_tokens, {}, {&made, 1});
+    project(kernels, pool, low, n_tokens, {}, {&projection, 1});
     return added;
 }
 
@@ -77,7 +77,7 @@ void apply_pending(const IsaKernels& kernels, Pool& pool, ResidualStreams& strea
 
 void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, ResidualStreams& streams) {
     const std::size_t n = streams.n, width = streams.width;
-    if (altup.active != 0) apply_pending(kernels, pool, streams);  // nothing is pending for the first
+    if (altup.active != 0) apply_pending(kernels, pool, streams);  // the first stream has nothing pending
     const float* shares = shares_of(kernels, pool, altup, altup.predict, streams[altup.active], streams.n_tokens);
     by_rows(pool, streams.n_tokens, n * n * width, [&](std::size_t begin, std::size_t end) {
         float* mixed = rows_scratch.buffer<float>(n * width);
@@ -94,16 +94,16 @@ void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Residual
 }
 
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
-             const float* layer_inputs, const float* made, ResidualStreams& streams) {
+             const float* layer_inputs, const float* layer_output, ResidualStreams& streams) {
     const std::size_t n = streams.n, n_tokens = streams.n_tokens, width = streams.width;
-    const float* shares = shares_of(kernels, pool, altup, altup.correct, made, n_tokens);
+    const float* shares = shares_of(kernels, pool, altup, altup.correct, layer_output, n_tokens);
     by_rows(pool, n_tokens, n * width, [&](std::size_t begin, std::size_t end) {
-        float* news = rows_scratch.buffer<float>(width);
+        float* innovation = rows_scratch.buffer<float>(width);
         for (std::size_t t = begin; t < end; ++t) {
             const float* expected = streams[altup.active] + t * width;
-            for (std::size_t e = 0; e < width; ++e) news[e] = made[t * width + e] - expected[e];
+            for (std::size_t e = 0; e < width; ++e) innovation[e] = layer_output[t * width + e] - expected[e];
             for (std::size_t i = 0; i < n; ++i)
-                add(kernels, news, width, shares[t * n + i] + 1.0f, streams[i] + t * width);
+                add(kernels, innovation, width, shares[t * n + i] + 1.0f, streams[i] + t * width);
         }
     });
     const ScaledRows read(streams[altup.active], altup.scale, width);
@@ -112,14 +112,14 @@ void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const La
     streams.pending_norm = embedding.norm;
 }
 
-void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given,
+void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* projected, const float* looked_up,
                             const Norm& norm, const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts,
                             float* y) {
     by_rows(pool, n_tokens, n_parts * norm.width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin * n_parts; i < end * n_parts; ++i) {
             float* to = y + (i % n_parts * n_tokens + i / n_parts) * norm.width;
-            kernels.normalize(norm, made + i * norm.width, 1, to);
-            const float* rows[] = {to, given + i * norm.width};
+            kernels.normalize(norm, projected + i * norm.width, 1, to);
+            const float* rows[] = {to, looked_up + i * norm.width};
             kernels.add_parts(nullptr, rows, shares, 2, norm.width, to);
         }
     });

@@ -9,7 +9,7 @@
 
 namespace slm {
 
-// How a layer adds its per-layer embedding of a token. Without `gate`, the layer has none.
+// The weights that add a per-layer embedding; without `gate`, the layer has none.
 struct LayerEmbedding {
     Linear gate, project;  // (P, E), (E, P)
     Norm norm;             // [E]
@@ -21,11 +21,11 @@ struct AltUp {
     Linear router, predict, correct;  // (N, E), (N*N, N), (N, N)
     Norm router_norm;                 // [E], divided by E
     const float* scale;               // [E], applied to the active stream before the per-layer embedding is added
-    std::size_t active;               // the stream that the layer runs on
+    std::size_t active;               // index of the stream on which the layer runs
 };
 
-// N residual streams of [T][E], `stride` numbers apart. The per-layer embedding is added to all but the first in the
-// next pass over the streams: until then it is `pending`.
+// N residual streams of [T][E], `stride` numbers apart. The per-layer embedding is added to all streams but the first
+// in the next pass over them; until then it is `pending`.
 struct ResidualStreams {
     float* at;
     std::size_t n, stride, n_tokens, width;
@@ -40,13 +40,13 @@ void predict(const IsaKernels& kernels, Pool& pool, const AltUp& altup, Residual
 // AltUp correct: adds to each stream a share of the innovation, which is the layer's output [T][E] minus the predicted
 // active stream. The per-layer embedding [T][P] becomes pending.
 void correct(const IsaKernels& kernels, Pool& pool, const AltUp& altup, const LayerEmbedding& embedding,
-             const float* layer_inputs, const float* made, ResidualStreams& streams);
+             const float* layer_inputs, const float* layer_output, ResidualStreams& streams);
 
-// Adds what is pending.
+// Adds the pending per-layer embedding, if any.
 void apply_pending(const IsaKernels& kernels, Pool& pool, ResidualStreams& streams);
 
-// y [n_parts][T][P] = shares[0] * normalize(made [T][n_parts][P]) + shares[1] * given [T][n_parts][P].
-void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* made, const float* given,
+// y [n_parts][T][P] = shares[0] * normalize(projected [T][n_parts][P]) + shares[1] * looked_up [T][n_parts][P].
+void split_layer_embeddings(const IsaKernels& kernels, Pool& pool, const float* projected, const float* looked_up,
                             const Norm& norm, const float (&shares)[2], std::size_t n_tokens, std::size_t n_parts,
                             float* y);
 

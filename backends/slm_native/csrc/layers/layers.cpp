@@ -11,9 +11,9 @@ namespace {
 
 thread_local Scratch flow_scratch;
 
-// Activations of a batch between the steps of a layer. `read` is the normalized input of attention, and `low` its
-// low-rank projection; only a learned residual (LAuReL) uses them.
-struct Flow { float *q, *k, *v, *mixed, *inner, *after, *made, *read, *low; };
+// Activations of a batch between the steps of a layer. Only LAuReL uses `read`, the normalized input of attention, and
+// `low`, its low-rank projection.
+struct Flow { float *q, *k, *v, *mixed, *inner, *after, *output, *read, *low; };
 
 template <class Width>
 std::size_t widest(std::span<const Layer> layers, const Width& width) {
@@ -48,44 +48,45 @@ void limit(float* y, std::size_t n, float most) {
     for (std::size_t i = 0; i < n; ++i) y[i] = y[i] > most ? most : y[i] < -most ? -most : y[i];
 }
 
-// Computes queries, before rotation, and writes keys and values to the cache.
-void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& place,
+// Computes queries before RoPE, and writes keys and values to the cache.
+void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& inputs,
                    const Tokens& tokens, const float* x, const Flow& flow) {
-    const KvLayer& cache = *place.cache;
+    const KvLayer& cache = *inputs.cache;
     const std::size_t n = tokens.n_tokens, n_kv = n * n_out_of(layer.k);
-    Projection made[4];
-    std::size_t n_made = 0;
+    Projection projections[4];
+    std::size_t n_projections = 0;
     for (const Projection& one : {Projection{&layer.q, flow.q}, Projection{&layer.k, flow.k},
                                   Projection{&layer.v, flow.v}, Projection{&layer.left, flow.low}})
-        if (one.linear->matrix) made[n_made++] = one;
+        if (one.linear->matrix) projections[n_projections++] = one;
     const bool is_kept = layer.left.matrix && layer.attn_norm.weight;
     if (is_kept) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
-    project(kernels, pool, is_kept ? flow.read : x, n, is_kept ? Norm{} : layer.attn_norm, {made, n_made});
+    project(kernels, pool, is_kept ? flow.read : x, n, is_kept ? Norm{} : layer.attn_norm,
+            {projections, n_projections});
     if (!layer.v.matrix) std::copy_n(flow.k, n_kv, flow.v);
     if (layer.limit != 0.0f) {
         limit(flow.q, n * n_out_of(layer.q), layer.limit);
         limit(flow.k, n_kv, layer.limit), limit(flow.v, n_kv, layer.limit);
     }
     if (!layer.k.matrix) return;
-    rotate_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, place.rotation, flow.k);
+    rotate_heads(kernels, pool, flow.k, n, cache.n_kv_heads, cache.head_dim, layer.k_norm, inputs.rotation, flow.k);
     if (layer.v_norm.weight)
         rotate_heads(kernels, pool, flow.v, n, cache.n_kv_heads, cache.head_dim, layer.v_norm, {}, flow.v);
     write(kernels, pool, cache, n, tokens.pages, tokens.slots, flow.k, flow.v);
 }
 
-void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& place,
+void attend_in(const IsaKernels& kernels, Pool& pool, const Layer& layer, const LayerInputs& inputs,
                const Tokens& tokens, const float* x, const Flow& flow) {
     if (!layer.q.matrix)
-        return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, place, tokens, x,
+        return attend_to_latents(kernels, pool, layer.latent, layer.attn_norm, layer.scoring, inputs, tokens, x,
                                  flow.mixed);
-    const std::size_t n_heads = n_out_of(layer.q) / place.cache->head_dim;
-    project_heads(kernels, pool, layer, place, tokens, x, flow);
-    rotate_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, place.cache->head_dim, layer.q_norm, place.rotation,
+    const std::size_t n_heads = n_out_of(layer.q) / inputs.cache->head_dim;
+    project_heads(kernels, pool, layer, inputs, tokens, x, flow);
+    rotate_heads(kernels, pool, flow.q, tokens.n_tokens, n_heads, inputs.cache->head_dim, layer.q_norm, inputs.rotation,
                  flow.q);
-    attend(kernels, pool, *place.cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
+    attend(kernels, pool, *inputs.cache, *tokens.runs, layer.scoring, n_heads, flow.q, flow.mixed);
 }
 
-// y = residual + the output projection of a branch, normalized and scaled.
+// y = residual + the output projection of a branch, after norm and scale.
 void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                 const Norm& post_norm, float scale, const float* residual, float* y) {
     if (!post_norm.weight && scale == 1.0f) return add_product(kernels, pool, x, n_tokens, linear, residual, y);
@@ -96,12 +97,12 @@ void add_branch(const IsaKernels& kernels, Pool& pool, const float* x, std::size
 void add_laurel(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* read,
                 const Flow& flow) {
     const std::size_t width = layer.right.matrix->n_out;
-    const Projection made{&layer.right, flow.made};
-    project(kernels, pool, flow.low, n_tokens, {}, {&made, 1});
+    const Projection projection{&layer.right, flow.output};
+    project(kernels, pool, flow.low, n_tokens, {}, {&projection, 1});
     by_rows(pool, n_tokens, 3 * width, [&](std::size_t begin, std::size_t end) {
         const float whole[] = {1.0f, 1.0f}, part = 0.70710678f;
         for (std::size_t t = begin; t < end; ++t) {
-            float *after = flow.after + t * width, *low = flow.made + t * width;
+            float *after = flow.after + t * width, *low = flow.output + t * width;
             if (layer.right_norm.weight) kernels.normalize(layer.right_norm, low, 1, low);
             const float *parts[] = {read + t * width, low}, *sum = after;
             kernels.add_parts(after, parts, whole, 2, width, after);
@@ -139,8 +140,8 @@ void feed_forward(const IsaKernels& kernels, Pool& pool, const Layer& layer, std
     }
 }
 
-// Everything after attention but AltUp and per-layer embeddings: output projection, residuals, feed-forward layer. x
-// [n_tokens][E] is the input of the layer; `to` may be x.
+// Everything after attention except AltUp and per-layer embeddings: output projection, residuals, feed-forward layer.
+// x [n_tokens][E] is the input of the layer; `to` may be x.
 void after_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, std::size_t n_tokens, const float* x,
                      const Flow& flow, float* to) {
     add_branch(kernels, pool, flow.mixed, n_tokens, layer.output, layer.attn_post_norm, layer.residual_scale, x,
@@ -149,7 +150,7 @@ void after_attention(const IsaKernels& kernels, Pool& pool, const Layer& layer, 
     feed_forward(kernels, pool, layer, n_tokens, x, flow, to);
 }
 
-// Keeps only the rows of output_tokens, in the streams and in the results of attention.
+// Keeps only the rows of output_tokens in the streams and in attention's result.
 void keep_output_tokens(const Layer& layer, const std::vector<std::int64_t>& output_tokens, const Flow& flow,
                         ResidualStreams& streams) {
     for (std::size_t k = 0; k < streams.n; ++k) keep_rows(streams[k], streams.width, output_tokens);
@@ -159,13 +160,13 @@ void keep_output_tokens(const Layer& layer, const std::vector<std::int64_t>& out
     streams.n_tokens = output_tokens.size();
 }
 
-// The per-layer embeddings of the tokens that are left.
-const float* embedding_of(const Layer& layer, const LayerInputs& place, const std::vector<std::int64_t>* output_tokens,
+// The per-layer embeddings of the remaining tokens.
+const float* embedding_of(const Layer& layer, const LayerInputs& inputs, const std::vector<std::int64_t>* output_tokens,
                           const Flow& flow) {
-    if (!output_tokens || !layer.embedding.gate.matrix) return place.embedding;
+    if (!output_tokens || !layer.embedding.gate.matrix) return inputs.embedding;
     const std::size_t width = n_out_of(layer.embedding.gate);
     for (std::size_t i = 0; i < output_tokens->size(); ++i)
-        std::copy_n(place.embedding + std::size_t((*output_tokens)[i]) * width, width, flow.inner + i * width);
+        std::copy_n(inputs.embedding + std::size_t((*output_tokens)[i]) * width, width, flow.inner + i * width);
     return flow.inner;
 }
 
@@ -181,16 +182,15 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = layers[i];
         const bool has_streams = layer.altup.router.matrix;
-        const auto* kept =
-            i + 1 == layers.size() ? output_tokens : nullptr;  // what follows attention works token by token
+        const auto* kept = i + 1 == layers.size() ? output_tokens : nullptr;  // after attention, tokens are independent
         if (has_streams) predict(kernels, pool, layer.altup, streams);
-        float *at = has_streams ? streams[layer.altup.active] : x, *made = has_streams ? flow.made : x;
+        float *at = has_streams ? streams[layer.altup.active] : x, *output = has_streams ? flow.output : x;
         attend_in(kernels, pool, layer, inputs[i], tokens, at, flow);
         if (kept) keep_output_tokens(layer, *kept, flow, streams);
         if (streams.n_tokens == 0) return;
-        after_attention(kernels, pool, layer, streams.n_tokens, at, flow, made);
+        after_attention(kernels, pool, layer, streams.n_tokens, at, flow, output);
         const float* layer_inputs = embedding_of(layer, inputs[i], kept, flow);
-        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, layer_inputs, made, streams);
+        if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, layer_inputs, output, streams);
         else if (layer.embedding.gate.matrix)
             add_layer_embedding(kernels, pool, layer.embedding, layer_inputs, streams.n_tokens, x);
         if (layer.output_scale != 1.0f) scale(kernels, pool, layer.output_scale, streams.n_tokens, width, x);

@@ -1,4 +1,4 @@
-// Runs whole transformer layers one after another, without returning to Python.
+// Runs transformer layers one after another, without returning to Python.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace slm {
 
-// A transformer layer; see slm_native/kernels/cpu/fusion.py, which makes it of steps. A null matrix or null weights
-// mean that the layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys
-// are the values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or
-// the layer ends after attention.
+// A transformer layer; slm_native/kernels/cpu/fusion.py makes it from steps. A null matrix or null weights mean that
+// the layer lacks this part. Without k, attention reads the keys and values of another layer; without v, keys are also
+// the values; without q, the layer is MLA (`latent`); without gating.up, the feed-forward layer is MoE (`moe`), or the
+// layer ends after attention.
 struct Layer {
     Norm attn_norm;
     Linear q, k, v;
@@ -26,22 +26,22 @@ struct Layer {
     Linear output;
     Scoring scoring;
     Norm attn_post_norm;
-    Linear left, right;  // LAuReL: a low-rank learned residual of the input of attention
+    Linear left, right;  // LAuReL: a low-rank learned residual of attention's input
     Norm right_norm, ffn_norm;
     GateUp gating;
     Linear down;
     const MoeLayer* moe;  // or null
     Norm ffn_post_norm;
     float residual_scale;
-    bool parallel;  // attention and feed-forward layer read the same input
+    bool parallel;  // whether attention and feed-forward layer read the same input
     AltUp altup;
     LayerEmbedding embedding;
     float output_scale;  // multiplies the output of the layer
 };
 
 // Runs all layers on the residual streams x [n_streams][n_tokens][E], in place; with several streams, all layers have
-// AltUp. After the attention of the last layer, only `output_tokens` (indices in rising order; null for all) are
-// computed: they become the first rows of x, [n_streams][output_tokens][E].
+// AltUp. After the last attention, only `output_tokens` (ascending indices; null for all) are computed: they become the
+// first rows of x, [n_streams][output_tokens][E].
 void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> layers,
                 std::span<const LayerInputs> inputs, const Tokens& tokens,
                 const std::vector<std::int64_t>* output_tokens, std::size_t n_streams, float* x);

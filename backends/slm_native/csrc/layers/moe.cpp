@@ -10,7 +10,7 @@ namespace slm {
 
 namespace {
 
-// All belong to the thread that called.
+// All belong to the calling thread.
 thread_local Scratch read_scratch, scores_scratch, rows_scratch;
 
 // The routing of a batch.
@@ -19,7 +19,7 @@ struct Routes {
     std::vector<float> shared_weight;  // [n_tokens]; empty if the shared expert has no gate
 };
 
-constexpr std::size_t sums_a_score = 64;  // exp, sorting and memory of one score cost as much as so many sums
+constexpr std::size_t sums_a_score = 64;  // cost of a score (exp, sorting, memory) in multiply-adds
 
 Routes routes_of(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const float* read, const float* router_input,
                  std::size_t n_tokens) {
@@ -46,9 +46,9 @@ Routes routes_of(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const
 struct Group {
     const FeedForward* expert;
     const float* x;
-    const std::uint32_t* which;  // indices into x; null for the first n_rows
+    const std::uint32_t* which;  // indices of rows of x; null for the first n_rows
     std::size_t n_rows;
-    float *gate, *up, *made;
+    float *gate, *up, *output;
 };
 
 // The (token, expert) pairs of a batch, sorted by expert.
@@ -66,8 +66,8 @@ Pairs pairs_of(const MoeLayer& m, const Routes& routes) {
     for (std::size_t i = 0; i < m.routing.n_experts; ++i) pairs.first[i + 1] += pairs.first[i];
     std::vector<std::size_t> next = pairs.first;
     for (std::size_t i = 0; i < n_pairs; ++i) {
-        const std::size_t place = next[routes.chosen[i].expert]++;
-        pairs.tokens[place] = std::uint32_t(i / n_used), pairs.inputs[i] = std::uint32_t(place);
+        const std::size_t index = next[routes.chosen[i].expert]++;
+        pairs.tokens[index] = std::uint32_t(i / n_used), pairs.inputs[i] = std::uint32_t(index);
     }
     return pairs;
 }
@@ -80,20 +80,21 @@ public:
         const std::size_t n_shared_ff = m.shared.up.matrix ? m.shared.up.matrix->n_out : 0;
         width_ = m.experts[0].down.matrix->n_out;
         const std::size_t n_inner = n_pairs * n_ff + n_tokens * n_shared_ff;
-        const std::size_t n_made = (n_pairs + (n_shared_ff ? n_tokens : 0)) * width_;
-        gates_ = rows_scratch.buffer<float>(2 * n_inner + n_made + n_scaled);
-        ups_ = gates_ + n_inner, made_ = ups_ + n_inner, scaled_ = made_ + n_made;
+        const std::size_t n_outputs = (n_pairs + (n_shared_ff ? n_tokens : 0)) * width_;
+        gates_ = rows_scratch.buffer<float>(2 * n_inner + n_outputs + n_scaled);
+        ups_ = gates_ + n_inner, outputs_ = ups_ + n_inner, scaled_ = outputs_ + n_outputs;
     }
     Group group(const FeedForward& expert, const float* x, const std::uint32_t* which, std::size_t n_rows) {
-        const Group made{&expert, x, which, n_rows, gates_, ups_, made_};
-        gates_ += n_rows * expert.up.matrix->n_out, ups_ += n_rows * expert.up.matrix->n_out, made_ += n_rows * width_;
-        return made;
+        const Group group{&expert, x, which, n_rows, gates_, ups_, outputs_};
+        gates_ += n_rows * expert.up.matrix->n_out, ups_ += n_rows * expert.up.matrix->n_out,
+            outputs_ += n_rows * width_;
+        return group;
     }
     float* scaled() const { return scaled_; }
 
 private:
     std::size_t width_;
-    float *gates_, *ups_, *made_, *scaled_;
+    float *gates_, *ups_, *outputs_, *scaled_;
 };
 
 // The inputs of all pairs, times their routing weights.
@@ -107,7 +108,7 @@ void scale_rows(const IsaKernels& kernels, Pool& pool, const Routes& routes, con
     });
 }
 
-// A group for each expert that a token of the batch uses; the shared expert comes last.
+// One group for each expert that the batch uses; the shared expert comes last.
 std::vector<Group> groups_of(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, const Routes& routes,
                              const Pairs& pairs, const float* x, std::size_t n_tokens) {
     const std::size_t width = m.router.matrix->n_in, n_pairs = pairs.tokens.size();
@@ -159,16 +160,16 @@ void up_projections(const IsaKernels& kernels, Pool& pool, const MoeLayer& m, co
 void down_projections(const IsaKernels& kernels, Pool& pool, const std::vector<Group>& groups) {
     std::vector<Multiplication> products;
     products.reserve(groups.size());
-    for (const Group& g : groups) products.push_back({g.expert->down.matrix, g.gate, g.n_rows, g.made});
+    for (const Group& g : groups) products.push_back({g.expert->down.matrix, g.gate, g.n_rows, g.output});
     multiply_all(kernels, pool, products);
 }
 
-// Rows of E numbers, and a factor for each.
+// Rows of E numbers, with a factor each.
 class WeightedRows {
 public:
     void clear() { rows_.clear(), shares_.clear(); }
-    void add(const float* made, const Linear& down, float weight) {
-        rows_.push_back(made), shares_.push_back(weight * down.scale);
+    void add(const float* row, const Linear& down, float weight) {
+        rows_.push_back(row), shares_.push_back(weight * down.scale);
         if (down.bias) rows_.push_back(down.bias), shares_.push_back(weight);
     }
     void sum(const IsaKernels& kernels, const float* base, std::size_t width, float* y) const {
@@ -180,17 +181,17 @@ private:
     std::vector<float> shares_;
 };
 
-// The outputs of all pairs, and of the shared expert for all tokens, or null.
-struct Results { const float *made, *shared; };
+// The outputs of all pairs, and the shared expert's outputs for all tokens, or null.
+struct Results { const float *routed, *shared; };
 
-// Collects the rows that add up to token t, times `scale`.
+// Collects the rows whose sum is token t, times `scale`.
 void gather(const MoeLayer& m, const Routes& routes, const Pairs& pairs, const Results& results, std::size_t t,
             float scale, WeightedRows& to) {
     const std::size_t n_used = m.routing.n_used, width = m.experts[0].down.matrix->n_out;
     to.clear();
     for (std::size_t i = t * n_used; i < (t + 1) * n_used; ++i) {
         const ExpertWeight& one = routes.chosen[i];
-        to.add(results.made + pairs.inputs[i] * width, m.experts[one.expert].down,
+        to.add(results.routed + pairs.inputs[i] * width, m.experts[one.expert].down,
                m.scales_input ? scale : scale * one.weight);
     }
     const float weight = routes.shared_weight.empty() ? scale : scale * routes.shared_weight[t];
@@ -223,16 +224,16 @@ void run_moe(const IsaKernels& kernels, Pool& pool, const MoeLayer& moe, const f
     if (n_tokens == 0) return;
     const float* read = x;
     if (norm.weight) {
-        float* made = read_scratch.buffer<float>(n_tokens * norm.width);
-        normalize(kernels, pool, x, n_tokens * norm.width, norm, made);
-        read = made;
+        float* normed = read_scratch.buffer<float>(n_tokens * norm.width);
+        normalize(kernels, pool, x, n_tokens * norm.width, norm, normed);
+        read = normed;
     }
     const Routes routes = routes_of(kernels, pool, moe, read, router_input ? router_input : read, n_tokens);
     const Pairs pairs = pairs_of(moe, routes);
     const std::vector<Group> groups = groups_of(kernels, pool, moe, routes, pairs, read, n_tokens);
     up_projections(kernels, pool, moe, groups);
     down_projections(kernels, pool, groups);
-    const Results results{groups[0].made, moe.shared.up.matrix ? groups.back().made : nullptr};
+    const Results results{groups[0].output, moe.shared.up.matrix ? groups.back().output : nullptr};
     combine(kernels, pool, moe, routes, pairs, results, n_tokens, branch, y);
 }
 

@@ -9,10 +9,10 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t state_floats = 4096;    // state of the heads of one task: it fits the first-level cache
-constexpr std::size_t task_values = 1 << 13;  // of an elementwise step; waking a thread costs more than fewer
+constexpr std::size_t state_floats = 4096;    // states of the heads of one task: they fit in the L1 cache
+constexpr std::size_t task_values = 1 << 13;  // of an elementwise step; for fewer, waking a thread costs more
 
-// work_scratch belongs to every thread that computes, the others to the thread that calls.
+// work_scratch belongs to each computing thread, the others to the calling thread.
 thread_local Scratch block_scratch, flow_scratch, work_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
@@ -165,14 +165,14 @@ void run_layer(const IsaKernels& kernels, Pool& pool, const RecurrentLayer& laye
                const MambaStates& states, float scale, const float* x, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), inner = layer.output.matrix->n_in;
     Arena take(block_scratch.buffer<float>(in_vectors(n * layer.project.matrix->n_out) + in_vectors(n * inner)));
-    float *projected = take(n * layer.project.matrix->n_out), *made = take(n * inner);
+    float *projected = take(n * layer.project.matrix->n_out), *output = take(n * inner);
     const Projection entered{&layer.project, projected};
     project(kernels, pool, x, n, layer.norm, {&entered, 1});
-    if (layer.mamba) mamba(kernels, pool, *layer.mamba, batch, projected, states, made);
-    else if (layer.mamba2) mamba2(kernels, pool, *layer.mamba2, batch, projected, states, made);
-    else gated_convolution(kernels, pool, layer.taps, layer.n_taps, inner, batch, projected, states, made);
-    if (scale == 1.0f) return add_product(kernels, pool, made, n, layer.output, residual, y);
-    add_normed(kernels, pool, made, n, layer.output, {}, scale, residual, y);
+    if (layer.mamba) mamba(kernels, pool, *layer.mamba, batch, projected, states, output);
+    else if (layer.mamba2) mamba2(kernels, pool, *layer.mamba2, batch, projected, states, output);
+    else gated_convolution(kernels, pool, layer.taps, layer.n_taps, inner, batch, projected, states, output);
+    if (scale == 1.0f) return add_product(kernels, pool, output, n, layer.output, residual, y);
+    add_normed(kernels, pool, output, n, layer.output, {}, scale, residual, y);
 }
 
 namespace {
@@ -204,7 +204,7 @@ private:
     std::vector<Multiplication> first_, second_;
 };
 
-// Floats that the rows of a layer take.
+// Number of floats for the rows of a layer.
 std::size_t floats_of_rows(const TimeMix& layer, std::size_t n_rows, std::size_t width) {
     std::size_t n = 2 * in_vectors(n_rows * width);
     for (const LowRank* pair : {&layer.decay, &layer.rate, &layer.gate, &layer.first_value})
@@ -220,18 +220,18 @@ void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Seque
     const std::size_t n = batch.n_rows(), width = rule.n_heads * rule.width, size = n * width;
     Arena take(flow_scratch.buffer<float>(floats_of_rows(layer, n, width)));
     float *r = take(size), *k = take(size);
-    const auto given = [&](std::size_t share) {
+    const auto shifted = [&](std::size_t share) {
         return ShiftedRows(kernels, {batch.n_tokens, width, x, last, layer.shares + share * width});
     };
-    const ShiftedRows given_r = given(0), given_decay = given(1), given_k = given(2), given_v = given(3),
-                      given_rate = given(4), given_gate = given(5);
+    const ShiftedRows shifted_r = shifted(0), shifted_decay = shifted(1), shifted_k = shifted(2),
+                      shifted_v = shifted(3), shifted_rate = shifted(4), shifted_gate = shifted(5);
     LowRankProducts pairs(n, take);
-    pairs.add(*layer.receptance, given_r, r), pairs.add(*layer.key, given_k, k),
-        pairs.add(*layer.value, given_v, value);
-    if (layer.first_value.down) pairs.add(layer.first_value, given_v, rule.value_share);
-    float* decay = pairs.add(layer.decay, given_decay, rule.decay);
-    pairs.add(layer.rate, given_rate, rule.rate);
-    float* gate = pairs.add(layer.gate, given_gate, rule.gate);
+    pairs.add(*layer.receptance, shifted_r, r), pairs.add(*layer.key, shifted_k, k),
+        pairs.add(*layer.value, shifted_v, value);
+    if (layer.first_value.down) pairs.add(layer.first_value, shifted_v, rule.value_share);
+    float* decay = pairs.add(layer.decay, shifted_decay, rule.decay);
+    pairs.add(layer.rate, shifted_rate, rule.rate);
+    float* gate = pairs.add(layer.gate, shifted_gate, rule.gate);
     multiply_all(kernels, pool, pairs.first());
     apply_curve(kernels, pool, Curve::tanh, decay, n * layer.decay.down->n_out);
     apply_curve(kernels, pool, Curve::sigmoid, gate, n * layer.gate.down->n_out);
@@ -246,9 +246,9 @@ void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer,
                  const float* last, const float* residual, float* y) {
     const std::size_t n = batch.n_rows(), width = layer.up->n_in, inner = layer.up->n_out;
     float* between = flow_scratch.buffer<float>(n * inner);
-    const ShiftedRows given(kernels, {batch.n_tokens, width, x, last, layer.share});
+    const ShiftedRows shifted(kernels, {batch.n_tokens, width, x, last, layer.share});
     Multiplication up{layer.up, nullptr, n, between};
-    up.source = &given;
+    up.source = &shifted;
     multiply_all(kernels, pool, {&up, 1});
     apply_curve(kernels, pool, Curve::relu_squared, between, n * inner);
     if (residual) return add_product(kernels, pool, between, n, {layer.down, nullptr}, residual, y);

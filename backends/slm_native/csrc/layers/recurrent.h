@@ -1,5 +1,6 @@
-// Recurrent layers (Mamba, Mamba 2, gated convolution, RWKV-7), shared among threads. Shapes: B sequences of T tokens
-// each, E embedding width, D channels, N numbers of state per channel, W taps. Rows are tokens, sequence by sequence.
+// Recurrent layers (Mamba, Mamba 2, gated convolution, RWKV-7), with work divided among threads. Shapes: B sequences of
+// T tokens each, E embedding width, D channels, N state values per channel, W taps. Rows are tokens, sequence by
+// sequence.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,17 @@ void selective_scan(const IsaKernels& kernels, Pool& pool, const Scan& scan);
 void convolve(const IsaKernels& kernels, Pool& pool, const Convolution& convolution);
 
 struct Sequences {
-    std::size_t n_sequences, n_tokens;  // tokens of each
+    std::size_t n_sequences, n_tokens;  // n_tokens: of each sequence
     std::size_t n_rows() const { return n_sequences * n_tokens; }
 };
 
-// The convolution window and the SSM state, before and after a batch.
+// The convolution window and the SSM state, before and after the batch.
 struct MambaStates {
     const float *window, *state;  // [B][W - 1][channels of the convolution], [B][D][N]
     float *window_after, *state_after;
 };
 
-// Mamba between its input and its output matrix; see Mamba in slm_native/kernels/recurrent.py.
+// Mamba between its input and output matrices; see Mamba in slm_native/kernels/recurrent.py.
 struct Mamba {
     std::size_t n_inner, n_state, n_taps, n_rank;
     const float *taps, *conv_bias;   // [W][D], [D] or null
@@ -36,7 +37,7 @@ struct Mamba {
 void mamba(const IsaKernels& kernels, Pool& pool, const Mamba& layer, Sequences batch, const float* projected,
            const MambaStates& states, float* y);
 
-// Mamba 2 between its input and its output matrix.
+// Mamba 2 between its input and output matrices.
 struct Mamba2 {
     std::size_t n_inner, n_state, n_taps, n_heads, n_groups;
     const float *taps, *conv_bias;   // [W][D + 2GN], [D + 2GN] or null
@@ -48,8 +49,8 @@ struct Mamba2 {
 void mamba2(const IsaKernels& kernels, Pool& pool, const Mamba2& layer, Sequences batch, const float* projected,
             const MambaStates& states, float* y);
 
-// A layer from its norm to its output matrix. Between its projections lies Mamba, Mamba 2, or a gated convolution with
-// taps [W][E].
+// A layer from its norm to its output matrix. Between its projections it has Mamba, Mamba 2, or a gated convolution
+// with taps [W][E].
 struct RecurrentLayer {
     Norm norm;
     Linear project;
@@ -60,7 +61,7 @@ struct RecurrentLayer {
     Linear output;
 };
 
-// y = residual + scale * layer(x), all [B * T][E]. A gated convolution has no state but its window.
+// y = residual + scale * layer(x), all [B * T][E]. The only state of a gated convolution is its window.
 void run_layer(const IsaKernels& kernels, Pool& pool, const RecurrentLayer& layer, Sequences batch,
                const MambaStates& states, float scale, const float* x, const float* residual, float* y);
 
@@ -77,15 +78,15 @@ struct LowRank {
 struct TimeMix {
     const float* shares;  // [6][E], for receptance, decay, key, value, rate and gate
     const Matrix *receptance, *key, *value;
-    LowRank decay, rate, gate, first_value;  // the last null in the model's first layer
-    DeltaRule rule;                          // its weights, sizes, states and y; time_mix fills in the products
+    LowRank decay, rate, gate, first_value;  // first_value is null in the model's first layer
+    DeltaRule rule;                          // its weights, sizes, states and y; time_mix sets the products
 };
 
-// Writes `value` [B * T][E]; later layers mix in the values of the first layer.
+// Writes `value` [B * T][E]; later layers mix in the first layer's values.
 void time_mix(const IsaKernels& kernels, Pool& pool, const TimeMix& layer, Sequences batch, const float* x,
               const float* last, float* value);
 
-// RWKV-7's channel mixing: y [B * T][E] of x [B * T][E]; last [B][E] are the tokens before x.
+// RWKV-7's channel mixing: y [B * T][E] from x [B * T][E]; last [B][E] are the tokens before x.
 struct ChannelMix {
     const float* share;       // [E]
     const Matrix *up, *down;  // (F, E), (E, F)
@@ -95,7 +96,7 @@ struct ChannelMix {
 void channel_mix(const IsaKernels& kernels, Pool& pool, const ChannelMix& layer, Sequences batch, const float* x,
                  const float* last, const float* residual, float* y);
 
-// A block of RWKV-7: time mixing and channel mixing, each with a norm before it and a residual around it.
+// A block of RWKV-7: time mixing and channel mixing, each with its norm and residual.
 struct RwkvBlock {
     Norm time_norm;
     TimeMix time;
@@ -104,7 +105,7 @@ struct RwkvBlock {
     ChannelMix channel;
 };
 
-// The state of a block, before and after a batch.
+// The state of a block, before and after the batch.
 struct RwkvStates {
     const float *last, *state, *channel_last;  // [B][E], [B][H][P][P], [B][E]
     float *last_after, *state_after, *channel_last_after;

@@ -1,5 +1,5 @@
-// The interface between recurrent.cpp, which shares work among threads, and the kernels of an instruction set. Plain
-// data and declarations only: all instruction sets include this.
+// The interface between recurrent.cpp, which divides work among threads, and the kernels of an instruction set. Only
+// plain data and declarations: all instruction sets include this.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct TokenRows {
     std::size_t stride;
 };
 
-// See KernelSet.selective_scan in slm_native/kernels/kernelset.py. If d and z are not null, y = (y + d * x) * silu(z).
+// See RecurrentOps.selective_scan in slm_native/kernels/recurrent.py. With d and z, y = (y + d * x) * silu(z).
 struct Scan {
     std::size_t n_sequences, n_tokens, n_heads, width, n_groups, n_state, n_rates;
     TokenRows x, steps, b, c, z;     // z.at may be null
@@ -67,11 +67,11 @@ struct ScanKernels {
     void (*curve)(Curve curve, float* x, std::size_t n);
 };
 
-// Internal linkage: each file that includes this keeps a copy that is compiled for its own instruction set.
+// Internal linkage: each file has its own copy, compiled for its own instruction set.
 static constexpr std::size_t most_lanes = 16;
 static inline std::size_t in_vectors(std::size_t n) { return (n + most_lanes - 1) / most_lanes * most_lanes; }
-// Work memory of n_heads heads in floats: rows of numbers, then states and rates. Each group or row is padded to whole
-// vectors, and the last vector may reach beyond its group.
+// Work memory in floats for n_heads heads: input rows, then states and rates. Each group or row is padded to whole
+// vectors, and the last vector may extend beyond its group.
 static inline std::size_t scan_floats(const Scan& s, std::size_t n_heads) {
     const std::size_t n_rows = n_heads * s.width, n_groups = n_heads < s.n_groups ? n_heads : s.n_groups;
     return 5 * in_vectors(n_rows + most_lanes) + 2 * in_vectors(n_heads + most_lanes) +

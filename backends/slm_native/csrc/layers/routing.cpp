@@ -11,10 +11,10 @@ namespace slm {
 
 namespace {
 
-constexpr float near_by = 0.02f;  // twice the jitter noise of Phi 3.5 MoE's training; model files lack it
+constexpr float near_by = 0.02f;  // twice the jitter noise in Phi 3.5 MoE's training; model files do not contain it
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
-// Compares indices by falling values, equal values by rising index; NaN comes last.
+// Orders indices by descending values, equal values by ascending index; NaN comes last.
 class Descending {
 public:
     explicit Descending(const float* values) : values_(values) {}
@@ -71,7 +71,7 @@ void keep_best_groups(const RoutingOptions& routing, std::vector<float>& ranked)
         if (!kept[i / size]) ranked[i] = nothing;
 }
 
-// SparseMixer weights: the softmax of each chosen expert over the remaining experts with nearly the same score.
+// SparseMixer weights: the softmax of each selected expert over the remaining experts with nearly the same score.
 std::vector<float> sparse_mixer(const float* scores, std::size_t n, const std::vector<std::size_t>& chosen) {
     std::vector<float> left(scores, scores + n), weights;
     for (std::size_t expert : chosen) {

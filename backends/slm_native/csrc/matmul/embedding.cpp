@@ -6,7 +6,7 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t least_part = 1 << 13;  // weights; waking a thread costs more than fewer
+constexpr std::size_t least_part = 1 << 13;  // weights; for fewer, waking a thread costs more than it saves
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Embedding lookup, shared among threads.
+// Embedding lookup, with work divided among threads.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// Products of quantized or BF16 weights with many rows of activations on a matrix unit, AMX.
+// Products of quantized or BF16 weights with many rows of activations on a matrix unit (AMX).
 //
-// Weights are the left operand: in a panel of 32 rows, a cache line holds 32 weights of one row. Activations are packed
-// once for all products. Two by two tiles of sums are kept, so that each loaded operand serves two products. Long rows
-// are multiplied in parts of `part` weights: a part of the activations stays in the second-level cache while all panels
-// use it.
+// Weights are the left operand: in a panel of 32 rows, a cache line has 32 weights of one row. Activations are packed
+// once for all products. There are two by two tiles of sums, so that each loaded operand is used in two products. Long
+// rows are multiplied in parts of `part` weights: a part of the activations stays in the L2 cache while all panels use
+// it.
 #include "kernels.h"
 
 #if defined(SLM_PLAIN_TILES)
@@ -136,7 +136,7 @@ struct Results {
     float* y;
     std::size_t y_stride, n_rows, n_tokens;
 
-    // Prefetches the lines that one token writes; the lines of each token lie apart.
+    // Prefetches the lines that one token writes; lines of different tokens are far apart.
     void prefetch_token(std::size_t token) const {
         if (token >= n_tokens) return;
         prefetch_first(y + token * y_stride);
@@ -152,7 +152,7 @@ struct Results {
     }
 };
 
-// Multiplies a panel with one or two tiles of activations, x_stride apart, over n_steps products. Adds to sums, or
+// Multiplies a panel by one or two tiles of activations, x_stride apart, in n_steps products. Adds to sums, or
 // overwrites them if is_first.
 template <int n_tiles>
 inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, std::size_t x_stride,
@@ -188,7 +188,7 @@ inline void multiply_panel(const std::uint16_t* panel, const std::uint16_t* x, s
 
 void multiply(const TiledWeights& weights, std::size_t begin, std::size_t end, const std::uint16_t* x,
               std::size_t n_tokens, std::uint8_t* memory, float* y, std::size_t y_stride) {
-    constexpr std::size_t tokens_together = 256;  // a part of their activations fits the second-level cache
+    constexpr std::size_t tokens_together = 256;  // a part of their activations fits in the L2 cache
     const Work work(memory);
     const std::size_t n_in = weights.n_in, n_panels = div_up(end - begin, tiled_panel),
                       n_pairs = Work::pairs_of(n_tokens);

@@ -1,4 +1,4 @@
-// AVX512-BF16: products of pairs of bf16, twice as many per instruction as of float32.
+// AVX512-BF16: products of pairs of bf16, twice as many per instruction as with float32.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::avx512_bf16

@@ -10,32 +10,31 @@ namespace slm {
 
 namespace {
 
-// Up to so many rows of activations, every pass over the activations unpacks the weights again (quantized, float).
+// Up to this many rows of activations, each pass over them unpacks the weights again (quantized, float).
 constexpr std::size_t few_rows = 6, few_float_rows = 32;
-constexpr std::size_t few_outputs =
-    16;                                 // up to so many rows of float weights stay in cache; activations are not packed
-constexpr std::size_t panel_rows = 32;  // a panel and a column of activations fit the second-level cache
-constexpr std::size_t bf16_rows = 48;   // so does a panel of so many rows of bf16; kernels take six rows at once
+constexpr std::size_t few_outputs = 16;  // rows of float weights that stay in cache: activations are not packed
+constexpr std::size_t panel_rows = 32;   // a panel and a column of activations fit in the L2 cache
+constexpr std::size_t bf16_rows = 48;    // so does a panel of this many bf16 rows; kernels multiply six rows at once
 constexpr std::size_t least_task_bytes = 1 << 14;
-constexpr std::size_t least_shared = 1 << 13;  // activations; waking a thread costs more than rounding fewer
+constexpr std::size_t least_shared = 1 << 13;  // activations; for fewer, waking a thread costs more
 
-// inputs_scratch belongs to the thread that called, the others to every thread that computes.
+// inputs_scratch belongs to the calling thread, the others to each computing thread.
 thread_local Scratch inputs_scratch, gather_scratch, panel_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 std::size_t padded(std::size_t n_in) { return div_up(n_in, span_weights) * span_weights; }
 std::size_t tile_of(std::size_t n_in) { return div_up(n_in, 32) * 32 * 16; }  // bf16 of 16 rows of activations
 
-// The activations of one product or of several, in the layout that the kernels read.
+// The activations of one or several products, in the layout that the kernels read.
 struct Input;
 struct Task;
 
-// How kernels read activations. A piece is what one call makes: one row, or `lanes` rows side by side.
+// The layout of activations. A piece is the result of one call: one row, or `lanes` rows side by side.
 enum class ActivationLayout {
     spans,        // quantized weights, few rows: int8, 256 activations of a row at a time (Span)
     packed_rows,  // quantized weights, many rows: int8, side by side (PackedRows)
-    in_place,     // float weights: float32 rows where the caller has them
-    copied_rows,  // float weights: float32 rows that were gathered or made
+    in_place,     // float weights: float32 rows of the caller
+    copied_rows,  // float weights: float32 rows that were gathered or computed
     float_lanes,  // float weights, many rows: float32, side by side [n_in][lanes]
     bf16_rows,    // BF16 weights, many rows: bf16
     bf16_tiles,   // many rows on a matrix unit: tiles of bf16
@@ -43,7 +42,7 @@ enum class ActivationLayout {
 
 // The operations of a layout.
 struct LayoutTraits {
-    bool side_by_side;  // whether a piece holds `lanes` rows
+    bool side_by_side;  // whether a piece has `lanes` rows
     std::size_t (*piece_bytes)(const Multiplication& product, std::size_t lanes);
     void (*fill)(const IsaKernels& kernels, Input& input, std::size_t piece);
     void (*multiply)(const Task& task);
@@ -53,7 +52,7 @@ const LayoutTraits& traits_of(ActivationLayout layout);
 
 ActivationLayout layout_of(const IsaKernels& kernels, const Multiplication& p) {
     const bool few = p.n_rows <= few_rows;
-    const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 would lose digits
+    const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 would lose precision
     if (kernels.unit && !few && fits_bf16) return ActivationLayout::bf16_tiles;
     if (p.matrix->format) return few ? ActivationLayout::spans : ActivationLayout::packed_rows;
     if (p.matrix->floats->rows_of_bf16 && !few) return ActivationLayout::bf16_rows;
@@ -66,10 +65,10 @@ struct Input {
     ActivationLayout layout;
     std::size_t n_pieces, bytes;
     std::uint8_t* memory;
-    PackedRows rows;  // of ActivationLayout::packed_rows
+    PackedRows rows;  // for ActivationLayout::packed_rows
 };
 
-// Where the blocks of weights that come next lie: they are prefetched while these are multiplied.
+// The addresses of the next blocks of weights, which are prefetched during a product.
 struct NextWeights {
     const std::uint8_t* data;
     std::size_t bytes;
@@ -154,7 +153,7 @@ const float* rows_from(const Multiplication& p, std::size_t begin, std::size_t e
     return to;
 }
 
-// Pointers to the rows of one vector, wherever they lie.
+// Pointers to the rows of one vector; they need not be contiguous.
 struct VectorRows {
     const float* rows[most_lanes];
     std::size_t n;
@@ -162,8 +161,8 @@ struct VectorRows {
     VectorRows(const Multiplication& p, std::size_t vector, std::size_t lanes) {
         const std::size_t begin = vector * lanes;
         n = std::min(lanes, p.n_rows - begin);
-        const float* made = p.source ? rows_from(p, begin, begin + n) : nullptr;
-        for (std::size_t t = 0; t < n; ++t) rows[t] = made ? made + t * p.matrix->n_in : p.row(begin + t);
+        const float* computed = p.source ? rows_from(p, begin, begin + n) : nullptr;
+        for (std::size_t t = 0; t < n; ++t) rows[t] = computed ? computed + t * p.matrix->n_in : p.row(begin + t);
     }
 };
 
@@ -204,17 +203,17 @@ void fill_bf16_tile(const IsaKernels& kernels, Input& input, std::size_t i) {
 // One piece of an input.
 struct Piece { std::size_t input, index; };
 
-// All inputs of some products, and which of them each product reads.
+// All inputs of some products, and the input of each product.
 class Inputs {
 public:
     Inputs(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
         const std::size_t lanes = std::size_t(kernels.lanes);
         for (const Multiplication& p : products) {
-            // The last input first: products that share activations follow each other.
+            // From the last input back: products that share activations follow each other.
             const auto fits = [&](const Input& input) { return share_input(kernels, *input.of, p); };
-            const auto found = std::find_if(inputs_.rbegin(), inputs_.rend(), fits);
-            of_.push_back(std::size_t(inputs_.rend() - found) - 1);
-            if (found != inputs_.rend()) continue;
+            const auto match = std::find_if(inputs_.rbegin(), inputs_.rend(), fits);
+            of_.push_back(std::size_t(inputs_.rend() - match) - 1);
+            if (match != inputs_.rend()) continue;
             of_.back() = inputs_.size();
             inputs_.push_back(input_of(kernels, p));
         }
@@ -245,13 +244,13 @@ private:
     std::vector<std::size_t> of_;  // [products]
 };
 
-// Whether a product reads each row of weights from memory once, to its end.
+// Whether a product reads each row of weights from memory once, from begin to end.
 bool streams_weights(const IsaKernels& kernels, const Multiplication& p) {
     return layout_of(kernels, p) != ActivationLayout::bf16_tiles &&
            p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
 }
 
-// Rows of weights of a task on a matrix unit: several panels, but few enough that all threads have work to the end.
+// Rows of weights per task on a matrix unit: several panels, but few enough that all threads have work until the end.
 std::size_t tiled_rows(const Pool& pool, std::span<const Multiplication> products) {
     std::size_t n_rows = 0;
     for (const Multiplication& p : products) n_rows += p.matrix->n_out;
@@ -264,7 +263,7 @@ std::size_t panel_rows_of(ActivationLayout layout, const Pool& pool, std::span<c
     return layout == ActivationLayout::bf16_rows ? bf16_rows : panel_rows;
 }
 
-// Products of many rows come first, a panel a share. The other matrices follow in shares that shrink: threads begin
+// Products of many rows come first, one panel per share. The other matrices follow in shrinking shares: threads begin
 // with long contiguous reads, and wait little for each other at the end.
 std::vector<Share> shares_of(const IsaKernels& kernels, const Pool& pool, std::span<const Multiplication> products) {
     std::vector<Share> shares;
@@ -404,8 +403,7 @@ void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multipl
     pool.run(shares.size(), [&](std::size_t i) {
         const Share& share = shares[i];
         const Input& input = inputs.of(share.product);
-        const NextWeights next =
-            weights_of(i + std::size_t(pool.n_threads()));  // this thread's next share, more or less
+        const NextWeights next = weights_of(i + std::size_t(pool.n_threads()));  // roughly this thread's next share
         traits_of(input.layout).multiply({kernels, products[share.product], input, share, next});
     });
 }

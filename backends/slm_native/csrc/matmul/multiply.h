@@ -1,4 +1,4 @@
-// Products of activations with weight matrices, several at once, shared among threads.
+// Products of activations with weight matrices, several at once, with work divided among threads.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ private:
     std::size_t size_ = 0;
 };
 
-// Computes rows of activations on demand, so that they are never stored as a whole.
+// Computes rows of activations on demand, without storing all of them.
 class RowSource {
 public:
     virtual void make(std::size_t i, float* to) const = 0;
@@ -49,7 +49,7 @@ protected:
     ~RowSource() = default;
 };
 
-// y = x @ matrix.T. Products with the same rows of activations share the rounded or packed rows.
+// y = x @ matrix.T. Products with the same rows of activations share their quantized or packed form.
 struct Multiplication {
     const Matrix* matrix;
     const float* x;  // [n_rows][n_in]; with `which`, [any number][n_in]
@@ -60,11 +60,11 @@ struct Multiplication {
     const RowSource* source = nullptr;       // computes the rows, in place of x and which
 
     const float* row(std::size_t i) const { return x + (which ? which[i] : i) * (x_stride ? x_stride : matrix->n_in); }
-    bool follow_each_other() const { return !which && !x_stride && !source; }  // rows of x
+    bool follow_each_other() const { return !which && !x_stride && !source; }  // whether rows of x are contiguous
     std::size_t to_next() const { return y_stride ? y_stride : matrix->n_out; }
 };
 
-// Computes all products. Threads synchronize twice in total: after rounding activations, and at the end.
+// Computes all products. Threads synchronize twice in total: after quantizing activations, and at the end.
 void multiply_all(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products);
 
 // Rows t * n + i, `stride` numbers apart.
@@ -73,8 +73,8 @@ struct HeadRows {
     std::size_t stride;
 };
 
-// Multiplies row t * n + i of x [n_tokens * n][n_in] with matrix i of n; all have one shape. y is [n_tokens *
-// n][n_out], its rows `y_stride` numbers apart.
+// Multiplies row t * n + i of x [n_tokens * n][n_in] by matrix i of n; all matrices have one shape. y is
+// [n_tokens * n][n_out], with rows `y_stride` numbers apart.
 void multiply_per_head(const IsaKernels& kernels, Pool& pool, const HeadRows& x, std::size_t n_tokens,
                        std::span<const Matrix* const> matrices, float* y, std::size_t y_stride);
 

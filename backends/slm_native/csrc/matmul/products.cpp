@@ -10,12 +10,12 @@ namespace slm {
 
 namespace {
 
-// Belongs to the thread that called.
+// Belongs to the calling thread.
 thread_local Scratch gate_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// Runs `task` on parts of 0 .. n - 1; their sizes are multiples of `unit`.
+// Runs `task` on parts of 0 .. n - 1 whose sizes are multiples of `unit`.
 template <class Task>
 void in_parts(Pool& pool, std::size_t n, std::size_t unit, const Task& task) {
     if (n == 0) return;
@@ -59,7 +59,7 @@ void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_t
 #if defined(SLM_HAVE_X86)
 namespace {
 
-// AVX-512 with the extensions of later processors.
+// AVX-512 with extensions of later processors.
 class Extended {
 public:
     Extended(const TileKernels* unit, const AttentionKernels* attention) : kernels_(avx512::kernels) {
@@ -115,7 +115,7 @@ const IsaKernels& kernels_of(Isa isa) {
 #endif
 #if defined(SLM_HAVE_NEON)
     if (isa == Isa::neon) return neon::kernels;
-    if (isa == Isa::neon_i8mm) {  // constructed only on processors that have i8mm
+    if (isa == Isa::neon_i8mm) {  // constructed only on processors with i8mm
         static const WithI8mm with_i8mm;
         return with_i8mm.kernels();
     }
@@ -147,16 +147,16 @@ void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_
 }
 
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
-             std::span<const Projection> made) {
-    if (n_tokens == 0 || made.empty()) return;
+             std::span<const Projection> projections) {
+    if (n_tokens == 0 || projections.empty()) return;
     const NormedRows rows(kernels, norm, x);
     std::vector<Multiplication> products;
-    for (const Projection& one : made) {
+    for (const Projection& one : projections) {
         products.push_back({one.linear->matrix, x, n_tokens, one.y});
         if (norm.weight) products.back().source = &rows;
     }
     multiply_all(kernels, pool, products);
-    for (const Projection& one : made)
+    for (const Projection& one : projections)
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
 }
 
@@ -166,8 +166,8 @@ void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
     if (n == 0) return;
     const bool has_gate = gating.gate.matrix;
     float* other = has_gate ? gate_scratch.buffer<float>(n) : nullptr;
-    const Projection made[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
-    project(kernels, pool, x, n_tokens, norm, {made, has_gate ? 2u : 1u});
+    const Projection projections[2] = {{&gating.up, has_gate ? other : y}, {&gating.gate, y}};
+    project(kernels, pool, x, n_tokens, norm, {projections, has_gate ? 2u : 1u});
     if (!gating.threshold) return activate(kernels, pool, y, other, n, gating.activation, y);
     in_parts(pool, n, width, [&](std::size_t begin, std::size_t end) {
         for (std::size_t at = begin; at < end; at += width) {

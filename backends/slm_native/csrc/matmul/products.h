@@ -1,4 +1,4 @@
-// Products, norms and activations, shared among threads.
+// Products, norms and activations, with work divided among threads.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Product {
     float* y;  // [n_tokens][n_out]
 };
 
-// y = scale * (x @ matrix.T) + bias; none if `matrix` is null.
+// y = scale * (x @ matrix.T) + bias; absent if `matrix` is null.
 struct Linear {
     const Matrix* matrix;
     const float* bias;  // [n_out] or null
@@ -37,21 +37,21 @@ void multiply(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t
 // y = normalize(x), n values; n is a multiple of norm.width * norm.n_rows. y may be x.
 void normalize(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n, const Norm& norm, float* y);
 
-// Applies each linear to x, which is normalized first by a norm of whole rows.
+// Applies each linear to x, after a norm of whole rows.
 void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
-             std::span<const Projection> made);
+             std::span<const Projection> projections);
 
 // Applies scale and bias of a linear to its product y [n_rows][n_out].
 void finish(const Linear& linear, float* y, std::size_t n_rows);
 
 // The gate and up projections of a feed-forward layer.
 struct GateUp {
-    Linear gate, up;  // `gate` may be none
+    Linear gate, up;  // `gate` may be absent
     Activation activation;
-    std::optional<float> threshold;  // with `gate` only: gaussian top-k, in standard deviations above the mean of a row
+    std::optional<float> threshold;  // with `gate` only: gaussian top-k, in standard deviations above a row's mean
 };
 
-// y = activation(gate(x)) * up(x) [n_tokens][n_out], x normalized first; without a gate, activation(up(x)).
+// y = activation(gate(x)) * up(x) [n_tokens][n_out], x after its norm; without a gate, activation(up(x)).
 void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
              const GateUp& gating, float* y);
 
@@ -71,15 +71,14 @@ void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::siz
 void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                 const Norm& norm, float scale, const float* residual, float* y);
 
-// Rotary position embedding of a batch; none if `half` is 0.
+// Rotary position embedding of a batch; absent if `half` is 0.
 struct Rotation {
     const float *cos, *sin;  // [n_tokens][half]
     std::size_t half;
     bool interleaved;
 };
 
-// y = heads x [n_tokens][n_heads][width], normalized (per head, or over all heads of a token), then rotated. y may be
-// x.
+// y = heads x [n_tokens][n_heads][width] after a norm (per head, or over all heads of a token) and RoPE. y may be x.
 void rotate_heads(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, std::size_t n_heads,
                   std::size_t width, const Norm& norm, Rotation rotation, float* y);
 

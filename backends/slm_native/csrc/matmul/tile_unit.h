@@ -1,7 +1,7 @@
-// Tiles of a matrix unit, AMX: eight tiles of 16 rows of 64 bytes. Products of bf16 are added in float32.
+// Tiles of a matrix unit (AMX): eight tiles of 16 rows of 64 bytes. Products are bf16, sums are float32.
 //
-// The compiler does not track tiles: its stores must reach memory before a tile is loaded (publish_stores).
-// _tile_loadconfig is not used: with gcc 12, stores to the configuration may be dropped.
+// The compiler does not track tiles: stores must reach memory before a tile is loaded from it (publish_stores).
+// _tile_loadconfig is not used: gcc 12 may drop the stores to its configuration.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ constexpr int unit_rows = 16, unit_row_bytes = 64, unit_bytes = unit_rows * unit
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
-// The same without the unit (Isa::amx_plain): tests check the code around tiles, and the numbers.
+// The same without the unit (Isa::amx_plain), so that tests can check the code around tiles, and its numbers.
 struct PlainTiles { alignas(64) std::uint8_t at[8][unit_bytes]; };
 inline thread_local PlainTiles plain_tiles;
 
@@ -38,7 +38,7 @@ inline void store_tile(void* to, std::size_t stride) {
 inline float bf16_at(int tile, int row, int i) {
     std::uint16_t high;
     __builtin_memcpy(&high, row_of_tile(tile, row) + 2 * i, sizeof high);
-    return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as zeros
+    return high & 0x7f80 ? as_float(std::uint32_t(high) << 16) : 0.0f;  // subnormal numbers count as 0
 }
 // The even or the odd elements of 32 bf16, as float32.
 template <bool odd>
@@ -98,9 +98,9 @@ inline void multiply_tiles() {
 }
 #endif
 
-constexpr std::size_t step = 32;          // numbers of a row that one product of tiles takes
-constexpr std::size_t operand = 512;      // bf16 of a tile
-constexpr std::size_t tile_values = 256;  // sums of a tile
+constexpr std::size_t step = 32;          // numbers of a row per product of tiles
+constexpr std::size_t operand = 512;      // bf16 per tile
+constexpr std::size_t tile_values = 256;  // sums per tile
 
 inline __mmask16 first_lanes(std::size_t n) { return __mmask16(n < 16 ? (1u << n) - 1 : 0xffff); }
 

@@ -6,10 +6,10 @@
 namespace SLM_NAMESPACE {
 
 constexpr bool centres = true;
-constexpr bool side_by_side = false;  // Zen 3 prefetches one stream of addresses well, four hardly
+constexpr bool side_by_side = false;  // Zen 3 prefetches one stream of addresses well, but not four
 
-// Products of adjacent bytes are added in 16 bits, which holds codes up to 127 (2 * 127 * 127 < 2 ** 15); wider codes
-// are centred first: with magnitudes up to 128 and int8 values from -127 to 127 nothing saturates either.
+// Products of adjacent bytes are added in 16 bits, which is enough for codes up to 127 (2 * 127 * 127 < 2 ** 15). Wider
+// codes are centred first: with magnitudes up to 128 and int8 values from -127 to 127, nothing saturates.
 template <bool wide>
 inline __m256i pairs(__m256i codes, __m256i x) {
     return wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
@@ -29,7 +29,7 @@ inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
     return add_pairs(sums, pairs<wide>(codes, load(x)));
 }
 
-// Narrow codes leave room in the 16 bits for more: 2 * 127 * 2 ** bits * 2 ** (7 - bits) < 2 ** 15.
+// Narrow codes leave room for more products in 16 bits: 2 * 127 * 2 ** bits * 2 ** (7 - bits) < 2 ** 15.
 template <int bits>
 constexpr int together = bits >= 7   ? 1
                          : bits <= 4 ? 8
@@ -38,7 +38,7 @@ using Partial = __m256i;
 inline Partial partial_from(Ints) { return _mm256_setzero_si256(); }
 inline Ints with_partial(Ints sums, Partial partial) { return add_pairs(sums, partial); }
 
-// Products of codes that are the same for all lanes.
+// Products of codes that are the same in all lanes.
 using Same = __m256i;
 inline Same same_codes(const std::uint8_t* four) { return _mm256_set1_epi32(int(read32(four))); }
 using Bytes = __m256i;
@@ -46,7 +46,7 @@ inline Bytes load_bytes(const std::int8_t* p) { return load(p); }
 template <bool wide>
 inline Partial dot_same(Partial sums, Same codes, Bytes x) {
     sums = _mm256_add_epi16(sums, pairs<wide>(codes, x));
-    asm("" : "+x"(sums));  // or gcc computes all products of a tile first and spills them
+    asm("" : "+x"(sums));  // otherwise gcc computes all products of a tile first and spills them
     return sums;
 }
 

@@ -18,7 +18,7 @@ inline Codes flags(std::uint32_t word) {
     return _mm256_maskz_set1_epi8(word, char(value));
 }
 
-// Chunk c of a span of 256 weights, of a format whose codes come 32 at a time.
+// Chunk c of a span of 256 weights, for formats with 32 codes at a time.
 template <class Format>
 inline Chunk chunk(const std::uint8_t* span, int c) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(Format::codes(span, 2 * c)), Format::codes(span, 2 * c + 1), 1);
@@ -62,10 +62,10 @@ using Scales = __m512;
 // Eight halves, `stride` bytes apart.
 template <int stride>
 inline __m256 eight_halves(const std::uint8_t* p) {
-    if constexpr (stride == 18) {  // all within two registers
+    if constexpr (stride == 18) {  // all halves within two registers
         const __m512i index = _mm512_load_si512(halves_index<stride>.at);
-        const __m512i found = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), index, _mm512_loadu_si512(p + 64));
-        return _mm256_cvtph_ps(_mm512_castsi512_si128(found));
+        const __m512i packed = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), index, _mm512_loadu_si512(p + 64));
+        return _mm256_cvtph_ps(_mm512_castsi512_si128(packed));
     }
     const auto at = [&](int i) { return short(read16(p + i * stride)); };
     return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
@@ -127,7 +127,7 @@ inline Floats minus_all(Scales scales, const float* b, Floats sums) {
     return _mm512_fnmadd_ps(scales, _mm512_load_ps(b), sums);
 }
 
-// Products of codes that are the same for all lanes.
+// Products of codes that are the same in all lanes.
 using Same = __m512i;
 inline Same same_codes(const std::uint8_t* four) { return _mm512_set1_epi32(int(read32(four))); }
 using Bytes = __m512i;
@@ -143,17 +143,17 @@ inline void prefetch_first(const void* p) { _mm_prefetch(static_cast<const char*
 inline Floats largest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats magnitude(Floats a) { return _mm512_abs_ps(a); }
 inline float largest_lane(Floats a) { return _mm512_reduce_max_ps(a); }
-// Rounds to the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline void store_rounded(std::int8_t* to, Floats a) {
     _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
-// The same for four vectors, as the bits of one.
+// The same for four vectors, as the bits of one vector.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
     const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
     const __m512i from =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // of each 128 bits four of each
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // four of each 128 bits
     return _mm512_castsi512_ps(_mm512_permutexvar_epi32(from, _mm512_packs_epi16(ab, cd)));
 }
 
@@ -162,7 +162,7 @@ inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats at_least(float limit, Floats a) { return _mm512_max_ps(_mm512_set1_ps(limit), a); }
 inline Floats at_most(float limit, Floats a) { return _mm512_min_ps(_mm512_set1_ps(limit), a); }
 inline Floats rounded(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// a * 2 ** whole, the power between 2 ** -126 and 2 ** 127.
+// a * 2 ** whole; the power is between 2 ** -126 and 2 ** 127.
 inline Floats times_power(Floats a, Floats whole) { return _mm512_scalef_ps(a, whole); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
@@ -177,7 +177,7 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
         pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < lanes; i += 4) {  // rows i .. i + 3 of column 4 L + k in the part L of 128 bits of vector i + k
+    for (int i = 0; i < lanes; i += 4) {  // vector i + k: part L of 128 bits has rows i .. i + 3 of column 4 L + k
         rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(doubles(pairs[i]), doubles(pairs[i + 2])));
         rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(doubles(pairs[i]), doubles(pairs[i + 2])));
         rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(doubles(pairs[i + 1]), doubles(pairs[i + 3])));

@@ -26,7 +26,7 @@ inline Ints dot(Ints sums, Chunk codes, const std::int8_t* x) {
     return dot_products(sums, codes, load(x));
 }
 
-// Products of codes that are the same for all lanes.
+// Products of codes that are the same in all lanes.
 using Same = __m256i;
 inline Same same_codes(const std::uint8_t* four) { return _mm256_set1_epi32(int(read32(four))); }
 using Bytes = __m256i;

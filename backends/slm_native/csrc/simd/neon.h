@@ -39,7 +39,7 @@ inline Codes flipped(Codes a) {
     return {veorq_u8(a.first, top), veorq_u8(a.second, top)};
 }
 
-// Byte i of sixteen is `value` where bit i of a word is set.
+// Byte i of sixteen is `value` if bit i of a word is set.
 template <int value>
 inline uint8x16_t half_flags(std::uint32_t word) {
     const uint8x8_t bits = vcreate_u8(0x8040201008040201);
@@ -58,7 +58,7 @@ inline Codes lookup(const std::uint8_t* table, Codes a) {
 inline uint8x16_t times_three(uint8x16_t a) { return vaddq_u8(a, vaddq_u8(a, a)); }
 inline Codes times_three(Codes a) { return {times_three(a.first), times_three(a.second)}; }
 inline uint8x16_t half_thirds(uint8x16_t a) {
-    const uint8x16_t first = vcgeq_u8(a, vdupq_n_u8(86)), second = vcgeq_u8(a, vdupq_n_u8(171));  // 255 where it is so
+    const uint8x16_t first = vcgeq_u8(a, vdupq_n_u8(86)), second = vcgeq_u8(a, vdupq_n_u8(171));  // 255 for true
     return vsubq_u8(vdupq_n_u8(0), vaddq_u8(first, second));
 }
 inline Codes thirds(Codes a) { return {half_thirds(a.first), half_thirds(a.second)}; }
@@ -67,7 +67,7 @@ inline void store(std::uint8_t* to, Codes a) {
     vst1q_u8(to + 16, a.second);
 }
 
-// Chunk c of a span of 256 weights, of a format whose codes come 32 at a time.
+// Chunk c of a span of 256 weights, for formats with 32 codes at a time.
 template <class Format>
 inline Chunk chunk(const std::uint8_t* span, int c) {
     return Format::codes(span, c);
@@ -77,7 +77,7 @@ inline Ints no_ints() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 inline Ints load_ints(const std::int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
 inline Floats no_floats() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
 inline Floats load_floats(const void* p) {
-    const auto* bytes = static_cast<const std::uint8_t*>(p);  // at any address
+    const auto* bytes = static_cast<const std::uint8_t*>(p);  // unaligned
     return {vreinterpretq_f32_u8(vld1q_u8(bytes)), vreinterpretq_f32_u8(vld1q_u8(bytes + 16))};
 }
 inline void store_floats(float* p, Floats a) {
@@ -113,7 +113,7 @@ inline float half(std::uint16_t bits) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits))), 0);
 }
 
-// Sixteen factors, or eight scales and eight minimums; in memory, because a broadcast from memory is as fast.
+// Sixteen factors, or eight scales and eight minimums. In memory, as broadcasts from memory are as fast.
 struct Scales { alignas(16) float at[16]; };
 
 inline Scales as_scales(Floats lower, Floats upper) {
@@ -185,12 +185,12 @@ inline Scales halved_powers(Sixteen bytes) {
 }
 inline Scales halved_e4m3(Sixteen bytes) {
     const uint8x16_t none = vceqq_u8(bytes, vdupq_n_u8(127)), number = vbicq_u8(vandq_u8(bytes, vdupq_n_u8(127)), none);
-    const Floats to_half = all(128);  // as halves they are smaller by 2 ** -8
+    const Floats to_half = all(128);  // as halves they are smaller by a factor of 2 ** -8
     return as_scales(mul(from_halves(vshll_n_u8(vget_low_u8(number), 7)), to_half),
                      mul(from_halves(vshll_n_u8(vget_high_u8(number), 7)), to_half));
 }
 
-// Both sides are signed: codes up to 127 as they are, wider ones centred.
+// Both operands are signed: codes up to 127 unchanged, wider codes centred.
 template <bool wide>
 inline Chunk centred(Chunk codes) {
     return wide ? flipped(codes) : codes;
@@ -221,7 +221,7 @@ inline Floats minus_all(const Scales& scales, const float* b, Floats sums) {
     return minus_product(load_floats(scales.at + 8), load_floats(b + 8), sums);
 }
 
-// Products of codes that are the same for all lanes.
+// Products of codes that are the same in all lanes.
 using Same = int8x16_t;
 inline Same same_codes(const std::uint8_t* four) { return vreinterpretq_s8_u32(vdupq_n_u32(read32(four))); }
 struct Bytes { int8x16_t first, second; };
@@ -239,12 +239,12 @@ inline float32x4_t larger(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq
 inline Floats largest(Floats a, Floats b) { return {larger(a.first, b.first), larger(a.second, b.second)}; }
 inline Floats magnitude(Floats a) { return {vabsq_f32(a.first), vabsq_f32(a.second)}; }
 inline float largest_lane(Floats a) { return vmaxvq_f32(vmaxq_f32(a.first, a.second)); }
-// Rounds to the nearest, ties to even; NaN becomes 0.
+// Rounds to nearest, ties to even; NaN becomes 0.
 inline int8x8_t eight_rounded(Floats a) {
     return vqmovn_s16(vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(a.first)), vqmovn_s32(vcvtnq_s32_f32(a.second))));
 }
 inline void store_rounded(std::int8_t* to, Floats a) { vst1_s8(to, eight_rounded(a)); }
-// The same for four vectors, as the bits of one.
+// The same for four vectors, as the bits of one vector.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     return {vreinterpretq_f32_s8(vcombine_s8(eight_rounded(a), eight_rounded(b))),
             vreinterpretq_f32_s8(vcombine_s8(eight_rounded(c), eight_rounded(d)))};
@@ -258,7 +258,7 @@ inline Floats at_most(float limit, Floats a) {
     return {vbslq_f32(vcltq_f32(most, a.first), most, a.first), vbslq_f32(vcltq_f32(most, a.second), most, a.second)};
 }
 inline Floats rounded(Floats a) { return {vrndnq_f32(a.first), vrndnq_f32(a.second)}; }
-// 2 ** whole between 2 ** -126 and 2 ** 127.
+// 2 ** whole, between 2 ** -126 and 2 ** 127.
 inline float32x4_t power(float32x4_t whole) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127)), 23));
 }

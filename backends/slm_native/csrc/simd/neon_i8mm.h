@@ -1,11 +1,12 @@
-// NEON with products of matrices of int8 (Armv8.2-A i8mm): the names that pairs.inc needs beyond neon.h.
+// NEON with int8 matrix products (Armv8.2-A i8mm): the names that pairs.inc needs in addition to neon.h.
 #pragma once
 
 #include "simd/neon.h"
 
 namespace SLM_NAMESPACE {
 
-// Eight rows of eight activations, two in each vector; their products with two rows of codes, a square of four in each.
+// Eight rows of eight activations, two rows per vector; their products with two rows of codes, a 2 x 2 square per
+// vector.
 struct Pairs { int8x16_t at[4]; };
 struct Squares { int32x4_t at[4]; };
 
@@ -13,7 +14,7 @@ inline Pairs load_pairs(const std::int8_t* p) {
     return {vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)};
 }
 
-// Stores four activations of each of eight rows, and the four after them.
+// Stores four activations of each of eight rows, followed by the next four.
 inline void store_pairs(std::int8_t* to, Bytes first, Bytes second) {
     const auto zip = [to](int i, int8x16_t a, int8x16_t b) {
         const int32x4x2_t rows = vzipq_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b));

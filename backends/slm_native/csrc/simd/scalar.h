@@ -1,4 +1,4 @@
-// Plain C++: runs anywhere, and defines the names in README.md.
+// Plain C++: runs anywhere, and is the definition of the names in README.md.
 #pragma once
 
 #include "formats/blocks.h"
@@ -68,7 +68,7 @@ inline Ints load_ints(const std::int32_t* p) {
     return each<Ints>([&](int i) { return p[i]; });
 }
 inline Floats no_floats() { return Floats{}; }
-// At any address, like the loads of the others.
+// Unaligned, like the loads of the other instruction sets.
 inline Floats load_floats(const void* p) {
     Floats a;
     __builtin_memcpy(&a, p, sizeof a);
@@ -167,7 +167,7 @@ inline Scales scaled_signed(Sixteen bytes, float factor) {
 inline Scales halved_powers(Sixteen bytes) {
     return each<Scales>([&](int i) {
         const std::uint32_t e = bytes.at[i];
-        return i < 8 ? as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23) : 0.0f;  // subnormal for the two smallest
+        return i < 8 ? as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23) : 0.0f;  // the two smallest are subnormal
     });
 }
 inline Scales halved_e4m3(Sixteen bytes) {
@@ -206,7 +206,7 @@ inline Floats minus_all(const Scales& scales, const float* b, Floats sums) {
     return each<Floats>([&](int i) { return sums.at[i] - scales.at[i] * b[i] - scales.at[8 + i] * b[8 + i]; });
 }
 
-// Products of codes that are the same for all lanes.
+// Products of codes that are the same in all lanes.
 struct Same { std::int32_t at[4]; };
 inline Same same_codes(const std::uint8_t* four) {
     return each<Same>([&](int i) { return std::int32_t(std::int8_t(four[i])); });
@@ -236,12 +236,12 @@ inline float largest_lane(Floats a) {
     for (float value : a.at) top = value > top ? value : top;
     return top;
 }
-// Rounds to the nearest, ties to even; NaN becomes 0.
+// Rounds to nearest, ties to even; NaN becomes 0.
 inline void store_rounded(std::int8_t* to, Floats a) {
     for (int i = 0; i < lanes; ++i) to[i] = a.at[i] == a.at[i] ? std::int8_t(__builtin_rintf(a.at[i])) : std::int8_t(0);
 }
 
-// The same for four vectors, as the bits of one.
+// The same for four vectors, as the bits of one vector.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     std::int8_t codes[4 * lanes];
     store_rounded(codes, a), store_rounded(codes + lanes, b), store_rounded(codes + 2 * lanes, c),
@@ -262,7 +262,7 @@ inline Floats at_most(float limit, Floats a) {
 inline Floats rounded(Floats a) {
     return each<Floats>([&](int i) { return __builtin_rintf(a.at[i]); });
 }
-// a * 2 ** whole, the power between 2 ** -126 and 2 ** 127.
+// a * 2 ** whole; the power is between 2 ** -126 and 2 ** 127.
 inline Floats times_power(Floats a, Floats whole) {
     return each<Floats>([&](int i) {
         return whole.at[i] == whole.at[i] ? a.at[i] * as_float(std::uint32_t(int(whole.at[i]) + 127) << 23)
@@ -301,7 +301,7 @@ template <int part>
 inline Floats part_as_floats(const Codes& a) {
     return each<Floats>([&](int i) { return float(std::int8_t(a.at[part * lanes + i])); });
 }
-// Rounds to the nearest, ties to even; subnormal halves are multiples of 2 ** -24.
+// Rounds to nearest, ties to even; subnormal halves are multiples of 2 ** -24.
 inline std::uint16_t to_half(float a) {
     const std::uint32_t bits = as_bits(a), size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
     if (size > 0x7f800000) return std::uint16_t(sign | 0x7e00);

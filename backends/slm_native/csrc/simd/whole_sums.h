@@ -1,4 +1,4 @@
-// For products that are added to int32 sums directly. README.md explains the names.
+// Partial sums of instruction sets that add products to int32 directly. README.md explains the names.
 #pragma once
 
 namespace SLM_NAMESPACE {

@@ -55,7 +55,7 @@ inline __m256 eight_halved_powers(Sixteen bytes) {
         _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), _mm256_min_epi32(e, one));  // subnormal, of 0 and 1
     return _mm256_castsi256_ps(_mm256_max_epi32(tiny, _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23)));
 }
-// E4M3 without its sign as halves, times 2 ** -8; 0 for NaN.
+// E4M3 magnitudes as halves, times 2 ** -8; 0 for NaN.
 inline __m256i e4m3_as_halves(Sixteen bytes) {
     const __m128i none = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(127)), number = _mm_and_si128(bytes, _mm_set1_epi8(127));
     return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_andnot_si128(none, number)), 7);

@@ -1,4 +1,4 @@
-// AVX2 with and without VNNI: everything but integer products. README.md explains the names.
+// AVX2 with and without VNNI: everything except integer products. README.md explains the names.
 #pragma once
 
 #include "simd/x86.h"
@@ -20,7 +20,7 @@ inline Codes flags(std::uint32_t word) {
     return _mm256_and_si256(is_set, _mm256_set1_epi8(char(value)));
 }
 
-// Chunk c of a span of 256 weights, of a format whose codes come 32 at a time.
+// Chunk c of a span of 256 weights, for formats with 32 codes at a time.
 template <class Format>
 inline Chunk chunk(const std::uint8_t* span, int c) {
     return Format::codes(span, c);
@@ -50,7 +50,7 @@ inline Floats load_bf16(const void* p) {
 }
 inline float half(std::uint16_t bits) { return _cvtsh_ss(bits); }
 
-// Sixteen factors, or eight scales and eight minimums; in memory, because a broadcast from memory is as fast.
+// Sixteen factors, or eight scales and eight minimums. In memory, as broadcasts from memory are as fast.
 struct Scales { alignas(32) float at[16]; };
 
 inline Scales as_scales(__m256 lower, __m256 upper) {
@@ -131,18 +131,18 @@ inline float largest_lane(Floats a) {
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
-// Rounds to the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline void store_rounded(std::int8_t* to, Floats a) {
     const __m256i wide = _mm256_cvtps_epi32(a);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
 }
 
-// The same for four vectors, as the bits of one.
+// The same for four vectors, as the bits of one vector.
 inline Floats rounded_codes(Floats a, Floats b, Floats c, Floats d) {
     const __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
     const __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
-    const __m256i from = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // of each 128 bits four of each
+    const __m256i from = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // four of each 128 bits
     return _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), from));
 }
 
@@ -151,7 +151,7 @@ inline Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats at_least(float limit, Floats a) { return _mm256_max_ps(_mm256_set1_ps(limit), a); }
 inline Floats at_most(float limit, Floats a) { return _mm256_min_ps(_mm256_set1_ps(limit), a); }
 inline Floats rounded(Floats a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// a * 2 ** whole, the power between 2 ** -126 and 2 ** 127.
+// a * 2 ** whole; the power is between 2 ** -126 and 2 ** 127.
 inline Floats times_power(Floats a, Floats whole) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
@@ -168,7 +168,7 @@ inline Floats where_below(Floats a, Floats b, Floats yes, Floats no) {
         pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
     }
 #pragma GCC unroll 2
-    for (int i = 0; i < lanes; i += 4) {  // rows i .. i + 3 of column 4 L + k in the part L of 128 bits of vector i + k
+    for (int i = 0; i < lanes; i += 4) {  // vector i + k: part L of 128 bits has rows i .. i + 3 of column 4 L + k
         rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44),
         rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
         rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);

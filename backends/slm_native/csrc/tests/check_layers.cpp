@@ -14,12 +14,12 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t steps[] = {70, 1, 6, 1, 64, 8};  // tokens of each batch: pages begin and end within them
-constexpr std::int32_t pages[] = {3, 0, 2};            // of the sequence, in another order than in memory
+constexpr std::size_t steps[] = {70, 1, 6, 1, 64, 8};  // tokens of each batch: some batches cross pages
+constexpr std::int32_t pages[] = {3, 0, 2};            // pages of the sequence, in another order than in memory
 constexpr std::size_t n_pages = 4;
 
-// The error of rounding keys and values relative to the largest result: some steps of their codes. For floats, sums of
-// 60 terms lose at most 60 * 2 ** -24; ten such products follow each other.
+// The error from rounding keys and values, relative to the largest result: some steps of their codes. For floats, sums
+// of 60 terms lose at most 60 * 2 ** -24; ten products follow each other.
 constexpr double tolerance[n_kv_types] = {4e-5, 2e-3, 2e-2, 2e-2, 0.1, 0.25};
 
 // The caches of all layers, and their memory.
@@ -41,7 +41,7 @@ Caches caches_of(const Model& model, KvType type) {
     return caches;
 }
 
-// Every third token of a batch, and the last; in rising order.
+// Every third token of a batch, and the last one; ascending.
 std::vector<std::int64_t> some_of(std::size_t n) {
     std::vector<std::int64_t> some;
     for (std::size_t t = 0; t < n; ++t)
@@ -49,7 +49,7 @@ std::vector<std::int64_t> some_of(std::size_t n) {
     return some;
 }
 
-// Runs one batch of n tokens from token `start`, and copies the rows of all tokens or of output_tokens to x.
+// Runs one batch of n tokens from token `start`; copies the rows of all tokens, or of output_tokens, to x.
 void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const Caches& caches, std::size_t start,
                std::size_t n, const std::vector<std::int64_t>* output_tokens, std::vector<float>& x) {
     std::vector<std::int32_t> tokens(n);
@@ -62,22 +62,24 @@ void run_batch(const Model& model, const IsaKernels& kernels, Pool& pool, const 
     const std::size_t half = model.n_rotated / 2, width = model.width;
     std::vector<LayerInputs> inputs;
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
-        const float* own = model.own.empty() ? nullptr : &model.own[i][start * model.own[i].size() / n_all];
+        const float* embedding = model.layer_embeddings.empty()
+                                     ? nullptr
+                                     : &model.layer_embeddings[i][start * model.layer_embeddings[i].size() / n_all];
         const Rotation rotation{&model.cos[start * half], &model.sin[start * half], half, model.interleaved(i)};
-        inputs.push_back({&caches.layers[model.caches[i]], rotation, own});
+        inputs.push_back({&caches.layers[model.caches[i]], rotation, embedding});
     }
     std::vector<float> streams;
     for (std::size_t k = 0; k < model.n_streams; ++k)
         streams.insert(streams.end(), &x[(k * n_all + start) * width], &x[(k * n_all + start) * width] + n * width);
     run_layers(kernels, pool, model.layers, inputs, {n, page.data(), slot.data(), &runs}, output_tokens,
                model.n_streams, streams.data());
-    const std::vector<std::int64_t>& made = output_tokens ? *output_tokens : rows;
-    for (std::size_t i = 0; i < model.n_streams * made.size(); ++i)
+    const std::vector<std::int64_t>& computed = output_tokens ? *output_tokens : rows;
+    for (std::size_t i = 0; i < model.n_streams * computed.size(); ++i)
         std::copy_n(&streams[i * width], width,
-                    &x[(i / made.size() * n_all + start + std::size_t(made[i % made.size()])) * width]);
+                    &x[(i / computed.size() * n_all + start + std::size_t(computed[i % computed.size()])) * width]);
 }
 
-// The largest error of all batches relative to the largest result; of some tokens, or of all.
+// The largest error of all batches relative to the largest result; for some tokens, or for all.
 double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, KvType type, bool some, std::vector<float> x,
                 const Wide& expected) {
     const Caches caches = caches_of(model, type);

@@ -8,10 +8,10 @@ namespace slm {
 namespace {
 
 constexpr std::size_t width = 40, n_ff = 56,
-                      n_low = 12;  // of the model, of feed-forward layers, of embeddings of layers
+                      n_low = 12;  // of the model, of feed-forward layers, of per-layer embeddings
 constexpr float eps = 1e-3f;
 
-// Adds layers, and all that they point to, to a model.
+// Adds layers, with the memory of their weights, to a model.
 class Maker {
 public:
     Maker(const IsaKernels& kernels, Model& model) : floats_(kernels.floats), model_(model) {
@@ -39,21 +39,23 @@ public:
         return {linear(n, width), linear(n, width, true), linear(width, n, true)};
     }
 
-    // The parts of every layer, without the sources of queries, keys and values.
+    // The parts of every layer, without queries, keys and values.
     Layer layer(std::size_t n_mixed) {
-        Layer made{};
-        made.attn_norm = rms(width), made.ffn_norm = rms(width), made.output = linear(width, n_mixed);
-        made.scoring = {0.2f, 0.0f, no_window, nullptr, nullptr}, made.residual_scale = made.output_scale = 1;
-        made.gating.gate = linear(n_ff, width), made.gating.up = linear(n_ff, width), made.down = linear(width, n_ff);
-        return made;
+        Layer result{};
+        result.attn_norm = rms(width), result.ffn_norm = rms(width), result.output = linear(width, n_mixed);
+        result.scoring = {0.2f, 0.0f, no_window, nullptr, nullptr}, result.residual_scale = result.output_scale = 1;
+        result.gating.gate = linear(n_ff, width), result.gating.up = linear(n_ff, width),
+        result.down = linear(width, n_ff);
+        return result;
     }
 
-    // Attention with heads of queries, keys and values.
+    // Attention with separate queries, keys and values.
     Layer heads_layer(bool biased) {
         const std::size_t n_q = model_.n_heads * model_.head_dim, n_kv = model_.n_kv_heads * model_.head_dim;
-        Layer made = layer(n_q);
-        made.q = linear(n_q, width, biased), made.k = linear(n_kv, width, biased), made.v = linear(n_kv, width, biased);
-        return made;
+        Layer result = layer(n_q);
+        result.q = linear(n_q, width, biased), result.k = linear(n_kv, width, biased),
+        result.v = linear(n_kv, width, biased);
+        return result;
     }
 
     void give_experts(Layer& layer, RoutingOptions routing, bool scales_input) {
@@ -67,13 +69,13 @@ public:
     void give_embedding(Layer& layer) {
         layer.embedding = {
             linear(n_low, width), linear(width, n_low), rms(width), {ActivationKind::gelu_tanh, 0, 0, 0, 0}};
-        model_.own.push_back(random_floats(n_all * n_low, seed(), 1));
+        model_.layer_embeddings.push_back(random_floats(n_all * n_low, seed(), 1));
     }
 
     void add(const Layer& layer, std::size_t cache) { model_.layers.push_back(layer), model_.caches.push_back(cache); }
 
 private:
-    unsigned seed() const { return unsigned(model_.vectors.size() + model_.own.size()); }
+    unsigned seed() const { return unsigned(model_.vectors.size() + model_.layer_embeddings.size()); }
 
     const FloatKernels* floats_;
     Model& model_;
@@ -117,7 +119,7 @@ std::unique_ptr<Model> of_heads(const IsaKernels& kernels) {
     return model;
 }
 
-// MLA: heads of 20 values without rotation and 16 rotated ones, latents of 48, results of 12.
+// MLA: heads with 20 unrotated and 16 rotated values, latents of 48, head outputs of 12.
 std::unique_ptr<Model> of_latents(const IsaKernels& kernels) {
     constexpr std::size_t n_heads = 3, nope = 20, rotated = 16, rank = 48, n_result = 12, n_low_q = 28;
     constexpr std::size_t n_q = n_heads * (nope + rotated);

@@ -1,4 +1,4 @@
-// Small models with random weights; together they cover all parts that a layer can have.
+// Small models with random weights; together they cover all optional parts of a layer.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace slm {
 struct NamedModel {
     const char* name;
     std::unique_ptr<Model> model;
-    bool rounds;  // whether keys and values may be quantized: results are continuous in them
+    bool rounds;  // whether keys and values may be quantized: the results are continuous in them
 };
 
 std::vector<NamedModel> models_of(const IsaKernels& kernels);

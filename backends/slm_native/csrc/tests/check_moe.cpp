@@ -17,12 +17,12 @@ namespace {
 
 using Wide = std::vector<double>;
 
-constexpr std::size_t width = 288, n_ff = 96, n_shared_ff = 128;  // a span and some, and less than one
+constexpr std::size_t width = 288, n_ff = 96, n_shared_ff = 128;  // more than a span, and less than one
 constexpr std::size_t n_experts = 7, n_used = 3;
 constexpr std::size_t counts[] = {1, 5, 70};
 constexpr float unit = 0x1p-10f;  // the scale of every block of Q8_0
 
-// The error of rounding activations to int8 relative to the largest result: three products with about 0.5 % each.
+// The error from rounding activations to int8, relative to the largest result: three products with about 0.5 % each.
 constexpr double tolerance_of_floats = 1e-5, tolerance_of_packed = 3e-2;
 
 struct Weights {
@@ -32,7 +32,7 @@ struct Weights {
     std::vector<float> bias;
 };
 
-// A MoE layer and all that it points to, at stable addresses.
+// An MoE layer and the memory of its weights, at stable addresses.
 struct Model {
     std::deque<Weights> weights;
     MoeLayer moe;
@@ -57,17 +57,18 @@ void store_floats(std::mt19937& generator, std::size_t n, Weights& to) {
 
 Linear linear_of(Model& model, const IsaKernels& kernels, std::size_t n_out, std::size_t n_in, bool packed) {
     std::mt19937 generator(unsigned(model.weights.size()));
-    Weights& made = model.weights.emplace_back();
+    Weights& weights = model.weights.emplace_back();
     const FormatKernels* format = kernels.formats;
     const FloatKernels* floats = kernels.floats;
     while (format->type != 8) ++format;  // Q8_0
     while (floats->type != 0) ++floats;  // F32
-    if (packed) pack_q8_0(generator, n_out * n_in, made);
-    else store_floats(generator, n_out * n_in, made);
-    const std::size_t row_bytes = made.bytes.size() / n_out;
-    made.matrix = {packed ? format : nullptr, packed ? nullptr : floats, made.bytes.data(), n_out, n_in, row_bytes};
-    made.bias.assign(n_out, float(model.weights.size() % 5) / 10);
-    return {&made.matrix, made.bias.data(), 1.5f};
+    if (packed) pack_q8_0(generator, n_out * n_in, weights);
+    else store_floats(generator, n_out * n_in, weights);
+    const std::size_t row_bytes = weights.bytes.size() / n_out;
+    weights.matrix = {
+        packed ? format : nullptr, packed ? nullptr : floats, weights.bytes.data(), n_out, n_in, row_bytes};
+    weights.bias.assign(n_out, float(model.weights.size() % 5) / 10);
+    return {&weights.matrix, weights.bias.data(), 1.5f};
 }
 
 void fill(Model& model, const IsaKernels& kernels, bool packed) {
@@ -86,16 +87,16 @@ void fill(Model& model, const IsaKernels& kernels, bool packed) {
 
 Wide times(const Model& model, const double* x, const Linear& by) {
     const auto is_it = [&](const Weights& w) { return &w.matrix == by.matrix; };
-    const auto found = std::find_if(model.weights.begin(), model.weights.end(), is_it);
+    const auto weights = std::find_if(model.weights.begin(), model.weights.end(), is_it);
     Wide y;
     for (std::size_t r = 0; r < by.matrix->n_out; ++r) {
-        const double* row = &found->exact[r * by.matrix->n_in];
+        const double* row = &weights->exact[r * by.matrix->n_in];
         y.push_back(std::inner_product(row, row + by.matrix->n_in, x, 0.0) * double(by.scale) + double(by.bias[r]));
     }
     return y;
 }
 
-void add_made(const Model& model, const double* x, const FeedForward& by, double weight, double* y) {
+void add_expert(const Model& model, const double* x, const FeedForward& by, double weight, double* y) {
     Wide gate = times(model, x, by.gate);
     const Wide up = times(model, x, by.up);
     for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
@@ -114,9 +115,9 @@ Wide expected(const Model& model, const std::vector<float>& x) {
         double total = 0;
         for (std::size_t i = 0; i < n_used; ++i) total += std::exp(scores[order[i]]);
         for (std::size_t i = 0; i < n_used; ++i)
-            add_made(model, &read[t], model.moe.experts[order[i]], std::exp(scores[order[i]]) / total, &y[t]);
+            add_expert(model, &read[t], model.moe.experts[order[i]], std::exp(scores[order[i]]) / total, &y[t]);
         const double share = 1 / (1 + std::exp(-times(model, &read[t], model.moe.shared_gate)[0]));
-        add_made(model, &read[t], model.moe.shared, share, &y[t]);
+        add_expert(model, &read[t], model.moe.shared, share, &y[t]);
     }
     return y;
 }
@@ -127,11 +128,11 @@ double worst_of(const Model& model, const IsaKernels& kernels, Pool& pool, std::
     std::vector<float> x(n * width), y(n * width, NAN);
     for (float& value : x) value = normal(generator);
     run_moe(kernels, pool, model.moe, x.data(), nullptr, n, {}, {}, y.data());
-    const Wide wanted = expected(model, x);
+    const Wide reference = expected(model, x);
     double worst = 0, largest = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
-        largest = std::max(largest, std::abs(wanted[i]));
-        if (const double off = std::abs(double(y[i]) - wanted[i]); !(off <= worst)) worst = off;
+        largest = std::max(largest, std::abs(reference[i]));
+        if (const double off = std::abs(double(y[i]) - reference[i]); !(off <= worst)) worst = off;
     }
     return worst / largest;
 }

@@ -1,9 +1,9 @@
 // Checks products, layers and MoE layers of every instruction set, with several numbers of threads, without Python: for
-// builds with sanitizers and for emulated machines.
+// sanitizer builds and emulated machines.
 //
 // usage: check_products CASES [INSTRUCTION_SET...]
-// CASES is a file that tests/kernel_cases.py writes. Without instruction sets, all of the machine are checked; a
-// missing one is an error.
+// tests/kernel_cases.py writes the file CASES. Without instruction sets, all of this machine are checked; a missing one
+// is an error.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -27,15 +27,16 @@ namespace {
 
 constexpr std::size_t token_counts[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 40, 70, 300};
 
-struct Wanted {
+struct Expected {
     std::vector<double> values, bound;  // [n_tokens][n_out]
 };
 
 struct Case {
     std::int32_t type, n_out, n_in, n_tokens;
-    std::unique_ptr<std::uint8_t[]> memory;  // weights from its second byte to its last: sanitizers find reads beyond
-    std::vector<float> x;                    // [n_tokens][n_in]
-    Wanted exact, of_bf16;                   // for the weights, and for the weights in bf16
+    std::unique_ptr<std::uint8_t[]>
+        memory;               // weights from the second byte on, so that sanitizers see reads beyond the end
+    std::vector<float> x;     // [n_tokens][n_in]
+    Expected exact, of_bf16;  // for the weights, and for the weights in bf16
 };
 
 template <class T>
@@ -82,16 +83,16 @@ bool rounds(const Case& c, const slm::IsaKernels& kernels, std::size_t n) {
     return kernels.unit && n > few && c.type > 1;
 }
 
-// The largest error of a product of the first n tokens, as a share of its bound.
+// The largest error of a product of the first n tokens, as a fraction of its bound.
 double worst_of(const Case& c, const slm::IsaKernels& kernels, slm::Pool& pool, std::size_t n) {
     const slm::Matrix matrix = matrix_of(c, kernels);
     std::vector<float> y(n * matrix.n_out, NAN);
     const slm::Product product{&matrix, y.data()};
     slm::multiply(kernels, pool, c.x.data(), n, {&product, 1});
-    const Wanted& wanted = rounds(c, kernels, n) ? c.of_bf16 : c.exact;
+    const Expected& expected = rounds(c, kernels, n) ? c.of_bf16 : c.exact;
     double worst = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
-        const double share = std::abs(double(y[i]) - wanted.values[i]) / wanted.bound[i];
+        const double share = std::abs(double(y[i]) - expected.values[i]) / expected.bound[i];
         if (!(share <= worst)) worst = share;  // keeps NaN, too
     }
     return worst;
@@ -135,15 +136,15 @@ bool check(const std::vector<Case>& cases, slm::Isa isa, int n_threads) {
     return all_right;
 }
 
-// Several concurrent callers of one pool, which is destroyed after the last of them, again and again.
+// Several concurrent callers of one pool, which is destroyed after the last call, many times.
 bool check_callers(const std::vector<Case>& cases, slm::Isa isa) {
     std::vector<char> right(3, true);
     std::vector<std::thread> callers;
     callers.reserve(right.size());
     for (std::size_t i = 0; i < right.size(); ++i)
         callers.emplace_back([&, i] {
-            for (std::size_t turn = 0; turn < 20; ++turn) {
-                const Case& c = cases[(i + turn) % cases.size()];
+            for (std::size_t round = 0; round < 20; ++round) {
+                const Case& c = cases[(i + round) % cases.size()];
                 const auto pool = slm::Pool::shared(3);
                 if (!(worst_of(c, slm::kernels_of(isa), *pool, std::size_t(c.n_tokens)) <= 1)) right[i] = false;
             }

@@ -21,7 +21,7 @@ void gaussian_topk(double threshold, std::size_t width, Wide& x) {
     }
 }
 
-// Routing weights of all experts before the choice.
+// Routing weights of all experts, before the selection.
 Wide shares_of(const RoutingOptions& routing, Wide scores) {
     for (double& score : scores)
         score = routing.gating == Gating::sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
@@ -42,7 +42,7 @@ std::vector<std::size_t> largest(const Wide& values, std::size_t n) {
 std::vector<std::size_t> chosen_of(const RoutingOptions& routing, Wide ranked) {
     for (std::size_t i = 0; routing.bias && i < ranked.size(); ++i) ranked[i] += double(routing.bias[i]);
     const std::size_t size = routing.n_experts / routing.n_groups;
-    Wide sums;  // of the two best of each group
+    Wide sums;  // sums of the two best experts of each group
     for (std::size_t at = 0; at < ranked.size(); at += size) {
         Wide group(ranked.begin() + std::ptrdiff_t(at), ranked.begin() + std::ptrdiff_t(at + size));
         std::sort(group.begin(), group.end(), std::greater<>());
@@ -112,8 +112,8 @@ Wide reference_moe(const MoeLayer& moe, const Wide& x) {
     const auto add = [&](const FeedForward& expert, std::size_t at, const Wide& token, double before, double after) {
         Wide read(token);
         for (double& value : read) value *= before;
-        const Wide made = made_by(expert, moe.activation, {}, read);
-        for (std::size_t i = 0; i < width; ++i) y[at + i] += after * made[i];
+        const Wide output = made_by(expert, moe.activation, {}, read);
+        for (std::size_t i = 0; i < width; ++i) y[at + i] += after * output[i];
     };
     for (std::size_t at = 0; at < x.size(); at += width) {
         const Wide token(x.begin() + std::ptrdiff_t(at), x.begin() + std::ptrdiff_t(at + width));

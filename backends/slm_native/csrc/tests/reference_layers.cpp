@@ -83,8 +83,8 @@ Wide per_head(const Wide& latents, std::span<const Matrix* const> matrices, bool
     return y;
 }
 
-// MLA before matrix absorption: expands keys and values of each head from the latent.
-// In rows of queries and keys the rotated part comes first.
+// MLA without matrix absorption: expands keys and values of each head from the latent. The rotated part comes first in
+// queries and keys.
 Wide attended_by_latents(const Model& model, std::size_t i, const Wide& in) {
     const Layer& layer = model.layers[i];
     const Latent& latent = layer.latent;
@@ -98,11 +98,12 @@ Wide attended_by_latents(const Model& model, std::size_t i, const Wide& in) {
         std::copy_n(&kv[t * model.head_dim + rank], n_rotated, &rotated[t * n_rotated]);
     }
     latents = normed(latents, latent.kv_norm), rotated = rotated_by(model, rotated, 1, model.interleaved(i));
-    const Wide made = per_head(latents, latent.k_up, true);
+    const Wide expanded = per_head(latents, latent.k_up, true);
     for (std::size_t at = 0; at < n_all * n; ++at) {
         double *query = &queries[at * row], *key = &keys[at * row];
         std::copy_n(&q[at * row + nope], n_rotated, query), std::copy_n(&q[at * row], nope, query + n_rotated);
-        std::copy_n(&rotated[at / n * n_rotated], n_rotated, key), std::copy_n(&made[at * nope], nope, key + n_rotated);
+        std::copy_n(&rotated[at / n * n_rotated], n_rotated, key),
+            std::copy_n(&expanded[at * nope], nope, key + n_rotated);
     }
     return attended(layer.scoring, {n, n}, rotated_by(model, queries, n, model.interleaved(i)), keys,
                     per_head(latents, latent.v_up, false));
@@ -142,11 +143,11 @@ Wide through_layer(const Model& model, std::size_t i, const Wide& x, Held& held)
     return sum_of(after, fed_forward(layer, layer.parallel ? x : after), share);
 }
 
-// What the per-layer embedding adds.
+// The contribution of the per-layer embedding.
 Wide add_layer_embedding(const Model& model, std::size_t i, const Wide& x) {
     const LayerEmbedding& embedding = model.layers[i].embedding;
     Wide low = activated(embedding.activation, times(x, embedding.gate));
-    for (std::size_t k = 0; k < low.size(); ++k) low[k] *= double(model.own[i][k]);
+    for (std::size_t k = 0; k < low.size(); ++k) low[k] *= double(model.layer_embeddings[i][k]);
     return normed(times(low, embedding.project), embedding.norm);
 }
 
@@ -167,16 +168,16 @@ void through_streams(const Model& model, std::size_t i, std::vector<Wide>& strea
     const AltUp& altup = model.layers[i].altup;
     const std::size_t n = streams.size();
     const Wide mixing = shares_of(altup, altup.predict, streams[altup.active]);
-    std::vector<Wide> guessed(streams);
-    for (std::size_t k = 0; k < n * n; ++k) add_share(guessed[k / n], streams[k % n], &mixing[k], n * n);
-    const Wide made = through_layer(model, i, guessed[altup.active], held),
-               news = sum_of(made, guessed[altup.active], -1);
-    const Wide correction = shares_of(altup, altup.correct, made);
-    for (std::size_t k = 0; k < n; ++k) add_share(guessed[k], news, &correction[k], n, 1);
-    Wide read(guessed[altup.active]);
+    std::vector<Wide> predicted(streams);
+    for (std::size_t k = 0; k < n * n; ++k) add_share(predicted[k / n], streams[k % n], &mixing[k], n * n);
+    const Wide output = through_layer(model, i, predicted[altup.active], held),
+               innovation = sum_of(output, predicted[altup.active], -1);
+    const Wide correction = shares_of(altup, altup.correct, output);
+    for (std::size_t k = 0; k < n; ++k) add_share(predicted[k], innovation, &correction[k], n, 1);
+    Wide read(predicted[altup.active]);
     for (std::size_t k = 0; k < read.size(); ++k) read[k] *= double(altup.scale[k % model.width]);
     const Wide added = add_layer_embedding(model, i, read);
-    for (std::size_t k = 0; k < n; ++k) streams[k] = k ? sum_of(guessed[k], added) : guessed[k];
+    for (std::size_t k = 0; k < n; ++k) streams[k] = k ? sum_of(predicted[k], added) : predicted[k];
 }
 
 }  // namespace

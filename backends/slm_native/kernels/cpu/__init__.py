@@ -1,4 +1,4 @@
-"""The cpu tier: C++ kernels that read the file's blocks as they lie there."""
+"""The cpu tier: C++ kernels that read a model file's quantized blocks in place."""
 
 from slm_native.kernels.cpu.handles import CpuWeight
 from slm_native.kernels.cpu.kernels import CpuKernels, tuned_types

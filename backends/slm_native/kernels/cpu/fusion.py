@@ -1,4 +1,4 @@
-"""The cpu tier's peephole pass: the steps of a layer become one call into C++, and so do neighbouring layers.
+"""The cpu tier's peephole pass: the steps of a layer, and neighbouring layers, become one call into C++.
 
 Shapes: T tokens of the batch, B sequences, E embedding width.
 """
@@ -48,16 +48,16 @@ FusibleAttention: TypeAlias = SelfAttention | SharedKvAttention | MultiHeadLaten
 
 
 class LayerParts(NamedTuple):
-    """The steps of a layer that one call computes.
+    """The steps of a layer that one call computes, in order.
 
     Attributes:
-        attention: comes first.
+        attention: the attention.
         laurel: LAuReL, parallel to attention.
-        feed_forward: None if the call ends after attention.
+        feed_forward: the feed-forward layer; None if the call ends after attention.
         is_parallel: whether the feed-forward layer reads the layer's input.
-        embedding: lets the layer's own embedding in.
-        scale: a factor on its output.
-        altup: around all of these.
+        embedding: adds the per-layer embedding.
+        scale: factor on the layer's output.
+        altup: predicts and corrects residual streams before and after all of these.
     """
 
     attention: FusibleAttention
@@ -76,7 +76,7 @@ class NativeLayer(NamedTuple):
         native: the layer.
         layer: its number in the model.
         cache: number of the KV cache that it reads.
-        has_embedding: whether it reads its own embedding of the tokens.
+        has_embedding: whether it reads a per-layer embedding.
     """
 
     native: _native.Layer
@@ -92,10 +92,10 @@ class CpuLayers(Step):
     Attributes:
         kernels: the tier's kernels.
         layers: the layers.
-        plan: kind of the plan that all of them have.
-        has_streams: whether AltUp's residual streams enter and leave.
-        is_last: whether the model's last layer is among them.
-        steps: what they are made of.
+        plan: the kind of plan of all layers.
+        has_streams: whether its input and output are AltUp's residual streams.
+        is_last: whether it includes the model's last layer.
+        steps: the steps that it replaces.
     """
 
     kernels: _native.Kernels
@@ -106,24 +106,25 @@ class CpuLayers(Step):
     steps: Sequence[Step]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Without the GIL from the first layer to the last."""
+        """Runs without the GIL from the first layer to the last."""
         streams = [np.ascontiguousarray(stream) for stream in (x if self.has_streams else [x])]
-        rotations = [inputs.positions[each.layer].rotation for each in self.layers]
+        rotations = [inputs.positions[layer.layer].rotation for layer in self.layers]
         different = {id(rotation): rotation for rotation in rotations}
         angles_of = {key: _angles(rotation, len(streams[0])) for key, rotation in different.items()}
         angles = [angles_of[id(rotation)] for rotation in rotations]
-        caches = [_native_cache(inputs.caches[each.cache]) for each in self.layers]
-        layer_embeddings = [inputs.layer_embeddings[each.layer] if each.has_embedding else None for each in self.layers]
+        caches = [_native_cache(inputs.caches[layer.cache]) for layer in self.layers]
+        embeddings = inputs.layer_embeddings
+        layer_embeddings = [embeddings[layer.layer] if layer.has_embedding else None for layer in self.layers]
         plan, mask = inputs.plans[self.layers[0].layer], inputs.output_mask if self.is_last else None
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         where, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
         outputs = self.kernels.run_layers(
-            streams, [each.native for each in self.layers], caches, angles, layer_embeddings, *where, rows
+            streams, [layer.native for layer in self.layers], caches, angles, layer_embeddings, *where, rows
         )
         return list(outputs) if self.has_streams else outputs[0]
 
     def joined(self, other: CpuLayers) -> CpuLayers:
-        """Both groups in one call, this one first."""
+        """Both groups as one, this one first."""
         layers, steps = (*self.layers, *other.layers), (*self.steps, *other.steps)
         return replace(self, layers=layers, steps=steps, is_last=other.is_last)
 
@@ -134,12 +135,12 @@ class CpuLayers(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuRwkvLayers(Step):
-    """RWKV-7's neighbouring layers in one call; step by step where an output mask is to be applied.
+    """Neighbouring RWKV-7 layers in one call; if there is an output mask to apply, single steps.
 
     Attributes:
         kernels: the tier's kernels.
         blocks: the layers.
-        steps: what they are made of.
+        steps: the steps that it replaces.
     """
 
     kernels: _native.StateKernels
@@ -148,11 +149,11 @@ class CpuRwkvLayers(Step):
 
     @property
     def is_last(self) -> bool:
-        """Whether the model's last layer is among them."""
+        """Whether it includes the model's last layer."""
         return self.steps[-1].is_last
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Without the GIL from the first layer to the last; states after the batch go into ``inputs.groups``."""
+        """Runs without the GIL from the first layer to the last; the new states go into ``inputs.groups``."""
         if self.is_last and inputs.output_mask is not None:
             return run_steps(self.steps, x, inputs)
         ops, outputs = self.steps[0].ops, []
@@ -169,7 +170,7 @@ class CpuRwkvLayers(Step):
         return in_order(ops, inputs.groups, outputs)
 
     def joined(self, other: CpuRwkvLayers) -> CpuRwkvLayers:
-        """Both groups in one call, this one first."""
+        """Both groups as one, this one first."""
         return replace(self, blocks=(*self.blocks, *other.blocks), steps=(*self.steps, *other.steps))
 
     def describe(self) -> str:
@@ -178,11 +179,11 @@ class CpuRwkvLayers(Step):
 
 
 class Fusion:
-    """The pass itself.
+    """The peephole pass.
 
     Args:
-        kernels: computes layers.
-        states: computes recurrent layers.
+        kernels: C++ kernels of layers.
+        states: C++ kernels of recurrent layers.
     """
 
     def __init__(self, kernels: _native.Kernels, states: _native.StateKernels) -> None:
@@ -190,21 +191,21 @@ class Fusion:
         self._states = states
 
     def fuse(self, steps: Sequence[Step]) -> list[Step]:
-        """The same steps in fewer calls, if all matrices of a call have kernels."""
+        """Replace neighbouring steps by one call if all their matrices have kernels."""
         fused: list[Step] = []
-        place = 0
-        while place < len(steps):
-            step, n_steps = self._fused_at(steps, place)
+        index = 0
+        while index < len(steps):
+            step, n_steps = self._fused_at(steps, index)
             last = fused.pop() if fused else None
             fused += [step] if last is None else _joined(last, step)
-            place += n_steps
+            index += n_steps
         return fused
 
-    def _fused_at(self, steps: Sequence[Step], place: int) -> tuple[Step, int]:
-        """The longest call that begins at a step, and its number of steps; the step itself if there is none."""
-        step = steps[place]
-        parts, n_steps = layer_at(steps, place)
-        if parts is not None and (whole := self._layers(parts, steps[place : place + n_steps])) is not None:
+    def _fused_at(self, steps: Sequence[Step], index: int) -> tuple[Step, int]:
+        """The longest call that begins at a step, and its number of steps; the step itself if there is no call."""
+        step = steps[index]
+        parts, n_steps = layer_at(steps, index)
+        if parts is not None and (whole := self._layers(parts, steps[index : index + n_steps])) is not None:
             return whole, n_steps
         if isinstance(step, RwkvStep):
             return self._rwkv(step), 1
@@ -215,7 +216,7 @@ class Fusion:
         return self._attention(step), 1
 
     def _attention(self, step: Step) -> Step:
-        """An attention in one call; any other step as it is."""
+        """An attention step as one call; any other step unchanged."""
         alone = attention_of(step)
         return step if alone is None else self._layers(alone, [step]) or step
 
@@ -234,7 +235,7 @@ class Fusion:
 
 
 def _joined(before: Step, after: Step) -> list[Step]:
-    """Two neighbours, as one call if they can be joined."""
+    """Two neighbouring steps; one call if they can be joined."""
     match before, after:
         case CpuLayers(), CpuLayers() if (before.plan, before.has_streams) == (after.plan, after.has_streams):
             return [before.joined(after)]
@@ -243,10 +244,10 @@ def _joined(before: Step, after: Step) -> list[Step]:
     return [before, after]
 
 
-def layer_at(steps: Sequence[Step], place: int) -> tuple[LayerParts | None, int]:
+def layer_at(steps: Sequence[Step], index: int) -> tuple[LayerParts | None, int]:
     """A layer's attention, feed-forward layer and following steps, and the number of these steps."""
-    following: list[Step] = list(steps[place + 1 : place + 4])
-    match steps[place]:
+    following: list[Step] = list(steps[index + 1 : index + 4])
+    match steps[index]:
         case AltUpStep() as altup:
             inner, n_steps = layer_at(altup.steps, 0)
             return (None, 1) if inner is None or n_steps < len(altup.steps) else (inner._replace(altup=altup), 1)
@@ -267,7 +268,7 @@ def layer_at(steps: Sequence[Step], place: int) -> tuple[LayerParts | None, int]
 
 
 def attention_of(step: Step) -> LayerParts | None:
-    """A step that is nothing but an attention for which C++ has a call."""
+    """A step that is only an attention, if C++ has a call for it."""
     laurel = step if isinstance(step, LaurelStep) else None
     attention = step if laurel is None else laurel.attention
     if not isinstance(attention, FusibleAttention) or attention.has_temperature:
@@ -305,7 +306,7 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
 
 
 def native_altup(step: AltUpStep) -> _native.AltUp | None:
-    """Alternating updates in C++, likewise."""
+    """AltUp in C++; None if one of its matrices has no kernel."""
     weights = step.weights
     linears = native_linears(weights.router, weights.predict, weights.correct)
     if linears is None:
@@ -317,7 +318,7 @@ def native_altup(step: AltUpStep) -> _native.AltUp | None:
 
 
 def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
-    """The per-layer embedding in C++, likewise."""
+    """A per-layer embedding in C++; None if one of its matrices has no kernel."""
     linears = native_linears(embedding.gate, embedding.project)
     if linears is None:
         return None
@@ -326,7 +327,7 @@ def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None
 
 
 def native_latent(latent: LatentAttention) -> _native.Latent | None:
-    """Latent attention in C++, likewise."""
+    """Latent attention in C++; None if one of its matrices has no kernel."""
     linears = native_linears(latent.q_down, latent.q, latent.kv_down)
     if linears is None or not isinstance(latent.k_up, CpuPerHead) or not isinstance(latent.v_up, CpuPerHead):
         return None
@@ -339,7 +340,7 @@ def native_latent(latent: LatentAttention) -> _native.Latent | None:
 
 
 def _linears(parts: LayerParts) -> list[Linear | None]:
-    """q, k, v, output, gate, up, down, and LAuReL's two."""
+    """q, k, v, output, gate, up, down, and both matrices of LAuReL."""
     attention, step = parts.attention, parts.feed_forward
     weights = attention.weights
     heads = (None, None, None) if isinstance(weights, LatentAttention) else (weights.q, weights.k, weights.v)
@@ -349,7 +350,7 @@ def _linears(parts: LayerParts) -> list[Linear | None]:
 
 
 def _norms(parts: LayerParts) -> list[Norm | None]:
-    """The norms of the input, of q, k and v, after attention, before and after the feed-forward layer, and LAuReL's."""
+    """The norms of the input, of q, k and v, after attention, before and after the feed-forward layer, of LAuReL."""
     attention, step = parts.attention, parts.feed_forward
     weights = attention.weights
     heads = (None,) * 3 if isinstance(weights, LatentAttention) else (weights.q_norm, weights.k_norm, weights.v_norm)
@@ -359,7 +360,7 @@ def _norms(parts: LayerParts) -> list[Norm | None]:
 
 
 def _activation(parts: LayerParts) -> AnyActivation:
-    """Of the feed-forward layer, and of the gate of the layer's own embedding, which is the same."""
+    """The activation of the feed-forward layer; the gate of the per-layer embedding has the same."""
     by = parts.altup or parts.embedding or parts.feed_forward
     return Activation.SILU if by is None or isinstance(by, MoeStep) else by.activation
 

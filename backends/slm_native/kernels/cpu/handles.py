@@ -1,4 +1,4 @@
-"""What C++ is handed: weights as they lie in the file, and parameters of operations."""
+"""Arguments of C++ calls: handles on weights in the file, and parameters of operations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class CpuWeight(ReferenceWeight):
-    """A matrix and, if its type has C++ kernels, their handle on the same bytes.
+    """A matrix, and a C++ handle on the same bytes if its type has kernels.
 
     Attributes:
         packed: the handle.
-        last: the linear that ``native_linear`` made last of it, by what else it has; mostly there is one.
+        last: the most recent ``native_linear`` of this matrix, with its scale and bias as the key.
     """
 
     packed: _native.Weights | None = None
@@ -32,18 +32,18 @@ class CpuWeight(ReferenceWeight):
 
 @functools.cache
 def extension() -> ModuleType:
-    """The extension, which exists if there are kernels; imported once."""
+    """The extension, imported once; only called if it exists."""
     return _extension.load()
 
 
 def handle_of(linear: Linear) -> _native.Weights | None:
-    """The matrix in C++; None if its linear has a scale or a bias."""
+    """The matrix in C++; None if the linear has a scale or a bias."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
     return linear.weight.packed if linear.scale is None else None
 
 
 def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
-    """All matrices in C++; None if one is not, or has a bias."""
+    """All matrices in C++; None if one has no kernel, or has a scale or a bias."""
     handles = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
     return handles if len(handles) == len(linears) else None
 
@@ -63,7 +63,7 @@ def native_linear(linear: Linear) -> _native.Linear | None:
 
 
 def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | None:
-    """Linears in C++, None for absent ones; None for the whole list if a matrix has no kernel."""
+    """Linears in C++, with None for absent ones; None instead of the list if a matrix has no kernel."""
     natives = [None if linear is None else native_linear(linear) for linear in linears]
     is_complete = all(handle is not None or linear is None for handle, linear in zip(natives, linears, strict=True))
     return natives if is_complete else None
@@ -76,7 +76,7 @@ def native_norm(norm: Norm) -> _native.Norm:
 
 
 def optional_norm(norm: Norm | None) -> _native.Norm | None:
-    """Likewise, if there is one."""
+    """A norm in C++; None if there is none."""
     return None if norm is None else native_norm(norm)
 
 

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 512
 _UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
-"""Instruction sets that docs/performance.md has no numbers of, beside other engines' or of kernels like theirs.
+"""Instruction sets for which docs/performance.md has no comparison with other engines.
 
-Of AMX it has those of tokens one by one, whose kernels are those of AVX-512.
+For AMX it has only single tokens, which use the kernels of AVX-512.
 """
 
 
 def tuned_types(isa: str | None) -> frozenset[int]:
-    """Types of weights, by ggml's numbers, whose products were measured to be as fast as other engines' or faster.
+    """Weight types (ggml's numbers) whose products were measured to be at least as fast as other engines'.
 
     Args:
-        isa: instruction set, None for the best that this machine has.
+        isa: instruction set; None for the best of this machine.
 
     Raises:
         InvalidOption: an instruction set that is unknown, or that this machine or this build lacks.
@@ -66,24 +66,24 @@ def _available_isa(isa: str | None) -> str:
 
 
 class CpuKernels(CpuRecurrentKernels):
-    """The reference kernels, with products, attention and layers with a state in C++.
+    """The reference kernels, with products, attention and recurrent layers in C++.
 
-    Quantized weights are multiplied as integers, by activations rounded to int8 with a scale for each 32 of them: about
-    0.5 % of noise in a product. Weights of F32, F16 and BF16 are multiplied in float32, but those of BF16 by
-    activations rounded to bf16 where they are more than six rows and the processor has AVX512-BF16. Types without a
-    kernel (IQ1, IQ2, IQ3) are expanded, as the reference does.
+    Products with quantized weights are integer products: activations are rounded to int8 with a scale per 32 values,
+    which adds about 0.5 % of noise to a product. Products with F32, F16 and BF16 weights are in float32. Exception: for
+    BF16 weights and more than six rows, activations are rounded to bf16 if the processor has AVX512-BF16. Types without
+    a kernel (IQ1, IQ2, IQ3) are dequantized, as in the reference tier.
 
-    Attention reads keys and values as they are stored. Where a few queries meet keys in q8_0, q5_0 or q4_0, the queries
-    are rounded to int8 likewise.
+    Attention reads keys and values as they are stored. For a few queries and keys in q8_0, q5_0 or q4_0, the queries
+    are rounded to int8 in the same way.
 
     Args:
-        isa: instruction set, None for the best that this machine has.
-        n_threads: threads that compute, None for one on each physical core that this process may use.
+        isa: instruction set; None for the best of this machine.
+        n_threads: number of threads; None for one per physical core available to this process.
         expanded_bytes: see ``ReferenceKernels``.
 
     Raises:
         InvalidOption: an instruction set that is unknown, or that this machine or this build lacks; no thread, or more
-            than 512 or than the system gives.
+            than 512 or than the system allows.
         BackendUnavailable: the extension is missing or broken.
     """
 
@@ -117,7 +117,7 @@ class CpuKernels(CpuRecurrentKernels):
         return CpuWeight(tensor, packed=self._native.matrix(tensor.data, int(tensor.ggml_type), *tensor.shape))
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Array) -> Array:
-        """In C++ if there are kernels, else as in the reference tier."""
+        """In C++ if there are kernels, otherwise as in the reference tier."""
         assert isinstance(weight, CpuWeight), "a weight that another kernel set prepared"
         if weight.packed is None:
             return super().embed(weight, token_ids)
@@ -125,7 +125,7 @@ class CpuKernels(CpuRecurrentKernels):
         return rows
 
     def matmul(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
-        """In C++ if there are kernels, else as in the reference tier."""
+        """In C++ if there are kernels, otherwise as in the reference tier."""
         assert isinstance(weight, CpuWeight), "a weight that another kernel set prepared"
         if weight.packed is None:
             return super().matmul(x, weight, bias)
@@ -142,7 +142,7 @@ class CpuKernels(CpuRecurrentKernels):
         return rows.reshape(x.shape)
 
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
-        """In one call: activations are normalized and rounded once for all matrices."""
+        """In one call: activations are normalized and quantized once for all matrices."""
         natives = [handle for linear in linears if (handle := native_linear(linear)) is not None]
         if len(natives) < len(linears):
             return super().project(x, norm, linears)
@@ -187,23 +187,25 @@ class CpuKernels(CpuRecurrentKernels):
 
     def gated(self, gate: Array, up: Array, activation: AnyActivation) -> Array:
         """In one call."""
-        rows, others = (np.ascontiguousarray(each).reshape(-1, gate.shape[-1]) for each in (gate, up))
+        rows, others = (np.ascontiguousarray(values).reshape(-1, gate.shape[-1]) for values in (gate, up))
         return self._native.activate(rows, others, native_activation(activation)).reshape(gate.shape)
 
-    def part_embeddings(
+    def split_layer_embeddings(
         self, projected: Array, looked_up: Array, norm: Norm, projected_share: float, looked_up_share: float
     ) -> Sequence[Array]:
         """In one call."""
         projected, looked_up = np.ascontiguousarray(projected), np.ascontiguousarray(looked_up)
-        parts = self._native.part_embeddings(projected, looked_up, native_norm(norm), projected_share, looked_up_share)
+        parts = self._native.split_layer_embeddings(
+            projected, looked_up, native_norm(norm), projected_share, looked_up_share
+        )
         return list(parts)
 
-    def mixed(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
+    def add_shares(self, arrays: Sequence[Array], shares: Array) -> Sequence[Array]:
         """In one call."""
-        return self._native.mixed([np.ascontiguousarray(each) for each in arrays], np.ascontiguousarray(shares))
+        return self._native.add_shares([np.ascontiguousarray(array) for array in arrays], np.ascontiguousarray(shares))
 
     def per_head(self, linears: Sequence[Linear]) -> PerHead:
-        """In one call, if all matrices have kernels and nothing follows."""
+        """In one call, if all matrices have kernels and no scale or bias."""
         handles = plain_handles(*linears)
         return super().per_head(linears) if handles is None else CpuPerHead(self._native, handles)
 
@@ -213,15 +215,15 @@ class CpuKernels(CpuRecurrentKernels):
             return super().heads(flat, width)
         cos, sin, style = (None, None, None) if rotation is None else (rotation.cos, rotation.sin, rotation.style)
         interleaved = style is RopeStyle.INTERLEAVED
-        turned: Array = self._native.turn_heads(flat, width, optional_norm(norm), cos, sin, interleaved)
-        return turned
+        rotated: Array = self._native.rotate_heads(flat, width, optional_norm(norm), cos, sin, interleaved)
+        return rotated
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """Layers in one call, if all matrices have kernels."""
+        """Fuse layers if all their matrices have kernels."""
         return Fusion(self._native, self._states).fuse(steps)
 
     def place(self, plan: BatchPlan) -> CpuPlan:
-        """Hand the runs to C++."""
+        """The runs as a C++ batch."""
         return placed(plan)
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
@@ -231,7 +233,7 @@ class CpuKernels(CpuRecurrentKernels):
     def attention_over_runs(
         self, q: Array, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
     ) -> Array:
-        """All sequences in one call, as they lie on their pages."""
+        """All sequences in one call, without gathering their pages."""
         assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         mixed: Array = self._native.attend(

@@ -1,4 +1,4 @@
-"""The KV cache as the C++ kernels see it: the same pages, and handles on them."""
+"""The KV cache of the cpu tier: the same pages as NumPy's, with C++ handles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q5_0, KvTyp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan(BatchPlan):
-    """A plan, and its runs in C++."""
+    """A plan with its runs as a C++ batch."""
 
     native: _native.Batch
 
@@ -30,9 +30,9 @@ class CpuKvLayer(HostKvLayer):
     """One layer, written by C++.
 
     Args:
-        layout: of the pages.
+        layout: layout of a page.
         planes: the layer's part of each plane, [n_pages, K, 64, W].
-        kernels: what writes.
+        kernels: the C++ kernels.
         native: the layer in C++.
     """
 
@@ -54,12 +54,12 @@ class CpuPageStore(HostPageStore):
     """Pages that C++ reads and writes.
 
     Args:
-        layout: of a page.
-        n_pages: how many there are.
-        kernels: what writes them.
+        layout: layout of a page.
+        n_pages: number of pages.
+        kernels: the C++ kernels.
 
     Raises:
-        InvalidOption: the system refuses so much memory.
+        InvalidOption: the system refuses to allocate the memory.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, kernels: _native.Kernels) -> None:
@@ -75,13 +75,13 @@ class CpuPageStore(HostPageStore):
 
 
 def placed(plan: BatchPlan) -> CpuPlan:
-    """The plan with its runs in C++."""
+    """The plan with its runs as a C++ batch."""
     tokens = [_all(run.rows) for run in plan.runs]
     counts = np.array([len(rows) for rows in tokens], np.int32)
-    held = np.array([run.n_held for run in plan.runs], np.int32)
-    spans = np.array([run.bidirectional for run in plan.runs], np.int32)
+    n_held = np.array([run.n_held for run in plan.runs], np.int32)
+    bidirectional = np.array([run.bidirectional for run in plan.runs], np.int32)
     pages = _joined([_all(run.pages) for run in plan.runs])
-    batch = extension().Batch(_joined(tokens), pages, counts, held, spans)
+    batch = extension().Batch(_joined(tokens), pages, counts, n_held, bidirectional)
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
 
 

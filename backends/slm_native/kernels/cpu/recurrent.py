@@ -1,4 +1,4 @@
-"""Recurrent layers in C++: each in one call between its first and its last product, RWKV-7's blocks as a whole."""
+"""Recurrent layers in C++: one call between the first and the last product of a layer, or for whole RWKV-7 blocks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class CpuRecurrentKernels(ReferenceKernels):
-    """The reference kernels, with layers that have a state in C++.
+    """The reference kernels, with recurrent layers in C++.
 
     Args:
-        isa: an instruction set that there is.
-        n_threads: threads that compute.
+        isa: an available instruction set.
+        n_threads: number of threads.
         expanded_bytes: see ``ReferenceKernels``.
     """
 
@@ -44,7 +44,7 @@ class CpuRecurrentKernels(ReferenceKernels):
         self._layers: _Layers = WeakKeyDictionary()
 
     def selective_scan(self, x: Array, steps: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
-        """In one call, heads shared among threads."""
+        """In one call, with heads divided among threads."""
         return self._states.selective_scan(*_contiguous(x, steps, a, b, c, state))
 
     def gated_convolution(self, projected: Array, window: Array, taps: Array) -> tuple[Array, Array]:
@@ -52,7 +52,7 @@ class CpuRecurrentKernels(ReferenceKernels):
         return self._states.gated_convolution(*_contiguous(projected, window, taps))
 
     def mamba(self, weights: Mamba, projected: Array, window: Array, state: Array) -> tuple[Array, Array, Array]:
-        """In one call, if both matrices within have kernels."""
+        """In one call, if both inner matrices have kernels."""
         native = _native_mamba(weights)
         if native is None:
             return super().mamba(weights, projected, window, state)
@@ -106,7 +106,7 @@ class CpuRecurrentKernels(ReferenceKernels):
 
 
 _Layers: TypeAlias = "WeakKeyDictionary[RecurrentWeights, tuple[Norm | None, _native.StateLayer | None]]"
-"""Layers in C++, each with its norm; None if one of its matrices has no kernel."""
+"""Recurrent layers in C++, each with its norm; None if one of the matrices has no kernel."""
 
 
 def _native_layer(weights: RecurrentWeights, norm: Norm | None) -> _native.StateLayer | None:
@@ -171,7 +171,7 @@ def native_rwkv_block(block: RwkvBlock) -> _native.RwkvBlock | None:
 
 
 def native_time_mix(weights: Rwkv7) -> _native.TimeMix | None:
-    """The weights of time mixing up to its output matrix in C++, likewise."""
+    """Time mixing up to its output matrix in C++; None if a matrix has no kernel, or a linear has a scale or a bias."""
     w, first = weights, weights.first_value
     pairs = [w.decay, w.rate, w.gate] if first is None else [w.decay, w.rate, w.gate, first]
     low_rank = chain.from_iterable((pair.down, pair.up) for pair in pairs)
@@ -189,7 +189,7 @@ def native_time_mix(weights: Rwkv7) -> _native.TimeMix | None:
 
 
 def native_channel_mix(weights: ChannelMix) -> _native.ChannelMix | None:
-    """The weights of channel mixing in C++, likewise."""
+    """Channel mixing in C++; None if a matrix has no kernel, or a linear has a scale or a bias."""
     matrices = plain_handles(weights.up, weights.down)
     if matrices is None:
         return None

@@ -1,4 +1,4 @@
-"""The torch tier: any device of torch's, weights packed in its memory as they lie in the file.
+"""The torch tier: any torch device, with weights in its memory in the quantized form of the file.
 
-Importing this package imports no torch; its modules do.
+Importing this package does not import torch; its modules do.
 """

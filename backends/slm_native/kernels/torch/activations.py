@@ -1,4 +1,4 @@
-"""The nonlinearities of feed-forward layers on torch."""
+"""The activations of feed-forward layers in torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slm_core.architectures import Activation, AnyActivation, Xielu
 
 
 def activate(x: Tensor, activation: AnyActivation) -> Tensor:
-    """An activation, element by element."""
+    """An activation, elementwise."""
     return _xielu(x, activation) if isinstance(activation, Xielu) else _ACTIVATIONS[activation](x)
 
 
 def gated(gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
-    """``activation(gate) * up``; gpt-oss clamps both sides of it."""
+    """``activation(gate) * up``; gpt-oss clamps both factors."""
     if activation is Activation.SWIGLU_CLAMPED:
         gate, up = gate.clamp(max=7), up.clamp(-7, 7) + 1
         return gate * (1.702 * gate).sigmoid() * up

@@ -1,4 +1,4 @@
-"""Attention on torch: gathered pages through scaled_dot_product_attention, or by hand where scores are changed."""
+"""Attention in torch: scaled_dot_product_attention over gathered pages, or explicit scores if they are changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from slm_native.kernels.parameters import PLAIN, BlockRange, Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 
-_SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 where scores are written out
+_SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32 if scores are materialized
 
 
 def attend(
@@ -22,7 +22,7 @@ def attend(
         k: [S, K, D].
         v: [S, K, D].
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: window, soft cap, ALiBi and sinks.
         block: the queries' bidirectional block, if they are part of one.
 
     Returns:
@@ -46,15 +46,15 @@ def attend(
 
 
 def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
-    """Causal attention of queries at any positions; what is done depends on shapes alone, as in a graph.
+    """Causal attention of queries at any positions. The operations depend only on shapes, as a CUDA graph requires.
 
     Args:
-        positions: int64 [T], of the queries.
+        positions: int64 [T], positions of the queries.
         q: [T, H, D].
-        k: [S, K, D], of positions from 0 on; entries after the last query's position are ignored.
+        k: [S, K, D], at positions from 0 on; keys after the last query's position are ignored.
         v: [S, K, D].
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: window, soft cap, ALiBi and sinks.
 
     Returns:
         [T, H, D].
@@ -72,14 +72,14 @@ def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, 
 
 
 def attend_bidirectionally(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
-    """Attention of all T positions to all of them; see ``KernelSet.attentiolongest_block``.
+    """Bidirectional attention within one sequence; see ``KernelSet.bidirectional_attention``.
 
     Args:
         q: [T, H, D].
         k: [T, K, D].
         v: [T, K, D].
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: window, soft cap, ALiBi and sinks.
 
     Returns:
         [T, H, D].
@@ -94,14 +94,14 @@ def attend_bidirectionally(q: Tensor, k: Tensor, v: Tensor, scale: float, scorin
 def attend_one_token_each(
     q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring = PLAIN
 ) -> Tensor:
-    """Attention of sequences of different lengths that bring one token each.
+    """Attention of sequences of different lengths with one token each.
 
     Args:
         q: [B, H, D].
         cache: one layer of the cache.
         group: the sequences.
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: window, soft cap, ALiBi and sinks.
 
     Returns:
         [B, H, D].
@@ -113,7 +113,7 @@ def attend_one_token_each(
 
 
 def _attend_to_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """A prompt from its beginning: torch has kernels for this mask that write no scores out."""
+    """Attention of a prompt from position 0; torch has kernels for this mask that do not materialize scores."""
     q, k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -132,13 +132,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, blo
 
 
 def _seen(distance: Tensor, scoring: Scoring) -> Tensor:
-    """Which keys causal queries see."""
+    """The attention mask of causal queries."""
     mask = distance >= 0
     return mask if scoring.window is None else mask & (distance < scoring.window)
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, mask: Tensor, scale: float, scoring: Scoring) -> Tensor:
-    """Values mixed by attention, computed in the queries' number format.
+    """The outputs of attention, computed in the number format of the queries.
 
     Args:
         q: [B, H, T, D].
@@ -147,7 +147,7 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, mask: Tensor, scal
         distance: from each query to each key, [B or 1, T, S].
         mask: the keys that a query attends to, of the same shape.
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: soft cap, ALiBi and sinks.
 
     Returns:
         [B, H, T, D].
@@ -164,7 +164,7 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, mask: Tensor, scal
 
 
 def _shares(scores: Tensor, mask: Tensor, distance: Tensor, scoring: Scoring) -> Tensor:
-    """The softmax of changed scores, float32 [B, H, T, S]."""
+    """The softmax of scores after soft cap, ALiBi, mask and sinks, float32 [B, H, T, S]."""
     if scoring.softcap is not None:
         scores = (scores / scoring.softcap).tanh() * scoring.softcap
     if scoring.slopes is not None:

@@ -1,4 +1,4 @@
-"""The largest logits of a row, picked on the device."""
+"""Top-k logits on the device."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch import Tensor
 from slm_core.types import TopLogits
 
 DEVICES = ("cpu", "cuda", "xpu")
-"""Kinds of devices whose torch ranks integers of 64 bits."""
+"""The kinds of devices on which torch can rank 64-bit integers."""
 
 _LOW = (1 << 32) - 1
 
 
 def top_logits(logits: Tensor, k: int) -> TopLogits:
-    """The ``k`` largest of each row, in one copy to the host.
+    """The ``k`` largest logits of each row, in one copy to the host.
 
-    Torch does not say which of equal numbers it takes. So what is ranked are integers of 64 bits without equals: above,
-    the bits of a logit, in an order that is the numbers' own; below, the ids counted from the last.
+    Torch does not specify the order of equal numbers. So 64-bit integers without equals are ranked: the upper half has
+    the logit's bits, in the order of the floats; the lower half is the id, counted down from the last.
 
     Args:
         logits: [rows, V], float32; NaN counts as the largest.
-        k: how many, 1 to V.
+        k: number of logits per row, 1 to V.
     """
     n_vocab = logits.shape[1]
     if k == 1:
-        tokens = logits.argmax(1, keepdim=True)  # the first of equal ones: that much torch promises
+        tokens = logits.argmax(1, keepdim=True)  # torch promises the first of equal logits here
     else:
         bits = (logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf) + 0.0).view(torch.int32)
-        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # negative numbers nearest to 0 are largest
+        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # bits of negative floats are in reverse order
         from_last = torch.arange(n_vocab - 1, -1, -1, device=logits.device)
         tokens = n_vocab - 1 - (((ordered << 32) | from_last).topk(k, dim=1).values & _LOW)
     totals = logits.logsumexp(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""How keys and values are stored, on a device: the twins of the NumPy codecs, plane for plane and bit for bit."""
+"""The KV codecs on a device: equal to the NumPy codecs, plane for plane and bit for bit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PLANE_TYPES = {
     "<u2": torch.int16,
     "<u4": torch.int32,
 }
-"""The type of a plane on the device, by its NumPy type; signed if torch supports few operations on unsigned ones."""
+"""Torch type of a plane, by its NumPy type; signed, as torch supports few operations on unsigned integers."""
 
 _F16_MAX = 65504.0
 _BF16_MAX = 2.0**127 * (2 - 2.0**-7)
 _E4M3_MAX = 448.0
 _BLOCK = 32
-_SMALLEST_PEAK = 1e-30  # below it a block counts as zeros, as its float16 scale does
+_SMALLEST_PEAK = 1e-30  # blocks below it are encoded as zeros, as their float16 scale would be zero
 
 
 def device_codec(codec: KvCodec) -> KvCodec:
@@ -50,7 +50,7 @@ def _decode_f32(planes: Planes) -> Tensor:
 
 
 def _encode_f16(x: Tensor) -> Planes:
-    """Round to half precision; larger numbers are clamped to its largest, not infinite."""
+    """Round to half precision; larger magnitudes are clamped to 65504."""
     return (x.clamp(-_F16_MAX, _F16_MAX).half(),)
 
 
@@ -60,7 +60,7 @@ def _decode_f16(planes: Planes) -> Tensor:
 
 
 def _encode_bf16(x: Tensor) -> Planes:
-    """Rounded to the nearest, ties to even; saturates as f16 does."""
+    """Rounded to nearest, ties to even; larger magnitudes are clamped."""
     return (x.clamp(-_BF16_MAX, _BF16_MAX).bfloat16().view(torch.int16),)
 
 
@@ -70,7 +70,7 @@ def _decode_bf16(planes: Planes) -> Tensor:
 
 
 def _encode_e4m3(x: Tensor) -> Planes:
-    """Rounded to the nearest, ties to even; saturates as f16 does."""
+    """Rounded to nearest, ties to even; larger magnitudes are clamped."""
     return (x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8),)
 
 
@@ -97,7 +97,7 @@ def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
 
 
 def _encode_q8_0(x: Tensor) -> Planes:
-    """Blocks of 32 values with one float16 scale, as ggml's Q8_0, the scales in a plane of their own."""
+    """Blocks of 32 values with one float16 scale, like ggml's Q8_0; scales are in a plane of their own."""
     blocks = _blocks(x)
     peaks = blocks.abs().amax(dim=-1)
     scales = peaks / 127
@@ -111,7 +111,7 @@ def _decode_q8_0(planes: Planes) -> Tensor:
 
 
 def _encode_from_zero(x: Tensor, zero: int) -> tuple[Tensor, Tensor]:
-    """Codes [..., blocks, 32] up to 2 * zero - 1: the value of the largest magnitude becomes 0, zero stays ``zero``."""
+    """Codes [..., blocks, 32] up to 2 * zero - 1: 0 for the value of largest magnitude, ``zero`` for the value 0."""
     blocks = _blocks(x)
     peaks = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))[..., 0]
     scales = peaks / -zero
@@ -120,7 +120,7 @@ def _encode_from_zero(x: Tensor, zero: int) -> tuple[Tensor, Tensor]:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Codes [..., blocks, 32] as nibbles, the first 16 of a block the lower ones: [..., blocks * 16]."""
+    """Codes [..., blocks, 32] as nibbles [..., blocks * 16]; the first 16 codes of a block are the lower nibbles."""
     return ((codes[..., :16] & 15) | codes[..., 16:] << 4).flatten(-2)
 
 
@@ -130,7 +130,7 @@ def _unpacked(nibbles: Tensor) -> Tensor:
 
 
 def _encode_q4_0(x: Tensor) -> Planes:
-    """As ggml's Q4_0: nibbles, and scales in a plane of their own."""
+    """Like ggml's Q4_0: nibbles, and scales in a plane of their own."""
     codes, scales = _encode_from_zero(x, 8)
     return _packed(codes), scales
 
@@ -141,17 +141,17 @@ def _decode_q4_0(planes: Planes) -> Tensor:
 
 
 def _encode_q5_0(x: Tensor) -> Planes:
-    """As ggml's Q5_0: nibbles, scales, and the fifth bits of a block in one number, in three planes."""
+    """Like ggml's Q5_0, in three planes: nibbles, scales, and the fifth bits of a block in one number."""
     codes, scales = _encode_from_zero(x, 16)
-    places = torch.arange(_BLOCK, device=x.device)
-    fifth = ((codes >> 4).long() << places).sum(dim=-1)  # in 64 bits; the upper half is empty
+    shifts = torch.arange(_BLOCK, device=x.device)
+    fifth = ((codes >> 4).long() << shifts).sum(dim=-1)  # in 64 bits; the upper half is empty
     return _packed(codes), scales, fifth.to(torch.int32)
 
 
 def _decode_q5_0(planes: Planes) -> Tensor:
     nibbles, scales, fifth = planes
-    places = torch.arange(_BLOCK, dtype=torch.int32, device=nibbles.device)
-    codes = _unpacked(nibbles).to(torch.int8) | ((fifth[..., None] >> places & 1) << 4).to(torch.int8)
+    shifts = torch.arange(_BLOCK, dtype=torch.int32, device=nibbles.device)
+    codes = _unpacked(nibbles).to(torch.int8) | ((fifth[..., None] >> shifts & 1) << 4).to(torch.int8)
     return _scaled((codes - 16).flatten(-2), scales)
 
 

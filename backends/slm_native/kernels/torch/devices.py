@@ -1,4 +1,4 @@
-"""What torch can compute on: found, chosen, and asked for its free memory."""
+"""Torch's devices: list, choice, number format and free memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TorchDevice:
     """One device.
 
     Attributes:
-        name: as torch spells it ("cuda:0", "cpu").
-        detail: its name, and the number format of products.
+        name: torch's name of it ("cuda:0", "cpu").
+        detail: name of the hardware, and the number format of products.
         free_bytes: its free memory; None if unknown.
         total_bytes: its memory; None if unknown.
     """
@@ -39,22 +39,22 @@ def devices() -> list[TorchDevice]:
 
 
 def print_devices() -> None:
-    """Write the devices and torch's version as JSON to stdout, for a process that asks."""
+    """Print the devices and torch's version as JSON to stdout, for the parent process."""
     print(json.dumps([torch.__version__, [asdict(device) for device in devices()]]))  # noqa: T201
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device of a name; "auto" is the best there is.
+    """The device with a name; "auto" is the best one.
 
     Raises:
-        BackendUnavailable: torch knows no such device, or this machine has none.
+        BackendUnavailable: torch has no such device on this machine.
     """
     names = [device.name for device in devices()]
     return torch.device(torch_devices.spelled(asked, names, torch.__version__))
 
 
 def best_dtype(device: torch.device) -> torch.dtype:
-    """float32 on a CPU, elsewhere float16: as fast as bfloat16, and the contract's bound needs its digits."""
+    """float32 on a CPU, otherwise float16: as fast as bfloat16, whose 8 bits of precision miss the contract's bound."""
     return torch.float32 if device.type == "cpu" else torch.float16
 
 
@@ -62,7 +62,7 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
     """The number format of products.
 
     Raises:
-        InvalidOption: an unknown one.
+        InvalidOption: an unknown format.
     """
     if asked == "auto":
         return best_dtype(device)
@@ -86,12 +86,12 @@ def memory(device: torch.device) -> tuple[int | None, int | None]:
 
 
 def spelled(dtype: torch.dtype) -> str:
-    """A number format, as options name it."""
+    """The name of a number format in options."""
     return str(dtype).removeprefix("torch.")
 
 
 def _cached(device: torch.device) -> int:
-    """Bytes that torch holds and nothing uses: as good as free."""
+    """Bytes that torch caches and nothing uses; they count as free."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 

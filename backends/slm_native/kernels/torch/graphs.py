@@ -1,4 +1,4 @@
-"""Steps of a fixed shape: filled up to it, captured once, and replayed."""
+"""Steps of fixed shapes: padded, captured once, and replayed."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from slm_native.kv.tables import PageTables
 Inputs = TypeVar("Inputs")
 Shape: TypeAlias = tuple[tuple[int, ...], ...]
 _capturing = threading.Lock()
-"""One capture at a time: to begin one, torch waits for the device, which another must not be asked to."""
+"""Only one capture at a time: torch synchronizes the device before a capture, which a running capture forbids."""
 
 
 class Captured(ABC):
-    """A step of one shape that can be done again with other numbers."""
+    """A step of one shape that can be repeated with other numbers."""
 
     @abstractmethod
     def replay(self) -> Tensor:
-        """The step's output for the current content of its inputs; valid until the next replay."""
+        """The step's output for the current content of its inputs, valid until the next replay."""
 
 
 class CapturedInCuda(Captured):
-    """A CUDA graph, as https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs has it.
+    """A CUDA graph, see https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 
     Args:
-        step: only launches kernels, without synchronization, and is repeatable.
-        inputs: their tensors are where the graph reads from now on.
+        step: repeatable; it only launches kernels, without synchronization.
+        inputs: inputs whose tensors the graph reads in every replay.
     """
 
     def __init__(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> None:
-        self._inputs = inputs  # which keeps the memory that the graph reads
+        self._inputs = inputs  # keeps the memory that the graph reads
         device = tensors_of(inputs)[0].device
-        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):  # the first run compiles and allocates
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):  # the first run compiles and allocates
             step(inputs)
             step(inputs)
-        torch.cuda.current_stream(device).wait_stream(aside)
+        torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # By default torch captures on a stream that it makes once, on the device that is current then.
-        capture = torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local")
+        # Torch's default is one stream, on the device that was current at its first capture.
+        capture = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
         with _capturing, torch.cuda.device(device), capture:
             self._result = step(inputs)
 
@@ -62,11 +62,11 @@ class CapturedInCuda(Captured):
 
 
 class StepGraphs:
-    """The captured steps of one context, by shape; the one used longest ago makes room.
+    """The captured steps of one context, by shape, in an LRU cache.
 
     Args:
         capture: captures a step.
-        most: how many are kept.
+        most: capacity of the cache.
         uploader: copies a step's inputs to the graph's inputs.
     """
 
@@ -79,11 +79,11 @@ class StepGraphs:
         self._held: OrderedDict[Shape, tuple[Captured, Staged[Any]]] = OrderedDict()
 
     def run(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-        """What ``step`` makes of ``inputs``.
+        """Run ``step`` for ``inputs``: captured on the first call for a shape, replayed afterwards.
 
         Args:
-            step: depends on nothing but the shapes and numbers of ``tensors_of(inputs)``.
-            inputs: with tensors of the host.
+            step: depends only on the shapes and numbers of ``tensors_of(inputs)``.
+            inputs: inputs with host tensors.
         """
         tensors = tensors_of(inputs)
         shape = tuple(tuple(tensor.shape) for tensor in tensors)
@@ -101,18 +101,18 @@ class StepGraphs:
 
     @property
     def shapes(self) -> list[Shape]:
-        """What is kept, the longest unused first."""
+        """The shapes in the cache, least recently used first."""
         return list(self._held)
 
 
 def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
-    """A plan of sequences that bring one token each, and rows that nobody asked for.
+    """Pad the plan of sequences with one token each.
 
-    Tables are as wide as a power of two of pages, so that few shapes serve all lengths.
+    Tables are padded to a power of two of pages, so that a few shapes serve all lengths.
 
     Args:
-        plan: as the cache made it.
-        n_rows: tokens that there shall be.
+        plan: the plan of the cache.
+        n_rows: number of tokens after padding.
         spare: a page that no sequence holds; padding rows write to it.
     """
     n_tokens, whole = len(plan.pages), slice(spare, spare + 1)
@@ -120,12 +120,12 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
     runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, whole) for i in added.tolist()]
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
-    placed = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
-    return dataclasses.replace(placed, runs=())  # a step of a fixed shape does not read runs
+    padded = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
+    return dataclasses.replace(padded, runs=())  # steps of fixed shapes do not read runs
 
 
 def filled_prefill(plan: BatchPlan) -> TorchPlan:
-    """A plan of one sequence that brings several tokens; its table is as wide as a power of two of pages."""
+    """Pad the plan of one sequence with several tokens: its table becomes a power of two of pages wide."""
     (run,) = plan.runs
     held = np.arange(run.pages.start, run.pages.stop) if isinstance(run.pages, slice) else run.pages
     pages = np.zeros(1 << (len(held) - 1).bit_length(), np.int64)
@@ -138,7 +138,7 @@ def filled_prefill(plan: BatchPlan) -> TorchPlan:
 
 
 def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]:
-    """Plans of ``n_tokens`` of no sequence, one for each table that a prompt of ``n_pages`` pages comes by."""
+    """Plans of ``n_tokens`` padding tokens, one for each width of table up to a prompt of ``n_pages`` pages."""
     width = 1 << (-(-n_tokens // PAGE_TOKENS) - 1).bit_length()
     ids = np.arange(n_tokens)
     while width < 2 * n_pages:
@@ -149,7 +149,7 @@ def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]
 
 
 def filled_alone(n_rows: int, n_pages: int, spare: int) -> TorchPlan:
-    """``filled`` for a batch of nothing, in tables for sequences of ``n_pages`` pages."""
+    """``filled`` for an empty batch, with tables for sequences of ``n_pages`` pages."""
     deep = Run(-1, slice(0, 1), 0, 1, np.full(n_pages, spare, np.intp))
     plan = BatchPlan([deep], np.array([spare]), np.zeros(1, np.intp), PageTables(0, ()))
     return filled(plan, n_rows, spare)

@@ -1,4 +1,4 @@
-"""The torch tier: plain torch on any device."""
+"""The torch tier: plain torch operations on any device."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.profile import Profile
 
 T = TypeVar("T")
-_CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: an expansion stays in the cache
-_DEVICE_PANEL_WEIGHTS = 1 << 26  # enough to keep a GPU busy, 256 MiB of float32
+_CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: dequantized weights stay in the CPU cache
+_DEVICE_PANEL_WEIGHTS = 1 << 26  # 256 MiB of float32: enough to keep a GPU busy
 
 
 @dataclass(slots=True, eq=False)
 class TorchWeight(Weight):
-    """A matrix and its bytes on the device.
+    """A matrix, with its bytes on the device.
 
     Attributes:
         packed: uint8 [out, bytes of a row].
-        expanded: [out, in], dequantized to the number format of products, if it is kept.
+        expanded: [out, in], dequantized to the number format of products; None if it is not kept.
     """
 
     packed: Tensor
@@ -73,23 +73,24 @@ class TorchWeight(Weight):
 
 
 class TorchKernels(KernelSet):
-    """Kernels that every device of torch has.
+    """Kernels that work on every torch device.
 
-    Weights stay packed and are expanded, a panel of rows at a time, in every product; the first to come are kept
-    expanded, up to ``expanded_bytes`` in all. Between products numbers are float32, and so are the products of weights
-    in F32 and attention over keys and values in f32.
+    Weights stay packed and are dequantized in every product, a panel of rows at a time. The first ones are kept
+    dequantized, up to ``expanded_bytes`` in all. Activations are float32 between products. Products with F32 weights
+    and attention over keys and values in f32 are float32, too.
 
     Args:
-        device: as torch names it, or "auto".
+        device: torch's name of it, or "auto".
         dtype: number format of products, or "auto" for the device's best.
-        expanded_bytes: how much of the device's memory expanded weights may take.
+        expanded_bytes: device memory for dequantized weights, in bytes.
         profile: padding and capture of steps.
-        device_map: how many layers each device gets, in order, or "auto" for all of the kind of ``device``, by memory.
+        device_map: number of layers on each device, in order; "auto" to split by memory over all devices of the kind of
+            ``device``.
 
     Raises:
         BackendUnavailable: no such device.
-        InvalidOption: no such number format, graphs of a device that has none or of several, or a map that begins with
-            another device.
+        InvalidOption: an unknown number format, capture on a device without CUDA graphs or on several devices, or a map
+            that begins with another device.
     """
 
     name = "torch"
@@ -105,7 +106,7 @@ class TorchKernels(KernelSet):
     ) -> None:
         self._devices = devices_of(device, device_map)
         self._device = self._devices[0]
-        self.device = ", ".join(str(each) for each in self._devices)
+        self.device = ", ".join(str(device) for device in self._devices)
         self._device_map = device_map
         self.splits = device_map is not None
         self.picks_top = self._device.type in RANKING_DEVICES
@@ -123,7 +124,7 @@ class TorchKernels(KernelSet):
         self._expanded_bytes = self._free_bytes = expanded_bytes
         self.kv_type = KvType.F32 if self._device.type == "cpu" else KvType.F16
         self._lock = threading.Lock()
-        self._uploaders = {each: Uploader(each) for each in self._devices}
+        self._uploaders = {device: Uploader(device) for device in self._devices}
         self._steps = StepUploader(self._device)
         self._compiled: set[tuple[GgmlType, torch.device]] = set()
         self.reads_file = self._device.type == "cpu"
@@ -136,7 +137,7 @@ class TorchKernels(KernelSet):
         return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
 
     def reserve(self, sizes: WeightBytes) -> None:
-        """Refuse weights that the device has no memory for; with several, decide which goes where."""
+        """Check that the weights fit in the memory of the device, and place layers if there are several devices."""
         if self._device_map is not None:
             self._placement = placement_of(self._devices, self._device_map, sizes)
             return
@@ -149,28 +150,28 @@ class TorchKernels(KernelSet):
             )
 
     def ready(self) -> None:
-        """Let go of the buffers of the upload."""
+        """Free the buffers of the upload."""
         for uploader in self._uploaders.values():
             uploader.close()
 
     def settle(self) -> None:
-        """Wait for the devices."""
+        """Synchronize the devices."""
         for device in self._devices:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
 
     def on_device_of(self, x: Tensor, values: NDArray[Any]) -> Tensor:
-        """Copied to where ``x`` is."""
+        """Copy to the device of ``x``."""
         return torch.from_numpy(np.array(values)).to(x.device)
 
     def entering(self, x: Tensor, layer: int) -> Tensor:
-        """Copied if the layer before is on another device."""
+        """Copy if the previous layer is on another device."""
         if self._placement is None:
             return x
         return to_device(x, [*self._placement.layers, self._placement.head][layer])
 
     def spread(self, items: Sequence[T]) -> Sequence[T]:
-        """Each once to each device."""
+        """One copy per device."""
         if self._placement is None:
             return items
         done: dict[tuple[int, torch.device], Any] = {}
@@ -180,20 +181,20 @@ class TorchKernels(KernelSet):
         return self._uploaders[self._device if self._placement is None else self._placement.of(tensor.name)]
 
     def from_host(self, values: NDArray[Any]) -> Tensor:
-        """Copied to the device."""
+        """Copy to the device."""
         return torch.from_numpy(np.array(values)).to(self._device)
 
     def to_host(self, x: Tensor) -> FloatArray:
-        """Copied from the device, once it has computed it."""
+        """Copy from the device, after synchronization."""
         host: FloatArray = x.float().cpu().numpy()
         return host
 
     def top_logits(self, logits: Tensor, k: int) -> TopLogits:
-        """Ranked on the device."""
+        """Rank on the device."""
         return top_logits(logits.float(), k) if self.picks_top else super().top_logits(logits, k)
 
     def rows(self, x: Tensor, which: slice | NDArray[Any]) -> Tensor:
-        """A slice is a view, ids are gathered."""
+        """A view for a slice, a gather for ids."""
         if isinstance(which, slice):
             return x[which]
         ids = np.flatnonzero(which) if which.dtype == np.bool_ else which
@@ -202,7 +203,7 @@ class TorchKernels(KernelSet):
         return x[torch.from_numpy(np.array(ids, np.int64)).to(x.device)]
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """To the next bucket."""
+        """Pad to the next bucket."""
         n_rows = self._profile.bucket(len(plan.pages))
         if n_rows is None or len(plan.runs) != len(plan.pages):
             return None
@@ -212,7 +213,7 @@ class TorchKernels(KernelSet):
         return FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
 
     def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
-        """A whole chunk of one sequence, if chunks are captured."""
+        """A whole chunk of one sequence, if the profile captures chunks."""
         if not self._profile.capture_prefill or len(plan.runs) > 1 or len(plan.pages) != self.chunk:
             return None
         return self._prefill(plan, layers)
@@ -224,45 +225,45 @@ class TorchKernels(KernelSet):
         return FixedShape(filled_prefill(plan), n_tokens, self._runner(cache, captured=True), nothing)
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
-        """Each bucket, at the depth that the profile names; whole chunks at every depth up to it."""
+        """Each bucket at the length that the profile warms; whole chunks at every length up to it."""
         cache = layers[0]
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         n_pages = -(-self._profile.warm // PAGE_TOKENS)
         for n_rows in self._profile.buckets if n_pages else ():
-            placed = filled_alone(n_rows, n_pages, cache.n_pages - 1)
-            yield FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
+            padded = filled_alone(n_rows, n_pages, cache.n_pages - 1)
+            yield FixedShape(padded, n_rows, self._runner(cache, captured=self._profile.capture))
         if n_pages and self._profile.capture_prefill:
             for plan in chunks_alone(self._profile.chunk, n_pages, cache.n_pages - 1):
                 yield self._prefill(plan, layers)
 
     def _runner(self, cache: TorchKvLayer, *, captured: bool) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
-        """What runs steps of fixed shapes: a context's graphs, which go when its pages go."""
+        """Runs steps of fixed shapes. Graphs belong to a context and are freed with its pages."""
         if self._captured is None or not captured:
             return lambda step, inputs: step(self._steps.upload(inputs).tree)
         with self._lock:
             return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs, self._steps)).run
 
     def place(self, plan: BatchPlan) -> BatchPlan:
-        """As tensors, once for all layers."""
+        """Indices as tensors, shared by all layers."""
         return place(plan)
 
     def stage(self, values: NDArray[Any]) -> Tensor:
-        """A tensor of the host."""
+        """A host tensor."""
         return torch.from_numpy(np.array(values))
 
     def arrived(self, staged: T) -> T:
-        """On the device, in one copy."""
+        """Copy to the device, with one copy."""
         return self._steps.upload(staged).tree
 
     def new_pages(self, layout: PageLayout, n_pages: int) -> PageStore:
-        """Pages on the device; one more if batches are padded."""
+        """Pages on the device; one more for padding."""
         n_pages += bool(self._profile.buckets) or self._profile.capture_prefill
         if self._placement is not None:
             return SplitPageStore(layout, n_pages, self._placement)
         return TorchPageStore(layout, n_pages, self._device)
 
     def prepare(self, tensor: QuantizedTensor) -> TorchWeight:
-        """Upload the matrix, packed."""
+        """Upload the packed matrix."""
         if len(tensor.shape) != 2:
             raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
         _check(tensor)
@@ -275,13 +276,13 @@ class TorchKernels(KernelSet):
         return weight
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
-        """Expand the tensor and upload it, as other weights."""
+        """Dequantize the tensor and upload it."""
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
         return self._uploader(tensor).upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Tensor) -> Tensor:
-        """Expand the rows asked for, on the device."""
+        """Dequantize the requested rows on the device."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
         if isinstance(token_ids, Tensor):
             return unpack(weight.packed[token_ids.long()], weight.tensor.ggml_type)
@@ -290,7 +291,7 @@ class TorchKernels(KernelSet):
         return unpack(self.rows(weight.packed, token_ids), weight.tensor.ggml_type)
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """A product with expanded weights, in ``dtype``."""
+        """A product with dequantized weights, in ``dtype``."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
         x = x.to(self._dtype_of(weight))
         step = max(1, self._panel_weights // weight.n_in)
@@ -330,37 +331,37 @@ class TorchKernels(KernelSet):
         return F.silu(gate) * up
 
     def activate(self, x: Tensor, activation: AnyActivation) -> Tensor:
-        """Torch's."""
+        """The torch function."""
         return activate(x, activation)
 
     def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
-        """A product; gpt-oss clamps both sides of it."""
+        """An elementwise product; gpt-oss clamps both factors."""
         return gated(gate, up, activation)
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        """Torch's."""
+        """The torch function."""
         return x.sigmoid()
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
-        """By its formula."""
+        """The formula as it stands."""
         return (x / cap).tanh() * cap
 
     def above_threshold(self, x: Tensor, n_deviations: float) -> Tensor:
-        """By its formula."""
+        """The formula as it stands."""
         deviation, mean = torch.std_mean(x, dim=1, keepdim=True, correction=0)
         return (x - mean - deviation * n_deviations).relu()
 
     def as_large(self, x: Tensor, like: Tensor) -> Tensor:
-        """By its formula."""
-        wanted = like.square().mean(1, keepdim=True).sqrt()
-        return x * wanted / x.square().mean(1, keepdim=True).clamp(min=1e-5).sqrt()
+        """The formula as it stands."""
+        magnitude = like.square().mean(1, keepdim=True).sqrt()
+        return x * magnitude / x.square().mean(1, keepdim=True).clamp(min=1e-5).sqrt()
 
     def clip(self, x: Tensor, limit: float) -> Tensor:
-        """Torch's."""
+        """The torch function."""
         return x.clamp(-limit, limit)
 
     def concatenated(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Torch's."""
+        """The torch function."""
         return torch.cat(list(parts), axis)
 
     def selective_scan(
@@ -376,23 +377,25 @@ class TorchKernels(KernelSet):
         return delta_scan(r, log_decay, k, v, a, b, state)
 
     def inner(self, x: Tensor, y: Tensor) -> Tensor:
-        """Torch's."""
+        """The torch function."""
         return (x * y).sum(-1, keepdim=True)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN, block: BlockRange | None = None
     ) -> Tensor:
-        """Uses scaled_dot_product_attention if scores are not changed."""
+        """scaled_dot_product_attention, or explicit scores if they are changed."""
         return attend(q.to(self.dtype), k, v, scale, scoring, block).float()
 
-    def attentiolongest_block(self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN) -> Tensor:
-        """Likewise."""
+    def bidirectional_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring = PLAIN
+    ) -> Tensor:
+        """Like ``attention``."""
         return attend_bidirectionally(q.to(self.dtype), k, v, scale, scoring).float()
 
     def attention_over_runs(
         self, q: Tensor, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
     ) -> Tensor:
-        """Sequences that bring one token in one call, the others one by one."""
+        """One call for all sequences with one token, one call for each other sequence."""
         assert isinstance(cache, TorchKvLayer) and isinstance(plan, TorchPlan), "pages of another kernel set"
         q = q if cache.is_float32 else q.to(self.dtype)
         mixed = torch.empty_like(q)
@@ -410,7 +413,7 @@ class TorchKernels(KernelSet):
     def _attend_decoding(
         self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
     ) -> Tensor:
-        """Attention of the sequences that bring one token."""
+        """Attention of the sequences with one token."""
         return attend_one_token_each(q, cache, group, scale, scoring)
 
     def _expanded(self, weight: TorchWeight) -> Tensor | None:
@@ -428,7 +431,7 @@ class TorchKernels(KernelSet):
         return unpack(packed, weight.tensor.ggml_type).to(dtype)
 
     def _dtype_of(self, weight: Weight) -> torch.dtype:
-        """Weights in float32 are not rounded."""
+        """The number format of products with a matrix; F32 weights are not rounded."""
         return torch.float32 if weight.tensor.ggml_type is GgmlType.F32 else self.dtype
 
 

@@ -1,4 +1,4 @@
-"""The pages of the KV cache in a device's memory: the same bytes as in NumPy's."""
+"""The pages of the KV cache in a device's memory, with the same bytes as in NumPy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TorchKvLayer(KvLayer):
     """One layer of the pages.
 
     Args:
-        key_codec: of the keys.
-        value_codec: of the values.
-        planes: the layer's part of each plane, [n_pages, K, 64, W], those of the keys first; they may be the values.
+        key_codec: codec of the keys.
+        value_codec: codec of the values.
+        planes: the layer's part of each plane, [n_pages, K, 64, W], keys before values; keys may be the values.
     """
 
     __slots__ = ("__weakref__", "_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
@@ -37,12 +37,12 @@ class TorchKvLayer(KvLayer):
 
     @property
     def n_pages(self) -> int:
-        """All that there are."""
+        """The number of pages."""
         return len(self.key_planes[0])
 
     @property
     def is_float32(self) -> bool:
-        """Whether keys and values are stored as they come."""
+        """Whether keys and values are stored in float32."""
         return self.key_type is self.value_type is KvType.F32
 
     def write(self, pages: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -53,12 +53,12 @@ class TorchKvLayer(KvLayer):
             plane[pages, :, slots] = part
 
     def keys(self, pages: Tensor, n_tokens: int) -> Tensor:
-        """``pages`` is int64 [..., P]: float32 [..., n_tokens, K, D]."""
+        """The first keys on ``pages``, int64 [..., P]: float32 [..., n_tokens, K, D]."""
         decoded: Tensor = self._key_codec.decode([_gathered(plane, pages, n_tokens) for plane in self.key_planes])
         return decoded
 
     def values(self, pages: Tensor, n_tokens: int) -> Tensor:
-        """``pages`` is int64 [..., P]: float32 [..., n_tokens, K, D]."""
+        """The first values on ``pages``, int64 [..., P]: float32 [..., n_tokens, K, D]."""
         decoded: Tensor = self._value_codec.decode([_gathered(plane, pages, n_tokens) for plane in self.value_planes])
         return decoded
 
@@ -67,12 +67,12 @@ class TorchPageStore(PageStore):
     """Pages on a device.
 
     Args:
-        layout: of a page.
-        n_pages: how many there are.
-        device: where.
+        layout: layout of a page.
+        n_pages: number of pages.
+        device: the device.
 
     Raises:
-        InvalidOption: more than the device has free.
+        InvalidOption: the device has too little free memory.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: torch.device) -> None:
@@ -118,12 +118,12 @@ class TorchPageStore(PageStore):
         self._pages[self._index(pages)] = packed
 
     def to_host(self, plane: Tensor) -> NDArray[Any]:
-        """Copied from the device; unsigned numbers come as signed ones of the same bits."""
+        """Copy from the device; unsigned integers become signed ones with the same bits."""
         host: NDArray[Any] = plane.contiguous().cpu().numpy()
         return host
 
     def from_host(self, plane: NDArray[Any]) -> Tensor:
-        """Copied to the device."""
+        """Copy to the device."""
         return torch.from_numpy(plane.copy()).view(plane_type(plane.dtype)).to(self.device)
 
     def _planes_of(self, pages: Tensor) -> list[Tensor]:
@@ -147,13 +147,13 @@ class TorchPageStore(PageStore):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeGroup:
-    """The sequences of a batch that bring one token each.
+    """The sequences of a batch with one token each.
 
     Attributes:
-        rows: int64 [B], where their tokens are in the batch.
-        tables: int64 [B, P], the pages of each; those past its last are page 0.
-        n_held: int64 [B], tokens that each holds.
-        longest: the largest of these, or more.
+        rows: int64 [B], their tokens' indices in the batch.
+        tables: int64 [B, P], the pages of each, padded with page 0.
+        n_held: int64 [B], number of tokens of each.
+        longest: the largest ``n_held``, or more.
     """
 
     rows: Tensor
@@ -169,7 +169,7 @@ class Prefill:
     Attributes:
         rows: int64 [T], the tokens' indices in the batch.
         pages: int64 [P], the sequence's pages.
-        n_held: tokens held, including the batch's; with ``positions``, the capacity of the pages.
+        n_held: number of tokens, including the batch's; with ``positions``, the capacity of the pages.
         positions: int64 [T], the tokens' positions, for captured steps, which depend only on shapes.
         bidirectional: whether the tokens are a bidirectional block.
     """
@@ -183,11 +183,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchPlan(BatchPlan):
-    """A plan whose indices are tensors.
+    """A plan with tensors as indices.
 
     Attributes:
-        decodes: the sequences with one token; None if there is none.
-        prefills: the others.
+        decodes: the sequences with one token; None if there are none.
+        prefills: the other sequences.
     """
 
     decodes: DecodeGroup | None
@@ -195,11 +195,11 @@ class TorchPlan(BatchPlan):
 
 
 def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
-    """A plan's indices as host tensors; they are copied with the other inputs of a step.
+    """A plan's indices as host tensors; they are copied together with the other inputs of a step.
 
     Args:
-        plan: as the cache made it.
-        in_powers: whether the tables of sequences that bring one token are a power of two of pages wide.
+        plan: the plan of the cache.
+        in_powers: whether tables of sequences with one token are padded to a power of two of pages.
     """
 
     def index(ids: Any) -> Tensor:
@@ -228,9 +228,9 @@ def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any, in_powe
     tables = np.zeros((len(singles), width), np.int64)
     for i, (_, pages, _) in enumerate(singles):
         tables[i, : len(pages)] = pages
-    held = [n_held for _, _, n_held in singles]
-    longest = width * PAGE_TOKENS if in_powers else max(held)
-    return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(held), longest)
+    lengths = [n_held for _, _, n_held in singles]
+    longest = width * PAGE_TOKENS if in_powers else max(lengths)
+    return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(lengths), longest)
 
 
 def _reserve(layout: PageLayout, n_pages: int, device: torch.device) -> Tensor:
@@ -244,7 +244,7 @@ def _reserve(layout: PageLayout, n_pages: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros((n_pages, layout.page_bytes), dtype=torch.uint8, device=device)
     try:
-        return torch.from_numpy(layout.reserved(n_pages))  # the system provides the memory when it is first written
+        return torch.from_numpy(layout.reserved(n_pages))  # the system allocates memory on the first write
     except MemoryError as error:
         raise InvalidOption(
             f"a KV cache of {n_bytes} bytes is more than this machine can reserve: use a smaller n_ctx, or KV types"

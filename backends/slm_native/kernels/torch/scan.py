@@ -14,13 +14,13 @@ def selective_scan(x: Tensor, steps: Tensor, a: Tensor, b: Tensor, c: Tensor, st
     grouped = (n_groups, n_heads // n_groups)
     steps = F.softplus(steps).reshape(n_seqs, n_tokens, *grouped, 1, 1)
     driven = steps * x.reshape(n_seqs, n_tokens, *grouped, width, 1)
-    decay, held = a.reshape(*grouped, 1, -1), state.reshape(n_seqs, *grouped, width, n_state)
+    decay, states = a.reshape(*grouped, 1, -1), state.reshape(n_seqs, *grouped, width, n_state)
     b, c = b[:, :, :, None, None], c[:, :, :, None, None]  # [B, T, G, 1, 1, N]
     y = []
     for t in range(n_tokens):
-        held = torch.exp(steps[:, t] * decay) * held + driven[:, t] * b[:, t]
-        y.append((held * c[:, t]).sum(-1))
-    return torch.stack(y, dim=1).reshape(x.shape), held.reshape(state.shape)
+        states = torch.exp(steps[:, t] * decay) * states + driven[:, t] * b[:, t]
+        y.append((states * c[:, t]).sum(-1))
+    return torch.stack(y, dim=1).reshape(x.shape), states.reshape(state.shape)
 
 
 def delta_scan(

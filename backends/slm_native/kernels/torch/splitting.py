@@ -1,4 +1,4 @@
-"""Layers of one model on several devices: placement of layers, weights and inputs."""
+"""One model on several devices: placement of layers, weights and inputs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from slm_native.kv import PageLayout, PageStore, Planes
 
 T = TypeVar("T")
 DeviceMap: TypeAlias = Literal["auto"] | Mapping[str, int]
-"""How many layers each device gets, in order; "auto" for by memory."""
-_STEPS = 50  # of a bisection over the share of memory that is taken: to 1e-15
+"""The number of layers on each device, in order; "auto" to split by memory."""
+_STEPS = 50  # of a bisection over the used share of memory: precision 1e-15
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the weights of a model are.
+    """The devices of a model's weights.
 
     Attributes:
-        layers: the device of each layer [L], in runs.
-        home: the embedding's device; host data is copied to it.
-        head: the output matrix's.
+        layers: the device of each layer [L]; consecutive layers are together.
+        home: the device of the embedding; host data is copied to it.
+        head: the device of the output matrix.
     """
 
     layers: tuple[torch.device, ...]
@@ -48,20 +48,20 @@ class Placement:
 
 
 def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
-    """The devices that a model may use, the first of its layers' first.
+    """The devices of a model; the first one has the first layer.
 
     Raises:
-        BackendUnavailable: one is missing.
-        InvalidOption: ``device`` is another than the map's first, or devices are of several kinds.
+        BackendUnavailable: a device is missing.
+        InvalidOption: ``device`` is not the map's first, or devices are of several kinds.
     """
     if device_map is None:
         return [choose_device(device)]
     if isinstance(device_map, str):
         first = choose_device(device)
-        alike = [other for each in devices() if (other := torch.device(each.name)).type == first.type]
+        alike = [other for candidate in devices() if (other := torch.device(candidate.name)).type == first.type]
         return [first, *(other for other in alike if other != first)]
     mapped = [choose_device(name) for name in device_map]
-    if len({each.type for each in mapped}) > 1 or len(set(mapped)) < len(mapped):
+    if len({mapped_device.type for mapped_device in mapped}) > 1 or len(set(mapped)) < len(mapped):
         raise InvalidOption(f"device_map={dict(device_map)!r} (accepted: devices of one kind, each once)")
     if device != "auto" and choose_device(device) != mapped[0]:
         raise InvalidOption(
@@ -71,11 +71,11 @@ def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
 
 
 def placement_of(devices: Sequence[torch.device], device_map: DeviceMap, sizes: WeightBytes) -> Placement:
-    """Where the weights go.
+    """Place the weights.
 
     Raises:
-        InvalidOption: the map has another number of layers.
-        UnsupportedModel: the devices have no room.
+        InvalidOption: the number of layers in the map is wrong.
+        UnsupportedModel: the devices have too little memory.
     """
     known = {str(device): memory(device)[0] for device in devices}
     free = {name: sys.maxsize if n is None else n for name, n in known.items()}
@@ -103,14 +103,14 @@ def _check_room(placement: Placement, sizes: WeightBytes, free: Mapping[str, int
 
 
 def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
-    """How many layers each device gets, so that the fullest is filled as little as can be.
+    """The number of layers on each device that minimizes the used share of the fullest device.
 
     Args:
-        sizes: bytes of the weights; the embedding is with the first layer, the output matrix with the last.
-        free: bytes that each device has, in order.
+        sizes: bytes of the weights; the embedding counts with the first layer, the output matrix with the last.
+        free: free bytes of each device, in order.
 
     Raises:
-        UnsupportedModel: they have no room for all.
+        UnsupportedModel: the devices have too little memory.
     """
     room = list(free.values())
     if (best := _filled(sizes, room)) is None:
@@ -145,10 +145,10 @@ def _filled(sizes: WeightBytes, room: Sequence[int]) -> list[int] | None:
 
 
 def counts_by_map(device_map: Mapping[str, int], n_layers: int) -> list[int]:
-    """Check counts of layers for each device.
+    """Check the number of layers on each device.
 
     Raises:
-        InvalidOption: they are not those of this model.
+        InvalidOption: the numbers do not add up to the layers of the model.
     """
     if sum(device_map.values()) != n_layers or min(device_map.values()) < 1:
         raise InvalidOption(
@@ -163,12 +163,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def moved(value: T, device: torch.device, done: dict[tuple[int, torch.device], Any]) -> T:
-    """A value with its tensors on a device.
+    """A value with its tensors copied to a device.
 
     Args:
-        value: a tensor, or a dataclass or tuple that holds some.
-        device: where to.
-        done: moved tensors by identity; it keeps them alive.
+        value: a tensor, or a dataclass or container of tensors.
+        device: the target device.
+        done: copies made so far, by identity of the tensor; it keeps them alive.
     """
     key = (id(value), device)
     if key not in done:
@@ -181,13 +181,13 @@ def _moved(value: Any, device: torch.device, done: dict[tuple[int, torch.device]
     if isinstance(value, Tensor):
         return to_device(value, device)
     if isinstance(value, tuple):
-        parts = [moved(each, device, done) for each in value]
-        return tuple(parts) if type(value) is tuple else type(value)(*parts)  # a named one
+        parts = [moved(part, device, done) for part in value]
+        return tuple(parts) if type(value) is tuple else type(value)(*parts)  # a NamedTuple
     if isinstance(value, list):
-        return [moved(each, device, done) for each in value]
+        return [moved(part, device, done) for part in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: moved(each, device, done) for name, each in named.items()}
+        changed = {name: moved(part, device, done) for name, part in named.items()}
         return dataclasses.replace(value, **changed)
     return value
 
@@ -196,12 +196,12 @@ class SplitPageStore(PageStore):
     """Pages whose layers are on several devices.
 
     Args:
-        layout: of a page, on all devices together.
-        n_pages: how many there are.
-        placement: of the model's layers.
+        layout: layout of a page, all devices together.
+        n_pages: number of pages.
+        placement: placement of the model's layers.
 
     Raises:
-        InvalidOption: more than a device has free.
+        InvalidOption: a device has too little free memory.
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, placement: Placement) -> None:
@@ -223,24 +223,24 @@ class SplitPageStore(PageStore):
             store.copy(sources, targets)
 
     def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Tensor]:
-        """Gathered on the first device."""
+        """Gather on the first device."""
         parts = [store.read(pages, positions) for store in self._stores]
         return [
             torch.cat([to_device(plane, self._home) for plane in planes], dim=1) for planes in zip(*parts, strict=True)
         ]
 
     def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Tensor:
-        """Gathered on the first device."""
+        """Gather on the first device."""
         parts = [store.read_plane(i, pages, positions) for store in self._stores]
         return torch.cat([to_device(part, self._home) for part in parts], dim=1)
 
     def write_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp], plane: Tensor) -> None:
-        """Each device's layers, there."""
+        """Write each device's layers on that device."""
         for store, (start, stop) in zip(self._stores, pairwise(self._bounds), strict=True):
             store.write_plane(i, pages, positions, to_device(plane[:, start:stop], store.device))
 
     def packed(self, n_pages: int, tokens: Planes) -> list[Tensor]:
-        """Each device's layers, there."""
+        """Pack each device's layers on that device."""
         return [
             store.packed(n_pages, [to_device(plane[:, start:stop], store.device) for plane in tokens])
             for store, (start, stop) in zip(self._stores, pairwise(self._bounds), strict=True)
@@ -252,9 +252,9 @@ class SplitPageStore(PageStore):
             store.put(pages, part)
 
     def to_host(self, plane: Tensor) -> NDArray[Any]:
-        """Copied from the first device."""
+        """Copy from the first device."""
         return self._stores[0].to_host(plane)
 
     def from_host(self, plane: NDArray[Any]) -> Tensor:
-        """Copied to the first device."""
+        """Copy to the first device."""
         return self._stores[0].from_host(plane)

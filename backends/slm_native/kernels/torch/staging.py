@@ -1,4 +1,4 @@
-"""A step's inputs, copied to the device in one copy."""
+"""Copies all inputs of a step to the device at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 
 T = TypeVar("T")
 _known: dict[type[Any], tuple[str, ...]] = {}
-_ALIGNMENT = 16  # of each tensor: enough for any load that Triton makes
-_N_BUFFERS = 2  # while one travels, the next is filled
+_ALIGNMENT = 16  # bytes, of each tensor: enough for any load of Triton
+_N_BUFFERS = 2  # one is copied while the next is filled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged(Generic[T]):
-    """Tensors on a device that lie in one piece of memory.
+    """Tensors that share one allocation on a device.
 
     Attributes:
         memory: uint8 [n].
-        tree: their container, otherwise unchanged.
+        tree: the container of the tensors, otherwise unchanged.
     """
 
     memory: Tensor
@@ -31,13 +31,13 @@ class Staged(Generic[T]):
 
 
 class StepUploader:
-    """Copies the tensors of dataclasses and containers to one device, all in one.
+    """Copies the tensors in dataclasses and containers to one device, with one copy.
 
-    On CUDA they are gathered in pinned memory and travel behind what was queued before; nothing is waited for but the
-    use before last of that memory. Contexts may share it.
+    On CUDA, tensors are gathered in pinned memory and copied asynchronously. There are two buffers: an upload waits
+    only for the copy from its buffer two uploads ago. Contexts may share an uploader.
 
     Args:
-        device: where to.
+        device: the target device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,23 +45,23 @@ class StepUploader:
         self._is_cuda = device.type == "cuda"
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(_N_BUFFERS)]
         self._sent: list[torch.cuda.Event | None] = [None] * _N_BUFFERS
-        self._turn = 0
+        self._current = 0
         self._lock = threading.Lock()
 
     def upload(self, tree: T) -> Staged[T]:
-        """``tree`` with each of its host tensors on the device; shared ones stay shared."""
+        """``tree`` with its host tensors on the device; a tensor that occurs twice is copied once."""
         tensors = tensors_of(tree)
         offsets, size = _laid_out(tensors)
         memory = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._send(tensors, offsets, memory)
-        placed = {
+        copies = {
             id(tensor): _typed(memory[start : start + tensor.nbytes], tensor)
             for tensor, start in zip(tensors, offsets, strict=True)
         }
-        return Staged(memory, _replaced(tree, placed, {}))
+        return Staged(memory, _replaced(tree, copies, {}))
 
     def refill(self, staged: Staged[T], tensors: list[Tensor]) -> None:
-        """Copy tensors of the host, which have the shapes of the ones before, to where those of ``staged`` lie."""
+        """Copy host tensors of the same shapes into the memory of ``staged``."""
         offsets, size = _laid_out(tensors)
         assert size == len(staged.memory), "a step of another shape"
         self._send(tensors, offsets, staged.memory)
@@ -76,32 +76,32 @@ class StepUploader:
                 self._note_sent()
 
     def _free_buffer(self, size: int) -> Tensor:
-        """Memory of the host that no copy reads any more."""
-        self._turn = (self._turn + 1) % _N_BUFFERS
-        sent = self._sent[self._turn]
+        """The next buffer, once its last copy is done."""
+        self._current = (self._current + 1) % _N_BUFFERS
+        sent = self._sent[self._current]
         if sent is not None:
             sent.synchronize()
-        if len(self._buffers[self._turn]) < size:
+        if len(self._buffers[self._current]) < size:
             room = 1 << max(12, (size - 1).bit_length())
-            self._buffers[self._turn] = torch.empty(room, dtype=torch.uint8, pin_memory=self._is_cuda)
-        return self._buffers[self._turn]
+            self._buffers[self._current] = torch.empty(room, dtype=torch.uint8, pin_memory=self._is_cuda)
+        return self._buffers[self._current]
 
     def _note_sent(self) -> None:
-        event = self._sent[self._turn]
+        event = self._sent[self._current]
         if event is None:
-            event = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = self._sent[self._current] = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
 
 
 def tensors_of(tree: object) -> list[Tensor]:
-    """Every tensor in dataclasses and containers, each once, in a fixed order."""
+    """All tensors in dataclasses and containers, without duplicates, in a fixed order."""
     tensors: list[Tensor] = []
     _gather(tree, tensors, set())
     return tensors
 
 
 def _gather(value: object, tensors: list[Tensor], seen: set[int]) -> None:
-    """This is done between two replays of a graph: nothing is looked at twice."""
+    """Collect tensors. It runs between two replays of a graph, so each object is visited once."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -119,14 +119,14 @@ def _gather(value: object, tensors: list[Tensor], seen: set[int]) -> None:
 
 
 def _names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass; of anything else, none."""
+    """The field names of a dataclass; empty for other types."""
     if kind not in _known:
         _known[kind] = tuple(x.name for x in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
     return _known[kind]
 
 
 def _parts(value: object) -> Mapping[Any, object]:
-    """What a container holds, by key, place or name."""
+    """The elements of a container or dataclass, by key, index or field name."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if isinstance(value, dict):
@@ -135,7 +135,7 @@ def _parts(value: object) -> Mapping[Any, object]:
 
 
 def _replaced(value: Any, tensors: Mapping[int, Tensor], done: dict[int, Any]) -> Any:
-    """The value with other tensors; values without tensors are unchanged."""
+    """``value`` with its tensors replaced; objects without tensors are not copied."""
     if isinstance(value, Tensor):
         return tensors[id(value)]
     if id(value) not in done:
@@ -152,12 +152,12 @@ def _rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
     if isinstance(value, list):
         return list(parts.values())
     if isinstance(value, tuple):
-        return tuple(parts.values()) if type(value) is tuple else type(value)(*parts.values())  # a named one
+        return tuple(parts.values()) if type(value) is tuple else type(value)(*parts.values())  # a NamedTuple
     return dataclasses.replace(value, **parts)
 
 
 def _laid_out(tensors: list[Tensor]) -> tuple[list[int], int]:
-    """Where each begins, and the size of all."""
+    """The offset of each tensor, and the size of all."""
     offsets, end = [], 0
     for tensor in tensors:
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""Weights from the mapped file into a device's memory."""
+"""Copies weights from the mapped file to a device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _CHUNK_BYTES = 32 << 20
 
 
 class Uploader:
-    """Copies tensors, packed as they are, to one device.
+    """Copies packed tensors to one device.
 
-    On CUDA a chunk is read from the file into pinned memory while the one before it travels: two buffers, copies on a
-    stream of their own, which wait for nothing that is computed meanwhile. On the CPU nothing is copied: the tensor is
-    the mapped file.
+    On CUDA there are two pinned buffers: one is read from the file while the other is copied. Copies have a stream of
+    their own and do not wait for computation. On the CPU nothing is copied: the tensor is a view of the mapped file.
 
     Args:
-        device: where to.
+        device: the target device.
         chunk_bytes: bytes of a buffer.
     """
 
@@ -41,49 +40,49 @@ class Uploader:
         return target
 
     def close(self) -> None:
-        """All weights are uploaded: wait for them, and let go of the buffers."""
+        """Wait for all uploads, then free the buffers."""
         if self._ring is not None:
             self._ring.wait()
         self._ring = None
 
 
 class _PinnedRing:
-    """Two pinned buffers and the stream that empties them."""
+    """Two pinned buffers, and the stream that copies from them."""
 
     def __init__(self, device: torch.device, chunk_bytes: int) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._free = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
-        self._turn = 0
+        self._current = 0
 
     def copied(self, source: Tensor) -> Tensor:
-        """A copy of ``source`` [n] of the host on the device, once ``wait`` has returned.
+        """A copy of the host tensor ``source`` [n] on the device; complete after ``wait``.
 
-        Its memory is that of the copying stream, so that the copy need not wait for kernels that had memory of theirs
-        before; it is given back when the stream that computes has no more use for it.
+        It is allocated on the copying stream, so that the copy does not wait for kernels that used the same memory
+        before. ``record_stream`` keeps the memory until the computing stream no longer uses it.
         """
         chunk = len(self._buffers[0])
         with torch.cuda.stream(self._stream):
             target = torch.empty(len(source), dtype=torch.uint8, device=self._device)
             for start in range(0, len(source), chunk):
                 part = source[start : start + chunk]
-                buffer, free = self._buffers[self._turn], self._free[self._turn]
+                buffer, free = self._buffers[self._current], self._free[self._current]
                 free.synchronize()
                 buffer[: len(part)].copy_(part)
                 target[start : start + len(part)].copy_(buffer[: len(part)], non_blocking=True)
                 free.record(self._stream)
-                self._turn = 1 - self._turn
+                self._current = 1 - self._current
         target.record_stream(torch.cuda.current_stream(self._device))
         return target
 
     def wait(self) -> None:
-        """Return once all copies have arrived."""
+        """Wait for all copies."""
         self._stream.synchronize()
 
 
 def as_tensor(data: NDArray[np.uint8]) -> Tensor:
-    """A view on NumPy's bytes, which may be read-only: nothing writes through it."""
+    """A view of a NumPy array, which may be read-only: nothing writes through the view."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(data)

@@ -1,4 +1,4 @@
-"""A model of an answer in plain Python, token by token: its end, and the text shown so far."""
+"""A model of an answer in plain Python, token by token: when it ends, and the text shown so far."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _CRITERIA = {StoppingAction.FINISH: FinishReason.STOP, StoppingAction.STOP: Fini
 
 
 class CriterionError(Exception):
-    """What a stopping criterion of a program raises."""
+    """The exception that stopping criteria of programs raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A stopping criterion that decides at every n-th token of the answer.
+    """A stopping criterion that returns an action at every n-th token of the answer.
 
     Attributes:
-        n_tokens: after how many.
-        action: what it decides; None raises ``CriterionError``.
+        n_tokens: n.
+        action: the action; None raises ``CriterionError``.
     """
 
     n_tokens: int
@@ -38,26 +38,26 @@ class Every:
         return self.action
 
     def spelled(self) -> str:
-        """It as Python."""
+        """The criterion as Python."""
         return f"Every({self.n_tokens}, {'None' if self.action is None else f'StoppingAction.{self.action.name}'})"
 
 
 @dataclass(slots=True)
 class AnswerModel:
-    """An answer that is not over, or has just ended.
+    """An answer that is running, or has just ended.
 
     Attributes:
         sampling: its options.
-        n_prompt: tokens before it.
-        n_cached: of those, the ones that were decoded when it was asked for.
-        stops: texts that end it.
+        n_prompt: number of tokens before it.
+        n_cached: number of these that were already decoded.
+        stops: its stop texts.
         special: whether control tokens become text.
-        own: whether it has a sampler chain of its own, which begins with number 0 of its stream.
+        own: whether it has its own sampler chain, which begins with number 0 of its stream.
         criterion: called after each token.
         tokens: its tokens.
-        n_drawn: numbers that its own chain has taken.
-        paused: whether it waits to be resumed.
-        reason: why it ended; None if it has not.
+        n_drawn: number of random numbers that its own chain has used.
+        paused: whether it is paused.
+        reason: why it ended; None if it has not ended.
     """
 
     sampling: Sampling
@@ -74,11 +74,11 @@ class AnswerModel:
 
     @property
     def at_limit(self) -> bool:
-        """Whether ``max_tokens`` are there."""
+        """Whether it has ``max_tokens`` tokens."""
         return self.sampling.max_tokens is not None and len(self.tokens) >= self.sampling.max_tokens
 
     def take(self, token: int, vocab: Vocab) -> bool:
-        """Take a token; returns whether the stopping criterion raises then."""
+        """Append a token; returns whether the stopping criterion raises then."""
         self.tokens.append(token)
         self.n_drawn += 1
         if token in vocab.eog_ids or self._first_stop(self._decoded(vocab)) is not None:
@@ -93,7 +93,7 @@ class AnswerModel:
         return False
 
     def shown(self, vocab: Vocab) -> str:
-        """The text that is out."""
+        """The text shown so far."""
         text = self._decoded(vocab)
         stop = self._first_stop(text)
         if stop is not None:
@@ -107,11 +107,11 @@ class AnswerModel:
         return min((text.find(stop) for stop in self.stops if stop in text), default=None)
 
     def _decoded(self, vocab: Vocab) -> str:
-        """The whole characters so far."""
+        """The complete characters so far."""
         return codecs.getincrementaldecoder("utf-8")("replace").decode(self._data(vocab))
 
     def _rest(self, vocab: Vocab) -> str:
-        """What becomes of the bytes of a character that never was completed."""
+        """The text of the bytes of an incomplete character at the end."""
         return self._data(vocab).decode("utf-8", "replace")[len(self._decoded(vocab)) :]
 
     def _data(self, vocab: Vocab) -> bytes:
@@ -127,6 +127,6 @@ def spelled(sampling: Sampling) -> str:
 
 
 def letter_bias(vocab: Vocab, letters: str, bias: float) -> dict[int, float]:
-    """Biases that make a random model say some letters rather than others."""
+    """Logit biases that make a random model prefer some letters."""
     ids: Collection[int] = {vocab.encode(x, add_special=False, parse_special=False)[-1] for x in letters}
     return dict.fromkeys(sorted(ids), bias)

@@ -1,7 +1,6 @@
-"""What programs of chat calls must do: chats as lists of messages, with the float64 reference led along.
+"""Plays programs of chat calls: expected chats are lists of messages, followed by the float64 reference.
 
-See ``session_programs``. Prompts are those that the chat format gives, encoded at one time; answers are told apart by
-the chat format.
+See ``session_programs``. Prompts are those of the chat format, encoded as a whole; the chat format also parses answers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from slm_conformance.suite.programs.chat_steps import (
     Resume,
     Say,
 )
-from slm_conformance.suite.programs.draws import Place, may_be_chosen, uniform
+from slm_conformance.suite.programs.draws import Choice, may_be_chosen, uniform
 from slm_conformance.suite.programs.histories import History
 from slm_conformance.suite.programs.scripts import Errors, Script
 from slm_conformance.suite.programs.session_programs import PLAIN, TIGHT
@@ -41,19 +40,19 @@ from slm_core.sampling import Sampling
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Message, Role
 
 N_CTX, N_BATCH, N_SLOTS = 128, 16, 3
-_ASIDE, _KEPT = 99, 100
+_LOOKAHEAD, _FIRST_DUMP = 99, 100
 
 
 @dataclass(slots=True)
 class ChatSlot:
-    """A chat, in plain Python.
+    """A chat in plain Python.
 
     Attributes:
         history: the session's tokens.
-        messages: the conversation, without the answer that streams.
-        n_answers: answers given before: the number of the next one's stream is one more.
-        answer: the one that streams.
-        before: messages, tokens and ``n_answers`` before what streams was said, where it can still raise.
+        messages: the conversation, without the streaming answer.
+        n_answers: number of earlier answers; the number of the next answer's stream is one more.
+        answer: the streaming answer.
+        before: messages, tokens and ``n_answers`` before the streaming answer, while it may still raise.
     """
 
     history: History
@@ -63,16 +62,16 @@ class ChatSlot:
     before: tuple[tuple[Message, ...], tuple[int, ...], int] = ((), (), 0)
 
     def copied(self, seq_id: int) -> ChatSlot:
-        """The same in another sequence of the reference."""
+        """The same chat in another sequence of the reference."""
         return replace(self, history=self.history.copy(seq_id), answer=copy.deepcopy(self.answer))
 
 
 class PlainModel:
-    """What ``Chat.restore`` needs of a model.
+    """The part of a model that ``Chat.restore`` needs.
 
     Args:
         model: the model; its own chat format is used.
-        kv_type: of the keys and values of contexts.
+        kv_type: KV type of contexts.
     """
 
     def __init__(self, model: Model, kv_type: KvType) -> None:
@@ -85,7 +84,7 @@ class PlainModel:
 
 
 def chat_options(vocab: Vocab) -> list[Sampling]:
-    """Options of the chats of a program, and of questions."""
+    """Options for the chats of a program, and for questions."""
     letters = letter_bias(vocab, "abé", 8.0)
     return [
         Sampling(**PLAIN, temperature=1.0, seed=5, max_tokens=5, repeat_penalty=1.3, logit_bias=letters),
@@ -95,13 +94,13 @@ def chat_options(vocab: Vocab) -> list[Sampling]:
 
 
 class ChatPlayer:
-    """Runs a program on chats of one context, and in the model and the reference.
+    """Plays a program on chats of one context, on the models in plain Python, and on the reference.
 
     Args:
         bench: makes the context; the chat format is the model's own.
-        opening: the lines of Python that make the same model.
+        opening: the lines of Python that load the same model.
         n_seq_max: sequences of the context.
-        options: the number of the chats' options.
+        options: index of the chats' options.
     """
 
     def __init__(self, bench: Bench, opening: str, n_seq_max: int, options: int) -> None:
@@ -183,7 +182,7 @@ class ChatPlayer:
         return self._chat(slot).session.context
 
     def _encoded(self, messages: Sequence[Message], *, asks: bool = False) -> list[int]:
-        """The tokens of messages, encoded at one time."""
+        """The tokens of messages, encoded as a whole."""
         if not messages:
             return []
         return encode_segments(self._vocab, self._formatter.render(messages, add_generation_prompt=asks))
@@ -197,7 +196,7 @@ class ChatPlayer:
         return {ContextFull} if self._is_tight(slot, len(self._encoded(messages, asks=True))) else set()
 
     def _settle(self, slot: int) -> None:
-        """A stream ends at the next call."""
+        """End a stream, as the next call does."""
         model = self._slot(slot)
         if model.answer is not None:
             model.answer.reason = FinishReason.CANCELLED
@@ -226,10 +225,10 @@ class ChatPlayer:
         n_held = self._held(slot)
         if not self._script.run(f"t{slot} = c{slot}.{call}{stopping_criteria})", errors, must=must):
             return
-        kept = _n_common(model.history.tokens, prompt := self._encoded(messages, asks=True))
+        n_common = _n_common(model.history.tokens, prompt := self._encoded(messages, asks=True))
         model.history.follow(prompt)
-        can_truncate = kept >= n_held or model.history.level >= EditLevel.TRUNCATE
-        n_cached = min(kept, n_held) if can_truncate else 0
+        can_truncate = n_common >= n_held or model.history.level >= EditLevel.TRUNCATE
+        n_cached = min(n_common, n_held) if can_truncate else 0
         model.messages, model.before, model.n_answers = messages, before, model.n_answers + 1
         model.answer = AnswerModel(
             self._own,
@@ -288,8 +287,8 @@ class ChatPlayer:
     def _check_choice(self, history: History, answer: AnswerModel, token: int, stream: int, name: str) -> None:
         sampling, row = answer.sampling, history.next_row()
         number = uniform(sampling.seed or 0, stream, answer.n_drawn)
-        place = Place(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
-        right = may_be_chosen(token, row, self._error(row), sampling, place)
+        choice = Choice(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
+        right = may_be_chosen(token, row, self._error(row), sampling, choice)
         self._script.check(
             right, f"{name} != {token}", f"it is not what {spelled(sampling)} draws from stream {stream}"
         )
@@ -333,7 +332,7 @@ class ChatPlayer:
         if not self._script.run(f"level = c{slot}.{line}", errors, must=must):
             before = self._encoded(model.messages)
             if isinstance(step, Forget) and list(self._chat(slot).session.tokens) == before:
-                model.history.follow(before)  # the cache may follow the messages at any time
+                model.history.follow(before)  # the cache may be updated at any time
             return
         if isinstance(step, Forget):
             self._forget(model, messages)
@@ -362,7 +361,7 @@ class ChatPlayer:
             case DumpChat(_, name):
                 self._settle(slot)
                 self._script.run(f"dump_{name} = c{slot}.dump()")
-                self._dumps[name] = self._slot(slot).copied(_KEPT + name)
+                self._dumps[name] = self._slot(slot).copied(_FIRST_DUMP + name)
             case RestoreChat(_, name):
                 self._script.run(f"c{slot} = Chat.restore(loaded, dump_{name})")
                 model = self._slots[slot] = self._dumps[name].copied(slot)
@@ -377,15 +376,15 @@ class ChatPlayer:
         room = 0 if Capability.SHARED_FORK in context.capabilities else len(model.history.tokens)
         errors: Errors = {ContextFull} if context.n_free < room + TIGHT else set()
         if self._script.run(f"c{dst} = c{slot}.fork()", errors if left else {InvalidSequence}, must=left == 0):
-            twin = self._slots[dst] = model.copied(dst)
-            twin.history.follow(self._encoded(model.messages))
+            forked = self._slots[dst] = model.copied(dst)
+            forked.history.follow(self._encoded(model.messages))
 
     def _n_free_sequences(self, slot: int) -> int:
         context = self._context_of(slot)
         others = [i for i, model in enumerate(self._slots) if model is not None and self._context_of(i) is context]
         return context.n_seq_max - len(others)
 
-    # Questions.
+    # Oracles.
 
     def _ask(self, step: Ask) -> None:
         self._settle(step.slot)
@@ -400,7 +399,7 @@ class ChatPlayer:
             errors.add(SessionError)  # there is no answer to continue
         if not self._script.run(line, errors):
             return
-        ahead = model.history.copy(_ASIDE)
+        ahead = model.history.copy(_LOOKAHEAD)
         ahead.follow(self._encoded(messages, asks=True))
         stops = (*sampling.stop, *self._formatter.stops)
         answer = AnswerModel(sampling, len(ahead.tokens), 0, stops, special=True, criterion=step.criterion)
@@ -423,7 +422,7 @@ class ChatPlayer:
             return
         scores, slack = [], []
         for option in step.options:
-            ahead = model.history.copy(_ASIDE)
+            ahead = model.history.copy(_LOOKAHEAD)
             ahead.follow(self._encoded(messages, asks=True))
             row, score, off = ahead.next_row(), 0.0, 0.0
             for token in self._vocab.encode(option, add_special=False, parse_special=False):
@@ -479,7 +478,7 @@ class ChatPlayer:
 
 
 def chat_in(context: Context, loaded: PlainModel, sampling: Sampling, messages: Sequence[Message]) -> Chat:
-    """A chat in a context that others use, too."""
+    """A chat in a shared context."""
     return Chat(Session(context, loaded.vocab, sampling=sampling), loaded.formatter, messages=messages)
 
 

@@ -81,7 +81,7 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class DumpChat:
-    """``dump``, kept under ``name``."""
+    """``dump``, stored as ``name``."""
 
     slot: int
     name: int

@@ -1,4 +1,4 @@
-"""Playing a random program: a context, the contract's model and an oracle make the same steps, and agree after each."""
+"""Plays a random program: a context, the model of the contract and an oracle run the same steps and must agree."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from slm_core.errors import SlmError
 from slm_core.protocols import Batch, Context, Model
 from slm_core.types import Capability, LogitsSelection, Pos, TopLogits
 
-_KEPT, _PROBED = 100, 99
-"""The oracle keeps what was dumped as sequences from this number on, and what goes on elsewhere as the one before."""
+_FIRST_DUMP, _PROBE = 100, 99
+"""First sequence ids of the oracle for dumped sequences, and its sequence id for probes."""
 _PROBE_N_CTX = 1024
 _PROBE_EVERY = 13
 """Steps after which all sequences are restored in another context."""
 Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
-"""Of a run its sequence, first position and tokens; then its kind, and whether it is a block."""
+"""Sequence, first position and tokens of a run; then its kind, and whether it is a block."""
 N_TOP = 5
-"""Logits that programs ask ``decode_top`` for."""
+"""The values of k for ``decode_top`` in programs."""
 
 
 class Mismatch(AssertionError):
-    """A context did otherwise than the model; the message is a script that shows it."""
+    """A context differs from the model; the message is a script that shows it."""
 
 
 class Player:
-    """Runs a program on a context, in the model and in an oracle.
+    """Plays a program on a context, on the model and on an oracle.
 
     Args:
         bench: makes the context.
-        opening: the lines of Python that make the same model.
-        sizes: of the context.
+        opening: the lines of Python that load the same model.
+        sizes: sizes of the context.
     """
 
     def __init__(self, bench: Bench, opening: str, sizes: Sizes) -> None:
@@ -66,7 +66,7 @@ class Player:
         self._n_embd = info.n_embd
         self._model = ContractModel(info.n_vocab, context.edit_level, context.capabilities, sizes)
         self._dumps: dict[int, bytes] = {}
-        # A small context may be able to cut where the oracle's larger one is not: it does not outgrow a sliding window.
+        # A small context may support cuts where the oracle's larger one does not: it does not exceed a sliding window.
         self._leaves_out_cuts = isinstance(self._oracle, Twin) and self._oracle.edit_level < context.edit_level
         self._kv = f"2 * [KvType({bench.kv_type.value!r})]"
         of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, *{self._kv})"
@@ -86,12 +86,12 @@ class Player:
                     self._probe(seq_id)
 
     def _probe(self, seq_id: int) -> None:
-        """Go on with a sequence in another context, from its KV payload and from its tokens and edits."""
+        """Continue a sequence in another context, from its KV payload and from its tokens and edits."""
         token, n = seq_id + 1, self._model.length(seq_id)
         if n == 0:
             return
-        self._oracle.fork(seq_id, _PROBED)
-        expected = self._appended(Run(_PROBED, 0, (token,)), hidden=False)
+        self._oracle.fork(seq_id, _PROBE)
+        expected = self._appended(Run(_PROBE, 0, (token,)), hidden=False)
         kinds: tuple[Variant, ...] = ("own", "foreign")
         for kind in kinds if Capability.KV_PAYLOAD in self._model.capabilities else kinds[1:]:
             self._compare_probe(seq_id, kind, (0, n, (token,)), expected)
@@ -139,7 +139,7 @@ class Player:
         self._compare_held()
 
     def _call(self, step: Step) -> tuple[str, Callable[[Context], Rows | TopLogits | None]]:
-        """A step as a line of Python, and as a function."""
+        """A step as a line of Python and as a function."""
         match step:
             case Decode(runs):
                 placed = self._placed(runs)
@@ -186,9 +186,9 @@ class Player:
             case Drop(seq_id):
                 oracle.drop(seq_id)
             case Dump(seq_id, name):
-                oracle.fork(seq_id, _KEPT + name)
+                oracle.fork(seq_id, _FIRST_DUMP + name)
             case Restore(seq_id, name, _):
-                oracle.fork(_KEPT + name, seq_id)
+                oracle.fork(_FIRST_DUMP + name, seq_id)
             case _:
                 for seq_id in range(self._sizes.n_seq_max):
                     oracle.drop(seq_id)
@@ -199,18 +199,18 @@ class Player:
         return np.stack([blocks[i][j] for i, j in step.order()])
 
     def _appended(self, run: Run, *, hidden: bool) -> Rows:
-        """What the oracle makes of a run: logits, or hidden states."""
+        """The oracle's logits, or hidden states, of a run."""
         oracle = self._oracle
         if isinstance(oracle, Twin):
             rows = None if run.kind == "tokens" else rows_of(run.tokens, self._n_embd)
             return oracle.append(run, rows, hidden=hidden)
         x = oracle.table(run.tokens) if run.kind == "tokens" else rows_of(run.tokens, self._n_embd).astype(np.float64)
-        several = len(run.tokens) > 1  # one input is no block, and one row no image
+        several = len(run.tokens) > 1  # one input is not a block, and one row is not an image
         offsets = image_offsets(len(run.tokens)) if run.kind == "image" and several else None
         states = oracle.embed_rows(x, run.seq_id, bidirectional=run.block and several, offsets=offsets)
         return states if hidden else oracle.logits(states)
 
-    # What is compared.
+    # Comparisons.
 
     def _compare_rows(self, step: Decode, rows: Rows | TopLogits | None, expected: Rows | None) -> None:
         if rows is None or expected is None:
@@ -234,7 +234,7 @@ class Player:
             self._fail(line, f"row {i} differs from {oracle} by {errors[i]:.1e} of its norm, allowed {allowed:.1e}")
 
     def _completed(self, top: TopLogits, expected: Rows) -> Rows:
-        """Rows of logits, with the oracle's values for logits that are not among the largest."""
+        """Rows of logits, completed with the oracle's values for logits that are not among the largest."""
         if top.tokens.shape != (len(expected), N_TOP):
             self._fail(f"assert rows.tokens.shape == {(len(expected), N_TOP)}", f"its shape is {top.tokens.shape}")
         rows = expected.copy()
@@ -248,7 +248,7 @@ class Player:
                 self._fail(f"assert context.tokens({seq_id}) == {expected}", f"sequence {seq_id} holds {actual}")
         if self._context.n_free != self._model.n_free and self._model.copied is not None:
             seq_id, expected_copy = self._model.copied
-            self._model.held[seq_id] = expected_copy
+            self._model.sequences[seq_id] = expected_copy
         self._model.copied = None
         if self._context.n_free != self._model.n_free:
             self._fail(f"assert context.n_free == {self._model.n_free}", f"n_free is {self._context.n_free}")
@@ -279,7 +279,7 @@ def decode(
         runs: sequence, first position, tokens; perhaps the kind of inputs, and whether they are a block.
         call: ``decode``, ``embed``, or ``top`` for ``decode_top``.
         every: every n-th input has logits; 0 for none.
-        woven: whether runs of tokens take turns, a token each.
+        woven: whether runs of tokens are interleaved, one token each.
     """
     step = Decode(tuple(Run(run[0], 0, *run[2:]) for run in runs), call, every, woven)
     batch, rows_with_logits = context.new_batch(), set(step.rows_with_logits())
@@ -302,22 +302,24 @@ def _add(batch: Batch, run: Run, first: int, n_embd: int, rows_with_logits: Coll
         return
     offsets = _single_offsets(n) if run.kind == "image" else None
     for i in range(n):
-        place = Pos(run.seq_id, first + i)
+        position = Pos(run.seq_id, first + i)
         logits: LogitsSelection = "last" if wants[i] else "none"
         if rows is None:
-            batch.add(run.tokens[i], place, logits=wants[i])
+            batch.add(run.tokens[i], position, logits=wants[i])
         else:
-            batch.add_embeddings(rows[i : i + 1], place, offsets=None if offsets is None else offsets[i], logits=logits)
+            batch.add_embeddings(
+                rows[i : i + 1], position, offsets=None if offsets is None else offsets[i], logits=logits
+            )
     if run.block and n > 1:
         batch.join_block(n)
 
 
 def _single_offsets(n: int) -> list[NDArray[np.int32]]:
-    """The offsets of each row of an image from where a token in its own place would stand, [1, 3] each."""
-    offsets, place = [], 0
+    """The offsets of each row of an image from its default position, [1, 3] each."""
+    offsets, default = [], 0
     for offset in image_offsets(n):
-        offsets.append(np.array([[axis - place for axis in offset]], np.int32))
-        place = max(place, 1 + max(offset))
+        offsets.append(np.array([[axis - default for axis in offset]], np.int32))
+        default = max(default, 1 + max(offset))
     return offsets
 
 
@@ -330,7 +332,7 @@ def rows_of(seeds: Sequence[int], n_embd: int) -> NDArray[np.float32]:
 
 
 def variant(data: bytes, kind: Variant) -> bytes:
-    """A dump, changed.
+    """A changed dump.
 
     Args:
         data: a dump of a sequence.
@@ -367,4 +369,4 @@ def _edit(step: Step) -> tuple[str, Callable[[Context], object]]:
 
 
 def _nothing(_: object) -> None:
-    """An edit gives no logits."""
+    """The logits of an edit: none."""

@@ -1,4 +1,4 @@
-"""The alphabet of random programs: every call that changes a context, and the runs that a batch is made of."""
+"""The steps of random programs: all calls that change a context, and the runs of a batch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from slm_conformance.oracle.runs import Run
 
 Call: TypeAlias = Literal["decode", "embed", "top"]
 Variant: TypeAlias = Literal["own", "foreign", "format", "truncated", "short", "model", "token"]
-"""What is restored: see ``programs.variant``."""
+"""The variant of a dump that is restored: see ``programs.variant``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a context, and how long runs are in programs for it.
+    """The sizes of a context, and the length of runs in its programs.
 
     Attributes:
-        n_ctx: positions.
-        n_seq_max: sequences.
-        n_batch: tokens of a batch.
-        longest: inputs of the longest run.
+        n_ctx: number of positions.
+        n_seq_max: number of sequences.
+        n_batch: most tokens of a batch.
+        longest: most inputs of a run.
     """
 
     n_ctx: int
@@ -46,9 +46,9 @@ class Decode:
     woven: bool = False
 
     def order(self) -> list[tuple[int, int]]:
-        """The run of each input of the batch, and its place in that run."""
-        places = [(i, j) for i, run in enumerate(self.runs) for j in range(len(run.tokens))]
-        return sorted(places, key=lambda place: (place[1], place[0])) if self.woven else places
+        """For each input of the batch: its run, and its index in the run."""
+        indices = [(i, j) for i, run in enumerate(self.runs) for j in range(len(run.tokens))]
+        return sorted(indices, key=lambda index: (index[1], index[0])) if self.woven else indices
 
     def rows_with_logits(self) -> list[int]:
         """The inputs of the batch with logits."""
@@ -95,7 +95,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """``dump``; the bytes are kept under ``name``."""
+    """``dump``; the bytes are stored as ``name``."""
 
     seq_id: int
     name: int

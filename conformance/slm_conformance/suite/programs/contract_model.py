@@ -55,8 +55,8 @@ class Slot:
     """The storage of one position.
 
     Attributes:
-        token: what ``tokens`` says, ``EMBEDDED`` for a row.
-        ahead: how many inputs after it were in its block.
+        token: the value in ``tokens``; ``EMBEDDED`` for a row.
+        ahead: number of inputs after it in its block.
         image: a number that the rows of one image share; 0 for none.
     """
 
@@ -69,12 +69,12 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a sequence holds.
+class SequenceModel:
+    """A sequence of the model.
 
     Attributes:
-        slots: one a position.
-        n_cut: tokens that cuts have removed; a context that decodes a dump again may need room for them.
+        slots: the storage of each position.
+        n_cut: the number of tokens that cuts removed; a context that decodes a dump again may need room for them.
     """
 
     slots: tuple[Slot, ...] = ()
@@ -83,48 +83,49 @@ class Held:
 
 @dataclass(slots=True)
 class ContractModel:
-    """The contract, in lists.
+    """The contents of a context, and the errors of each call, by the contract.
 
     Attributes:
         n_vocab: vocabulary size V.
         edit_level: the context's edit level.
         capabilities: the context's capabilities.
-        sizes: of the context.
-        held: the tokens of each sequence.
+        sizes: sizes of the context.
+        sequences: by sequence id.
         dumps: the dumped sequences, by name.
-        copied: the destination and its slots, where the last fork may have copied the image that its end splits.
+        copied: the destination of the last fork and its slots as a copy, if the fork may have copied an image that its
+            end splits.
     """
 
     n_vocab: int
     edit_level: EditLevel
     capabilities: frozenset[Capability]
     sizes: Sizes
-    held: list[Held] = field(init=False)
-    dumps: dict[int, Held] = field(default_factory=dict)
-    copied: tuple[int, Held] | None = None
+    sequences: list[SequenceModel] = field(init=False)
+    dumps: dict[int, SequenceModel] = field(default_factory=dict)
+    copied: tuple[int, SequenceModel] | None = None
 
     def __post_init__(self) -> None:
-        self.held = [Held()] * self.sizes.n_seq_max
+        self.sequences = [SequenceModel()] * self.sizes.n_seq_max
 
     @property
     def n_free(self) -> int:
-        """Positions that no sequence holds; a shared one is taken once."""
-        return self.sizes.n_ctx - len({slot for sequence in self.held for slot in sequence.slots})
+        """Free positions. A shared position counts once."""
+        return self.sizes.n_ctx - len({slot for sequence in self.sequences for slot in sequence.slots})
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
-        """What a sequence holds."""
-        return tuple(slot.token for slot in self.held[seq_id].slots)
+        """The tokens of a sequence."""
+        return tuple(slot.token for slot in self.sequences[seq_id].slots)
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence; 0 for one that does not exist."""
-        return len(self.held[seq_id].slots) if self.exists(seq_id) else 0
+        return len(self.sequences[seq_id].slots) if self.exists(seq_id) else 0
 
     def exists(self, seq_id: int) -> bool:
-        """Whether there is a sequence of this number."""
+        """Whether the context has this sequence id."""
         return 0 <= seq_id < self.sizes.n_seq_max
 
     def first_positions(self, runs: Sequence[Run]) -> list[int]:
-        """The position that each run of a batch begins at."""
+        """The first position of each run of a batch."""
         lengths = {run.seq_id: self.length(run.seq_id) for run in runs}
         firsts = []
         for run in runs:
@@ -136,8 +137,8 @@ class ContractModel:
         """Make a step, if it is legal.
 
         Returns:
-            errors: those that a context may raise; none for a legal call.
-            must: whether it must raise one, or may also succeed.
+            errors: the errors that a context may raise; none for a legal call.
+            must: whether it must raise one of them, or may also succeed.
         """
         errors, must = self._errors(step)
         if not errors:
@@ -145,47 +146,47 @@ class ContractModel:
         return errors, must
 
     def make(self, step: Step) -> None:
-        """Make a step that is legal."""
+        """Make a legal step."""
         self.copied = None
         match step:
             case Decode(runs):
                 for run in runs:
-                    self._set(run.seq_id, (*self.held[run.seq_id].slots, *_new_slots(run)))
+                    self._set(run.seq_id, (*self.sequences[run.seq_id].slots, *_new_slots(run)))
             case Fork(src, dst, end):
                 self._fork(src, dst, self.length(src) if end is None else end)
             case Truncate(seq_id, index):
-                self._set(seq_id, self.held[seq_id].slots[:index])
+                self._set(seq_id, self.sequences[seq_id].slots[:index])
             case Cut(seq_id, start, end):
                 self._set(seq_id, self._without(seq_id, start, end), end - start)
             case Drop(seq_id):
-                self.held[seq_id] = Held()
+                self.sequences[seq_id] = SequenceModel()
             case Clear():
-                self.held = [Held()] * self.sizes.n_seq_max
+                self.sequences = [SequenceModel()] * self.sizes.n_seq_max
             case Dump(seq_id, name):
-                self.dumps[name] = self.held[seq_id]
+                self.dumps[name] = self.sequences[seq_id]
             case Restore(seq_id, name, _) if name in self.dumps:
-                self.held[seq_id] = Held(_fresh(self.dumps[name].slots), self.dumps[name].n_cut)
+                self.sequences[seq_id] = SequenceModel(_fresh(self.dumps[name].slots), self.dumps[name].n_cut)
 
     def _set(self, seq_id: int, slots: tuple[Slot, ...], n_cut: int = 0) -> None:
-        self.held[seq_id] = Held(slots, self.held[seq_id].n_cut + n_cut)
+        self.sequences[seq_id] = SequenceModel(slots, self.sequences[seq_id].n_cut + n_cut)
 
     def _fork(self, src: int, dst: int, end: int) -> None:
-        slots, n_cut = self.held[src].slots[:end], self.held[src].n_cut
+        slots, n_cut = self.sequences[src].slots[:end], self.sequences[src].n_cut
         shared = Capability.SHARED_FORK in self.capabilities
-        self.held[dst] = Held(slots if shared else _fresh(slots), n_cut)
+        self.sequences[dst] = SequenceModel(slots if shared else _fresh(slots), n_cut)
         if shared and (n := self._n_split(src, end)):
-            self.copied = dst, Held(slots[: end - n] + _fresh(slots[end - n :]), n_cut)
+            self.copied = dst, SequenceModel(slots[: end - n] + _fresh(slots[end - n :]), n_cut)
 
     def _n_split(self, src: int, end: int) -> int:
-        """Rows before ``end`` of the image that it splits; a fork may have to copy them."""
-        slots = self.held[src].slots
+        """The number of rows before ``end`` of the image that it splits. A fork may have to copy them."""
+        slots = self.sequences[src].slots
         if not 0 < end < len(slots) or not slots[end].image or slots[end - 1].image != slots[end].image:
             return 0
         return sum(slot.image == slots[end].image for slot in slots[:end])
 
     def _without(self, seq_id: int, start: int, end: int) -> tuple[Slot, ...]:
-        """A cut moves later tokens, so they can no longer be shared."""
-        slots = self.held[seq_id].slots
+        """The slots after a cut. It moves later tokens, which are not shared then."""
+        slots = self.sequences[seq_id].slots
         return slots if start == end else slots[:start] + _fresh(slots[end:])
 
     # Errors.
@@ -248,8 +249,8 @@ class ContractModel:
         return self._with_block_errors(errors, seq_id, start) if to_the_end else (errors, True)
 
     def _with_block_errors(self, errors: Errors, seq_id: int, length: int) -> tuple[Errors, bool]:
-        """Errors of keeping the first ``length`` tokens: a block stays whole. One that a cut has damaged may stay."""
-        slots = self.held[seq_id].slots if self.exists(seq_id) else ()
+        """Errors of keeping the first ``length`` tokens: no block may be split, unless a cut removed part of it."""
+        slots = self.sequences[seq_id].slots if self.exists(seq_id) else ()
         if errors or not 0 < length < len(slots) or not slots[length - 1].ahead:
             return errors, True
         n = slots[length - 1].ahead
@@ -257,14 +258,14 @@ class ContractModel:
         return {InvalidPosition}, is_whole
 
     def _room(self, seq_id: int, start: int, end: int) -> int:
-        """Slots that a sequence may have after a cut: free ones, its own, and those that stay shared."""
-        others = {slot for i, sequence in enumerate(self.held) if i != seq_id for slot in sequence.slots}
-        kept = self.held[seq_id].slots if start == end else self.held[seq_id].slots[:start]
-        return self.sizes.n_ctx - len(others) + len(others & set(kept))
+        """The most slots that a sequence may have after a cut: free ones, its own, and those that stay shared."""
+        others = {slot for i, sequence in enumerate(self.sequences) if i != seq_id for slot in sequence.slots}
+        may_stay_shared = self.sequences[seq_id].slots if start == end else self.sequences[seq_id].slots[:start]
+        return self.sizes.n_ctx - len(others) + len(others & set(may_stay_shared))
 
-    def _restore_errors(self, seq_id: int, dumped: Held, variant: Variant) -> tuple[Errors, bool]:
+    def _restore_errors(self, seq_id: int, dumped: SequenceModel, variant: Variant) -> tuple[Errors, bool]:
         free = self._room(seq_id, 0, self.sizes.n_ctx) if self.exists(seq_id) else self.sizes.n_ctx
-        # A context that decodes the dump again, or keeps what it replaces until it is done, may need more.
+        # A context that decodes the dump again, or keeps the old sequence until the end, may need more.
         peak = max(len(dumped.slots) + dumped.n_cut, self.length(seq_id))
         errors: Errors = {ContextFull} if peak > free else set()
         has_payload = Capability.KV_PAYLOAD in self.capabilities and len(dumped.slots) > 0

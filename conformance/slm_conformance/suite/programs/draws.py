@@ -1,7 +1,7 @@
-"""What a sampler may choose from a row of logits: the options' formulas once more, in plain NumPy.
+"""The tokens that a sampler may choose from a row of logits, by the formulas of the options in plain NumPy.
 
-The rows come from the float64 reference, and a backend's rows may differ from them by what clause 9 allows. So a token
-is right if some row within that bound gives it.
+The rows come from the float64 reference. A backend's rows may differ from them within the tolerance of clause 9. So a
+token is right if any row within the tolerance gives it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from slm_core.sampling import Sampling
 
 _MASK = 2**64 - 1
 _ROUNDING = 1e-6
-"""Of sums of probabilities, in float32 or float64."""
+"""The error of sums of probabilities, in float32 or float64."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in an answer a token is chosen.
+class Choice:
+    """The choice of a token in an answer.
 
     Attributes:
-        history: the tokens before, the prompt's and the answer's.
-        n_said: those of the answer.
-        number: the random number that is due, in [0, 1).
-        eog_ids: the tokens that end an answer.
+        history: the tokens of the prompt and of the answer so far.
+        n_said: the number of tokens of the answer so far.
+        number: the random number of this draw, in [0, 1).
+        eog_ids: the EOG tokens.
     """
 
     history: Sequence[int]
@@ -42,17 +42,17 @@ def uniform(seed: int, stream: int, n: int) -> float:
     return (_split_mix(start + n + 1) >> 11) / 2**53
 
 
-def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling: Sampling, place: Place) -> bool:
-    """Whether a token is what the options choose from a row that is within ``error`` of the given one.
+def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling: Sampling, choice: Choice) -> bool:
+    """Whether the options choose a token from some row within ``error`` of this row.
 
     Args:
-        token: it was chosen.
+        token: the chosen token.
         row: the reference's logits, float64 [V].
         error: the most that a logit may be off.
         sampling: logit bias, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; truncation is off.
-        place: the position of the choice.
+        choice: history and random number.
     """
-    logits, slack = changed_logits(row, error, sampling, place)
+    logits, slack = changed_logits(row, error, sampling, choice)
     if not np.isfinite(logits[token]):
         return False
     if sampling.temperature == 0:
@@ -62,21 +62,21 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
     # Each weight, and their sum, is off by a factor of exp(slack / temperature) at most.
     off = np.expm1(min(2 * slack / sampling.temperature, 1.0)) + _ROUNDING
     low = edges[token - 1] if token else 0.0
-    return bool(low - off <= place.number <= edges[token] + off)
+    return bool(low - off <= choice.number <= edges[token] + off)
 
 
 def changed_logits(
-    row: NDArray[np.floating], error: float, sampling: Sampling, place: Place
+    row: NDArray[np.floating], error: float, sampling: Sampling, choice: Choice
 ) -> tuple[NDArray[np.float64], float]:
-    """The logits after bias, bans and penalties, in the order of the options' table; and how far they may be off."""
+    """The logits after bias, bans and penalties, in the order of the options' table, and their error bound."""
     logits = row.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
         logits[token] += bias
     logits[list(sampling.banned_tokens)] = -np.inf
-    ends = sorted(place.eog_ids)
-    logits[ends] = -np.inf if place.n_said < sampling.min_tokens else logits[ends] + sampling.eog_bias
+    ends = sorted(choice.eog_ids)
+    logits[ends] = -np.inf if choice.n_said < sampling.min_tokens else logits[ends] + sampling.eog_bias
     window = sampling.penalty_window
-    recent = list(place.history) if window is None else list(place.history)[-window:]
+    recent = list(choice.history) if window is None else list(choice.history)[-window:]
     for token in set(recent):
         divided = logits[token] > 0
         logits[token] = logits[token] / sampling.repeat_penalty if divided else logits[token] * sampling.repeat_penalty

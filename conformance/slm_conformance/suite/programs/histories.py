@@ -12,15 +12,15 @@ from slm_core.types import EditLevel
 
 @dataclass(slots=True)
 class History:
-    """Tokens, of which the reference's sequence holds the first ones, as the context should.
+    """Tokens. The reference's sequence holds the first ones, as the context should.
 
     Attributes:
-        reference: holds the tokens that the context should hold.
+        reference: a reference that holds the tokens that the context should hold.
         seq_id: the sequence in the reference.
-        level: what the context declares: below TRUNCATE, taking anything back forgets all.
+        level: the context's edit level; below TRUNCATE, a removal drops all tokens.
         tokens: the history.
-        row: the logits that follow, float64 [V], where nothing has to be decoded for them.
-        was_cut: whether tokens that later ones saw were cut out.
+        row: the next logits, float64 [V], if they are available without decoding.
+        was_cut: whether tokens were cut out before later tokens.
     """
 
     reference: Reference
@@ -36,7 +36,7 @@ class History:
         return self.reference.length(self.seq_id)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens, not decoded yet."""
+        """Append tokens without decoding them."""
         self.tokens, self.row = [*self.tokens, *tokens], None
 
     def shorten(self, length: int) -> None:
@@ -45,7 +45,7 @@ class History:
         self.tokens, self.row = self.tokens[:length], None
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Change to other tokens; the longest common prefix stays decoded."""
+        """Replace the tokens; the longest common prefix stays decoded."""
         pairs = zip(self.tokens, tokens, strict=False)
         common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
         if common < len(self.tokens):
@@ -54,7 +54,7 @@ class History:
             self.extend(tokens[common:])
 
     def remove(self, start: int, end: int, *, exact: bool) -> EditLevel:
-        """Take [start, end) out: by a cut where the level is CUT, unless what follows is to be computed again."""
+        """Remove [start, end): by a cut at level CUT, unless later tokens are to be decoded again."""
         level = min(self.level, EditLevel.TRUNCATE) if exact else self.level
         if start == end:
             return level
@@ -68,7 +68,7 @@ class History:
         return level
 
     def next_row(self) -> Rows:
-        """What follows, float64 [V]: where all is decoded and the row is not known, the last token is decoded again."""
+        """The next logits, float64 [V]; if they are not available, the last token is decoded again."""
         if self.row is None:
             if self.n_held == len(self.tokens):
                 self._forget_from(len(self.tokens) - 1)
@@ -83,7 +83,7 @@ class History:
             self.reference.truncate(n_held, self.seq_id)
 
     def copy(self, seq_id: int) -> History:
-        """The same in another sequence of the reference; the row is not copied."""
+        """The same history in another sequence of the reference; the row is not copied."""
         self.reference.fork(self.seq_id, seq_id)
         return replace(self, seq_id=seq_id, tokens=list(self.tokens), row=None)
 

@@ -1,4 +1,4 @@
-"""Making random programs of chat calls."""
+"""Makes random programs of chat calls."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _TEXTS = ("the dog", "on", "<|im_end|>", "é 🙂", " you\n")
 
 
 class ChatProgramMaker:
-    """Makes programs of parts, each a few steps that have to do with each other.
+    """Makes programs of parts; a part is a few related steps.
 
     Args:
-        seed: equal programs for an equal one.
+        seed: equal programs for an equal seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -68,12 +68,12 @@ class ChatProgramMaker:
         return [Say(slot, self._text(), self._criterion(), 99), *([LookAt(slot)] if self._rarely(0.5) else [])]
 
     def _interrupted(self, slot: int) -> Sequence[ChatStep]:
-        """An answer that is paused, left or cancelled, and the steps after it."""
+        """An answer that is paused, abandoned or cancelled, and the steps after it."""
         pause = Every(1 + self._below(3), StoppingAction.PAUSE) if self._rarely(0.5) else None
         steps: list[ChatStep] = [Say(slot, self._text(), pause, 1 + self._below(3))]
         steps += [Resume(slot, 1)] if self._rarely(0.3) else []
-        rest = Resume(slot, 99, cancel=self._rarely(0.3))
-        return [*steps, rest] if self._rarely(0.4) else [*steps, *self._one_of([self._change, self._ask])(slot)]
+        resume = Resume(slot, 99, cancel=self._rarely(0.3))
+        return [*steps, resume] if self._rarely(0.4) else [*steps, *self._one_of([self._change, self._ask])(slot)]
 
     def _change(self, slot: int) -> Sequence[ChatStep]:
         i = self._below(6) - 2
@@ -103,7 +103,7 @@ class ChatProgramMaker:
         odd: list[ChatStep] = [LookAt(slot), CloseChat(slot), Delete(slot, 9), Say(slot, self._text(), None, 99)]
         return [self._one_of(odd)]
 
-    # What steps are made of.
+    # Elements of steps.
 
     def _text(self) -> str:
         """A message; "" to regenerate the last answer."""
@@ -126,7 +126,7 @@ class ChatProgramMaker:
 
 
 def plainer(step: ChatStep) -> Iterator[ChatStep]:
-    """Steps that do less, to put in place of one."""
+    """Simpler steps to replace a step."""
     if isinstance(step, Say | Ask) and step.criterion is not None:
         yield dataclasses.replace(step, criterion=None)
     if isinstance(step, Say | Ask | Edit) and len(step.text) > 2:

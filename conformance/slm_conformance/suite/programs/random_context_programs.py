@@ -29,7 +29,7 @@ from slm_core.types import Capability, EditLevel
 _T = TypeVar("_T")
 N_STEPS = 40
 SIZES = (Sizes(24, 4, 8, 9), Sizes(12, 3, 5, 5), Sizes(48, 6, 16, 12), Sizes(200, 4, 70, 70))
-"""Of the contexts, in turns: small ones fill up, the last has sequences longer than a page or block of most engines."""
+"""Sizes of contexts, in turn: small ones fill up; the last has sequences longer than most engines' pages or blocks."""
 _KINDS: dict[type[Step], float] = {
     Decode: 0.36,
     Fork: 0.16,
@@ -53,14 +53,14 @@ _N_NAMES = 3
 
 
 class ProgramMaker:
-    """Makes programs with mostly legal steps; a model of the contract knows what can be edited.
+    """Makes programs of mostly legal steps; a model of the contract knows which edits are legal.
 
     Args:
         n_vocab: vocabulary size V.
         edit_level: the contexts' edit level.
         capabilities: the contexts' capabilities.
-        seed: equal programs for an equal one.
-        sizes: of the context.
+        seed: equal programs for an equal seed.
+        sizes: sizes of the context.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ProgramMaker:
         return Drop(seq_id) if kind is Drop else Clear()
 
     def _fork(self, src: int) -> Step:
-        """A fork into an empty sequence; where there is none, most often one is made."""
+        """A fork into an empty sequence; if there is none, usually one is emptied."""
         empty = [seq_id for seq_id in range(self._sizes.n_seq_max) if not self._model.length(seq_id)]
         if self._rarely(0.05):
             return Fork(src, self._sequence(0.5), None)
@@ -134,11 +134,11 @@ class ProgramMaker:
         return Run(self._sequence(0.3), shift, tuple(tokens), kind, block)
 
     def _has(self, capability: Capability) -> bool:
-        """Whether to use what a capability stands for: where it is declared, else now and then, to be refused."""
+        """Whether to use a capability: if it is declared, and otherwise sometimes, to be refused."""
         return capability in self._model.capabilities or self._rarely(0.03)
 
     def _sequence(self, taken: float) -> int:
-        """A sequence; one that holds something, with probability ``taken``, where there is one."""
+        """A sequence; with probability ``taken`` one that is not empty, if there is one."""
         if self._rarely(0.02):
             return self._sizes.n_seq_max
         full = [seq_id for seq_id in range(self._sizes.n_seq_max) if self._model.length(seq_id)]
@@ -164,12 +164,12 @@ class ProgramMaker:
 
 
 def shrink(program: Sequence[Step], fails: Callable[[Sequence[Step]], bool], n_tries: int = 400) -> list[Step]:
-    """A shorter program that fails, too: steps are left out, many at a time at first, then the others made plainer.
+    """A shorter program that also fails: omits steps, many at a time at first, then simplifies the others.
 
     Args:
-        program: it fails.
-        fails: whether a program does.
-        n_tries: programs that may be tried.
+        program: a failing program.
+        fails: whether a program fails.
+        n_tries: most programs to try.
     """
     smallest, tried, restart = list(program), 0, True
     while restart:

@@ -39,11 +39,11 @@ _TEXTS = ("a<|im_end|>", "bé", "<|im_start|>user\n")
 
 
 class SessionProgramMaker:
-    """Makes programs of parts, each a few steps that have to do with each other.
+    """Makes programs of parts; a part is a few related steps.
 
     Args:
         n_vocab: vocabulary size V.
-        seed: equal programs for an equal one.
+        seed: equal programs for an equal seed.
     """
 
     def __init__(self, n_vocab: int, seed: int) -> None:
@@ -78,16 +78,16 @@ class SessionProgramMaker:
         return [self._asked(slot, 99), *([Look(slot)] if self._rarely(0.3) else [])]
 
     def _interrupted(self, slot: int) -> Sequence[Step]:
-        """An answer that is paused, or left, something else, and the rest of it."""
+        """An answer that is paused or abandoned, something else, and the rest of the answer."""
         pause = Every(1 + self._below(3), StoppingAction.PAUSE)
         begun = self._asked(slot, 1 + self._below(3)) if self._rarely(0.3) else self._asked(slot, 99, pause)
         between = self._one_of([self._look_aside, self._fork, self._dump, self._odd, self._odd])(slot)
-        rest = (
+        resume = (
             Answer(slot, None, self._criterion(), 99)
             if self._rarely(0.7)
             else ReadOn(slot, 99, cancel=self._rarely(0.3))
         )
-        return [begun, *between, rest]
+        return [begun, *between, resume]
 
     def _go_back(self, slot: int) -> Sequence[Step]:
         steps: list[Step] = [MarkHere(slot), *self._append(slot), *self._answer(slot)]
@@ -140,14 +140,14 @@ class SessionProgramMaker:
         )
         return [self._one_of(odd)]
 
-    # What steps are made of.
+    # Elements of steps.
 
     def _asked(self, slot: int, n_read: int, criterion: Every | None = None) -> Answer:
         options = None if self._rarely(0.5) else self._below(_N_OPTIONS)
         return Answer(slot, options, criterion or self._criterion(), n_read, drafts=self._rarely(0.25))
 
     def _slot(self) -> int:
-        """Most parts are of the first, so that there is a history."""
+        """A slot; usually the first, so that it gets a history."""
         return 0 if self._rarely(0.6) else self._below(N_SLOTS)
 
     def _criterion(self) -> Every | None:
@@ -167,7 +167,7 @@ class SessionProgramMaker:
 
 
 def plainer(step: Step) -> Iterator[Step]:
-    """Steps that do less, to put in place of one."""
+    """Simpler steps to replace a step."""
     if isinstance(step, ScratchBranch) and step.n_back:
         yield dataclasses.replace(step, n_back=0)
     if isinstance(step, Append | ScratchBranch | ScoreOf) and len(step.tokens) > 1:

@@ -30,7 +30,7 @@ class Script:
 
     Args:
         bench: the bench of the model under test.
-        opening: the lines that make the same model, outside of the suite.
+        opening: the lines that load the same model outside of the suite.
         imports: further lines; they are run.
     """
 
@@ -52,8 +52,8 @@ class Script:
         """Run a line; returns whether it succeeded.
 
         Args:
-            line: what to run.
-            errors: what it may raise.
+            line: the line to run.
+            errors: the errors that it may raise.
             must: whether it must raise one of these.
 
         Raises:

@@ -1,6 +1,6 @@
-"""What programs of session calls must do: sessions in plain Python, with the float64 reference led along.
+"""Plays programs of session calls: expected sessions are in plain Python, followed by the float64 reference.
 
-A step becomes a line of Python, which is run as it stands, so that the script that shows a failure is what was played.
+Each step becomes a line of Python that is run, so that the script of a failure is exactly the played program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_conformance.suite.bench import Bench, Rows
 from slm_conformance.suite.programs.answer_model import AnswerModel, CriterionError, letter_bias, spelled
-from slm_conformance.suite.programs.draws import Place, may_be_chosen, uniform
+from slm_conformance.suite.programs.draws import Choice, may_be_chosen, uniform
 from slm_conformance.suite.programs.histories import History
 from slm_conformance.suite.programs.scripts import Errors, Script
 from slm_conformance.suite.programs.session_steps import (
@@ -45,22 +45,22 @@ from slm_core.sampling import Sampling
 from slm_core.types import Capability, EditLevel
 
 N_CTX, N_BATCH, N_SLOTS = 80, 8, 3
-_ASIDE, _KEPT = 99, 100
-"""Sequences of the reference: one to look ahead in, and from the second number on, what was dumped."""
+_LOOKAHEAD, _FIRST_DUMP = 99, 100
+"""Sequence ids of the reference: one to look ahead, and the first one for dumps."""
 TIGHT = 16
-"""Positions with which a step of several decodes may not get by."""
+"""Extra positions that a step with several decodes may need."""
 PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(slots=True)
 class SlotModel:
-    """A session, in plain Python.
+    """A session in plain Python.
 
     Attributes:
-        identity: its number among all sessions of a program: marks are of one session.
+        identity: its number among all sessions of a program; a mark belongs to one session.
         history: its tokens, and the part that the context holds.
-        n_drawn: numbers that its own chain has taken.
-        answer: the answer that was asked for last, unless an edit has ended it.
+        n_drawn: number of random numbers that its own chain has used.
+        answer: the last answer, unless an edit ended it.
     """
 
     identity: int
@@ -70,11 +70,11 @@ class SlotModel:
 
     @property
     def unfinished(self) -> AnswerModel | None:
-        """The answer that goes on or is paused."""
+        """The answer that is running or paused."""
         return self.answer if self.answer is not None and self.answer.reason is None else None
 
     def copied(self, identity: int, seq_id: int) -> SlotModel:
-        """The same for another session."""
+        """The same state for another session."""
         return SlotModel(identity, self.history.copy(seq_id), self.n_drawn, copy.deepcopy(self.answer))
 
 
@@ -83,11 +83,11 @@ class MarkModel:
     """A mark: its session and its position; None if it is stale."""
 
     identity: int
-    place: int | None
+    position: int | None
 
 
 def own_options(vocab: Vocab) -> Sampling:
-    """The options of the sessions themselves."""
+    """The options of sessions."""
     bias, seed = letter_bias(vocab, "abcdé", 6.0), 5
     limits: dict[str, Any] = {"max_tokens": 5, "min_tokens": 3, "eog_bias": 5.0}
     return Sampling(
@@ -96,7 +96,7 @@ def own_options(vocab: Vocab) -> Sampling:
 
 
 def other_options(vocab: Vocab) -> list[Sampling]:
-    """Options that answers of a program bring along."""
+    """The options of single answers in a program."""
     letters = letter_bias(vocab, "abé", 9.0)
     hello = dict.fromkeys(vocab.encode("hello", add_special=False, parse_special=False)[-1:], 9.0)
     return [
@@ -111,14 +111,14 @@ def other_options(vocab: Vocab) -> list[Sampling]:
     ]
 
 
-def read(events: EventStream, n: int, seen: list[Event]) -> None:
-    """Read up to n events, into ``seen``."""
+def read(events: EventStream, n: int, events_so_far: list[Event]) -> None:
+    """Read up to n events, and append them to ``events_so_far``."""
     for event in islice(events, n):
-        seen.append(event)
+        events_so_far.append(event)
 
 
 def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) -> None:
-    """Go elsewhere in a scratch branch, from ``length`` on; perhaps fail there."""
+    """Answer in a scratch branch from ``length`` on; perhaps raise in it."""
     with session.scratch_branch() as elsewhere:
         elsewhere.truncate(length)
         elsewhere.append_tokens(tokens)
@@ -128,11 +128,11 @@ def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) 
 
 
 class SessionPlayer:
-    """Runs a program on sessions of one context, in the model and in the reference.
+    """Plays a program on sessions of one context, on the models in plain Python, and on the reference.
 
     Args:
         bench: makes the context.
-        opening: the lines of Python that make the same model.
+        opening: the lines of Python that load the same model.
         n_seq_max: sequences of the context.
     """
 
@@ -167,7 +167,7 @@ class SessionPlayer:
                     self._compare()
 
     def _applies(self, step: Step) -> bool:
-        """Whether a step makes sense: shrinking may remove steps that others need."""
+        """Whether a step is possible; shrinking may have removed steps that it needs."""
         model = self._slots[step.slot]
         match step:
             case RestoreTo(_, name, _):
@@ -259,7 +259,7 @@ class SessionPlayer:
             case Remove(slot):
                 start, end = self._chosen(step)
                 errors = self._mark_errors(slot, start) | self._mark_errors(slot, end)
-                if not errors and self._place(end) < self._place(start):
+                if not errors and self._position(end) < self._position(start):
                     errors = {InvalidMark}
                 return errors, True
             case Shorten(_, n_tokens):
@@ -286,29 +286,29 @@ class SessionPlayer:
 
     def _mark_errors(self, slot: int, mark: int) -> Errors:
         model = self._marks[mark]
-        return {InvalidMark} if model.identity != self._slot(slot).identity or model.place is None else set()
+        return {InvalidMark} if model.identity != self._slot(slot).identity or model.position is None else set()
 
     def _chosen(self, step: Rollback | Remove) -> tuple[int, int]:
-        """The marks that a step is about, in the order of their places unless any will do."""
+        """The marks of a step, sorted by position unless any order is allowed."""
         identity = self._slot(step.slot).identity
-        good = [i for i, mark in enumerate(self._marks) if mark.identity == identity and mark.place is not None]
+        good = [i for i, mark in enumerate(self._marks) if mark.identity == identity and mark.position is not None]
         any_mark = step.any_mark or not good
         among = list(range(len(self._marks))) if any_mark else good[::-1]
         marks = (step.mark, step.mark) if isinstance(step, Rollback) else (step.start, step.end)
         first, second = (among[i % len(among)] for i in marks)
-        ordered = any_mark or self._place(first) <= self._place(second)
+        ordered = any_mark or self._position(first) <= self._position(second)
         return (first, second) if ordered else (second, first)
 
-    def _place(self, mark: int) -> int:
-        place = self._marks[mark].place
-        assert place is not None, "stale marks were refused"
-        return place
+    def _position(self, mark: int) -> int:
+        position = self._marks[mark].position
+        assert position is not None, "stale marks were refused"
+        return position
 
     def _length(self, step: Shorten | ScratchBranch) -> int:
         history = self._slot(step.slot).history
         if isinstance(step, Shorten):
             return max(0, len(history.tokens) - step.n_tokens)
-        # After a cut, what is decoded again is no longer what it was: that saw what was cut.
+        # After a cut, tokens that are decoded again change: before, they had attended to the removed tokens.
         return max(0, len(history.tokens) - (0 if history.was_cut else step.n_back))
 
     def _appended(self, step: Append) -> Sequence[int]:
@@ -326,16 +326,16 @@ class SessionPlayer:
             case MarkHere(slot):
                 self._marks.append(MarkModel(self._slot(slot).identity, len(self._slot(slot).history.tokens)))
             case Rollback(slot):
-                self._shorten(slot, self._place(self._chosen(step)[0]))
+                self._shorten(slot, self._position(self._chosen(step)[0]))
             case Shorten(slot):
                 self._shorten(slot, self._length(step))
             case Remove(slot, _, _, exact):
-                start, end = map(self._place, self._chosen(step))
+                start, end = map(self._position, self._chosen(step))
                 self._remove(slot, start, end, exact=exact)
             case ForkTo(slot, dst):
                 self._slots[dst] = replace(self._slot(slot).copied(self._identity(), dst), answer=None)
             case DumpAs(slot, name):
-                self._dumps[name] = self._slot(slot).copied(0, _KEPT + name)
+                self._dumps[name] = self._slot(slot).copied(0, _FIRST_DUMP + name)
             case RestoreTo(slot, name, _):
                 model = self._slots[slot] = self._dumps[name].copied(self._identity(), slot)
                 if model.unfinished is not None:
@@ -351,8 +351,8 @@ class SessionPlayer:
         model.history.shorten(length)
         model.answer = None
         for mark in self._marks_of(model):
-            if mark.place is not None and mark.place > length:
-                mark.place = None
+            if mark.position is not None and mark.position > length:
+                mark.position = None
 
     def _remove(self, slot: int, start: int, end: int, *, exact: bool) -> None:
         model, level = self._slot(slot), self._script.names["level"]
@@ -362,10 +362,10 @@ class SessionPlayer:
             return
         model.answer = None
         for mark in self._marks_of(model):
-            if mark.place is not None and start < mark.place < end:
-                mark.place = None
-            elif mark.place is not None and mark.place >= end:
-                mark.place -= end - start
+            if mark.position is not None and start < mark.position < end:
+                mark.position = None
+            elif mark.position is not None and mark.position >= end:
+                mark.position -= end - start
 
     def _marks_of(self, model: SlotModel) -> Iterator[MarkModel]:
         return (mark for mark in self._marks if mark.identity == model.identity)
@@ -373,13 +373,13 @@ class SessionPlayer:
     # Logits.
 
     def _error(self, row: Rows) -> float:
-        """The most that a logit of a row may be off: all of the row's error may lie in it."""
+        """The error bound of a single logit of a row: it may have all of the row's error."""
         return float(self._bench.tolerance.row * np.linalg.norm(row))
 
     def _look(self, slot: int) -> None:
         history = self._slot(slot).history
         errors: Errors = set() if history.tokens else {SessionError}
-        # The last token is decoded again where its logits were not kept, in a position that a fork may still hold.
+        # Without stored logits, the last token is decoded again; a fork may still share its position.
         needed = max(1, self._session(slot).n_pending)
         full: Errors = {ContextFull} if history.row is None and needed > self._context.n_free else set()
         if self._script.run(f"row = s{slot}.next_logits()", errors | full, must=bool(errors)):
@@ -409,7 +409,7 @@ class SessionPlayer:
             self._check_text(slot, n_shown)
 
     def _ask(self, step: Answer) -> bool:
-        """Ask for an answer; returns whether there is one to be read."""
+        """Start an answer; returns whether there is one to read."""
         slot, model = step.slot, self._slot(step.slot)
         paused = model.unfinished if model.unfinished is not None and model.unfinished.paused else None
         arguments = [] if step.options is None else [f"options[{step.options}]"]
@@ -455,8 +455,8 @@ class SessionPlayer:
         model, sampling = self._slot(slot), answer.sampling
         history, n_drawn = model.history, answer.n_drawn if answer.own else model.n_drawn
         row, number = history.next_row(), uniform(sampling.seed or 0, 0, n_drawn)
-        place = Place(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
-        right = may_be_chosen(token, row, self._error(row), sampling, place)
+        choice = Choice(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
+        right = may_be_chosen(token, row, self._error(row), sampling, choice)
         why = f"token {token} is not what {spelled(sampling)} chooses there"
         self._script.check(right, f"s{slot}.tokens[{len(history.tokens)}] != {token}", why)
         history.extend([token])
@@ -481,7 +481,7 @@ class SessionPlayer:
         check(actual.finish_reason is reason, f"{name}.finish_reason == {reason.value!r}", ended)
         check(usage == counts, f"{name}.usage == Usage{counts}", f"it is {usage}")
 
-    # What leaves no trace.
+    # Calls that leave no trace.
 
     def _play_aside(self, step: ScoreOf | Complete) -> None:
         slot, tight = step.slot, self._is_tight(step.slot)
@@ -498,7 +498,7 @@ class SessionPlayer:
 
     def _check_score(self, slot: int, score: Score) -> None:
         history = self._slot(slot).history
-        row, ahead = history.next_row(), history.copy(_ASIDE)
+        row, ahead = history.next_row(), history.copy(_LOOKAHEAD)
         for i, token in enumerate(score.tokens):
             expected = float(row[token] - np.logaddexp.reduce(row))
             bound = 2 * self._error(row) + 1e-5  # log-softmax moves by at most twice the largest change of a logit
@@ -510,11 +510,11 @@ class SessionPlayer:
 
     def _check_completion(self, slot: int, i: int, completion: Completion, sampling: Sampling) -> None:
         history = self._slot(slot).history
-        row, ahead = history.next_row(), history.copy(_ASIDE)
+        row, ahead = history.next_row(), history.copy(_LOOKAHEAD)
         answer = AnswerModel(sampling, len(history.tokens), 0, sampling.stop)
         for n, token in enumerate(completion.answer.tokens):
-            place = Place(tuple(ahead.tokens), n, uniform(sampling.seed or 0, i, n), self._vocab.eog_ids)
-            right = answer.reason is None and may_be_chosen(token, row, self._error(row), sampling, place)
+            choice = Choice(tuple(ahead.tokens), n, uniform(sampling.seed or 0, i, n), self._vocab.eog_ids)
+            right = answer.reason is None and may_be_chosen(token, row, self._error(row), sampling, choice)
             line = f"both[{i}].answer.tokens[{n}] != {token}"
             self._script.check(right, line, f"it is not what {spelled(sampling)} draws there from stream {i}")
             answer.take(token, self._vocab)

@@ -19,7 +19,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``generate``, with options by number or the session's own (None), and read ``n_read`` events of it."""
+    """``generate`` with numbered options, or with the session's (None); then read ``n_read`` events."""
 
     slot: int
     options: int | None
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReadOn:
-    """Read on in the answer that was asked for last; first cancel it, perhaps."""
+    """Read more of the last answer. It may be cancelled first."""
 
     slot: int
     n_read: int
@@ -46,7 +46,7 @@ class MarkHere:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """``rollback`` to one of the session's valid marks, the last first; or to any, stale and foreign ones too."""
+    """``rollback`` to one of the session's valid marks, counted from the last; or to any mark, even invalid ones."""
 
     slot: int
     mark: int
@@ -55,7 +55,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Shorten:
-    """``truncate`` by this number of tokens; -1 is one more than there are."""
+    """``truncate`` by a number of tokens; -1 is one more than the session has."""
 
     slot: int
     n_tokens: int
@@ -82,7 +82,7 @@ class ForkTo:
 
 @dataclass(frozen=True, slots=True)
 class DumpAs:
-    """``dump``, kept under ``name``."""
+    """``dump``, stored as ``name``."""
 
     slot: int
     name: int
@@ -99,7 +99,7 @@ class RestoreTo:
 
 @dataclass(frozen=True, slots=True)
 class ScratchBranch:
-    """``scratch_branch``: take ``n_back`` tokens back, append and answer there, and perhaps raise."""
+    """``scratch_branch``: remove ``n_back`` tokens, append and answer in it, and perhaps raise."""
 
     slot: int
     tokens: tuple[int, ...]

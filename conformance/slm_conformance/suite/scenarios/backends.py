@@ -92,13 +92,13 @@ class TestBackend(Scenarios):
 
     def test_a_damaged_file(self, bench: Bench) -> None:
         """Backend: an empty file, random bytes and a truncated file raise ``InvalidModelFile``."""
-        whole = tiny_model(bench.directory, "llama", "q8_0").read_bytes()
+        intact = tiny_model(bench.directory, "llama", "q8_0").read_bytes()
         damaged: Mapping[str, bytes] = {
             "an empty file": b"",
             "text": b"this is no model, whatever its name says\n" * 10,
-            "half a header": whole[:2000],
-            "half a file": whole[: len(whole) // 2],
-            "all but a byte": whole.rstrip(b"\0")[:-1],
+            "half a header": intact[:2000],
+            "half a file": intact[: len(intact) // 2],
+            "all but a byte": intact.rstrip(b"\0")[:-1],
         }
         for what, data in damaged.items():
             path = bench.directory / "damaged.gguf"

@@ -1,4 +1,4 @@
-"""What every scenario class derives from: it gives each scenario a bench, once for each model of the adopter."""
+"""The base of scenario classes: it runs each scenario on each of the adopter's models, with a bench."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from slm_core.types import EditLevel
 
 
 class Scenarios:
-    """A class of scenarios. Each takes a ``Bench`` and nothing else; its docstring begins with its clause.
+    """A class of scenarios. Each takes a ``Bench`` only, and its docstring begins with its clause.
 
     Attributes:
-        level: the edit level that the scenarios need; they are skipped if less is declared.
+        level: the edit level that the scenarios need; they are skipped if the backend declares less.
         models: the models to run on; None for the adopter's models.
-        further_models: what they run on besides the adopter's models, unless one file is under test.
-        on_one_model: scenarios whose result no model changes; they run on the first.
-        above_contract: whether they test what is written once, on top of any backend. They run on one model and in one
-            chat format each, in turn, unless the adopter asks for more (``BackendFixtures.above_contract``).
-        families: further chat formats that they run in, on a tiny model with the control tokens of each.
+        further_models: additional models to run on, unless a single file is under test.
+        on_one_model: scenarios whose result does not depend on the model; they run on the first one.
+        above_contract: whether they test code above the contract, which is the same for every backend. Then each runs
+            on one model and in one chat format, in turn, unless the adopter asks for more
+            (``BackendFixtures.above_contract``).
+        families: additional chat formats to run in, on a tiny model with the control tokens of each.
     """
 
     level: ClassVar[EditLevel] = EditLevel.REPLAY

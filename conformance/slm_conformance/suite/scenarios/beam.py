@@ -54,7 +54,7 @@ class TestBeam(Scenarios):
             row = log_softmax(bench.feed(bench.context(), [*bench.tokens(N_PROMPT), token])[-1:])[0]
             ended = token in bench.vocab.eog_ids
             pairs.append(first[token] if ended else first[token] + row.max())
-        # Two log probabilities, each of two rows that may be in error, and each off by two gaps (see Tolerance.gap).
+        # Two log probabilities of two rows each; each may be off by two gaps (see Tolerance.gap).
         slack = 8 * bench.tolerance.gap * float(np.linalg.norm(next_row(session))) + 1e-4
         assert abs(score - max(pairs)) <= slack, (
             f"the best of {WIDTH} beams after two tokens scores {score:.4f}; by plain decode, the likeliest pair that"
@@ -97,7 +97,7 @@ class TestBeam(Scenarios):
 
     def test_groups_differ(self, bench: Bench) -> None:
         """Generation: with a large diversity penalty, groups choose different tokens at each step."""
-        # An end-of-generation token would not be avoided: the group that ends with it goes on without it.
+        # An EOG token would not be avoided: a group whose hypothesis ends continues without it.
         beams = Beams(
             WIDTH,
             n_best=WIDTH,

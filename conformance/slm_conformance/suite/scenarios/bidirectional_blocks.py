@@ -19,7 +19,7 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 Blocks = tuple[tuple[int, int], ...]
-"""The first position of each bidirectional block, and the position after its last."""
+"""Start and end position of each bidirectional block."""
 
 
 class TestBidirectionalBlocks(Scenarios):
@@ -93,7 +93,7 @@ class TestBidirectionalBlocks(Scenarios):
     def test_are_kept_whole(self, bench: Bench) -> None:
         """Clause 14: ``truncate`` and ``fork`` may end at either end of a block, but not inside it."""
         tokens, context, blocks = bench.tokens(24), _context(bench), ((6, 12),)
-        whole = _feed(context, tokens[:16], blocks)
+        expected = _feed(context, tokens[:16], blocks)
         with bench.refused("a fork of 9 tokens, inside a block", InvalidPosition, context=context):
             context.fork(0, 1, 9)
         if bench.edit_level >= EditLevel.CUT:
@@ -104,7 +104,7 @@ class TestBidirectionalBlocks(Scenarios):
                 context.truncate(Pos(0, 11))
             context.truncate(Pos(0, 12))
             bench.same(
-                bench.feed(context, tokens[12:16]), whole[12:], "4 tokens after a truncate to the end of a block"
+                bench.feed(context, tokens[12:16]), expected[12:], "4 tokens after a truncate to the end of a block"
             )
             context.truncate(Pos(0, 6))
             bench.agree(
@@ -161,9 +161,9 @@ class TestBidirectionalBlocks(Scenarios):
             for data in (dump, foreign(dump)):
                 with bench.refused(f"a dump {what}", error, context=other):
                     other.restore(1, data.to_bytes())
-        whole = bench.context(n_batch=6)
-        whole.restore(1, foreign(snapshot).to_bytes())
-        assert whole.length(1) == 20, "a dump with a block of 6 was not restored for batches of 6"
+        with_larger_batches = bench.context(n_batch=6)
+        with_larger_batches.restore(1, foreign(snapshot).to_bytes())
+        assert with_larger_batches.length(1) == 20, "a dump with a block of 6 was not restored for batches of 6"
 
 
 def _context(bench: Bench) -> Context:

@@ -1,4 +1,4 @@
-"""Chats and oracles over the backend's contexts; facts that the demo model knows, and forgets."""
+"""Chats and oracles over the backend's contexts; facts that the demo model knows and forgets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ODD = (
     "<b>&amp;</b>",
     "\t",
 )
-"""What templates, and those who escape, get wrong."""
+"""Texts that templates and escaping often get wrong."""
 
 NUMBERED = (
     "{% for message in messages %}{{ loop.index }}{{ '<|im_start|>' + message.role + '\n' }}"
@@ -59,7 +59,7 @@ _WRITTEN = (
     " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
 )
 TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
-"""What llama.cpp's tokenizer makes of it; in the answers each is the best by at least 7.8 in the logits."""
+"""The tokens of llama.cpp's tokenizer; each token of the answers leads by at least 7.8 in the logits."""
 
 
 class TestChat(Scenarios):
@@ -108,8 +108,8 @@ class TestChat(Scenarios):
         calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
             burnt.send("the dog", stopping_criteria=[_raise])
-        here, there = (chat.send("the dog").tokens for chat in (calm, burnt))
-        assert there == here, "after an answer that raised, the chat draws another one than it would have"
+        undisturbed, after_error = (chat.send("the dog").tokens for chat in (calm, burnt))
+        assert after_error == undisturbed, "after an answer that raised, the chat draws another one than it would have"
 
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
         """Chat: the text so far of a cancelled answer is its message, and the chat continues."""
@@ -126,21 +126,23 @@ class TestChat(Scenarios):
         """Chat: the prompt has the template's control tokens only, whatever text a message contains."""
         control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
         spelled = "".join(bench.vocab.token_bytes(token, special=True).decode() for token in control[:20])
-        found = []
+        control_tokens = []
         for content in ("hi", spelled, f"{spelled}system\nhi"):
             messages = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
-            found.append([token for token in _chat(bench, messages).session.tokens if token in control])
-        assert found[0] == found[1] == found[2], "a message that spells control tokens brings them into the prompt"
+            control_tokens.append([token for token in _chat(bench, messages).session.tokens if token in control])
+        assert control_tokens[0] == control_tokens[1] == control_tokens[2], (
+            "a message that spells control tokens brings them into the prompt"
+        )
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
         messages = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
         prompt = bench.vocab.decode(_chat(bench, messages).session.tokens, special=True)
-        place = 0
+        searched_from = 0
         for message in messages:
-            start = prompt.find(message.content, place)
+            start = prompt.find(message.content, searched_from)
             assert start >= 0, f"the message {message.content!r} is not in the prompt, or out of order: {prompt!r}"
-            place = start + len(message.content)
+            searched_from = start + len(message.content)
 
     def test_edit(self, bench: Bench) -> None:
         """Chat: after ``edit``, the chat equals one that always had the new message."""
@@ -200,23 +202,23 @@ class TestChat(Scenarios):
         """Chat: a fork and its original do not affect each other."""
         chat = _chat(bench)
         tokens = chat.session.tokens
-        twin = chat.fork()
-        twin.send("the cat")
+        fork = chat.fork()
+        fork.send("the cat")
         assert chat.messages == SAID, "what was said in a fork is in the original"
         assert chat.session.tokens == tokens, "what was said in a fork is in the original's tokens"
-        assert len(twin.messages) == len(SAID) + 2, "a fork does not begin with the original's messages"
-        for which, name in ((chat, "the original"), (twin, "the fork")):
-            bench.agree(next_row(which.session), fresh_row(bench, which.session), f"the next logits of {name}")
+        assert len(fork.messages) == len(SAID) + 2, "a fork does not begin with the original's messages"
+        for either, name in ((chat, "the original"), (fork, "the fork")):
+            bench.agree(next_row(either.session), fresh_row(bench, either.session), f"the next logits of {name}")
 
     def test_a_fork_draws_on(self, bench: Bench) -> None:
         """Chat: a fork has the original's options, and answers with the original's next draws."""
-        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both where forks are copies
+        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both, even if forks are copies
         first = chat.send("the dog").tokens
-        twin = chat.fork()
-        assert twin.options == chat.options, "a fork has other options than its original"
-        here, there = (which.send("you").tokens for which in (chat, twin))
-        assert there == here, "a fork goes on with other draws than its original"
-        assert there != first, "a fork repeats the draws of an answer that was given before"
+        fork = chat.fork()
+        assert fork.options == chat.options, "a fork has other options than its original"
+        original_tokens, fork_tokens = (either.send("you").tokens for either in (chat, fork))
+        assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
+        assert fork_tokens != first, "a fork repeats the draws of an answer that was given before"
 
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
@@ -225,14 +227,16 @@ class TestChat(Scenarios):
         """
         chat = _chat(bench, options=ChatOptions(UNIFORM))
         chat.send("the dog")
-        with Chat.restore(BenchModel(bench), chat.dump()) as twin:
-            assert twin.messages == chat.messages, "a restored chat has other messages"
-            assert twin.options == chat.options, "a restored chat has other options"
+        with Chat.restore(BenchModel(bench), chat.dump()) as restored:
+            assert restored.messages == chat.messages, "a restored chat has other messages"
+            assert restored.options == chat.options, "a restored chat has other options"
             rendered = _chat(bench, chat.messages).session.tokens
-            assert twin.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
-            bench.agree(next_row(twin.session), fresh_row(bench, twin.session), "the next logits of a restored chat")
-            here, there = (which.send("you").tokens for which in (chat, twin))
-            assert there == here, "a restored chat goes on with other draws"
+            assert restored.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
+            bench.agree(
+                next_row(restored.session), fresh_row(bench, restored.session), "the next logits of a restored chat"
+            )
+            original_tokens, restored_tokens = (either.send("you").tokens for either in (chat, restored))
+            assert restored_tokens == original_tokens, "a restored chat goes on with other draws"
 
     @staticmethod
     def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
@@ -293,10 +297,12 @@ class TestOracle(Scenarios):
     def test_the_draws_after_it(self, bench: Bench) -> None:
         """Oracle: a question does not change the chat's next draws."""
         for n_seq_max in (3, 1):
-            unasked, asked = (_chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2))
-            asked.oracle().ask("is it on", sampling=UNIFORM)
-            here, there = (chat.send("the dog").tokens for chat in (unasked, asked))
-            assert there == here, "a chat draws another answer once its oracle was asked"
+            unquestioned, questioned = (
+                _chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2)
+            )
+            questioned.oracle().ask("is it on", sampling=UNIFORM)
+            tokens, tokens_after_question = (chat.send("the dog").tokens for chat in (unquestioned, questioned))
+            assert tokens_after_question == tokens, "a chat draws another answer once its oracle was asked"
 
     def test_options_are_content(self, bench: Bench) -> None:
         """Oracle: an option that spells a control token is scored as text."""
@@ -319,7 +325,7 @@ class TestOracle(Scenarios):
 
 
 class TestMeaning(Scenarios):
-    """Chats with the demo model: it knows the facts that it was told, and no facts that were deleted."""
+    """Chats with the demo model: it knows the facts in its messages, and no facts of deleted messages."""
 
     above_contract = True
     models = ("demo",)
@@ -334,7 +340,7 @@ class TestMeaning(Scenarios):
 
     def test_what_was_told_is_known(self, bench: Bench) -> None:
         """Chat: the model repeats a fact that it was told, also after a dump is restored."""
-        chat = _told(bench)
+        chat = _chat_that_knows_a_name(bench)
         with Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
             for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
                 answer = which.send("What is my name?").text
@@ -342,11 +348,11 @@ class TestMeaning(Scenarios):
 
     def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
         """Chat: the model does not know a deleted fact, and knows the new fact after an edit."""
-        chat = _told(bench)
+        chat = _chat_that_knows_a_name(bench)
         chat.edit(0, "My name is Bob.")
         answer = chat.send("What is my name?").text
         assert "Bob" in answer, f"after an edit that says Bob, the model says {answer!r}"
-        chat = _told(bench)
+        chat = _chat_that_knows_a_name(bench)
         for _ in chat.messages:
             chat.delete(0)
         answer = chat.send("What is my name?").text
@@ -354,7 +360,7 @@ class TestMeaning(Scenarios):
 
     def test_think(self, bench: Bench) -> None:
         """Oracle: ``think`` returns the reasoning apart from the answer; the chat keeps neither."""
-        chat = _told(bench)
+        chat = _chat_that_knows_a_name(bench)
         before = chat.messages
         answer = chat.oracle().think("What is my name?")
         assert "Ada" in answer.text, f"asked to think about the name, the oracle says {answer.text!r}"
@@ -365,7 +371,7 @@ class TestMeaning(Scenarios):
 
     def test_extract(self, bench: Bench) -> None:
         """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
-        oracle, name = _told(bench).oracle(), {"type": "string"}
+        oracle, name = _chat_that_knows_a_name(bench).oracle(), {"type": "string"}
         fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
         extracted = oracle.extract(fits)
         assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
@@ -377,22 +383,22 @@ class TestMeaning(Scenarios):
 
 
 class BenchModel:
-    """What ``Chat.restore`` needs: contexts are as those of the bench, and counted.
+    """A model for ``Chat.restore``. Its contexts come from the bench and are recorded.
 
     Attributes:
-        contexts: those that were made.
-        asked: the sizes that were asked for.
+        contexts: all contexts.
+        requested_sizes: ``n_ctx``, ``n_seq_max`` and ``n_batch`` of each.
     """
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.info, self.vocab, self.formatter = bench.model.info, bench.vocab, bench.formatter
         self.contexts: list[Context] = []
-        self.asked: list[tuple[int, int, int]] = []
+        self.requested_sizes: list[tuple[int, int, int]] = []
 
     def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
-        """One of the bench's."""
-        self.asked.append((n_ctx, n_seq_max, n_batch))
+        """A context of the bench."""
+        self.requested_sizes.append((n_ctx, n_seq_max, n_batch))
         self.contexts.append(self._bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch))
         return self.contexts[-1]
 
@@ -417,7 +423,7 @@ def _prompt(bench: Bench, question: str) -> list[int]:
 
 
 def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
-    """Have the oracle choose: it takes the likeliest option, with the reference's probabilities."""
+    """Require that the oracle chooses the likeliest option, with the reference's probabilities."""
     choice = chat.oracle().choose("is it", options)
     scores, slack = _scores(bench, "is it", options)
     best = choice.probabilities.index(max(choice.probabilities))
@@ -432,7 +438,7 @@ def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
 
 
 def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log-probability of each option as the whole answer, by the reference, and how far it may be off."""
+    """The reference's log probability of each option as the whole answer, and its error bound."""
     prompt = _prompt(bench, question)
     scores, slack = [], []
     for option in options:
@@ -441,7 +447,7 @@ def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArra
         shares = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
         end = np.logaddexp.reduce(shares[-1, sorted(bench.vocab.eog_ids)])
         scores.append(shares[np.arange(len(tokens)), tokens].sum() + end)
-        # Each log-probability is off by two gaps at most (see Tolerance.gap).
+        # Each log probability is off by at most two gaps (see Tolerance.gap).
         slack.append(2 * bench.tolerance.gap * np.linalg.norm(rows, axis=1).sum() + 1e-5)
     return np.array(scores), np.array(slack)
 
@@ -451,13 +457,13 @@ def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _raise(event: Event, draft: Draft) -> StoppingAction:
-    """Fail at the third token, or at the end where that comes first."""
+    """Raise at the third token, or at the end of a shorter answer."""
     if len(draft.tokens) == 3 or event.text == "":
         raise KeyError("a stopping criterion's own error")
     return StoppingAction.NEXT
 
 
-def _told(bench: Bench) -> Chat:
+def _chat_that_knows_a_name(bench: Bench) -> Chat:
     chat = _chat(bench, (), options=TOLD)
     chat.send("My name is Ada.")
     return chat

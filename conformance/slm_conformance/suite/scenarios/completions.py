@@ -14,11 +14,11 @@ from slm_core.types import Capability
 N_PROMPT = 20
 N_TOKENS = 6
 ANY = replace(UNIFORM, seed=4, max_tokens=N_TOKENS)
-"""Completions are the same of two as of four, though forks that are decoded together may round otherwise."""
+"""A seed with equal completions for n = 2 and n = 4, although forks that are decoded together may round differently."""
 
 
 class TestCompletions(Scenarios):
-    """Completions: forks of one prompt that are decoded together, each as if it were alone."""
+    """Completions: forks of one prompt are decoded together, and each gives the result that it gives alone."""
 
     above_contract = True
 
@@ -75,9 +75,9 @@ class TestCompletions(Scenarios):
     def test_best_of(self, bench: Bench) -> None:
         """Generation: ``best_of`` keeps the completions with the largest mean log probability, best first."""
         every = _session(bench).completions(4, ANY).run()
-        kept = _session(bench).completions(2, ANY, best_of=4).run()
+        answered = _session(bench).completions(2, ANY, best_of=4).run()
         best = sorted(every, key=lambda completion: -completion.mean_logprob)[:2]
-        assert _tokens(kept) == _tokens(best), "best_of kept other completions than those with the largest mean"
+        assert _tokens(answered) == _tokens(best), "best_of kept other completions than those with the largest mean"
 
 
 def _session(bench: Bench) -> Session:

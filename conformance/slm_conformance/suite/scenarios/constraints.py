@@ -1,4 +1,4 @@
-"""Constraints over the backend's logits and vocabulary: answers fit for any logits."""
+"""Constraints over the backend's logits and vocabulary: answers match them for any logits."""
 
 from __future__ import annotations
 
@@ -138,19 +138,21 @@ class TestConstraints(Scenarios):
         """
         spec, sampling = JsonSchema(PERSON, compact=True), replace(UNIFORM, max_tokens=200)
         session = _session(bench)
-        whole, after = session.generate(sampling, constraint=spec).run(), next_row(session)
-        for n in (1, 4, len(whole.tokens) - 1):
+        uninterrupted, after = session.generate(sampling, constraint=spec).run(), next_row(session)
+        for n in (1, 4, len(uninterrupted.tokens) - 1):
             session = _session(bench)
             for _ in session.generate(sampling, constraint=spec, stopping_criteria=[_pause_after(n)]):
                 pass
-            twin = Session.restore(bench.context(), bench.vocab, session.dump())
-            tokens = twin.generate(stopping_criteria=()).run().tokens
-            assert tokens == whole.tokens, f"dumped after {n} tokens, an answer under a constraint has other tokens"
-            bench.same(next_row(twin), after, f"the next logits of an answer that was dumped after {n} tokens")
+            restored = Session.restore(bench.context(), bench.vocab, session.dump())
+            tokens = restored.generate(stopping_criteria=()).run().tokens
+            assert tokens == uninterrupted.tokens, (
+                f"dumped after {n} tokens, an answer under a constraint has other tokens"
+            )
+            bench.same(next_row(restored), after, f"the next logits of an answer that was dumped after {n} tokens")
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes are whole characters, or none: control tokens are no text, and free."""
+    """Whether the bytes are whole characters, at least one; control tokens have no bytes and are unconstrained."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -159,10 +161,10 @@ def _is_text(data: bytes) -> bool:
 
 
 class _ThenGreedy(Script):
-    """Says given tokens first, then the likeliest."""
+    """A sampler that returns fixed tokens, then the likeliest ones."""
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The next one."""
+        """The next token."""
         if self._n_said < len(self._tokens):
             return super().sample(logits)
         return int(logits.argmax())
@@ -180,13 +182,13 @@ def _answer(bench: Bench, spec: Spec, *, seed: int) -> Answer:
 
 
 def _said_first(bench: Bench, text: str, spec: Spec) -> Answer:
-    """The answer of a model that says ``text`` first."""
+    """The answer of a model that begins with ``text``."""
     sampler = _ThenGreedy(_encoded(bench, text))
     return _session(bench, n_ctx=512).generate(Sampling(max_tokens=400), sampler=sampler, constraint=spec).run()
 
 
 def _encoded(bench: Bench, text: str) -> Sequence[int]:
-    """The tokens of a text within another one: a leading space is none of it."""
+    """The tokens of a text inside a longer text, without a leading space."""
     vocab = bench.vocab
     before = vocab.encode("\n", add_special=False, parse_special=False)
     return vocab.encode("\n" + text, add_special=False, parse_special=False)[len(before) :]

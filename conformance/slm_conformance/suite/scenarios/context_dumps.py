@@ -1,4 +1,4 @@
-"""Dumps of whole contexts: every sequence comes back, and what forks shared is shared again."""
+"""Dumps of whole contexts: all sequences are restored, and forks share storage as before."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _N_CTX, _N_SEQ_MAX = 160, 6
 
 
 class TestContextDumps(Scenarios):
-    """Clause 18: a context that is dumped and restored goes on as it would have, every sequence, in as much room."""
+    """Clause 18: in a restored context every sequence continues, and the context has as much room as before."""
 
     def test_goes_on(self, bench: Bench) -> None:
-        """Clause 18: each sequence holds what it held and goes on as the reference does, forks of forks among them."""
+        """Clause 18: each sequence has its tokens and continues like the reference, including forks of forks."""
         context, reference = self._context(bench)
         other = self._restored(bench, context)
         for seq_id in range(_N_SEQ_MAX):
@@ -36,11 +36,11 @@ class TestContextDumps(Scenarios):
             bench.agree(bench.feed(other, more, seq_id), reference.decode(more, seq_id), what)
 
     def test_shares_again(self, bench: Bench) -> None:
-        """Clause 18: what forks shared is shared again: as many positions are free, and dropping one frees as many."""
+        """Clause 18: sequences share storage as before: ``n_free`` and ``n_exclusive`` are equal."""
         context, _ = self._context(bench)
         other = self._restored(bench, context)
         assert other.n_free == context.n_free, f"{other.n_free} positions are free, and {context.n_free} were"
-        exclusive = [[each.n_exclusive(seq_id) for seq_id in range(_N_SEQ_MAX)] for each in (context, other)]
+        exclusive = [[one.n_exclusive(seq_id) for seq_id in range(_N_SEQ_MAX)] for one in (context, other)]
         assert exclusive[0] == exclusive[1], f"exclusive positions are {exclusive[1]}, and were {exclusive[0]}"
         for seq_id in (1, 0, 4):
             context.drop(seq_id)
@@ -48,7 +48,7 @@ class TestContextDumps(Scenarios):
             assert other.n_free == context.n_free, f"after dropping sequence {seq_id}, another number is free"
 
     def test_after_edits(self, bench: Bench) -> None:
-        """Clause 18: cuts before a fork and after it come back with what they left, in as much room."""
+        """Clause 18: cuts before and after a fork are restored, with the same room."""
         bench.requires(EditLevel.CUT)
         context, reference = self._context(bench)
         for seq_id, start, end in ((0, 2, 5), (3, 1, 4), (1, 21, 23)):
@@ -61,19 +61,20 @@ class TestContextDumps(Scenarios):
         other = self._restored(bench, context)
         assert other.n_free == context.n_free, f"{other.n_free} positions are free, and {context.n_free} were"
         for seq_id in range(_N_SEQ_MAX):
-            edits = [SequenceSnapshot.from_bytes(each.dump(seq_id)).edits for each in (context, other)]
+            edits = [SequenceSnapshot.from_bytes(one.dump(seq_id)).edits for one in (context, other)]
             assert edits[0] == edits[1], f"sequence {seq_id} has the edits {edits[1]}, and had {edits[0]}"
             more = bench.tokens(6, seed=20 + seq_id)
             what = f"sequence {seq_id} of a context that was dumped after cuts"
             bench.agree(bench.feed(other, more, seq_id), reference.decode(more, seq_id), what)
 
     def test_in_parts(self, bench: Bench) -> None:
-        """Clauses 17 and 18: parts have the size asked for; a sequence that changes, or ``close``, ends them."""
+        """Clauses 17 and 18: parts have the requested size; a change of a sequence, or ``close``, ends the iterator."""
         context, _ = self._context(bench)
         data = b"".join(context.dump_context())
         size = len(data) // 24
         parts = list(context.dump_context(size))
-        assert b"".join(parts) == data, "a context's dump in small parts is another dump"
+        is_same = b"".join(parts) == data
+        assert is_same, "a context's dump in small parts is another dump"
         assert {len(part) for part in parts[:-1]} == {size}, f"parts are not of the {size} bytes that were asked for"
         ends: tuple[tuple[type[SequenceChanged | ContextClosed], Callable[[], object]], ...] = (
             (SequenceChanged, lambda: bench.feed(context, bench.tokens(1), seq_id=3)),
@@ -88,13 +89,13 @@ class TestContextDumps(Scenarios):
                 next(open_parts)
 
     def test_of_an_empty_context(self, bench: Bench) -> None:
-        """Clause 18: a context that holds nothing has a dump, too."""
+        """Clause 18: an empty context can be dumped, too."""
         other = bench.context()
         other.restore_context(bench.context().dump_context())
         assert other.n_free == other.n_ctx, "a dump of nothing takes positions"
 
     def test_refusals(self, bench: Bench) -> None:
-        """Clauses 1 and 18: a context that is not empty, no room, parts that are no dump: refused, nothing changed."""
+        """Clauses 1 and 18: a non-empty context, too little room, and invalid parts are refused; nothing changes."""
         context, _ = self._context(bench)
         data = b"".join(context.dump_context())
         with bench.refused("a context that holds tokens", InvalidSequence, context=context):
@@ -115,10 +116,10 @@ class TestContextDumps(Scenarios):
         few = bench.context(n_ctx=_N_CTX, n_seq_max=_N_SEQ_MAX - 2)
         with bench.refused("more sequences than there are", InvalidSequence, context=few):
             few.restore_context([data])
-        for each in (other, small):
+        for refusing in (other, small):
             tokens = bench.tokens(20, seed=9)
             what = "what follows a context's dump that was refused"
-            bench.agree(bench.feed(each, tokens), bench.oracle().decode(tokens), what)
+            bench.agree(bench.feed(refusing, tokens), bench.oracle().decode(tokens), what)
 
     @staticmethod
     def _restored(bench: Bench, context: Context) -> Context:
@@ -128,7 +129,7 @@ class TestContextDumps(Scenarios):
 
     @staticmethod
     def _context(bench: Bench) -> tuple[Context, Oracle]:
-        """A context of forks of forks: of the whole, of parts, of one that was truncated; sequence 2 is empty."""
+        """A context with forks of forks: of a whole, of parts, of a truncated sequence; sequence 2 is empty."""
         context, reference = bench.context(n_ctx=_N_CTX, n_seq_max=_N_SEQ_MAX), bench.oracle()
 
         def feed(n: int, seq_id: int) -> None:
@@ -155,6 +156,6 @@ class TestContextDumps(Scenarios):
 
 
 def _tiny_parts(data: bytes) -> Iterator[bytes]:
-    """A dump in parts that end anywhere."""
+    """A dump in parts with arbitrary ends."""
     size = len(data) // 24
     return (data[first : first + size] for first in range(0, len(data), size))

@@ -13,14 +13,14 @@ from slm_core.types import Capability, EditLevel, Pos
 
 
 class TestCut(Scenarios):
-    """Clause 4, at edit level CUT: the float64 reference makes the same cut by definition."""
+    """Clause 4, at edit level CUT: logits after a cut equal those of the float64 reference after the same cut."""
 
     level = EditLevel.CUT
 
     def test_of_a_span(self, bench: Bench) -> None:
         """Clause 4: a cut at the head, a cut in the middle, and a cut of one token equal the reference's."""
-        for span in ((0, 11), (13, 22), (20, 21)):
-            self._cut_and_go_on(bench, span)
+        for bounds in ((0, 11), (13, 22), (20, 21)):
+            self._cut_and_go_on(bench, bounds)
 
     def test_at_the_tail(self, bench: Bench) -> None:
         """Clause 4: a cut of the last tokens is a truncate."""
@@ -50,10 +50,10 @@ class TestCut(Scenarios):
     def test_between_decodes(self, bench: Bench) -> None:
         """Clause 4: tokens that were decoded after a cut can be cut, too."""
         context, reference = bench.context(), bench.oracle()
-        for i, span in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
+        for i, bounds in enumerate([(2, 5), (0, 9), (7, 8), (12, 20), (1, 17)]):
             tokens = bench.tokens(15, seed=i)
             bench.agree(bench.feed(context, tokens), reference.decode(tokens), f"15 tokens after {i} cuts")
-            self._cut(context, reference, *span)
+            self._cut(context, reference, *bounds)
         more = bench.tokens(6, seed=9)
         bench.agree(bench.feed(context, more), reference.decode(more), "6 tokens after 5 cuts")
 
@@ -156,21 +156,23 @@ class TestCut(Scenarios):
             with bench.refused(f"cut({start}, {end})", InvalidSequence, context=context):
                 context.cut(start, end)
 
-    def _cut_and_go_on(self, bench: Bench, *spans: tuple[int, int]) -> None:
+    def _cut_and_go_on(self, bench: Bench, *cuts: tuple[int, int]) -> None:
         context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(40)
         bench.feed(context, tokens)
         reference.decode(tokens)
-        for start, end in spans:
+        for start, end in cuts:
             self._cut(context, reference, start, end)
         more = bench.tokens(12, seed=1)
-        what = ", ".join(f"cut({start}, {end})" for start, end in spans)
+        what = ", ".join(f"cut({start}, {end})" for start, end in cuts)
         bench.agree(bench.feed(context, more), reference.decode(more), f"12 tokens after {what} of 40")
 
     @staticmethod
     def _cut(context: Context, reference: Oracle, start: int, end: int, seq_id: int = 0) -> None:
         tokens = context.tokens(seq_id)
-        place = context.cut(Pos(seq_id, start), Pos(seq_id, end))
+        returned = context.cut(Pos(seq_id, start), Pos(seq_id, end))
         reference.cut(start, end, seq_id)
-        kept = tokens[:start] + tokens[end:]
-        assert place == Pos(seq_id, len(kept)), f"cut({start}, {end}) of {len(tokens)} tokens returned {place}"
-        assert context.tokens(seq_id) == kept, f"cut({start}, {end}) left other tokens than those around the span"
+        remaining = tokens[:start] + tokens[end:]
+        assert returned == Pos(seq_id, len(remaining)), (
+            f"cut({start}, {end}) of {len(tokens)} tokens returned {returned}"
+        )
+        assert context.tokens(seq_id) == remaining, f"cut({start}, {end}) left other tokens than those around the span"

@@ -1,4 +1,4 @@
-"""Decoding: whole, in chunks, among strangers, to the last position, and refused."""
+"""Decoding: whole prompts, chunks, several sequences, full contexts, and invalid batches."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class TestDecodeRefusals(Scenarios):
     def _refused_then_goes_on(
         bench: Bench, why: str, error: type[SlmError], runs: list[tuple[int, int, list[int]]]
     ) -> None:
-        """Decode 20 tokens, have ``runs`` refused, and find that the sequences go on as if nothing had been."""
+        """Decode 20 tokens, require that ``runs`` are refused, and that the sequences continue as before."""
         context, tokens, other = bench.context(), bench.tokens(24), bench.tokens(4, seed=3)
         bench.feed(context, tokens[:20])
         with bench.refused(why, error, context=context):

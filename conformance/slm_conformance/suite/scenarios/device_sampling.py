@@ -1,4 +1,4 @@
-"""The largest logits of rows, in place of the rows."""
+"""The largest logits of rows, computed on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.protocols import Context
 from slm_core.types import Capability, Pos, TopLogits
 
 _TOTAL = 1e-5
-"""How far a float32 sum of a few thousand exponentials is from the exact one, relative, with room to spare."""
+"""Bound of the relative error of a float32 sum of a few thousand exponentials."""
 
 
 class TestDeviceSampling(Scenarios):
@@ -45,12 +45,12 @@ class TestDeviceSampling(Scenarios):
         """Clause 12: requested rows come in the order of the batch, among other sequences; others give none."""
         tokens, others, context = bench.tokens(9), bench.tokens(9, seed=1), _context(bench)
         batches = []
-        for each in (context, bench.context()):
-            batch = each.new_batch()
+        for tested in (context, bench.context()):
+            batch = tested.new_batch()
             for i in range(9):
                 batch.add(others[i], Pos(1, i), logits=i == 4)
                 batch.add(tokens[i], Pos(0, i), logits=i in (1, 2, 6))
-            batches.append(each.decode(batch) if each is not context else each.decode_top(batch, 4))
+            batches.append(tested.decode(batch) if tested is not context else tested.decode_top(batch, 4))
         top, rows = batches
         assert isinstance(top, TopLogits) and isinstance(rows, np.ndarray)
         _check_top(top, rows, 4)
@@ -93,7 +93,7 @@ def _context(bench: Bench, n_ctx: int = 256) -> Context:
 
 
 def _check_top(top: TopLogits, rows: Rows, k: int) -> None:
-    """Fail if it differs from the first columns of a stable sort of the rows."""
+    """Require the result to equal the first columns of a stable sort of the rows."""
     expected = np.argsort(-rows, axis=1, kind="stable")[:, :k]
     wrong = np.flatnonzero((top.tokens != expected).any(axis=1))
     assert not len(wrong), f"row {wrong[0]}: the {k} likeliest tokens are {expected[wrong[0]]}, not {top.tokens[wrong]}"

@@ -49,10 +49,10 @@ class TestDeclarations(Scenarios):
         context = bench.context()
         tokens = bench.tokens(20)
         bench.feed(context, tokens)
-        whole = SequenceSnapshot.from_bytes(context.dump(0))
+        snapshot = SequenceSnapshot.from_bytes(context.dump(0))
         removed = bench.tokens(3, seed=1)
         edits = (Edit(4, tuple(removed), 20),)
-        data = dataclasses.replace(whole, backend="stranger", edits=edits, payload=b"").to_bytes()
+        data = dataclasses.replace(snapshot, backend="stranger", edits=edits, payload=b"").to_bytes()
         if context.edit_level >= EditLevel.CUT:
             reference = bench.reference()
             reference.decode([*tokens[:4], *removed, *tokens[4:17]])

@@ -216,14 +216,14 @@ def _feed(context: Context, rows: Rows, seq_id: int = 0, chunk: int = 64) -> Row
 
 
 def _decode(bench: Bench, context: Context, rows: Rows, first: int) -> None:
-    """Rows behind a sound run of tokens of another sequence."""
+    """Embedding rows after a valid run of tokens of another sequence."""
     batch = bench.batch(context, (1, 0, bench.tokens(2)))
     batch.add_embeddings(rows, Pos(0, first))
     context.decode(batch)
 
 
 def _dump(bench: Bench, tokens: list[int], *, cut: bool) -> bytes:
-    """Ten tokens and ten rows, dumped; perhaps [8, 13) of them was cut."""
+    """A dump of ten tokens and ten rows, perhaps after a cut of [8, 13)."""
     context = _context(bench)
     bench.feed(context, tokens[:10])
     _feed(context, _table(bench, tokens[10:20]))

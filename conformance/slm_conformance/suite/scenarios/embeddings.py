@@ -1,4 +1,4 @@
-"""Hidden states in place of logits, and the embeddings of texts that are made of them."""
+"""Hidden states instead of logits, and embeddings of texts, which are pooled hidden states."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TestEmbeddings(Scenarios):
         for pooling in Pooling:
             vectors = embed(context, texts, pooling, normalize=False).vectors
             expected = np.stack([_pooled(rows, pooling) for rows in states])
-            # A mean or maximum moves by no more than all rows together do.
+            # A mean or maximum changes by at most the sum of the changes of all rows.
             allowed = [bench.tolerance.state * np.linalg.norm(rows) for rows in states]
             errors = np.linalg.norm(vectors - expected, axis=1)
             assert (errors <= allowed).all(), (

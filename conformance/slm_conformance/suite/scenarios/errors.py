@@ -1,4 +1,4 @@
-"""What errors of a context say: which sequence is at fault."""
+"""The sequence that an error of a context names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Call = Callable[[], object]
 
 
 class TestErrors(Scenarios):
-    """Clause 1: whoever serves many sequences learns from an error which of them it is about."""
+    """Clause 1: an error names its sequence, so that a server of many sequences knows which of them it is about."""
 
     def test_name_the_sequence_without_room(self, bench: Bench) -> None:
-        """Clause 1: ``ContextFull`` has the sequence that has no room; of a batch, that of the first token without."""
+        """Clause 1: ``ContextFull`` names the sequence without room; in a batch, that of the first token without."""
         context = self._context(bench)
         calls: dict[int, list[_Call]] = {
             0: [lambda: context.decode(bench.batch(context, (0, 20, bench.tokens(15))))],
@@ -35,7 +35,7 @@ class TestErrors(Scenarios):
                 self._names(bench, context, call, seq_id, ContextFull)
 
     def test_name_the_sequence_of_a_bad_batch(self, bench: Bench) -> None:
-        """Clause 1: a token or a position that is refused is that of a sequence, and so is one that does not exist."""
+        """Clause 1: a refused token or position names its sequence, and so does a sequence that does not exist."""
         context, size = self._context(bench), bench.vocab.size
         runs = (0, 20, bench.tokens(2))
         bad: dict[type[ContextError], tuple[int, _Call]] = {
@@ -47,7 +47,7 @@ class TestErrors(Scenarios):
             self._names(bench, context, call, seq_id, error)
 
     def test_name_the_sequence_of_a_call(self, bench: Bench) -> None:
-        """Clause 1: a call about a sequence that does not exist, or a place outside one, names it."""
+        """Clause 1: a call with an unknown sequence, or a position outside a sequence, names it."""
         context = self._context(bench)
         data = context.dump(0)
         unknown: dict[int, list[_Call]] = {

@@ -1,7 +1,8 @@
-"""Calls that fail half-way, by nobody's mistake: an interrupt, a batch that cannot be read."""
+"""Calls that fail half-way although they are legal: an interrupt, or a batch that cannot be read."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -21,7 +22,7 @@ from slm_core.protocols import Context
 from slm_core.types import Capability, Pos
 
 _SHARES = (0.25, 0.5)
-"""How far a call has come, in calls of Python functions, when it is interrupted: among the engine's own work."""
+"""When to interrupt a call, as a share of its calls of Python functions, while the engine works."""
 
 
 class TestFailures(Scenarios):
@@ -83,7 +84,7 @@ class TestFailures(Scenarios):
     def test_an_interrupted_restore_over_a_fork(self, bench: Bench) -> None:
         """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no additional room.
 
-        The context is almost full: what the fork held cannot be made anew, as dropping the fork frees nothing.
+        The context is almost full. The fork's tokens could not be decoded again, as dropping the fork frees nothing.
         A backend may also refuse the dump with ``ContextFull``.
         """
         if Capability.SHARED_FORK not in bench.capabilities:
@@ -117,7 +118,7 @@ class _Unreadable(Exception):
 
 
 class _UnreadableBatch(TokenBatch):
-    """A batch of which so many reads of arrays succeed, and no more."""
+    """A batch whose arrays can be read ``n_reads`` times; later reads raise."""
 
     def __init__(self, capacity: int, n_reads: int) -> None:
         super().__init__(capacity)
@@ -131,27 +132,27 @@ class _UnreadableBatch(TokenBatch):
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Token ids, or a failure."""
+        """Token ids, or an exception."""
         return self._read(super().tokens)
 
     @property
     def seq_ids(self) -> NDArray[np.int32]:
-        """Sequences, or a failure."""
+        """Sequences, or an exception."""
         return self._read(super().seq_ids)
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        """Positions, or a failure."""
+        """Positions, or an exception."""
         return self._read(super().positions)
 
     @property
     def logits_mask(self) -> NDArray[np.bool_]:
-        """Rows asked for, or a failure."""
+        """The requested rows, or an exception."""
         return self._read(super().logits_mask)
 
 
 def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) -> list[tuple[Context, float]]:
-    """Contexts whose call was interrupted, and how far it had come; fails where one has changed."""
+    """Contexts after an interrupted call, and how far it had come; fails if one has changed."""
     n_calls = _watch(prepare()[1], None)
     done = []
     for share in _SHARES:
@@ -170,13 +171,18 @@ def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) ->
 
 
 def _watch(call: Callable[[], object], stop: int | None) -> int:
-    """Make a call, and interrupt it at the ``stop``-th call of a Python function; returns how many there were."""
+    """Make a call, and interrupt it at the ``stop``-th call of a Python function; returns the number of such calls.
+
+    Generators do not count: Python resumes an abandoned generator once more, and ignores its exceptions.
+    """
     n = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal n
-        n += event == "call"
-        if event == "call" and n == stop:
+        if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return
+        n += 1
+        if n == stop:
             raise KeyboardInterrupt
 
     before = sys.getprofile()

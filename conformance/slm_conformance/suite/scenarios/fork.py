@@ -1,4 +1,4 @@
-"""Copies of a sequence that go their own ways."""
+"""Forks: copies of a sequence that continue independently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestFork(Scenarios):
         bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that goes on")
 
     def test_copy_and_original_diverge(self, bench: Bench) -> None:
-        """Clause 5: copy and original do not see each other's later tokens, in turns or in one batch."""
+        """Clause 5: copy and original do not see each other's later tokens, alternately or in one batch."""
         context, reference, tokens = bench.context(), bench.oracle(), bench.tokens(20)
         bench.feed(context, tokens)
         reference.decode(tokens)
@@ -75,28 +75,28 @@ class TestFork(Scenarios):
 
     def test_dropping_one_leaves_the_other(self, bench: Bench) -> None:
         """Clause 5: dropping either side of a fork does not change the other."""
-        for dropped, kept in ((0, 1), (1, 0)):
+        for dropped, other in ((0, 1), (1, 0)):
             context, tokens = bench.context(), bench.tokens(30)
             bench.feed(context, tokens[:20])
             context.fork(0, 1)
             context.drop(dropped)
             assert context.length(dropped) == 0, "a dropped sequence still holds tokens"
-            # What was freed is written over, if anything was.
+            # Overwrites the freed storage, if any.
             bench.feed(context, bench.tokens(25, seed=1), seq_id=2)
             expected = bench.oracle().decode(tokens)[20:]
-            bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was dropped")
+            bench.agree(bench.feed(context, tokens[20:], other), expected, "a fork, after the other side was dropped")
 
     def test_truncating_one_leaves_the_other(self, bench: Bench) -> None:
         """Clause 5: truncating either side of a fork, and decoding other tokens there, does not change the other."""
         bench.requires(EditLevel.TRUNCATE)
-        for truncated, kept in ((0, 1), (1, 0)):
+        for truncated, other in ((0, 1), (1, 0)):
             context, tokens = bench.context(), bench.tokens(30)
             bench.feed(context, tokens[:20])
             context.fork(0, 1)
             context.truncate(Pos(truncated, 7))
             bench.feed(context, bench.tokens(13, seed=1), seq_id=truncated)
             expected = bench.oracle().decode(tokens)[20:]
-            bench.agree(bench.feed(context, tokens[20:], kept), expected, "a fork, after the other side was truncated")
+            bench.agree(bench.feed(context, tokens[20:], other), expected, "a fork, after the other side was truncated")
 
     def test_shares_storage_as_declared(self, bench: Bench) -> None:
         """Clause 5: a shared fork takes no positions until written; a copy takes its length."""
@@ -132,7 +132,7 @@ class TestFork(Scenarios):
             context.n_exclusive(4)
 
     def test_what_it_decodes_again(self, bench: Bench) -> None:
-        """Clause 5: ``fork_cost`` says what a fork decodes again: nothing of the whole, or of plain attention."""
+        """Clause 5: ``fork_cost`` counts the tokens to decode again: 0 for the whole sequence, or plain attention."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens)
         before, is_plain = contents_of(context), bench.name.partition("-")[0] in SHAPES | SMALL_SHAPES
@@ -154,7 +154,7 @@ class TestFork(Scenarios):
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: shared_fork")
         n_tokens, n_forks = 400, 32
-        kv_bytes = bench.weights().kept_bytes(n_tokens, 2)  # of float16, or more
+        kv_bytes = bench.weights().kv_bytes(n_tokens, 2)  # at least float16
         context, tokens = bench.context(n_ctx=512, n_seq_max=1 + n_forks), bench.tokens(n_tokens)
         bench.feed(context, tokens)
         before = resident_bytes(of_files=False)

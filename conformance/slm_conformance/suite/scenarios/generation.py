@@ -1,4 +1,4 @@
-"""Generation over the backend's logits: stopping criteria, limits, stops, text that is whole."""
+"""Generation over the backend's logits: stopping criteria, limits, stop texts, whole characters."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ EOG_TEXTS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "</s>")
 
 
 class Script:
-    """A sampler that says given tokens, whatever the logits."""
+    """A sampler that returns given tokens and ignores the logits."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tuple(tokens)
         self._n_said = 0
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The next one."""
+        """The next token."""
         token = self._tokens[self._n_said % len(self._tokens)]
         self._n_said += 1
         return token
 
     def accept(self, token: int) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
     def set_history(self, tokens: Sequence[int]) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Back to the first."""
+        """Go back to the first token."""
         self._n_said = 0
 
     def clone(self) -> Self:
-        """Another that says the same."""
-        twin = type(self)(self._tokens)
-        twin.set_state(self.state())
-        return twin
+        """A copy at the same token."""
+        copied = type(self)(self._tokens)
+        copied.set_state(self.state())
+        return copied
 
     def state(self) -> bytes:
-        """How many were said."""
+        """The number of sampled tokens."""
         return str(self._n_said).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Go on there."""
+        """Continue at a state."""
         self._n_said = int(state)
 
 
@@ -80,7 +80,7 @@ class TestGeneration(Scenarios):
 
     @staticmethod
     def _plain(bench: Bench, n: int) -> list[int]:
-        """Tokens that are text and end nothing: single letters, whatever the model."""
+        """Tokens that are plain text: single letters, for any model."""
         letters = [bench.vocab.encode(letter, add_special=False, parse_special=False) for letter in "abcdefghij"]
         return [letters[i % len(letters)][-1] for i in range(n)]
 
@@ -130,17 +130,17 @@ class TestGeneration(Scenarios):
         """
         sampling = Sampling(temperature=0.9, seed=5, max_tokens=9)
         session = _session(bench)
-        whole = session.generate(sampling).run()
+        uninterrupted = session.generate(sampling).run()
         after = next_row(session)
-        for n in range(1, len(whole.tokens)):
+        for n in range(1, len(uninterrupted.tokens)):
             session = _session(bench)
             paused = session.generate(sampling, stopping_criteria=[_at(n, StoppingAction.PAUSE)])
             first = "".join(event.text for event in paused)
             assert paused.paused, f"a stopping criterion said PAUSE after token {n}, but the generation is not paused"
-            rest = "".join(event.text for event in session.generate())
-            assert paused.answer.tokens == whole.tokens, f"paused after token {n}, the answer has other tokens"
-            assert first + rest == whole.text, (
-                f"paused after token {n}, the text is {first + rest!r}, not {whole.text!r}"
+            remainder = "".join(event.text for event in session.generate())
+            assert paused.answer.tokens == uninterrupted.tokens, f"paused after token {n}, the answer has other tokens"
+            assert first + remainder == uninterrupted.text, (
+                f"paused after token {n}, the text is {first + remainder!r}, not {uninterrupted.text!r}"
             )
             bench.same(next_row(session), after, f"the next logits of an answer that was paused after token {n}")
 
@@ -211,14 +211,14 @@ class TestGeneration(Scenarios):
 
     def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
         """Generation: after a pause, stopping criteria and ``on_event`` stay unless they are given again."""
-        seen: list[int | None] = []
+        reported: list[int | None] = []
         session, script = _session(bench), self._plain(bench, 6)
         stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
         events = session.generate(
             Sampling(max_tokens=6),
             sampler=Script(script),
             stopping_criteria=stopping_criteria,
-            on_event=_tokens_to(seen),
+            on_event=_tokens_to(reported),
         )
         for _event in events:
             pass
@@ -226,7 +226,7 @@ class TestGeneration(Scenarios):
         assert len(answer.tokens) == 4, (
             f"a stopping criterion that ends an answer at token 4 was lost: it has {len(answer.tokens)}"
         )
-        assert seen == script[:4], f"on_event saw {len(seen)} of 4 tokens of an answer that was paused"
+        assert reported == script[:4], f"on_event saw {len(reported)} of 4 tokens of an answer that was paused"
 
     def _stops(self, bench: Bench, script: Sequence[int], stop: str, before: str) -> None:
         texts = []
@@ -351,7 +351,7 @@ def _say(
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
-    """An answer of given tokens in a session of its own."""
+    """An answer of given tokens in a new session."""
     return _run(_session(bench), script, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
 
 

@@ -1,4 +1,4 @@
-"""Dumps that are damaged anywhere, and dumps that were made to do harm."""
+"""Damaged dumps, and dumps that were made to do harm."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from slm_core.protocols import Context
 from slm_core.types import EditLevel, Pos
 
 N_HOSTILE = 3_000
-"""Shared out among the adopter's models; each has others."""
+"""The number of dumps, divided among the adopter's models; each model gets different dumps."""
 
 N_TRACED = 200
 N_DAMAGED = 5_000
-"""Places at which a dump is damaged, of each kind of damage: all of most dumps."""
+"""The number of positions at which a dump is damaged, for each kind of damage; most dumps are smaller than that."""
 MOST_MEMORY = 16 << 20
-"""Bytes that ``restore`` may take at once for a hostile dump, of which none has more than 130 kB."""
+"""Bytes that ``restore`` may allocate at once for a hostile dump; the dumps have at most 130 kB."""
 
 
 class TestHostileDumps(Scenarios):
@@ -34,13 +34,17 @@ class TestHostileDumps(Scenarios):
         """Clause 6: a small dump that is truncated at any byte raises and changes nothing."""
         data = _small(bench)
         self._refused(
-            bench, ((f"a dump cut off after {n} of {len(data)} bytes", data[:n]) for n in places(len(data), N_DAMAGED))
+            bench,
+            (
+                (f"a dump cut off after {n} of {len(data)} bytes", data[:n])
+                for n in spread_indices(len(data), N_DAMAGED)
+            ),
         )
 
     def test_every_byte(self, bench: Bench) -> None:
         """Clause 6: a small dump with any one byte changed raises and changes nothing."""
         data = _small(bench)
-        changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in places(len(data), N_DAMAGED))
+        changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in spread_indices(len(data), N_DAMAGED))
         self._refused(
             bench, ((f"a dump with byte {i} changed", data[:i] + bytes([b]) + data[i + 1 :]) for i, b in changed)
         )
@@ -72,7 +76,7 @@ class TestHostileDumps(Scenarios):
             for i, data in enumerate(dumps):
                 tracemalloc.reset_peak()
                 before = tracemalloc.get_traced_memory()[0]
-                with contextlib.suppress(Exception):  # what it may raise is for the scenario above
+                with contextlib.suppress(Exception):  # the scenario above checks its errors
                     context.restore(1, data)
                 peak = tracemalloc.get_traced_memory()[1] - before
                 assert peak < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {peak:,} bytes"
@@ -83,7 +87,7 @@ class TestHostileDumps(Scenarios):
     def _restored_or_refused(bench: Bench, context: Context, i: int, data: bytes) -> None:
         before = contents_of(context)
         try:
-            place = context.restore(1, data)
+            returned = context.restore(1, data)
         except SlmError as error:
             assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
             assert contents_of(context) == before, f"hostile dump {i}: refused ({error}), but the context changed"
@@ -91,7 +95,9 @@ class TestHostileDumps(Scenarios):
         except Exception as error:
             raise AssertionError(f"hostile dump {i}: raised {type(error).__name__} ({error}), no SlmError") from error
         tokens = context.tokens(1)
-        assert place == Pos(1, len(tokens)), f"hostile dump {i}: restored {len(tokens)} tokens, but returned {place}"
+        assert returned == Pos(1, len(tokens)), (
+            f"hostile dump {i}: restored {len(tokens)} tokens, but returned {returned}"
+        )
         strange = [token for token in tokens if not 0 <= token < bench.vocab.size]
         assert not strange, f"hostile dump {i}: restored token {strange[0]}, which is outside the vocabulary"
         n_free = context.n_ctx - sum(context.length(seq_id) for seq_id in range(context.n_seq_max))
@@ -109,7 +115,7 @@ class TestHostileDumps(Scenarios):
         bench.agree(bench.feed(context, tokens[12:]), expected, "what follows dumps that were refused")
 
 
-def places(size: int, most: int) -> list[int]:
+def spread_indices(size: int, most: int) -> list[int]:
     """At most ``most`` indexes below ``size``, ascending: all, or the first ones, the last ones, and some between."""
     if size <= most:
         return list(range(size))
@@ -125,7 +131,7 @@ def _small(bench: Bench) -> bytes:
 
 
 def _sound(bench: Bench) -> list[bytes]:
-    """Dumps to mutate: of a short sequence, of one that was cut where that can be, and both as a stranger's."""
+    """Valid dumps to mutate: of a short sequence, and of one with a cut if possible; both also as another backend's."""
     context = bench.context(n_ctx=64)
     bench.feed(context, bench.tokens(6))
     dumps = [context.dump(0)]

@@ -1,4 +1,4 @@
-"""Dumps of sessions and chats that are damaged anywhere, or were made to do harm."""
+"""Damaged dumps of sessions and chats, and dumps that were made to do harm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.hostile import hostile_dumps
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.chats import BenchModel
-from slm_conformance.suite.scenarios.hostile import places
+from slm_conformance.suite.scenarios.hostile import spread_indices
 from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.container import pack, unpack
@@ -24,7 +24,7 @@ from slm_core.types import Message, Role
 _Restored = TypeVar("_Restored")
 N_SESSIONS, N_CHATS = 600, 200
 N_DAMAGED = 1_500
-"""Places at which a dump is cut off, and changed; see ``places``."""
+"""The number of positions at which a dump is truncated, and changed; see ``places``."""
 
 SAMPLING = Sampling(temperature=0.9, repeat_penalty=1.2, seed=5, max_tokens=6, stop=("never said",))
 
@@ -41,7 +41,7 @@ class TestHostileSessions(Scenarios):
         for what, damaged in _damaged(data):
             with bench.refused(f"a session's dump {what}", InvalidSnapshot, SnapshotMismatch, context=context):
                 Session.restore(context, bench.vocab, damaged)
-        _whole(bench, Session.restore(context, bench.vocab, data))
+        _check_intact(bench, Session.restore(context, bench.vocab, data))
 
     def test_hostile_sessions(self, bench: Bench) -> None:
         """Session: dumps with false fields and right checksums raise and leave nothing, or work as sessions."""
@@ -68,9 +68,9 @@ class TestHostileSessions(Scenarios):
         for what, damaged in _damaged(data):
             with bench.refused(f"a chat's dump {what}", InvalidSnapshot, SnapshotMismatch):
                 Chat.restore(model, damaged)
-        assert not model.asked, "a context was made for a damaged dump of a chat"
+        assert not model.requested_sizes, "a context was made for a damaged dump of a chat"
         with Chat.restore(model, data) as chat:
-            _whole(bench, chat.session)
+            _check_intact(bench, chat.session)
 
     def test_hostile_chats(self, bench: Bench) -> None:
         """Chat: dumps with false fields raise, or give chats that answer; no context is left open."""
@@ -84,7 +84,7 @@ class TestHostileSessions(Scenarios):
             for context in model.contexts:
                 _check_closed(i, context)
             model.contexts.clear()
-        largest = max(n_ctx for n_ctx, _, _ in model.asked)
+        largest = max(n_ctx for n_ctx, _, _ in model.requested_sizes)
         assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
 
 
@@ -103,19 +103,19 @@ def _chat_dump(bench: Bench) -> bytes:
 
 
 def _damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
-    for n in places(len(data), N_DAMAGED):
+    for n in spread_indices(len(data), N_DAMAGED):
         yield f"cut off after {n} of {len(data)} bytes", data[:n]
         changed = (data[n] + 1 + 37 * n % 255) % 256
         yield f"with byte {n} changed", data[:n] + bytes([changed]) + data[n + 1 :]
 
 
 def _share(bench: Bench, usual: int) -> tuple[int, int]:
-    """How many dumps to try, and their seed: each of the adopter's models has its own."""
+    """The number of dumps to try, and their seed: each of the adopter's models gets different dumps."""
     return bench.workshop.share(usual), bench.workshop.fixtures.models.index(bench.name)
 
 
 def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
-    """Dumps whose fields are false, and sound ones around an inner dump whose fields are."""
+    """Dumps with false fields, and dumps whose inner dump has false fields."""
     meta, (inner, *others) = unpack(kind, data)
     yield from hostile_dumps([data], n - n // 3, seed)
     for hostile in hostile_dumps([inner], n // 3, seed):
@@ -123,7 +123,7 @@ def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
 
 
 def _sizes(data: bytes) -> Iterator[bytes]:
-    """Chats that want contexts of other sizes."""
+    """Chat dumps that ask for contexts of other sizes."""
     meta, sections = unpack("chat", data)
     sizes = cast("Sequence[int]", meta["context"])
     for i in range(3):
@@ -142,7 +142,7 @@ def _restored(i: int, restore: Callable[[], _Restored]) -> _Restored | None:
 
 
 def _goes_on(i: int, session: Session) -> None:
-    """What was restored can be used: it says two tokens, and is dumped again."""
+    """Require that a restored session works: it samples two tokens, and can be dumped again."""
     try:
         running = session.generate(stopping_criteria=())
         for _ in range(2):
@@ -157,7 +157,7 @@ def _goes_on(i: int, session: Session) -> None:
 
 
 def _answers(i: int, chat: Chat) -> None:
-    """The same for a chat."""
+    """Require that a restored chat answers."""
     try:
         chat.send("b", stopping_criteria=[lambda event, draft: StoppingAction.STOP])
         chat.dump()
@@ -175,6 +175,6 @@ def _check_closed(i: int, context: Context) -> None:
     raise AssertionError(f"hostile dump {i}: the context that was made for it is still open")
 
 
-def _whole(bench: Bench, session: Session) -> None:
-    """The sound dump, after the damaged ones."""
+def _check_intact(bench: Bench, session: Session) -> None:
+    """Restore the valid dump, after the damaged ones."""
     bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a sound dump after damaged ones")

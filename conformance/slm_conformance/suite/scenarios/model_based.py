@@ -1,4 +1,4 @@
-"""Random programs: the context and a model of the contract make the same steps, and must agree after each."""
+"""Random programs: a context and a model of the contract run the same steps and must agree after each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slm_conformance.suite.programs.random_context_programs import SIZES, Progra
 from slm_conformance.suite.scenarios.base import Scenarios
 
 N_PROGRAMS = 20
-"""Of 40 steps each, on the first model: enough that each mutant meant for them is found. One of each size on others."""
+"""Programs of 40 steps on the first model, enough to kill each mutant of these scenarios. Other models: one a size."""
 
 
 class TestModelBased(Scenarios):
-    """All clauses: any sequence of calls, legal or not, gives the results that the contract states."""
+    """All clauses: any sequence of legal and illegal calls gives the results that the contract states."""
 
     further_models = FURTHER_MODELS
 
@@ -48,7 +48,7 @@ def seeds(bench: Bench, n_programs: int, *, at_least: int) -> Iterator[int]:
 
 
 def _mismatch(bench: Bench, program: Sequence[Step], sizes: Sizes) -> str:
-    """The script that shows how a program goes wrong; "" where it does not."""
+    """The script that shows a failure of a program; "" if it does not fail."""
     try:
         Player(bench, opening(bench), sizes).play(program)
     except Mismatch as mismatch:
@@ -68,5 +68,6 @@ def opening(bench: Bench) -> str:
         lines = ["from slm_conformance.oracle.factories import make_tiny_model"]
         source = f"make_tiny_model({kind!r}, {weights!r}).write(Path('tiny.gguf'))"
     options = f"{fixtures.device!r}, {bench.workshop.n_threads!r}, None, {dict(fixtures.load_options)!r}"
-    loading = f"model = make_backend({fixtures.backend!r}).load(source, ModelOptions({options}))"
+    backend = repr(fixtures.backend) + (", isolated=True" if fixtures.isolated else "")
+    loading = f"model = make_backend({backend}).load(source, ModelOptions({options}))"
     return "\n".join([*lines, f"source = {source}", loading])

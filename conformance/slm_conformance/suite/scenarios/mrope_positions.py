@@ -16,7 +16,7 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 _OFFSETS = [(0, y, x) for y in range(3) for x in range(5)]
-"""Of the patches of an image, 3 high and 5 wide."""
+"""Height and width of the image in patches: 3 and 5."""
 _FIRST, _LAST = 6, 6 + len(_OFFSETS)
 _N = 40
 

@@ -35,9 +35,9 @@ class TestNumbers(Scenarios):
 
     def test_the_greedy_choice(self, bench: Bench) -> None:
         """Clause 9: the best token is the reference's if its lead exceeds the allowed error."""
-        bench.reference()  # skips what has none
+        bench.reference()  # skips models without a reference
         for kv_type in bench.kv_types:
-            # With errors as large as coarse types allow, a model of which all is random may have no clear choice.
+            # With errors as large as coarse types allow, a random model may have no clear choice.
             n_clear = self._choose(bench, bench.name, kv_type) or self._choose(bench, bench.calm_name, kv_type)
             assert n_clear, f"with a {kv_type.value} KV cache no row has a clear choice, so that nothing was tested"
 
@@ -48,8 +48,8 @@ class TestNumbers(Scenarios):
         with ThreadPoolExecutor(1) as thread:
             in_a_thread = thread.submit(bench.feed, bench.context(), tokens).result()
         in_a_process = np.frombuffer(bench.in_another_process("logits", tokens), first.dtype).reshape(first.shape)
-        again = {"": bench.feed(bench.context(), tokens), " of another thread": in_a_thread}
-        for where, second in {**again, " of another process": in_a_process}.items():
+        others = {"": bench.feed(bench.context(), tokens), " of another thread": in_a_thread}
+        for where, second in {**others, " of another process": in_a_process}.items():
             differing = int((first != second).any(axis=1).sum())
             assert differing == 0, f"the same calls on a new context{where}: {differing} of 40 rows of logits differ"
 

@@ -1,4 +1,4 @@
-"""Random programs above the contract: sessions and chats, and models of both in plain Python, make the same calls."""
+"""Random programs above the contract: sessions and chats make the same calls as models of both in plain Python."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.model_based import opening, seeds
 
 N_PROGRAMS = 8
-"""Of some 40 steps each: enough that every mutant that is meant for them is found."""
+"""Programs of about 40 steps each, enough to kill each mutant of these scenarios."""
 
 N_TRIES = 120
-"""Programs that are tried to find a shorter one: each takes some tenths of a second."""
+"""Most programs that are tried to shrink a failing one; each takes some tenths of a second."""
 
 _Step = TypeVar("_Step")
 
@@ -53,7 +53,7 @@ class TestChatPrograms(Scenarios):
 
 def play_session_programs(bench: Bench, chosen: Iterable[int]) -> None:
     """Play a program for each seed; fail with the script of the first that goes wrong."""
-    bench.weights()  # else there is no reference to compare with
+    bench.weights()  # skips models without a reference
     for seed in chosen:
 
         def play(program: Sequence[Step], n_seq_max: int = 2 + seed % 3) -> None:
@@ -64,7 +64,7 @@ def play_session_programs(bench: Bench, chosen: Iterable[int]) -> None:
 
 
 def play_chat_programs(bench: Bench, chosen: Iterable[int]) -> None:
-    """The same for programs of chats."""
+    """Play a chat program for each seed; fail with the script of the first that goes wrong."""
     bench.weights()
     for seed in chosen:
 
@@ -89,7 +89,7 @@ def _play(
 
 
 def _mismatch(program: Any, play: Callable[[Any], None]) -> str:
-    """The script that shows how a program goes wrong; "" where it does not."""
+    """The script that shows a failure of a program; "" if it does not fail."""
     try:
         play(program)
     except Mismatch as mismatch:

@@ -1,4 +1,4 @@
-"""Draws from the backend's logits: the right shares, the same for a seed, and a stream that goes on."""
+"""Sampling from the backend's logits: probabilities, seeds, and saved random streams."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slm_core.chat import Session
 from slm_core.sampling import SamplerChain, Sampling
 
 PLAIN = Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, seed=17)
-"""Every token may come, as often as its probability says."""
+"""No truncation: every token may be sampled, with its probability."""
 
 ORDER = ("logit_bias", "end_of_answer", "penalties", "top_k", "top_p", "min_p", "temperature")
-"""Of the steps that ``SEVERAL`` asks for, as the docs have it."""
+"""The default order of the steps that ``SEVERAL`` uses, as in the docs."""
 
 SEVERAL = Sampling(
     eog_bias=6.0,
@@ -36,7 +36,7 @@ SEVERAL = Sampling(
 )
 
 SHARE_ROUNDING = 1e-5
-"""A chain may compute in float32, whose sums of some hundred shares are off by some 1e-6."""
+"""A chain may compute in float32; sums of some hundred probabilities are then off by about 1e-6."""
 
 FREE: Mapping[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.2, "seed": 6}
 
@@ -51,7 +51,7 @@ LEARNING: tuple[Mapping[str, object], ...] = (
     {"no_repeat_ngram": 1, "top_k": 25},
     {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_breakers": ()},
 )
-"""Options of steps whose next draw depends on what was said or drawn before."""
+"""Options whose next draw depends on earlier tokens or draws."""
 
 N_DRAWS = 2000
 SIGMAS = 6
@@ -72,14 +72,14 @@ class TestSampling(Scenarios):
 
     @staticmethod
     def _check_shares(drawn: NDArray[np.intp], shares: NDArray[np.float64], what: str) -> None:
-        """Chi-square against the shares; a cell of fewer than 10 expected draws joins the others of its kind."""
+        """Chi-square test against the probabilities; cells with fewer than 10 expected draws are merged."""
         expected = shares * N_DRAWS
         rare = expected < 10
         counts = np.append(drawn[~rare], drawn[rare].sum())
         expected_counts = np.append(expected[~rare], expected[rare].sum())
         counts, expected_counts = counts[expected_counts > 0], expected_counts[expected_counts > 0]
         statistic, freedom = float(((counts - expected_counts) ** 2 / expected_counts).sum()), len(expected_counts) - 1
-        # Chi-square of k degrees of freedom has mean k and variance 2k; a cell's 1/expected adds at most 1/10 each.
+        # Chi-square with k degrees of freedom has mean k and variance 2k; a cell's 1/expected adds at most 1/10 each.
         limit = freedom + SIGMAS * float(np.sqrt(2 * freedom + freedom / 10)) + SIGMAS
         assert statistic < limit, (
             f"{what}, the chi-square of {N_DRAWS} draws against softmax is {statistic:.0f} with {freedom} degrees of"
@@ -92,7 +92,7 @@ class TestSampling(Scenarios):
         shares = np.sort(_softmax(row))[::-1]
         order = np.argsort(-row, kind="stable")
         n_nucleus = int(np.count_nonzero(np.cumsum(shares) - shares < 0.5))
-        kept = {
+        cases = {
             "top_k=5": (Sampling(top_k=5, top_p=1, min_p=0, temperature=2.0, seed=3), 5),
             "top_p=0.5": (Sampling(top_k=0, top_p=0.5, min_p=0, temperature=2.0, seed=3), n_nucleus),
             "min_p=0.3": (
@@ -100,7 +100,7 @@ class TestSampling(Scenarios):
                 int(np.count_nonzero(shares >= 0.3 * shares[0])),
             ),
         }
-        for what, (sampling, n) in kept.items():
+        for what, (sampling, n) in cases.items():
             chain = SamplerChain(sampling)
             drawn = {chain.sample(row) for _ in range(N_DRAWS)}
             strangers = drawn - set(order[:n].tolist())
@@ -110,8 +110,8 @@ class TestSampling(Scenarios):
 
     def test_a_seed(self, bench: Bench) -> None:
         """Sampling: an answer is a function of its seed; two seeds give two answers."""
-        first, again, other = (self._answer(bench, seed) for seed in (1, 1, 2))
-        assert first == again, "two answers of the same seed differ"
+        first, repeated, other = (self._answer(bench, seed) for seed in (1, 1, 2))
+        assert first == repeated, "two answers of the same seed differ"
         assert first != other, f"seeds 1 and 2 both gave {first}"
 
     def test_draws_differ(self, bench: Bench) -> None:
@@ -152,7 +152,7 @@ class TestSampling(Scenarios):
     def test_the_steps_and_their_order(self, bench: Bench) -> None:
         """Sampling: bias, penalties, truncation and temperature equal their formulas, in two orders."""
         row = self._row(bench)
-        likely = np.argsort(-row)[:40]  # penalties matter for these
+        likely = np.argsort(-row)[:40]  # penalties affect these
         history = [int(likely[token % 40]) for token in bench.tokens(90, seed=3)]
         for order in ((), ("temperature", "min_p", "top_p", "top_k", "penalties", "logit_bias", "end_of_answer")):
             for n_said in (3, 4):
@@ -175,11 +175,11 @@ class TestSampling(Scenarios):
         for options in LEARNING:
             chain = SamplerChain(Sampling(**{**FREE, **options}), eog_ids=bench.vocab.eog_ids)  # type: ignore[arg-type]
             first_draws = [_drawn(chain, row) for row in rows[:15]]
-            twin, other = chain.clone(), SamplerChain(chain.sampling, stream=3, eog_ids=bench.vocab.eog_ids)
+            clone, other = chain.clone(), SamplerChain(chain.sampling, stream=3, eog_ids=bench.vocab.eog_ids)
             other.set_state(chain.state())
             goes_on = [_drawn(chain, row) for row in rows[15:]]
-            for which, name in ((twin, "a clone"), (other, "a chain given the state")):
-                draws = [_drawn(which, row) for row in rows[15:]]
+            for copied, name in ((clone, "a clone"), (other, "a chain given the state")):
+                draws = [_drawn(copied, row) for row in rows[15:]]
                 assert draws == goes_on, f"with {options}, {name} goes on with {draws}, not {goes_on}"
             chain.reset()
             assert [_drawn(chain, row) for row in rows[:15]] == first_draws, (
@@ -190,10 +190,12 @@ class TestSampling(Scenarios):
         """Sampling: a session that is dumped between two answers continues elsewhere with the same draws."""
         session = _session(bench, replace(UNIFORM, max_tokens=8))
         first = session.generate().run().tokens
-        twin = Session.restore(bench.context(), bench.vocab, session.dump())
-        here, there = (which.generate().run().tokens for which in (session, twin))
-        assert there == here, "a session that was dumped goes on with other draws"
-        assert here != first or len(here) < 2, "the second answer of a session repeats the draws of the first"
+        restored = Session.restore(bench.context(), bench.vocab, session.dump())
+        original_tokens, restored_tokens = (either.generate().run().tokens for either in (session, restored))
+        assert restored_tokens == original_tokens, "a session that was dumped goes on with other draws"
+        assert original_tokens != first or len(original_tokens) < 2, (
+            "the second answer of a session repeats the draws of the first"
+        )
 
     @staticmethod
     def _row(bench: Bench) -> NDArray[np.float32]:
@@ -214,11 +216,11 @@ def _drawn(chain: SamplerChain, row: NDArray[np.float32]) -> int:
 def _by_formula(
     row: NDArray[np.float32], sampling: Sampling, history: Sequence[int], ends: Sequence[int], n_said: int
 ) -> NDArray[np.float64]:
-    """The shares of all tokens [V], by docs/sampling.md."""
+    """The probabilities of all tokens [V], by docs/sampling.md."""
     logits = row.astype(np.float64)
     for step in sampling.order or ORDER:
-        kept = np.isfinite(logits)
-        shares = np.where(kept, _softmax(np.where(kept, logits, -1e30)), 0.0)
+        present = np.isfinite(logits)
+        shares = np.where(present, _softmax(np.where(present, logits, -1e30)), 0.0)
         if step == "logit_bias":
             for token, bias in sampling.logit_bias.items():
                 logits[token] += bias

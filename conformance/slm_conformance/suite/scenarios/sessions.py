@@ -1,4 +1,4 @@
-"""Sessions over the backend's contexts: growing, going back, removing, copying, pausing."""
+"""Sessions over the backend's contexts: append, roll back, remove, fork, pause."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GREEDY = Sampling(temperature=0, max_tokens=8)
 UNIFORM = Sampling(temperature=1e12, top_k=0, top_p=1.0, min_p=0.0, seed=11, max_tokens=12)
 """All tokens are equally likely, whatever their logits: draws depend on the seed alone.
 
-Two answers then have the same tokens even if their logits differ within the tolerance, as after a replay. Of a model
-that spells in bytes, half of all tokens are broken or incomplete characters.
+Two answers then have the same tokens even if their logits differ within the tolerance, as after a replay. Of the tokens
+of a model with byte tokens, half are broken or incomplete characters.
 """
 
 
@@ -58,11 +58,11 @@ class TestSession(Scenarios):
         outer, tokens, before = session.mark(), session.tokens, next_row(session)
         for i in range(3):
             session.append_tokens(bench.tokens(5, seed=i))
-            inner, within, there = session.mark(), session.tokens, next_row(session)
+            inner, within, next_logits = session.mark(), session.tokens, next_row(session)
             session.generate(GREEDY).run()
             session.rollback(inner)
             assert session.tokens == within, "rollback to an inner mark left other tokens"
-            bench.same(next_row(session), there, "the next logits after rollback to an inner mark")
+            bench.same(next_row(session), next_logits, "the next logits after rollback to an inner mark")
             session.rollback(outer)
             assert session.tokens == tokens, "rollback to an outer mark left other tokens"
             bench.same(next_row(session), before, f"the next logits after rollback number {i + 1}")
@@ -126,11 +126,11 @@ class TestSession(Scenarios):
     def test_marks_after_a_removal(self, bench: Bench) -> None:
         """Session: a mark after removed tokens moves with its tokens; a mark among them becomes stale."""
         session = _session(bench, bench.tokens(12))
-        places = [session.mark()]
+        marks = [session.mark()]
         for seed in (1, 2, 3, 4):
             session.append_tokens(bench.tokens(5, seed=seed))
-            places.append(session.mark())
-        start, inside, end, behind, _ = places
+            marks.append(session.mark())
+        start, inside, end, behind, _ = marks
         session.next_logits()
         expected = (*session.tokens[:12], *session.tokens[22:27])
         session.remove(start, end)
@@ -143,23 +143,23 @@ class TestSession(Scenarios):
         """Session: a fork and its original do not affect each other."""
         session = _session(bench, bench.tokens(20))
         session.next_logits()
-        twin = session.fork(2)
-        assert twin.seq_id == 2, f"a fork into sequence 2 is in sequence {twin.seq_id}"
-        for which, other, name in ((twin, session, "the fork"), (session, twin, "the original")):
+        fork = session.fork(2)
+        assert fork.seq_id == 2, f"a fork into sequence 2 is in sequence {fork.seq_id}"
+        for either, other, name in ((fork, session, "the fork"), (session, fork, "the original")):
             tokens = other.tokens
-            which.generate(GREEDY).run()
-            which.append_tokens(bench.tokens(4))
+            either.generate(GREEDY).run()
+            either.append_tokens(bench.tokens(4))
             assert other.tokens == tokens, f"what {name} of a session said is in the other, too"
-        for which, name in ((twin, "the fork"), (session, "the original")):
-            bench.agree(next_row(which), fresh_row(bench, which), f"the next logits of {name} of a session")
+        for either, name in ((fork, "the fork"), (session, "the original")):
+            bench.agree(next_row(either), fresh_row(bench, either), f"the next logits of {name} of a session")
 
     def test_a_fork_draws_as_the_original(self, bench: Bench) -> None:
         """Session: a fork and its original continue with equal draws, from separate streams."""
         session = _session(bench, bench.tokens(20), UNIFORM)
         session.generate().run()
-        twin = session.fork()
-        here, there = (which.generate().run().tokens for which in (session, twin))
-        assert there == here, "a fork goes on with other draws than its original"
+        fork = session.fork()
+        original_tokens, fork_tokens = (either.generate().run().tokens for either in (session, fork))
+        assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
 
     def test_dump_in_mid_answer(self, bench: Bench) -> None:
         """Session: a dump of a paused answer, also inside a character or stop text, continues in another context.
@@ -168,22 +168,24 @@ class TestSession(Scenarios):
         payload decodes the tokens again, in other batches.
         """
         session = _session(bench, bench.tokens(20))
-        whole, after = session.generate(UNIFORM).run(), next_row(session)
-        # Its second half is said, its end is not: text is held back at the pauses in between.
-        sampling = replace(UNIFORM, stop=(whole.text[len(whole.text) // 2 :] + "!",))
-        for n in range(1, len(whole.tokens)):
+        uninterrupted, after = session.generate(UNIFORM).run(), next_row(session)
+        # The second half of the stop text is sampled, but not its end: text is held back at the pauses in between.
+        sampling = replace(UNIFORM, stop=(uninterrupted.text[len(uninterrupted.text) // 2 :] + "!",))
+        for n in range(1, len(uninterrupted.tokens)):
             session = _session(bench, bench.tokens(20))
             for _event in session.generate(sampling, stopping_criteria=[_pause_at(n)]):
                 pass
-            twin = Session.restore(bench.context(), bench.vocab, session.dump())
-            assert twin.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
-            there = twin.generate(stopping_criteria=()).run()
-            assert there.tokens == whole.tokens, f"dumped while paused after token {n}, an answer has other tokens"
-            assert there.text == whole.text, (
-                f"dumped while paused after token {n}, an answer reads {there.text!r}, not {whole.text!r}"
+            restored = Session.restore(bench.context(), bench.vocab, session.dump())
+            assert restored.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
+            resumed = restored.generate(stopping_criteria=()).run()
+            assert resumed.tokens == uninterrupted.tokens, (
+                f"dumped while paused after token {n}, an answer has other tokens"
             )
-            bench.same(next_row(twin), after, f"the next logits of an answer that was dumped after token {n}")
-            twin.close()
+            assert resumed.text == uninterrupted.text, (
+                f"dumped while paused after token {n}, an answer reads {resumed.text!r}, not {uninterrupted.text!r}"
+            )
+            bench.same(next_row(restored), after, f"the next logits of an answer that was dumped after token {n}")
+            restored.close()
             session.close()
 
     def test_a_scratch_branch(self, bench: Bench) -> None:
@@ -193,7 +195,7 @@ class TestSession(Scenarios):
         tokens are decoded again.
         """
         session = _session(bench, bench.tokens(20), UNIFORM)
-        whole, after = session.generate().run(), next_row(session)
+        uninterrupted, after = session.generate().run(), next_row(session)
         for n_seq_max in (2, 1):
             session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
             session.append_tokens(bench.tokens(20))
@@ -208,7 +210,7 @@ class TestSession(Scenarios):
                 elsewhere.generate(GREEDY).run()
             what = f"a scratch branch with {n_seq_max - 1} sequences to spare"
             session.generate().run()
-            assert paused.answer.tokens == whole.tokens, f"an answer that was paused in {what} has other tokens"
+            assert paused.answer.tokens == uninterrupted.tokens, f"an answer that was paused in {what} has other tokens"
             bench.same(next_row(session), after, f"the next logits of an answer that was paused in {what}")
             session.rollback(later)
             session.rollback(mark)
@@ -261,14 +263,14 @@ class TestSession(Scenarios):
                 session = _session(bench, bench.tokens(6), sampling)
                 for _event in session.generate(stopping_criteria=[_pause_at(n)]):
                     pass
-                twin = Session.restore(bench.context(), bench.vocab, session.dump())
-                answer = twin.generate(stopping_criteria=()).run()
+                restored = Session.restore(bench.context(), bench.vocab, session.dump())
+                answer = restored.generate(stopping_criteria=()).run()
                 assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
                     f"dumped after token {n} of {n_tokens}, an answer with max_tokens={sampling.max_tokens},"
                     f" stop={sampling.stop} and min_tokens={sampling.min_tokens} has {len(answer.tokens)} tokens, ended"
                     f" with {answer.finish_reason.value}"
                 )
-                twin.close()
+                restored.close()
                 session.close()
 
     def test_refused_options(self, bench: Bench) -> None:
@@ -307,12 +309,12 @@ def next_row(session: Session) -> Rows:
 
 
 def fresh_row(bench: Bench, session: Session) -> Rows:
-    """What the reference says follows the session's tokens."""
+    """The logits of the reference after the tokens of the session."""
     return bench.reference().decode(session.tokens)[-1:]
 
 
 def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
-    """What follows after [start, end) was cut: the last token is decoded again, as its logits were not kept."""
+    """The logits after a cut of [start, end). The last token is decoded again, because its logits are not stored."""
     reference = bench.reference()
     reference.decode(before)
     reference.cut(start, end)
@@ -321,7 +323,7 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
 
 
 def _elsewhere(session: Session, *, fails: bool) -> None:
-    """Answer in a scratch branch, with the session's own sampling; perhaps raise there."""
+    """Answer in a scratch branch with the sampling of the session; raise in it if ``fails``."""
     with suppress(KeyError), session.scratch_branch() as elsewhere:
         elsewhere.generate().run()
         if fails:

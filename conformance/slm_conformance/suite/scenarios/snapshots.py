@@ -1,4 +1,4 @@
-"""Dumps: a sequence leaves a context and goes on elsewhere, and nothing else is let in."""
+"""Dumps: a restored sequence continues in another context, and invalid dumps are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KV_BYTES = {
     KvType.Q4_0: 18 / 32,
     KvType.F8_E4M3: 1,
 }
-"""What one number takes."""
+"""Bytes of one number of each type."""
 
 
 class TestDumpRestore(Scenarios):
@@ -121,10 +121,10 @@ class TestDumpRestore(Scenarios):
         assert other.restore(1, data) == Pos(1, context.length(0)), "restore returned another place"
         more = bench.tokens(6, seed=9)
         bench.agree(bench.feed(other, more, seq_id=1), reference.decode(more), "a dump of another backend")
-        again = bench.context()
-        again.restore(0, _foreign(other.dump(1)))
+        copy = bench.context()
+        copy.restore(0, _foreign(other.dump(1)))
         more = bench.tokens(6, seed=10)
-        bench.agree(bench.feed(again, more), reference.decode(more), "a dump that went through two backends")
+        bench.agree(bench.feed(copy, more), reference.decode(more), "a dump that went through two backends")
 
     def test_to_the_toy_and_back(self, bench: Bench) -> None:
         """Clause 6: a dump goes to another engine, the toy, and comes back with its edits."""
@@ -149,7 +149,7 @@ class TestDumpRestore(Scenarios):
             assert payload == b"", f"kv_payload is not declared, but a dump has a payload of {len(payload)} bytes"
             return
         assert payload, "kv_payload is declared, but the dump of 64 tokens has no payload"
-        kv_bytes = bench.weights().kept_bytes(64, _KV_BYTES[bench.kv_type])
+        kv_bytes = bench.weights().kv_bytes(64, _KV_BYTES[bench.kv_type])
         assert len(payload) <= 1.1 * kv_bytes, (
             f"the payload of 64 tokens takes {len(payload)} bytes, their keys and values take {kv_bytes}"
         )
@@ -162,7 +162,7 @@ class TestDumpRestore(Scenarios):
 
     @staticmethod
     def _dump(bench: Bench) -> tuple[bytes, list[int]]:
-        """A dump of 20 tokens, and 30 that begin with them."""
+        """A dump of 20 tokens, and 30 tokens that begin with them."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20])
         return context.dump(0), tokens
@@ -174,10 +174,10 @@ class TestDumpRestore(Scenarios):
 
 
 class TestBadDumps(Scenarios):
-    """Clause 6: bytes that are no valid dump of this model raise and change nothing."""
+    """Clause 6: bytes that are not a valid dump of this model raise and change nothing."""
 
     def test_not_a_dump(self, bench: Bench) -> None:
-        """Clause 6: bytes that are no dump, and a dump with trailing bytes, are refused."""
+        """Clause 6: random bytes, no bytes, and a dump with trailing bytes are refused."""
         data = self._data(bench)
         random = np.random.default_rng(3).bytes(500)
         for what, other in (("no bytes", b""), ("random bytes", random), ("a dump and a byte more", data + b"\0")):
@@ -206,8 +206,8 @@ class TestBadDumps(Scenarios):
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         payload, n = snapshot.payload, len(snapshot.payload) // 8
         if Capability.KV_PAYLOAD not in bench.capabilities or bench.kv_type in KV_LEVELS:
-            return  # bytes of integers are numbers, whatever they are
-        # All bits set are no number in any of the types that are left.
+            return  # all integers are finite numbers
+        # All bits set are NaN in each of the remaining types.
         spoilt = [payload[: i * n] + b"\xff" * n + payload[(i + 1) * n :] for i in range(8)]
         dumps = (dataclasses.replace(snapshot, payload=data).to_bytes() for data in spoilt)
         self._refused(bench, ((f"a payload without numbers in its eighth {i}", data) for i, data in enumerate(dumps)))
@@ -272,7 +272,7 @@ class TestBadDumps(Scenarios):
         dumps: Iterable[tuple[str, bytes]],
         *errors: type[SlmError],
     ) -> None:
-        """Have each refused by a context that holds something, and find that the context goes on."""
+        """Require that a context with tokens refuses each dump, and continues."""
         context, tokens = bench.context(), bench.tokens(16, seed=7)
         bench.feed(context, tokens[:12])
         for what, data in dumps:
@@ -283,7 +283,7 @@ class TestBadDumps(Scenarios):
 
 
 def _make_history(bench: Bench, context: Context, reference: Oracle) -> None:
-    """A history of 26 tokens or, where the edit level allows it, of 18 with two cuts and a truncate behind them."""
+    """A history of 26 tokens; if the edit level allows it, of 18 tokens with two cuts and a truncate."""
     first, second = bench.tokens(26), bench.tokens(8, seed=1)
     bench.feed(context, first)
     reference.decode(first)
@@ -300,7 +300,7 @@ def _make_history(bench: Bench, context: Context, reference: Oracle) -> None:
 
 
 def foreign(snapshot: SequenceSnapshot) -> SequenceSnapshot:
-    """The same dump as if another backend had made it: tokens and edits count, the payload means nothing here."""
+    """The same dump as another backend would make it: tokens and edits count, the payload has no meaning here."""
     return dataclasses.replace(snapshot, backend="stranger", payload_format="stranger-9", payload=b"\7" * 99)
 
 

@@ -1,4 +1,4 @@
-"""Drafts over the backend's contexts: what is said is what would be said without them, in fewer batches."""
+"""Speculative decoding over the backend's contexts: the same answers in fewer batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGMAS = 6
 
 
 class TestSpeculation(Scenarios):
-    """Speculation: drafts are decoded and truncated where they are wrong; answers are the same as without."""
+    """Speculation: wrong drafts are truncated; answers are the same as without drafts."""
 
     above_contract = True
 
@@ -48,7 +48,7 @@ class TestSpeculation(Scenarios):
         """Generation: a drafted token that the sampler chain excludes is not accepted, whatever its logit."""
         bench.requires(EditLevel.TRUNCATE)
         first, *others = _answer(bench, None, GREEDY).tokens
-        banned = tuple(set(others) - {first})  # so that after the first token, the likeliest is banned
+        banned = tuple(set(others) - {first})  # so that the likeliest token after the first is banned
         sampling = Sampling(temperature=0, max_tokens=N_TOKENS, banned_tokens=banned)
         with DraftModel(bench.context(n_seq_max=1), bench.vocab) as drafter:
             answer = _answer(bench, drafter, sampling)
@@ -64,7 +64,7 @@ class TestSpeculation(Scenarios):
         lengths = []
         for _ in session.generate(Sampling(max_tokens=len(script)), sampler=Script(script), speculation=speculation):
             lengths.append(session.context.length(session.seq_id) - N_PROMPT)
-        # The first token comes of the prompt's batch; then each batch decodes a token and its draft.
+        # The first token follows from the prompt's batch; then each batch decodes a token and its draft.
         expected = [0, *[8] * 8, *[16] * 8]
         assert lengths == expected, f"after each token, {lengths} were decoded after the prompt, expected {expected}"
 
@@ -99,7 +99,7 @@ class TestSpeculation(Scenarios):
         assert not strangers, f"with drawn drafts, tokens came that the chain excludes: {sorted(strangers)}"
         counts = np.array([drawn.count(token) for token in ids.tolist()])
         statistic = float(((counts - N_DRAWS * shares) ** 2 / (N_DRAWS * shares)).sum())
-        # Mean k and variance 2k for k degrees of freedom; what rare tokens add is within the last term.
+        # Mean k and variance 2k for k degrees of freedom; the last term covers rare tokens.
         limit = len(ids) - 1 + SIGMAS * float(np.sqrt(2 * len(ids))) + SIGMAS
         assert statistic < limit, (
             f"with drawn drafts, the chi-square of {N_DRAWS} draws is {statistic:.0f} (allowed: {limit:.0f})"
@@ -125,11 +125,11 @@ class TestSpeculation(Scenarios):
             UNIFORM, speculation=drafts, constraint=rule, stopping_criteria=[_at(5, StoppingAction.PAUSE)]
         ):
             pass
-        twin = Session.restore(bench.context(), bench.vocab, session.dump())
-        here, there = (which.generate(stopping_criteria=()).run() for which in (session, twin))
-        assert there.tokens == here.tokens, "an answer that was dumped within a draft goes on with other tokens"
-        assert there.speculation is not None, "an answer that was dumped within a draft goes on without drafts"
-        bench.same(next_row(twin), next_row(session), "the next logits of an answer that was dumped within a draft")
+        restored = Session.restore(bench.context(), bench.vocab, session.dump())
+        original, resumed = (either.generate(stopping_criteria=()).run() for either in (session, restored))
+        assert resumed.tokens == original.tokens, "an answer that was dumped within a draft goes on with other tokens"
+        assert resumed.speculation is not None, "an answer that was dumped within a draft goes on without drafts"
+        bench.same(next_row(restored), next_row(session), "the next logits of an answer that was dumped within a draft")
 
     def test_in_a_full_context(self, bench: Bench) -> None:
         """Generation: an answer that fills the context is as long with drafts as without."""
@@ -165,7 +165,7 @@ class TestSpeculation(Scenarios):
 
     @staticmethod
     def _drafters(bench: Bench) -> dict[str, Drafter]:
-        """Drafts that are right, wrong, and both by turns; and of what was said before."""
+        """Drafters with right drafts, wrong drafts, both alternately, and repetitions of earlier text."""
         plain = _answer(bench, None, GREEDY).tokens
         second = [int(token) for token in np.argsort(_plain_rows(bench, plain), axis=1)[:, -2]]
 

@@ -1,4 +1,4 @@
-"""Tools of a chat: what the model calls is run, and it answers to the result."""
+"""Tools of a chat: a called function runs, and the model answers to its result."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ TEMPLATE = """
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""A short one, for contexts that are slow."""
+"""A short question, for slow contexts."""
 
 
 class TestTools(Scenarios):
-    """Chat: the loop of tool calls, results and answers, with a call that a grammar forces."""
+    """Chat: the loop of tool calls, results and answers; a grammar forces the call."""
 
     above_contract = True
 
     def test_a_call_is_run(self, bench: Bench) -> None:
-        """Chat: a function that the model calls is run, its result is a message, and the model answers to it."""
+        """Chat: a called function runs, its result becomes a message, and the model answers to it."""
         picked: list[str] = []
 
         def pick(colour: Literal["red", "blue"]) -> str:
@@ -86,6 +86,6 @@ def _raise(event: Event, draft: Draft) -> StoppingAction:
 
 
 def _options(bench: Bench) -> ChatOptions:
-    """Greedy, without white space: a random model fills its answer with it wherever it may."""
+    """Greedy and without white space, with which a random model would fill its answer."""
     blank = [i for i in range(bench.vocab.size) if (data := bench.vocab.token_bytes(i)) and not data.strip()]
     return ChatOptions(Sampling(temperature=0, max_tokens=64, logit_bias=dict.fromkeys(blank, -1000.0)))

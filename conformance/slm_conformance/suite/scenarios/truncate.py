@@ -1,4 +1,4 @@
-"""Forgetting the tail of a sequence."""
+"""Truncation: removing the end of a sequence."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TestTruncate(Scenarios):
         """Clause 3: after a truncate, another tail gives the logits that it gives without the first tail."""
         context, tokens, other = bench.context(), bench.tokens(40), bench.tokens(20, seed=1)
         bench.feed(context, tokens)
-        place = context.truncate(Pos(0, 17))
-        assert place == Pos(0, 17), f"truncate says that the next token goes to {place}, not to position 17"
+        returned = context.truncate(Pos(0, 17))
+        assert returned == Pos(0, 17), f"truncate says that the next token goes to {returned}, not to position 17"
         assert context.tokens(0) == tuple(tokens[:17]), "truncate(17) did not leave the first 17 tokens"
         expected = bench.oracle().decode(tokens[:17] + other)
         bench.agree(bench.feed(context, other), expected[17:], "another tail after truncate(17)")
@@ -92,7 +92,7 @@ class TestTruncate(Scenarios):
         bench.same(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
-        """Clause 3: two sequences are truncated and decoded in turns."""
+        """Clause 3: two sequences are truncated and decoded alternately."""
         context, reference = bench.context(), bench.oracle()
         random = np.random.default_rng(5)
         histories: dict[int, list[int]] = {0: [], 1: []}

@@ -19,7 +19,7 @@ TEXTS = (
     "hello you, the dog",
     "Hello\n\n  world\t42.5%",
     "naïve café, Straße, ŒUVRE",
-    "Привет, мир! 你好，世界。こんにちは",  # noqa: RUF001  (its comma is meant)
+    "Привет, мир! 你好，世界。こんにちは",  # noqa: RUF001  (a full-width comma, on purpose)
     "👩‍👩‍👧‍👦 🇩🇪 🏽 é",
     "a\0b\0",
     "don't I'll we've THEY'RE",
@@ -30,7 +30,7 @@ TEXTS = (
     "<|im_start",
 )
 N_RANDOM_STRINGS = 10_000
-"""Shared out among the adopter's models; each has others."""
+"""The number of strings, divided among the adopter's models; each model gets different strings."""
 
 _ALPHABETS = (
     *((first, last) for first, last in ((0x20, 0x7E), (0x61, 0x7A), (0x30, 0x39), (0x00, 0x1F), (0x80, 0x24F))),
@@ -39,7 +39,7 @@ _ALPHABETS = (
     *((first, last) for first, last in ((0xAC00, 0xD7A3), (0xE000, 0xF8FF), (0xFE00, 0xFFFF), (0x1F300, 0x1FAFF))),
     (0, 0x10FFFF),
 )
-"""Code points from which a run of a random string is drawn, first and last."""
+"""First and last code point of the alphabets of random strings."""
 
 _UNUSUAL = (" ", "\n", "\u200d", "\ud800", "\udc00", "\0", "<|im_end|>", "\ufffd", "'s", "\r\n")
 UNPAIRED = ("\ud800", "a\udfffb", "\udc00\ud800 end")
@@ -130,7 +130,7 @@ class TestVocabulary(Scenarios):
 
 
 def _random_strings(n: int, seed: int) -> list[str]:
-    """Strings of one to four runs, each from an alphabet of its own or of one string again and again."""
+    """Strings of one to four runs; a run has an alphabet of its own, or repeats one string."""
     random = np.random.default_rng(seed)
 
     def run() -> str:
@@ -144,11 +144,11 @@ def _random_strings(n: int, seed: int) -> list[str]:
 
 
 def _composed(text: str) -> str:
-    """Text as some models' tokenizers compose it; pairs of surrogates are characters, others U+FFFD."""
+    """Text as some models' tokenizers normalize it; a surrogate pair becomes its character, other surrogates U+FFFD."""
     return unicodedata.normalize("NFC", text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
 def _control_token(vocab: Vocab) -> tuple[int, str]:
-    """A token that ends an answer, and how it is spelled."""
+    """A token that ends an answer, and its text."""
     token = min(vocab.eog_ids)
     return token, vocab.token_bytes(token, special=True).decode()

@@ -1,4 +1,4 @@
-"""Checks of wrappers before they launch a kernel, and the device of the launch."""
+"""Checks of a wrapper before it launches a kernel, and the device of the launch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[None]:
-    """Triton launches kernels on the current CUDA device: make it the device of ``x``."""
+    """Make the device of ``x`` current: Triton launches kernels on the current CUDA device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def check(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """Refuse a tensor that a kernel would misread; ``None`` in ``shape`` is any size.
+    """Check a tensor that a kernel reads; ``None`` in ``shape`` is any size.
 
     Raises:
-        ValueError: another type or shape, or rows that do not lie one after another.
+        ValueError: another type or shape, or a tensor that is not contiguous.
     """
     fits = x.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(x.shape, shape, strict=True)

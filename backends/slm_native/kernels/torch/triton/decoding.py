@@ -1,7 +1,7 @@
-"""Attention of one new token a sequence over the pages of the KV cache (flash-decoding, Dao et al. 2023).
+"""Decoding attention, one new token per sequence, over pages of the KV cache (flash-decoding, Dao et al. 2023).
 
-The pages of a sequence are shared out among programs; each mixes its values under a softmax of its own, and a second
-kernel joins them.
+The pages of a sequence are split among programs. Each computes a softmax and a sum of values over its pages; a second
+kernel combines the results.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kv import PAGE_TOKENS
 
-_PROGRAMS = 512  # enough to fill a GPU; below it the pages of a sequence are shared out
+_PROGRAMS = 512  # enough to fill a GPU; with fewer, the pages of a sequence are split
 _NIBBLES = (KvType.Q5_0, KvType.Q4_0)
-_MIN_GROUP = 16  # rows of the smallest product of tiles
+_MIN_GROUP = 16  # smallest number of rows in tl.dot
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask)
 
 @triton.jit
 def _scored(scores, seen, distance, slopes, real, softcap, CAPPED: tl.constexpr, SLOPED: tl.constexpr):  # noqa: N803
-    """Scores [G, 64] for softmax: soft-capped, with ALiBi, and masked."""
+    """Scores [G, 64] after soft cap, ALiBi and mask."""
     if CAPPED:
         scores = (1 - 2 / (tl.exp(2 * scores / softcap) + 1)) * softcap  # softcap * tanh(scores / softcap)
     if SLOPED:
@@ -101,7 +101,7 @@ def _attend_pages(
     WINDOWED: tl.constexpr,  # noqa: N803
     SLOPED: tl.constexpr,  # noqa: N803
 ):
-    """One sequence, one key head with its queries, some of the pages."""
+    """One sequence, one key head with its queries, one split of the pages."""
     seq, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     held = tl.load(n_held + seq).to(tl.int32)
     g, d, t = tl.arange(0, G), tl.arange(0, DP), tl.arange(0, PAGE)
@@ -159,7 +159,7 @@ def _join(
     DP: tl.constexpr,  # noqa: N803
     SUNK: tl.constexpr,  # noqa: N803
 ):
-    """One head of one sequence, over all splits."""
+    """Combine all splits for one head of one sequence."""
     row, d = tl.program_id(0), tl.arange(0, DP)
     highest = tl.load(sinks + row % H) if SUNK else -float("inf")
     for split in range(n_splits):
@@ -177,14 +177,14 @@ def _join(
 def attend_decoding(
     q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring = PLAIN
 ) -> Tensor:
-    """Attention of sequences of different lengths that bring one token each; pages are read where they lie.
+    """Attention of sequences of different lengths with one token each; pages are read in place.
 
     Args:
         q: [B, H, D], float32, bfloat16 or float16: the number format of products; sums are float32.
-        cache: one layer of the cache, in any of its types.
-        group: the sequences; each holds a token at least.
+        cache: one layer of the cache, of any KV type.
+        group: the sequences; each has at least one token.
         scale: factor on ``q · k``.
-        scoring: other operations on scores.
+        scoring: window, soft cap, ALiBi and sinks.
 
     Returns:
         float32 [B, H, D].
@@ -238,7 +238,7 @@ def attend_decoding(
 
 
 def _three(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """What is stored, scales and fifth bits; in the place of a plane that a type has not, any."""
+    """The planes of values, scales and fifth bits; any tensor for a plane that the type does not have."""
     return planes[0], planes[min(1, len(planes) - 1)], planes[-1]
 
 

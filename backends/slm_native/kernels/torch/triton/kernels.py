@@ -26,15 +26,15 @@ from slm_native.kernels.torch.triton.tuning import Tuner
 from slm_native.kv import BatchPlan, KvLayer
 from slm_native.profile import Profile
 
-# From this number of rows on, a matrix is dequantized once and multiplied by torch's own library.
+# From this number of rows on, a matrix is dequantized once and multiplied by torch.
 _EXPANDED_ROWS = 128
-_WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # the others are encoded by torch
+_WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # torch encodes the other types
 
 
 class TritonKernels(TorchKernels):
-    """Products of up to a hundred rows read packed weights; attention of single tokens reads pages where they lie.
+    """Triton products of up to about a hundred rows with packed weights; decoding attention that reads pages in place.
 
-    See ``TorchKernels`` for arguments.
+    See ``TorchKernels`` for the arguments.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class TritonKernels(TorchKernels):
         self._tuner = Tuner(self._device) if self._profile.tune else None
 
     def describe(self) -> str:
-        """What torch does, and for which types there are kernels."""
+        """Torch's line, and the types with Triton kernels."""
         names = ", ".join(ggml_type.name for ggml_type in packed_types())
         return f"{super().describe()}; Triton kernels for {names}"
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """Few rows in float32, more in ``dtype``, on packed weights; many as torch does."""
+        """Packed weights: few rows in float32, more rows in ``dtype``. Many rows: as in torch."""
         form = self._packed_form(x, weight)
         if form is None:
             return super().matmul(x, weight, bias)
@@ -81,11 +81,11 @@ class TritonKernels(TorchKernels):
         return silu_mul(gate.contiguous(), up.contiguous())
 
     def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
-        """SwiGLU in one kernel, others as torch does."""
+        """SwiGLU in one kernel, other activations in torch."""
         return self.silu_mul(gate, up) if activation is Activation.SILU else super().gated(gate, up, activation)
 
     def add_product(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
-        """The sum is part of a product of few rows."""
+        """For few rows, the product's kernel adds ``residual``."""
         form = self._packed_form(x, linear.weight)
         if form is None or linear.scale is not None or len(x) > MAX_ROWS:
             total: Tensor = super().add_product(residual, x, linear)
@@ -96,7 +96,7 @@ class TritonKernels(TorchKernels):
         return few_rows(x, _packed(linear.weight), form, residual.contiguous(), way)
 
     def heads(self, flat: Tensor, width: int, norm: Norm | None = None, rotation: Rotation | None = None) -> Tensor:
-        """In one kernel, if all heads share a norm's weight or have none."""
+        """In one kernel, if there is one norm weight for all heads or no norm."""
         if rotation is None or not len(flat) or not _is_of_heads(norm, width):
             heads: Tensor = super().heads(flat, width, norm, rotation)
             return heads
@@ -113,7 +113,7 @@ class TritonKernels(TorchKernels):
         norm: Norm | None = None,
         rotation: Rotation | None = None,
     ) -> None:
-        """One kernel for keys, one for values."""
+        """One kernel for keys and one for values."""
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         types = {cache.key_type, cache.value_type}
         written = types <= _WRITTEN and (KvType.Q8_0 not in types or width & (width - 1) == 0)
@@ -143,7 +143,7 @@ class TritonKernels(TorchKernels):
         return self._tuner.way(name, MANY_ROWS, lambda way: many_rows(x, _packed(weight), form, way))
 
     def _packed_form(self, x: Tensor, weight: Weight) -> PackedFormat | None:
-        """How kernels read a matrix for a product with ``x``; None if torch is faster."""
+        """The format in which kernels read a matrix for a product with ``x``; None if torch is faster."""
         assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
         if weight.expanded is not None or not 0 < len(x) < _EXPANDED_ROWS:
             return None
@@ -156,7 +156,7 @@ class TritonKernels(TorchKernels):
 
 
 def _of(x: Tensor, weight: Weight) -> str:
-    """The key of a measurement; the number of rows is rounded to a power of two."""
+    """The key of a measurement; it has the number of rows rounded to a power of two."""
     return f"{weight.tensor.ggml_type.name} {weight.n_out} x {weight.n_in}, rows {1 << (len(x) - 1).bit_length()}"
 
 
@@ -166,7 +166,7 @@ def _packed(weight: Weight) -> Tensor:
 
 
 def _is_of_heads(norm: Norm | None, width: int) -> bool:
-    """Whether each head [D] is normalized by the same weight [D], or none is."""
+    """Whether one weight [D] normalizes every head, or there is no norm."""
     return norm is None or (norm.kind is NormKind.RMS and norm.weight.shape == (width,))
 
 

@@ -1,4 +1,4 @@
-"""Products with packed blocks: few rows bound by memory, many bound by arithmetic."""
+"""Products with packed blocks: for few rows (memory-bound) and for many (compute-bound)."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kernels.torch.triton.formats import PackedFormat
 
 MAX_ROWS = 8
-"""Activation rows of ``few_rows``: each costs an accumulator."""
+"""Most rows of activations in ``few_rows``; each needs an accumulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    """A way to launch ``few_rows``.
+    """Launch parameters of ``few_rows``.
 
     Attributes:
-        lanes: weights that a program takes apart at a time, over all activation rows.
-        programs: that fill a device; below it the blocks of a row are shared out among programs.
-        num_warps: of a program.
+        lanes: weights that a program unpacks at a time, times the rows of activations.
+        programs: number of programs that fills a device; with fewer, the blocks of a row are split among programs.
+        num_warps: warps of a program.
     """
 
-    lanes: int = 2048  # 16 registers a thread
+    lanes: int = 2048  # 16 registers per thread
     programs: int = 1024
     num_warps: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ManyRows:
-    """A way to launch ``many_rows``.
+    """Launch parameters of ``many_rows``.
 
     Attributes:
-        rows: of a tile, at most.
-        columns: of a tile.
-        num_warps: of a program.
+        rows: largest number of rows of a tile.
+        columns: columns of a tile.
+        num_warps: warps of a program.
     """
 
     rows: int = 64
@@ -54,7 +54,7 @@ FEW_ROWS = (
     FewRows(programs=4096),
     FewRows(lanes=1024, programs=4096, num_warps=2),
 )
-"""What may be chosen from, the one for all cases first."""
+"""The choices for tuning; the first is the default."""
 
 MANY_ROWS = (
     ManyRows(),
@@ -63,7 +63,7 @@ MANY_ROWS = (
     ManyRows(rows=32),
     ManyRows(rows=128, num_warps=8),
 )
-"""Likewise."""
+"""The choices for tuning; the first is the default."""
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _few_rows(
     N: tl.constexpr,  # noqa: N803
     ADDED: tl.constexpr,  # noqa: N803
 ):
-    """Rows R of the matrix, blocks N at a time, lanes of a part: sums are taken over the last two, at the end."""
+    """R rows of the matrix, N blocks at a time, one lane per weight of a part; lanes are summed at the end."""
     rows = tl.program_id(0) * R + tl.arange(0, R)
     split = tl.program_id(1)
     j = tl.arange(0, WIDTH)[None, None, :]
@@ -116,16 +116,16 @@ def _few_rows(
 def few_rows(
     x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | None = None, way: FewRows = FEW_ROWS[0]
 ) -> Tensor:
-    """``x @ weight.T + residual`` for a few rows of ``x``, in float32, weights unrounded.
+    """``x @ weight.T + residual`` for few rows of ``x``, in float32, without rounding of weights.
 
-    Where rows of the matrix are few, each is shared out among programs, whose sums are added in a fixed order.
+    If the matrix has few rows, each is split among programs, and their sums are added in a fixed order.
 
     Args:
         x: float32 [T, in], T from 1 to ``MAX_ROWS``.
         packed: uint8 [out, bytes of a row].
-        form: of the blocks; it divides ``in``.
+        form: format of the blocks; its block size divides ``in``.
         residual: float32 [T, out], or None.
-        way: how to launch it.
+        way: launch parameters.
 
     Returns:
         float32 [T, out].
@@ -179,7 +179,7 @@ def _many_rows(
     BM: tl.constexpr,  # noqa: N803
     BN: tl.constexpr,  # noqa: N803
 ):
-    """A tile [BM, BN] of the result; a part of one block of BN rows is dequantized for each product of tiles."""
+    """A tile [BM, BN] of the result. Each product of tiles dequantizes one part of a block of BN rows."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     lanes = tl.arange(0, WIDTH)
@@ -202,8 +202,8 @@ def many_rows(x: Tensor, packed: Tensor, form: PackedFormat, way: ManyRows = MAN
     Args:
         x: float32, bfloat16 or float16 [T, in].
         packed: uint8 [out, bytes of a row].
-        form: of the blocks; it divides ``in``.
-        way: how to launch it.
+        form: format of the blocks; its block size divides ``in``.
+        way: launch parameters.
 
     Returns:
         float32 [T, out].
@@ -224,7 +224,7 @@ def many_rows(x: Tensor, packed: Tensor, form: PackedFormat, way: ManyRows = MAN
 
 
 def _checked_blocks(x: Tensor, packed: Tensor, form: PackedFormat) -> int:
-    """Blocks of a row."""
+    """Check the arguments, and return the number of blocks of a row."""
     if x.dim() != 2 or x.shape[1] % form.block_size:
         raise ValueError(f"x is {tuple(x.shape)} (accepted: [T, a multiple of {form.block_size}])")
     n_blocks = x.shape[1] // form.block_size

@@ -1,4 +1,4 @@
-"""Steps that read and write each number once: alone they are bound by memory, so neighbours are computed together."""
+"""Fused elementwise operations. Alone they are memory-bound, so neighbours are computed in one kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_native.kv import PAGE_TOKENS
 
 _LANES = 1024
 _HALF_EVEN = 12582912.0
-"""Added to a number of less than 2^22 and taken away again, it rounds it to an integer, halves to even: 1.5 * 2^23."""
+"""1.5 * 2^23: adding and subtracting it rounds a number below 2^22 to an integer, halves to even."""
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
         up: the same.
 
     Returns:
-        float32, that shape.
+        float32, the shape of ``gate``.
 
     Raises:
         ValueError: another type, shape or layout.
@@ -102,7 +102,7 @@ def _positioned(
     BLOCKS: tl.constexpr,  # noqa: N803
     HALF_EVEN: tl.constexpr,  # noqa: N803
 ):
-    """One head of one token: normalized, rotated, and written in a row or in the KV cache."""
+    """One head of one token: normalized, rotated, and written to a row or to the KV cache."""
     token, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, DP)
     there = d < D
     x_head = x_ptr + (token.to(tl.int64) * H + head) * D
@@ -131,7 +131,7 @@ def _positioned(
             tl.store(y_head + d, x.to(y_ptr.dtype.element_ty), mask=there)
         else:
             blocks = tl.reshape(x, (BLOCKS, 32))
-            peak = tl.max(tl.abs(blocks), axis=1)  # below 1e-30 a block counts as zeros, as its float16 scale does
+            peak = tl.max(tl.abs(blocks), axis=1)  # blocks below 1e-30 are encoded as zeros
             scale = peak / 127
             inverse = tl.where(peak > 1e-30, 1 / tl.where(peak > 1e-30, scale, 1.0), 0.0)
             quants = (blocks * inverse[:, None] + HALF_EVEN) - HALF_EVEN
@@ -141,15 +141,15 @@ def _positioned(
 
 
 def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
-    """Heads normalized, if there is a weight, and rotated.
+    """Normalize heads, if there is a weight, and rotate them.
 
     Args:
         x: float32 [T, H, D].
         weight: float32 [D], or None.
-        eps: of the norm.
-        cos: float32 [T, R/2], R at most D; nothing is rotated where R is 0.
+        eps: epsilon of the norm.
+        cos: float32 [T, R/2], R at most D; R = 0 rotates nothing.
         sin: the same.
-        style: which values make a pair.
+        style: which values form a pair.
 
     Returns:
         float32 [T, H, D].
@@ -174,18 +174,18 @@ def norm_rope_and_store(
     pages: Tensor,
     slots: Tensor,
 ) -> None:
-    """Heads normalized, if there is a weight, rotated, encoded and written to their pages of the KV cache.
+    """Normalize heads, if there is a weight; rotate, encode and write them to their pages of the KV cache.
 
     Args:
         x: float32 [T, K, D]; D is a power of two if the cache has blocks (q8_0).
         weight: float32 [D], or None.
-        eps: of the norm.
-        cos: float32 [T, R/2], R at most D; nothing is rotated where R is 0.
+        eps: epsilon of the norm.
+        cos: float32 [T, R/2], R at most D; R = 0 rotates nothing.
         sin: the same.
-        style: which values make a pair.
-        planes: a layer's keys or values, [n_pages, K, 64, W] each.
-        pages: int64 [T], of each token.
-        slots: int64 [T], its place there.
+        style: which values form a pair.
+        planes: the planes of a layer's keys or values, [n_pages, K, 64, W] each.
+        pages: int64 [T], the page of each token.
+        slots: int64 [T], the slot of each token on its page.
 
     Raises:
         ValueError: another type, shape or layout.
@@ -237,9 +237,9 @@ def _position(
 def _check_places(
     planes: tuple[Tensor, ...], pages: Tensor | None, slots: Tensor | None, n_tokens: int, n_heads: int, width: int
 ) -> None:
-    for name, places in (("pages", pages), ("slots", slots)):
-        assert places is not None, "they come together"
-        check(name, places, torch.int64, (n_tokens,))
+    for name, indices in (("pages", pages), ("slots", slots)):
+        assert indices is not None, "they come together"
+        check(name, indices, torch.int64, (n_tokens,))
     if planes[0].shape[1] != n_heads or planes[0].shape[3] != width:
         raise ValueError(f"pages {tuple(planes[0].shape)} (accepted: {n_heads} heads of {width})")
     if len(planes) > 1 and width & (width - 1):

@@ -1,4 +1,4 @@
-"""Which of several ways to launch a kernel is the fastest: measured once for each device, and kept on disk."""
+"""Tunes launch parameters of kernels: measured once per device, and cached on disk."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="DataclassInstance")
 Measure = Callable[[Callable[[], object]], float]
 
-_REVISION = 1  # of the kernels: increased when old measurements become invalid
+_REVISION = 1  # increased when changes of the kernels invalidate old measurements
 _FILE = "way.json"
 
 
 class Tuner:
-    """Measures ways to launch kernels on one device.
+    """Measures launch parameters on one device.
 
-    What was chosen holds for the life of the process, and by way of the disk for later ones: the order of sums, and so
-    the last bits of a product, may depend on it.
+    A choice holds for the life of the process, and through the disk for later processes: the order of sums, and so the
+    last bits of a product, may depend on it.
 
     Args:
-        device: where kernels run.
-        measure: seconds, or any other unit, that a call takes.
+        device: the device of the kernels.
+        measure: duration of a call, in any unit.
     """
 
     def __init__(self, device: torch.device, measure: Measure | None = None) -> None:
@@ -44,12 +44,12 @@ class Tuner:
         self._chosen: dict[str, Any] = {}
 
     def way(self, name: str, ways: Sequence[W], run: Callable[[W], object]) -> W:
-        """The fastest; the first, while a graph is captured, in which nothing can be measured.
+        """The fastest launch parameters. While a graph is captured, nothing can be measured: the first ones then.
 
         Args:
-            name: of the kernel and the shapes that it is launched for.
-            ways: the choice, plain values.
-            run: launches the kernel in one of the ways; may be called often.
+            name: name of the kernel, with the shapes of the launch.
+            ways: the choices, as dataclasses.
+            run: launches the kernel with given parameters; called many times.
         """
         if name not in self._chosen:
             choice = self._read(name, ways)
@@ -79,7 +79,7 @@ class Tuner:
             return math.inf
 
     def _read(self, name: str, ways: Sequence[W]) -> W | None:
-        """The choice of an earlier process, if it is still valid."""
+        """The choice of an earlier process; None if there is none or it is not valid."""
         folder = self._cache.get(self._key(name))
         if folder is None:
             return None
@@ -94,6 +94,6 @@ class Tuner:
 
 
 def _described(device: torch.device) -> str:
-    """What a measurement holds for."""
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{what}, torch {torch.__version__}, triton {triton.__version__}"
+    """The key of measurements: device and versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{name}, torch {torch.__version__}, triton {triton.__version__}"

@@ -1,7 +1,7 @@
-"""Expanding packed weights on a torch device: one module a format, each found by being here.
+"""Dequantization on a torch device: one module per format; a new module is registered automatically.
 
-The layout of a block is that of ``slm_core.quant``, whose NumPy code is the definition; every result equals its bit for
-bit.
+Layouts of blocks are those of ``slm_core.quant``, whose NumPy code is the definition: results are equal to its results
+bit for bit.
 """
 
 from slm_native.kernels.torch.unpack._registry import expander, unpack, unpacked_types

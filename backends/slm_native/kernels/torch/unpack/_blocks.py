@@ -1,4 +1,4 @@
-"""Blocks on a device, and the bit unpacking that many formats share."""
+"""Blocks on a device, and bit operations that many formats share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TORCH_TYPES = {"|u1": torch.uint8, "|i1": torch.int8, "<f2": torch.float16, "<f
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a block, in words that torch.compile reads.
+    """A field of a block, as plain values that torch.compile can trace.
 
     Attributes:
         start: its first byte.
-        n_bytes: of all its items.
-        itemsize: of one.
-        dtype: what it is read as; None for unsigned integers of 16 and 32 bits, and for fields with fields.
-        shape: of the items.
-        fields: those that an item has.
+        n_bytes: bytes of all its items.
+        itemsize: bytes of one item.
+        dtype: type of an item; None for unsigned integers of 16 and 32 bits, and for nested fields.
+        shape: shape of the items.
+        fields: fields of an item.
     """
 
     start: int
@@ -36,7 +36,7 @@ class Field:
 
 
 def fields_of(block: np.dtype[Any]) -> dict[str, Field]:
-    """The fields of a block, by the names of the format's NumPy definition."""
+    """The fields of a block, named as in the format's NumPy definition."""
     fields = {}
     for name, (dtype, start, *_) in (block.fields or {}).items():
         base, shape = dtype.subdtype or (dtype, ())
@@ -46,15 +46,15 @@ def fields_of(block: np.dtype[Any]) -> dict[str, Field]:
 
 
 class Blocks:
-    """Raw blocks and their fields.
+    """Blocks as bytes, with named fields.
 
-    Unsigned fields of 16 and 32 bits come as int32 and int64, which hold their values: torch computes little with
-    unsigned integers.
+    Unsigned fields of 16 and 32 bits are returned as int32 and int64, as torch supports few operations on unsigned
+    integers.
 
     Args:
         data: uint8 [N, block bytes].
         layout: the fields of a block.
-        lead: shape of what N counts.
+        lead: shape that replaces N in results.
     """
 
     def __init__(self, data: Tensor, layout: dict[str, Field], lead: tuple[int, ...] | None = None) -> None:
@@ -81,7 +81,7 @@ class Blocks:
         return Blocks(raw.reshape(-1, field.itemsize), field.fields, (*self._lead, *field.shape))
 
     def scale(self, name: str = "scale") -> Tensor:
-        """A value for each block, float32 [N, 1], to scale the rows of an [N, m] tensor."""
+        """A scale for each block, float32 [N, 1]."""
         return self.tensor(name).float()[:, None]
 
     def _field(self, name: str) -> tuple[Field, Tensor]:
@@ -104,7 +104,7 @@ def fields(packed: Tensor, bits: int) -> Tensor:
 
 
 def shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """A field of each shift: integers [...] to [..., n shifts]."""
+    """A field for each shift: integers [...] to [..., n shifts]."""
     return (words[..., None] >> _numbers(shifts, words.dtype, words.device)) & mask
 
 
@@ -112,7 +112,7 @@ _held_numbers: dict[tuple[object, ...], Tensor] = {}
 
 
 def _numbers(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a device for as long as the process lives: a copy from the host cannot be part of a CUDA graph."""
+    """A tensor that stays on the device for the life of the process: a CUDA graph cannot copy from the host."""
     key = numbers, dtype, device.type, device.index
     if key not in _held_numbers:
         _held_numbers[key] = torch.tensor(numbers, dtype=dtype, device=device)
@@ -120,7 +120,7 @@ def _numbers(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 def affine(q: Tensor, scale: Tensor, zero: int = 0, minus: Tensor | None = None) -> Tensor:
-    """``scale * (q - zero) - minus`` of each group: codes [N, G, W], scales [N, G], to float32 [N, G * W]."""
+    """``scale * (q - zero) - minus`` for each group: codes [N, G, W], scales [N, G], to float32 [N, G * W]."""
     weights = scale[..., None] * (q.float() - zero)
     if minus is not None:
         weights = weights - minus[..., None]
@@ -128,7 +128,7 @@ def affine(q: Tensor, scale: Tensor, zero: int = 0, minus: Tensor | None = None)
 
 
 def scaled(scales: Tensor, weights: Tensor) -> Tensor:
-    """Multiply each of a block's m groups of weights by its scale: [N, m] and [N, ...] to [N, weights in a block]."""
+    """Multiply each of a block's m groups of weights by its scale: [N, m] and [N, ...] to [N, weights of a block]."""
     return (scales[..., None] * weights.reshape(*scales.shape, -1)).reshape(len(scales), -1)
 
 
@@ -141,10 +141,10 @@ def six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Table:
-    """A table of a format, on each device that asks for it, for as long as the process lives.
+    """A table of a format, copied once to each device that uses it.
 
     Args:
-        make: the table in NumPy.
+        make: computes the table in NumPy.
     """
 
     def __init__(self, make: Callable[[], NDArray[np.float32]]) -> None:
@@ -160,5 +160,5 @@ class Table:
 
 
 def signs_of_bytes(packed: Tensor) -> Tensor:
-    """One sign a bit, set for negative, lowest first: uint8 [..., m] to float32 [..., m, 8] of +1 and -1."""
+    """One sign per bit, lowest bit first, set for negative: uint8 [..., m] to float32 [..., m, 8] of +1 and -1."""
     return 1 - 2 * planes(packed[..., None], 1)[..., 0].float()

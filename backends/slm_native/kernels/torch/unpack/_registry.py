@@ -1,9 +1,8 @@
-"""Finds the formats and applies them."""
+"""Collects the modules of formats and applies them."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from functools import cache
 
@@ -12,23 +11,23 @@ from torch import Tensor
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgmlType
 from slm_core.quant import format_of
-from slm_native.kernels.torch import unpack as package
+from slm_core.submodules import public_modules
 from slm_native.kernels.torch.unpack._blocks import Blocks, fields_of
 
 
 @cache
 def _formats() -> dict[GgmlType, Callable[[Blocks], Tensor]]:
-    names = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
-    return {GgmlType[name.upper()]: importlib.import_module(f"{package.__name__}.{name}").expand for name in names}
+    names = public_modules(__package__)
+    return {GgmlType[name.upper()]: importlib.import_module(f"{__package__}.{name}").expand for name in names}
 
 
 def unpacked_types() -> list[GgmlType]:
-    """The types that can be expanded, by id."""
+    """The types that can be dequantized, sorted by id."""
     return sorted(_formats())
 
 
 def unpack(rows: Tensor, ggml_type: GgmlType) -> Tensor:
-    """Expand rows of a matrix.
+    """Dequantize rows of a matrix.
 
     Args:
         rows: uint8 [n, bytes of a row], on any device.
@@ -45,7 +44,7 @@ def unpack(rows: Tensor, ggml_type: GgmlType) -> Tensor:
 
 @cache
 def expander(ggml_type: GgmlType) -> Callable[[Tensor], Tensor]:
-    """What expands blocks of a type: uint8 [N, bytes of a block] to float32 [N, weights of a block]; see ``unpack``."""
+    """Dequantizes blocks of a type: uint8 [N, bytes of a block] to float32 [N, weights of a block]; see ``unpack``."""
     expand = _formats().get(ggml_type)
     if expand is None:
         accepted = ", ".join(t.name for t in unpacked_types())

@@ -9,5 +9,5 @@ from slm_native.kernels.torch.unpack._blocks import Blocks
 
 
 def expand(blocks: Blocks) -> Tensor:
-    """The weight, exactly: the lower half of the float32 is zero."""
+    """The exact weight: the lower half of the float32 is zero."""
     return (blocks.tensor("upper_half") << 16).view(torch.float32)

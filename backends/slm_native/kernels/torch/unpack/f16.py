@@ -8,5 +8,5 @@ from slm_native.kernels.torch.unpack._blocks import Blocks
 
 
 def expand(blocks: Blocks) -> Tensor:
-    """The weight, exactly."""
+    """The exact weight."""
     return blocks.tensor("weight").float()

@@ -23,7 +23,7 @@ def expand(blocks: Blocks) -> Tensor:
 
 
 def _scale(packed: Tensor) -> Tensor:
-    """The f16 of a block, four bits of it on top of each word, lowest first: [N, 4] to float32 [N]."""
+    """The f16 of a block; each word has four of its bits at the top, lowest first: [N, 4] to float32 [N]."""
     quarter = packed >> 12
     bits = quarter[:, 0] | quarter[:, 1] << 4 | quarter[:, 2] << 8 | quarter[:, 3] << 12
     return bits.to(torch.int16).view(torch.float16).float()

@@ -1,4 +1,4 @@
-"""IQ4_NL: 32 weights of 4 bits that choose among 16 uneven levels."""
+"""IQ4_NL: 32 weights of 4 bits, as indices of 16 uneven levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed blocks as Triton kernels read them: one module a format, each found by being here."""
+"""Triton code that reads quantized blocks: one module per format; a new module is registered automatically."""
 
 from slm_native.kernels.torch.triton.formats._registry import PackedFormat, packed_format, packed_types
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def level(q):
-    """What a code stands for, as float32: a byte of four words, each level plus 128."""
+    """The level of a code, as float32. Levels plus 128 are bytes in four words."""
     word = tl.where(
         q < 8,
         tl.where(q < 4, 0x3F2D1801, 0x766A5D4F),

@@ -1,4 +1,4 @@
-"""Reading numbers out of blocks of bytes."""
+"""Loads of numbers from bytes of blocks."""
 
 from __future__ import annotations
 

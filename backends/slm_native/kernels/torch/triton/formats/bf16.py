@@ -10,5 +10,5 @@ WIDTH = 32
 
 @triton.jit
 def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
-    """Exactly the weights."""
+    """The exact weights."""
     return tl.load(blocks.to(tl.pointer_type(tl.bfloat16)) + j, mask=mask, other=0.0).to(tl.float32)

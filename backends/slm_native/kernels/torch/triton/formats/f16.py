@@ -12,5 +12,5 @@ WIDTH = 32
 
 @triton.jit
 def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
-    """Exactly the weights."""
+    """The exact weights."""
     return f16(blocks + 2 * j, mask)

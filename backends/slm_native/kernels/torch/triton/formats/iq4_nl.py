@@ -1,4 +1,4 @@
-"""IQ4_NL: nibbles as in Q4_0 that choose among uneven levels."""
+"""IQ4_NL: nibbles as in Q4_0, as indices of uneven levels."""
 
 from __future__ import annotations
 

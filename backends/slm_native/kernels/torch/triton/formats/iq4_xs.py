@@ -1,4 +1,4 @@
-"""IQ4_XS: sub-blocks of 32 with six-bit scales, nibbles that choose among uneven levels."""
+"""IQ4_XS: sub-blocks of 32 with six-bit scales, nibbles as indices of uneven levels."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""A backend whose models live in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slm_core.isolation.model import IsolatedModel
+from slm_core.isolation.options import Isolation
+from slm_core.protocols import Backend
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
+
+
+def isolated(backend: Backend, target: str, isolation: Isolation | None = None) -> IsolatedBackend:
+    """The backend, with each of its models in a process of its own.
+
+    Args:
+        backend: the backend; it answers ``status`` and ``supports`` in this process.
+        target: where another process imports it: "package.module:attribute", which is called without arguments.
+        isolation: the timeouts; None for the defaults.
+    """
+    return IsolatedBackend(backend, target, Isolation() if isolation is None else isolation)
+
+
+class IsolatedBackend:
+    """A backend whose models live in processes of their own; see ``isolated``."""
+
+    def __init__(self, backend: Backend, target: str, isolation: Isolation) -> None:
+        self._backend = backend
+        self._target = target
+        self._isolation = isolation
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def load_options(self) -> Mapping[str, str]:
+        """The backend's options."""
+        return self._backend.load_options
+
+    def status(self) -> BackendStatus:
+        """The backend's status. Never raises."""
+        return self._backend.status()
+
+    def supports(self, source: ModelSource, device: str = "auto") -> Support:
+        """Whether the backend can run ``source``; reads headers, in this process."""
+        return self._backend.supports(source, device)
+
+    def load(self, source: ModelSource, options: ModelOptions) -> IsolatedModel:
+        """Load a model in a new process; see ``protocols.Backend.load``.
+
+        Raises:
+            BackendCrashed: the process ended, or did not load the model in time.
+        """
+        return IsolatedModel.load(self.name, self._target, source, options, self._isolation)
