@@ -69,12 +69,14 @@ class OnnxBackend:
         progress = options.progress or (lambda share: None)
         progress(0.0)
         if isinstance(source, Path) and source.is_dir():
-            return _load_directory(source, options.backend_options, device, threads, asked, progress)
+            with device.provider.lock:
+                return _load_directory(source, options.backend_options, device, threads, asked, progress)
         from slm_onnx.fromgguf import gguf_model  # imports onnx
 
         gguf = GgufFile.open(source)
         try:
-            return gguf_model(gguf, device, threads, asked, progress)
+            with device.provider.lock:
+                return gguf_model(gguf, device, threads, asked, progress)
         except BaseException:
             gguf.close()
             raise

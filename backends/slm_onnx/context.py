@@ -24,6 +24,7 @@ from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvTy
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, unpacked
+from slm_onnx.devicelock import on_device
 from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, SplitFeed, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
 from slm_onnx.positions import Positions
@@ -108,6 +109,7 @@ class OnnxContext(ContextBase):
         spec, self._dtype = engine.spec, engine.device.provider.dtype
         self._kv_type = _kv_type(engine, options)
         self._engine: Engine = engine
+        self._device_lock = engine.device.provider.lock
         self._cells = CellTable(options.n_ctx, options.n_seq_max)
         spare = spare_cells(options.n_batch) if engine.buckets else 0
         self._sessions = sessions = engine.sessions(self._kv_type, options.n_seq_max == 1)
@@ -133,6 +135,7 @@ class OnnxContext(ContextBase):
             n_embd=spec.n_embd,
         )
 
+    @on_device
     def _engine_decode(self, batch: Batch) -> Logits:
         check_learned_positions(batch, self._engine.spec.n_positions)
         feed = self._feed_for_blocks() if batch.ahead.any() else self._feed
@@ -232,6 +235,7 @@ class OnnxContext(ContextBase):
         self._cells.truncate(seq_id, length)
         self._edited(seq_id)
 
+    @on_device
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         n_mrope_positions = (
             end - start if self._mrope_positions is None else self._mrope_positions.between(seq_id, start, end)
@@ -251,6 +255,7 @@ class OnnxContext(ContextBase):
     def _engine_export(self, seq_id: int) -> Pieces:
         return self._engine_export_tail(seq_id, 0)
 
+    @on_device
     def _engine_export_tail(self, seq_id: int, start: int) -> Pieces:
         self._moved(self._cells.due(np.array([seq_id])))
         header, n = _FIRST_ANGLE.pack(self._cells.first_angle(seq_id)), self._ledger.length(seq_id) - start
@@ -262,6 +267,7 @@ class OnnxContext(ContextBase):
         _first_angle(payload)
         self._planes(n_tokens, payload)
 
+    @on_device
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         first_angle, planes = _first_angle(payload), self._planes(n_tokens, payload)
         self._make_room(n_tokens)
@@ -270,6 +276,7 @@ class OnnxContext(ContextBase):
         self._cells.append(np.full(n_tokens, seq_id, np.int32), np.arange(n_tokens, dtype=np.int32))
         self._edited(seq_id)
 
+    @on_device
     def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
         self._check_size(n_tokens, n_bytes)
         if n_tokens > self._cells.n_cells - self._cells.n_used + self._cells.n_idle:
@@ -278,6 +285,7 @@ class OnnxContext(ContextBase):
         sections = self._transfer.sections(self._cells.n_used, n_tokens)
         return None if sections is None else CellWriter(self._cells, seq_id, n_tokens, sections, self._edited)
 
+    @on_device
     def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
         n = end - start
         self._check_size(n, n_bytes)
@@ -289,7 +297,8 @@ class OnnxContext(ContextBase):
             sections = [Section(n * self._cell_bytes, 1, lambda _, data: payload.extend(data))]
 
             def write() -> None:
-                self._transfer.write(first, self._planes(n, _FIRST_ANGLE.pack(0) + payload))
+                with self._device_lock:
+                    self._transfer.write(first, self._planes(n, _FIRST_ANGLE.pack(0) + payload))
 
         return CellWriter(self._cells, seq_id, n, sections, self._edited, (src, start), write)
 
@@ -314,6 +323,7 @@ class OnnxContext(ContextBase):
         dtypes = [np.dtype(part.dtype) for *_, part in self._store.tensors]
         return unpacked(payload[_FIRST_ANGLE.size :], shapes, dtypes)
 
+    @on_device
     def _engine_close(self) -> None:
         for feed in filter(None, (self._feed, self._feed_bidirectional)):
             feed.close()

@@ -55,7 +55,7 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
     vocab = directory_vocab(folder, engine.n_vocab, layout.ends)
     info = _info(layout, engine, device)
     progress(1.0)
-    return OnnxModel(info, vocab, partial(RowsContext, engine))
+    return OnnxModel(info, vocab, partial(RowsContext, engine), device.provider.lock)
 
 
 def _engine(layout: Layout, steps: list[Step], device: Device) -> RowsEngine:

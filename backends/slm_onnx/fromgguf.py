@@ -98,7 +98,7 @@ def gguf_model(
         options.captures,
         most_rows,
     )
-    return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), gguf.close)
+    return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), device.provider.lock, gguf.close)
 
 
 def _check_capture(options: LoadOptions) -> None:

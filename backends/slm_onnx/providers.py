@@ -7,7 +7,9 @@ import math
 import mmap
 import re
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +42,7 @@ class Provider:
         bias_since: the first release of ONNX Runtime whose attention supports a bias there; attention without a bias is
             fused. None if every release supports it, at no loss of a fused kernel.
         by_name_only: why ``device="auto"`` does not choose it although the conformance suite has passed on it; or "".
+        lock: held while the device works, if the process would crash when two threads use it at the same time.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Provider:
     is_numbered: bool = False
     bias_since: tuple[int, int] | None = None
     by_name_only: str = ""
+    lock: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
 _CUDA_BIAS = 1, 29  # microsoft/onnxruntime#29525
@@ -94,6 +98,7 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             untried=False,
             memory="webgpu",
             by_name_only="the suite has passed on a software device only",
+            lock=threading.RLock(),  # microsoft/onnxruntime#32561: also runs of different sessions crash the process
         ),
         "cpu": Provider("CPUExecutionProvider", "onnxruntime", untried=False),
     }

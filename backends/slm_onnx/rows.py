@@ -16,6 +16,7 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
 from slm_onnx import BACKEND
 from slm_onnx.celltransfer import packed, unpacked
+from slm_onnx.devicelock import on_device
 from slm_onnx.providers import KV_TYPES, Device
 from slm_onnx.rotation import Rotation
 from slm_onnx.steps import Caches, Step
@@ -98,6 +99,7 @@ class RowsContext(ContextBase):
             if option is not None and option != kv_type:
                 raise InvalidOption(f"unknown KV type {str(option)!r} of this model (accepted: {kv_type}, the graph's)")
         self._engine: RowsEngine = engine
+        self._device_lock = engine.device.provider.lock
         self._rows = [_Row()] * options.n_seq_max
         super().__init__(
             options,
@@ -109,6 +111,7 @@ class RowsContext(ContextBase):
             payload_format=f"rows {_PAYLOAD_VERSION};{kv_type};{engine.digest}",
         )
 
+    @on_device
     def _engine_decode(self, batch: Batch) -> Logits:
         tokens, seq_ids, mask = batch.tokens, batch.seq_ids, batch.logits_mask
         rows = np.empty((int(np.count_nonzero(mask)), self._engine.n_vocab), np.float32)
@@ -161,10 +164,12 @@ class RowsContext(ContextBase):
             caches.append(engine.device.place(array))
         return _Row(length, caches)
 
+    @on_device
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         planes = [plane[:, :end] for plane in _arrays(self._rows[src])]
         self._rows[dst] = self._placed(planes, min(max(2 * end, _LEAST_ROOM), self.n_ctx))
 
+    @on_device
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         row = self._rows[seq_id]
         if self._engine.in_place:
@@ -172,6 +177,7 @@ class RowsContext(ContextBase):
         else:
             self._rows[seq_id] = self._placed([plane[:, :length] for plane in _arrays(row)], length)
 
+    @on_device
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         rotation = self._engine.rotation
         assert rotation is not None, "the edit level says so"
@@ -182,17 +188,23 @@ class RowsContext(ContextBase):
             planes.append(np.concatenate([plane[:, :start], moved], axis=1))
         self._rows[seq_id] = self._placed(planes, self._rows[seq_id].caches[0].shape()[2])
 
+    @on_device
     def _engine_drop(self, seq_id: int) -> None:
         self._rows[seq_id] = _Row()
 
     def _engine_export(self, seq_id: int) -> Pieces:
         row, (_, n_heads, width) = self._rows[seq_id], self._engine.shape
         n_bytes = len(row.caches) * n_heads * row.length * width * self._engine.dtype.itemsize
-        return Pieces(n_bytes, (packed([cache.numpy()[0, :, : row.length]]) for cache in row.caches))
+        return Pieces(n_bytes, (self._piece(cache, row.length) for cache in row.caches))
+
+    @on_device
+    def _piece(self, cache: Any, length: int) -> bytes:
+        return packed([cache.numpy()[0, :, :length]])
 
     def _engine_check_payload(self, n_tokens: int, payload: bytes) -> None:
         self._parsed(n_tokens, payload)
 
+    @on_device
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
         room = min(max(2 * n_tokens, _LEAST_ROOM), self.n_ctx)
         self._rows[seq_id] = self._placed(self._parsed(n_tokens, payload), room)
@@ -201,6 +213,7 @@ class RowsContext(ContextBase):
         n_planes, n_heads, width = self._engine.shape
         return unpacked(payload, [(n_heads, n_tokens, width)] * n_planes, [self._engine.dtype] * n_planes)
 
+    @on_device
     def _engine_close(self) -> None:
         del self._rows, self._engine
 

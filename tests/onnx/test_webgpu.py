@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,38 @@ def test_every_node_runs_on_the_device(small, load, feed, transfers) -> None:
     nodes = transfers.nodes()
     assert {"GroupQueryAttention", "ScatterND", "Gather", "RotaryEmbedding"} <= {node["op_name"] for node in nodes}
     assert {node["provider"] for node in nodes} == {"WebGpuExecutionProvider"}
+
+
+def test_two_threads_never_use_the_device_at_the_same_time(small, load, feed, random_tokens, monkeypatch) -> None:
+    """ONNX Runtime crashes the process when two sessions run at the same time (microsoft/onnxruntime#32561)."""
+    model, run, alone, overlaps = load(small, "webgpu"), runtime.run, threading.Lock(), list[str]()
+
+    def watched_run(*args: Any) -> None:
+        if not alone.acquire(blocking=False):
+            overlaps.append("a run began inside another one")
+            return run_alone(*args)
+        try:
+            time.sleep(0.01)  # the other thread gets here if it can
+            run(*args)
+        finally:
+            alone.release()
+
+    def run_alone(*args: Any) -> None:
+        with alone:
+            run(*args)
+
+    def use(seed: int) -> None:
+        with model.new_context(ContextOptions(n_ctx=64, n_seq_max=2)) as context:
+            feed(context, random_tokens(8, seed=seed))
+            context.cut(Pos(0, 2), Pos(0, 4))
+            feed(context, random_tokens(1, seed=seed))
+            context.restore(1, context.dump(0))
+
+    monkeypatch.setattr(runtime, "run", watched_run)
+    with ThreadPoolExecutor(2) as threads:
+        for job in [threads.submit(use, seed) for seed in range(4)]:
+            job.result()
+    assert overlaps == []
 
 
 def test_a_cache_larger_than_device_memory_is_an_error(small, load, feed, random_tokens) -> None:
