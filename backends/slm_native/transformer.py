@@ -173,9 +173,13 @@ class Transformer:
 
     def rows(self, batch: HostBatch, *, hidden: bool = False) -> Array:
         """Like ``forward``, but rows stay on the device, valid until the next call; [0, E] for an empty output mask."""
-        parts = [self._part(part, hidden=hidden) for part in batch.parts(self._kernels.chunk)]
+        first, *others = batch.parts(self._kernels.chunk)
+        if not others:
+            return self._part(first, hidden=hidden)
+        concatenated = self._kernels.concatenated  # copies: the rows of a captured step are valid until the next one
+        parts = [concatenated([self._part(part, hidden=hidden)]) for part in (first, *others)]
         nonempty = [rows for rows in parts if len(rows)] or parts[-1:]
-        return nonempty[0] if len(nonempty) == 1 else self._kernels.concatenated(nonempty)
+        return nonempty[0] if len(nonempty) == 1 else concatenated(nonempty)
 
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
         kernels, pages, mask = self._kernels, batch.plan.pages, batch.output_mask

@@ -75,17 +75,24 @@ def decode(path, device: str, dtype: str, kv_type: KvType, **extra_options: obje
         return np.concatenate(rows), context.dump(0)
 
 
+def relative_errors(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
+
+
 @pytest.mark.parametrize("kv_type", KvType)
 @pytest.mark.parametrize(("architecture", "weights"), [("llama", "q8_0"), ("llama", "f16"), ("qwen3", "f32")])
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("float16", 1e-2)])
 def test_logits_equal_the_reference(tmp_path, architecture, weights, kv_type, dtype, bound):
+    """Rounding may store a key or value as the next code of its KV type. That moves it by no more than storing it does,
+    so the logits move by no more than they do from keys and values in float32.
+    """
     path = make_tiny_model(architecture, weights).write(tmp_path / "tiny.gguf")
     actual, dump = decode(path, "cuda", dtype, kv_type)
     expected, _ = decode(path, "cpu", "auto", kv_type)
-    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    steps = {KvType.F32: 0.0, KvType.F16: 1e-3, KvType.BF16: 1e-2, KvType.Q8_0: 1e-2}
-    step = steps.get(kv_type, 0.1)  # rounding may move a stored value to the next code
-    assert errors.max() < bound + step, f"relative error {errors.max():.1e}"
+    exact, _ = decode(path, "cpu", "auto", KvType.F32)
+    errors, of_storing = relative_errors(actual, expected), relative_errors(expected, exact)
+    assert errors.max() < bound + of_storing.max(), f"relative error {errors.max():.1e}"
+    assert np.median(errors) < bound + np.median(of_storing), f"median relative error {np.median(errors):.1e}"
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
         context = model.new_context(ContextOptions(1024, 1, 256, kv_type, kv_type))
         context.restore(0, dump)
@@ -98,7 +105,7 @@ def test_captured_steps_give_the_same_logits(tmp_path):
     profile.write_text("[decode]\nbuckets = [1, 2, 4]\ncapture = true\nwarm = 64\n")
     actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(profile))
     expected, _ = decode(path, "cuda", "float32", KvType.F32)
-    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    errors = relative_errors(actual, expected)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
 
@@ -118,7 +125,7 @@ def test_profiles_give_the_logits_without_a_profile(tmp_path, monkeypatch, profi
     (tmp_path / "p.toml").write_text(profile)
     actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "p.toml"))
     expected, _ = decode(path, "cuda", "float32", KvType.F32)
-    errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    errors = relative_errors(actual, expected)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
 
@@ -130,7 +137,7 @@ def test_whole_chunks_are_captured(tmp_path):
         model_options = ModelOptions(device="cuda", backend_options={"dtype": "float32", **options})
         with (
             NativeBackend().load(path, model_options) as model,
-            model.new_context(ContextOptions(1024, 1, 512)) as context,
+            model.new_context(ContextOptions(1024, 1, 512, KvType.F32, KvType.F32)) as context,
         ):
             for first in (0, 300):
                 batch = context.new_batch()
@@ -168,6 +175,7 @@ def test_closing_frees_the_memory(tmp_path):
     path = make_tiny_model("llama", "f32").write(tmp_path / "tiny.gguf")
     before = torch.cuda.memory_allocated()
     with NativeBackend().load(path, ModelOptions(device="cuda")) as model:
-        model.new_context(ContextOptions(n_ctx=100_000))
+        context = model.new_context(ContextOptions(n_ctx=100_000))
         assert torch.cuda.memory_allocated() - before > 100_000 * 512
+        context.close()
     assert torch.cuda.memory_allocated() - before < 1 << 20

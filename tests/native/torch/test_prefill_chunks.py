@@ -206,3 +206,33 @@ def test_batches_with_bidirectional_blocks_are_not_chunked(tmp_path, captures, a
                     rows.append(context.decode(batch).copy())
     assert_close(np.concatenate(rows[3:]), np.concatenate(rows[:3]), 1e-5)
     assert captures == []
+
+
+class StaticGraph(Captured):
+    """A stand-in for a CUDA graph that, like one, writes each result over the last one."""
+
+    def __init__(self, step, inputs) -> None:
+        self._step, self._inputs = step, inputs
+        self._result = torch.empty_like(step(inputs))
+
+    def replay(self):
+        return self._result.copy_(self._step(self._inputs))
+
+
+def test_parts_that_replay_one_graph_keep_their_rows(tmp_path, assert_close):
+    """Chunks of 16: sixteen single tokens, a prompt, sixteen single tokens. The first and the last part share a graph."""
+    path, rows = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
+    for is_captured in (False, True):
+        with load(path, "[decode]\nbuckets = [16]\n[prefill]\nchunk = 16\n") as model:
+            kernels = model._transformer._kernels
+            if is_captured:
+                kernels._captured, kernels._profile = StaticGraph, dataclasses.replace(kernels._profile, capture=True)
+            with model.new_context(ContextOptions(n_ctx=256, n_seq_max=33, n_batch=64)) as context:
+                batch = context.new_batch()
+                for seq_id in range(16):
+                    batch.add(5 + seq_id, Pos(seq_id, 0), logits=True)
+                batch.extend(range(100, 116), Pos(16, 0), logits="all")
+                for seq_id in range(17, 33):
+                    batch.add(100 + seq_id, Pos(seq_id, 0), logits=True)
+                rows.append(context.decode(batch).copy())
+    assert_close(rows[1], rows[0], 1e-5)

@@ -177,8 +177,8 @@ class TorchKernels(KernelSet):
         done: dict[tuple[int, torch.device], Any] = {}
         return [moved(item, device, done) for item, device in zip(items, self._placement.layers, strict=True)]
 
-    def _uploader(self, tensor: QuantizedTensor) -> Uploader:
-        return self._uploaders[self._device if self._placement is None else self._placement.of(tensor.name)]
+    def _device_of(self, tensor: QuantizedTensor) -> torch.device:
+        return self._device if self._placement is None else self._placement.of(tensor.name)
 
     def from_host(self, values: NDArray[Any]) -> Tensor:
         """Copy to the device."""
@@ -267,7 +267,8 @@ class TorchKernels(KernelSet):
         if len(tensor.shape) != 2:
             raise InvalidModelFile(f"tensor {tensor.name!r} has the shape {tensor.shape}, a matrix (out, in) is needed")
         _check(tensor)
-        weight = TorchWeight(tensor, self._uploader(tensor).upload(tensor.data).view(tensor.shape[0], -1))
+        uploader = self._uploaders[self._device_of(tensor)]
+        weight = TorchWeight(tensor, uploader.upload(tensor.data).view(tensor.shape[0], -1))
         kind = tensor.ggml_type, weight.packed.device
         if self._profile.compile and kind not in self._compiled:
             self.settle()
@@ -276,10 +277,10 @@ class TorchKernels(KernelSet):
         return weight
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
-        """Dequantize the tensor and upload it."""
+        """Dequantize the tensor and copy it. The copy is complete: loading computes with vectors, and reads them back."""
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
-        return self._uploader(tensor).upload(values.reshape(-1).view(np.uint8)).view(torch.float32).view(tensor.shape)
+        return torch.from_numpy(values).to(self._device_of(tensor))
 
     def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Tensor) -> Tensor:
         """Dequantize the requested rows on the device."""
