@@ -48,6 +48,10 @@ class Profile:
         return next((bucket for bucket in self.buckets if bucket >= n_rows), None)
 
 
+CAPTURED = Profile(buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), capture=True)
+"""The default on devices with CUDA graphs."""
+
+
 def find_profile(model: Path | None, named: str | None) -> Profile | None:
     """The profile of a model: the named one, or ``SLM_PROFILE``, or ``MODEL.profile.toml`` next to the model.
 

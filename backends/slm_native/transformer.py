@@ -110,7 +110,7 @@ class Transformer:
             "layers have states, or attend in chunks": not self._has_one_plan,
         }
         if self._kernels.captures and (why := next((name for name, holds in obstacles.items() if holds), None)):
-            raise InvalidOption(f"capture is not supported if {why} (accepted: false)")
+            self._kernels.forgo_capture(why)
         if self._kernels.chunk is not None and not self._has_one_plan:
             raise InvalidOption(
                 "prefill.chunk is not supported if the model is an encoder, or layers have states, attend in chunks, or"

@@ -75,6 +75,12 @@ def decode(path, device: str, dtype: str, kv_type: KvType, **extra_options: obje
         return np.concatenate(rows), context.dump(0)
 
 
+def torch_graph():
+    import torch
+
+    return torch.cuda.CUDAGraph
+
+
 def relative_errors(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
 
@@ -99,12 +105,28 @@ def test_logits_equal_the_reference(tmp_path, architecture, weights, kv_type, dt
         assert context.dump(0) == dump, "restoring the dump changed its bytes"
 
 
-def test_captured_steps_give_the_same_logits(tmp_path):
-    """In float32, in which padding changes only the order of sums."""
-    path, profile = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), tmp_path / "p.toml"
-    profile.write_text("[decode]\nbuckets = [1, 2, 4]\ncapture = true\nwarm = 64\n")
-    actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(profile))
-    expected, _ = decode(path, "cuda", "float32", KvType.F32)
+UNCAPTURED = "[decode]\ncapture = false\n"
+
+
+@pytest.mark.parametrize("profile", [None, "[decode]\nbuckets = [1, 2, 4]\ncapture = true\nwarm = 64\n"])
+def test_captured_steps_give_the_same_logits(tmp_path, monkeypatch, profile):
+    """In float32, in which padding changes only the order of sums. Without a profile, steps are captured."""
+    replays, replay = [], torch_graph().replay
+
+    def recording_replay(graph):
+        replays.append(graph)
+        return replay(graph)
+
+    monkeypatch.setattr(torch_graph(), "replay", recording_replay)
+    path, options = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), {}
+    for name, text in (("captured", profile), ("uncaptured", UNCAPTURED)):
+        if text is not None:
+            (tmp_path / f"{name}.toml").write_text(text)
+            options[name] = {"profile": str(tmp_path / f"{name}.toml")}
+    expected, _ = decode(path, "cuda", "float32", KvType.F32, **options["uncaptured"])
+    assert not replays
+    actual, _ = decode(path, "cuda", "float32", KvType.F32, **options.get("captured", {}))
+    assert len(replays) >= 20 and len(set(replays)) == 1
     errors = relative_errors(actual, expected)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
@@ -122,9 +144,10 @@ def test_captured_steps_give_the_same_logits(tmp_path):
 def test_profiles_give_the_logits_without_a_profile(tmp_path, monkeypatch, profile):
     monkeypatch.setenv("SLM_CACHE_DIR", str(tmp_path / "cache"))
     path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
-    (tmp_path / "p.toml").write_text(profile)
+    for name, text in (("p", profile), ("uncaptured", UNCAPTURED)):
+        (tmp_path / f"{name}.toml").write_text(text)
     actual, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "p.toml"))
-    expected, _ = decode(path, "cuda", "float32", KvType.F32)
+    expected, _ = decode(path, "cuda", "float32", KvType.F32, profile=str(tmp_path / "uncaptured.toml"))
     errors = relative_errors(actual, expected)
     assert errors.max() < 1e-5, f"relative error {errors.max():.1e}"
 
@@ -166,7 +189,7 @@ def test_offloaded_layers_give_the_same_logits(tmp_path):
     path = make_tiny_model("llama", "f32").write(tmp_path / "tiny.gguf")
     expected, _ = decode(path, "cuda", "float32", KvType.F32)
     actual, _ = decode(path, "cuda", "float32", KvType.F32, resident_bytes=800_000)
-    np.testing.assert_array_equal(actual, expected)
+    assert relative_errors(actual, expected).max() < 1e-5  # captured steps divide attention among more programs
 
 
 def test_closing_frees_the_memory(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType, TopLogits
 from slm_native.kernels.parameters import Weight, WeightBytes
@@ -116,6 +117,17 @@ class Device(ABC):
             k: number of logits per row.
         """
         return top_of_rows(self.to_host(logits), k)
+
+    def forgo_capture(self, reason: str) -> None:
+        """Run the steps of a model uncaptured; called before its weights are prepared, and only if ``captures``.
+
+        Args:
+            reason: the property of the model or of its options that prevents capture.
+
+        Raises:
+            InvalidOption: the options ask for capture.
+        """
+        raise InvalidOption(f"capture is not supported if {reason} (accepted: false)")
 
     def fixed(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
         """Pad a batch with one token per sequence to a fixed shape; None to run the batch unpadded.

@@ -242,11 +242,9 @@ class Ops(ABC):
         """
         if gate is None and threshold is not None:
             raise ValueError("a threshold without a gate")
-        normed = self.normed(x, norm)
-        inner = self.linear(normed, up)
         if gate is None:
-            return self.activate(inner, activation)
-        gates = self.linear(normed, gate)
+            return self.activate(self.linear(self.normed(x, norm), up), activation)
+        gates, inner = self.project(x, norm, (gate, up))
         return self.gated(gates if threshold is None else self.above_threshold(gates, threshold), inner, activation)
 
     def feed_forward(self, x: Array, weights: FeedForward, activation: AnyActivation) -> Array:

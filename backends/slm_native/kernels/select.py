@@ -48,7 +48,7 @@ def select_kernels(
         expanded_bytes: memory for dequantized weights, in bytes; None for the tier's default.
         dtype: number format of the torch tier's products: "float32", "bfloat16", "float16", or "auto" for the device's
             best. The other tiers choose it by the weights.
-        profile: profile of the torch tier; its dtype is the default.
+        profile: profile of the torch tier; its dtype is the default. None for the device's default.
         device_map: number of layers on each device of the torch tier, in order; "auto" to split by memory.
 
     Raises:
@@ -63,8 +63,7 @@ def select_kernels(
     if uses_torch(tier, device):
         if n_threads is not None:
             raise InvalidOption(f"n_threads={n_threads!r}: torch has threads of its own (accepted: None)")
-        profile = Profile() if profile is None else profile
-        dtype = profile.dtype if dtype == "auto" else dtype
+        dtype = profile.dtype if dtype == "auto" and profile is not None else dtype
         return _torch(tier, device, (dtype, expanded_bytes or 0, profile, device_map))
     if device_map is not None:
         raise InvalidOption(
@@ -143,7 +142,7 @@ def _cpu(isa: str | None, n_threads: int | None, expanded_bytes: int) -> KernelC
     return KernelChoice(kernels, f"the C++ extension is built; instruction set {kernels.isa}, {how}")
 
 
-def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> KernelChoice:
+def _torch(tier: str, device: str, options: tuple[str, int, Profile | None, Any]) -> KernelChoice:
     asked = "the torch tier was asked for" if tier == "torch" else f"device {device!r} is torch's"
     _check_torch(asked)
     try:
@@ -155,7 +154,7 @@ def _torch(tier: str, device: str, options: tuple[str, int, Profile, Any]) -> Ke
         why = "Triton kernels are for CUDA"
     elif importlib.util.find_spec("triton") is None:
         why = "triton is not installed (to get it: pip install triton)"
-    if why and options[2].tune:
+    if why and options[2] is not None and options[2].tune:
         raise InvalidOption(f"tune=true on {kernels.device}: {why} (accepted: false)")
     if why:
         return KernelChoice(kernels, f"{asked}; {why}")

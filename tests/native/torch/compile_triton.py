@@ -1,17 +1,22 @@
-"""Compiles every Triton kernel for a GPU that this machine need not have: `python compile_triton.py 90`.
+"""Compiles every Triton kernel for GPUs that this machine need not have: `python compile_triton.py 80,90`.
 
-The wrappers run on tensors of the CPU. Instead of a launch, the kernel is compiled for the types of its arguments. As
-in Triton, an integer argument of 1 becomes a constant. Prints one line per kernel: its name and the bytes of machine
-code.
+With the option --widths, it compiles attention alone, for heads of many widths. The wrappers run on tensors of the CPU. Instead of a launch, the kernel is compiled for the types of its arguments. As
+in Triton, an integer argument of 1 becomes a constant. Prints one line per kernel: its name, the compute capability,
+the bytes of machine code and of shared memory, the registers per thread, and the bytes of registers that spill.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -19,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from slm_core.architectures import RopeStyle
 from slm_core.types import KvType
 from slm_native.kernels import Scoring
-from slm_native.kernels.torch.pages import DecodeGroup, TorchPageStore
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore
 from slm_native.kernels.torch.triton import products, small_steps
 from slm_native.kernels.torch.triton.decoding import attend_decoding
 from slm_native.kernels.torch.triton.formats import packed_format, packed_types
@@ -39,6 +44,10 @@ MANY_ROWS_TYPES = ("BF16", "Q5_0", "Q6_K")
 """Types for which ``many_rows`` is compiled; the other types add no code that ``few_rows`` does not compile."""
 
 
+WIDTHS = (64, 128, 256, 512, 576)
+"""Widths of heads; 576 is that of MLA."""
+
+
 def triton_type(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return POINTERS[value.dtype]
@@ -47,9 +56,9 @@ def triton_type(value: object) -> str:
     return "i32" if abs(value) < 1 << 31 else "i64"
 
 
-def compiler(target: GPUTarget) -> Callable[..., Callable[..., None]]:
+def compiler(targets: Sequence[GPUTarget]) -> Callable[..., Callable[..., None]]:
     def launch(kernel: JITFunction, grid: object) -> Callable[..., None]:
-        def compile_kernel(*args: object, num_warps: int = 4, **constants: object) -> None:
+        def compile_kernel(*args: object, num_warps: int = 4, num_stages: int = 3, **constants: object) -> None:
             names = [name for name in kernel.arg_names if name not in constants]
             arguments = dict(zip(names, args, strict=True))
             constants |= {name: 1 for name, value in arguments.items() if isinstance(value, int) and value == 1}
@@ -57,15 +66,47 @@ def compiler(target: GPUTarget) -> Callable[..., Callable[..., None]]:
             signature |= dict.fromkeys(constants, "constexpr")
             ordered = {name: signature[name] for name in kernel.arg_names}
             source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
-            compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
-            sys.stdout.write(f"{kernel.__name__} {len(compiled.asm['cubin'])}\n")
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            for target in targets:
+                compiled = triton.compile(source, target=target, options=options)
+                registers, spilled = resources(compiled.asm["cubin"])
+                sizes = len(compiled.asm["cubin"]), compiled.metadata.shared, registers, spilled
+                sys.stdout.write(f"{kernel.__name__} {target.arch} {' '.join(map(str, sizes))}\n")
 
         return compile_kernel
 
     return launch
 
 
-def calls() -> Iterator[Callable[[], object]]:
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers per thread, and bytes of local memory, where registers spill."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))
+    return registers, stack
+
+
+def layer_of(kv_type: str, width: int) -> TorchKvLayer:
+    codec = codec_of(kv_type, width)
+    return TorchPageStore(PageLayout(range(1), 2, width, codec, codec), 4, torch.device("cpu")).layers[0]
+
+
+def attention(widths: Sequence[int], kv_types: Sequence[str]) -> Iterator[Callable[[], object]]:
+    group = DecodeGroup(torch.tensor([0, 1]), torch.zeros(2, 3, dtype=torch.int64), torch.tensor([100, 130]), 130)
+    all_options = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
+    for width, kv_type in itertools.product(widths, kv_types):
+        layer, heads = layer_of(kv_type, width), torch.zeros(2, 8, width)
+        scoring = all_options if kv_type in ("f32", "q8_0") else Scoring()
+        dtype = {"f32": torch.float32, "q8_0": torch.bfloat16}.get(kv_type, torch.float16)
+        yield lambda heads=heads, layer=layer, scoring=scoring, dtype=dtype: attend_decoding(
+            heads, layer, group, 0.1, scoring, dtype=dtype, out=heads
+        )
+
+
+def products_and_steps() -> Iterator[Callable[[], object]]:
     for ggml_type in packed_types():
         n_in = max(32, ggml_type.block_size) * 16
         form = packed_format(ggml_type, n_in)
@@ -76,32 +117,24 @@ def calls() -> Iterator[Callable[[], object]]:
         if ggml_type.name in MANY_ROWS_TYPES:
             many = torch.zeros(70, n_in, dtype=torch.bfloat16 if ggml_type.name == "BF16" else torch.float16)
             yield lambda x=many, packed=packed, form=form: products.many_rows(x, packed, form)
-    heads, table = torch.zeros(2, 8, 128), torch.zeros(2, 3, dtype=torch.int64)
-    group = DecodeGroup(torch.tensor([0, 1]), table, torch.tensor([100, 130]), 130)
-    angles, no_places = torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64)
-    all_options = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
-    for kv_type in KvType:
-        codec = codec_of(kv_type, 128)
-        layer = TorchPageStore(PageLayout(range(1), 2, 128, codec, codec), 4, torch.device("cpu")).layers[0]
-        scoring, q = {
-            "f32": (all_options, heads),
-            "f16": (Scoring(), heads.half()),
-            "q8_0": (all_options, heads.bfloat16()),
-        }.get(kv_type, (Scoring(), heads.half()))
-        yield lambda q=q, layer=layer, scoring=scoring: attend_decoding(q, layer, group, 0.1, scoring)
-        if kv_type not in ("f32", "f16", "q8_0"):
-            continue  # torch encodes these types
-        store_arguments = {"planes": tuple(layer.key_planes), "pages": no_places, "slots": no_places}
-        yield lambda store_arguments=store_arguments: small_steps.norm_rope_and_store(
-            heads[:, :2].contiguous(), torch.zeros(128), 1e-5, angles, angles, RopeStyle.HALF_SPLIT, **store_arguments
+        yield lambda packed=packed, form=form: products.dequantized(packed, form, torch.float16)
+    heads, angles, places = torch.zeros(2, 8, 128), torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64)
+    for kv_type in ("f32", "f16", "q8_0"):  # torch encodes the other types
+        stored = {"planes": tuple(layer_of(kv_type, 128).key_planes), "pages": places, "slots": places}
+        yield lambda stored=stored: small_steps.norm_rope_and_store(
+            heads[:, :2], torch.zeros(128), 1e-5, angles, angles, RopeStyle.HALF_SPLIT, **stored
         )
     for style in RopeStyle:
         yield lambda style=style: small_steps.norm_and_rope(heads, None, 1e-5, angles, angles, style)
-    yield lambda: small_steps.silu_mul(heads, heads)
+    yield lambda: small_steps.silu_mul(angles, angles)
     yield lambda: small_steps.rms_norm(angles, torch.zeros(64), 1e-5)
 
 
 if __name__ == "__main__":
-    JITFunction.__getitem__ = compiler(GPUTarget("cuda", int(sys.argv[1]), 32))
-    for call in calls():
+    *options, capabilities = sys.argv[1:]
+    JITFunction.__getitem__ = compiler(
+        [GPUTarget("cuda", int(capability), 32) for capability in capabilities.split(",")]
+    )
+    calls = [attention([128], tuple(KvType)), products_and_steps()] if not options else [attention(WIDTHS, ["f16"])]
+    for call in itertools.chain(*calls):
         call()

@@ -12,7 +12,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.errors import InvalidOption, UnknownOption
 from slm_core.types import ContextOptions, ModelOptions, Pos
 from slm_native.backend import NativeBackend
-from slm_native.profile import PROFILE_VARIABLE, Profile, find_profile, read_profile
+from slm_native.profile import CAPTURED, PROFILE_VARIABLE, Profile, find_profile, read_profile
 
 torch = pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
 
@@ -41,7 +41,7 @@ def path(request, tmp_path_factory):
 
 def enable_capture(kernels, capture) -> None:
     """Enable ``decode.capture`` on a device without graphs."""
-    kernels._captured, kernels._profile = capture, dataclasses.replace(kernels._profile, capture=True)
+    kernels._new_capture, kernels._profile = lambda: capture, dataclasses.replace(kernels._profile, capture=True)
 
 
 def load(path, profile: str | None = None):
@@ -267,21 +267,30 @@ def test_profiles_that_the_device_does_not_support_are_refused(path, tmp_path):
         NativeBackend().load(path, ModelOptions(backend_options=options))
 
 
-def test_capture_of_offloaded_layers_is_refused(tmp_path, monkeypatch):
-    """On any device: a graph cannot contain the loading of layers."""
+@pytest.mark.parametrize("profile", [None, Profile(buckets=(1,), capture=True)], ids=["default", "asked for"])
+def test_capture_of_offloaded_layers(tmp_path, monkeypatch, profile):
+    """On any device: a graph cannot contain the loading of layers. What a profile asks for is refused."""
     from slm_native.kernels.torch.kernels import TorchKernels
 
-    monkeypatch.setattr(TorchKernels, "__init__", as_if_capturing(TorchKernels.__init__))
+    monkeypatch.setattr(TorchKernels, "__init__", as_if_capturing(TorchKernels.__init__, profile))
     path = make_tiny_model("llama").write(tmp_path / "m.gguf")
-    options = {"tier": "torch", "resident_bytes": 1 << 30}
-    with pytest.raises(InvalidOption, match="capture is not supported if layers are streamed"):
-        NativeBackend().load(path, ModelOptions(backend_options=options))
+    options = ModelOptions(backend_options={"tier": "torch", "resident_bytes": 1 << 30})
+    if profile is not None:
+        with pytest.raises(InvalidOption, match="capture is not supported if layers are streamed"):
+            NativeBackend().load(path, options)
+        return
+    with NativeBackend().load(path, options) as model, model.new_context(ContextOptions(n_ctx=64)) as context:
+        assert "steps not captured as layers are streamed" in model._transformer._kernels.describe()
+        batch = context.new_batch()
+        batch.add(7, Pos(0, 0), logits=True)
+        assert context.decode(batch).shape == (1, 305)
 
 
-def as_if_capturing(create):
+def as_if_capturing(create, profile):
     def init(self, *args, **named) -> None:
         create(self, *args, **named)
-        self.captures = True
+        self.captures, self._may_forgo_capture = True, profile is None
+        self._new_capture, self._profile = (lambda: FakeGraph), CAPTURED if profile is None else profile
 
     return init
 

@@ -53,7 +53,7 @@ def load(path, profile: str = ""):
 def with_capture(model):
     """Enable ``prefill.capture`` with graphs that work on any device."""
     kernels = model._transformer._kernels
-    kernels._captured = FakeGraph
+    kernels._new_capture = lambda: FakeGraph
     kernels._profile = dataclasses.replace(kernels._profile, capture_prefill=True)
     return model
 
@@ -220,13 +220,14 @@ class StaticGraph(Captured):
 
 
 def test_parts_that_replay_one_graph_keep_their_rows(tmp_path, assert_close):
-    """Chunks of 16: sixteen single tokens, a prompt, sixteen single tokens. The first and the last part share a graph."""
+    """Chunks of 16: 16 single tokens, a prompt of 16, and 16 single tokens, which have the graph of the first chunk."""
     path, rows = make_tiny_model("llama").write(tmp_path / "tiny.gguf"), []
     for is_captured in (False, True):
         with load(path, "[decode]\nbuckets = [16]\n[prefill]\nchunk = 16\n") as model:
             kernels = model._transformer._kernels
             if is_captured:
-                kernels._captured, kernels._profile = StaticGraph, dataclasses.replace(kernels._profile, capture=True)
+                kernels._new_capture = lambda: StaticGraph
+                kernels._profile = dataclasses.replace(kernels._profile, capture=True)
             with model.new_context(ContextOptions(n_ctx=256, n_seq_max=33, n_batch=64)) as context:
                 batch = context.new_batch()
                 for seq_id in range(16):

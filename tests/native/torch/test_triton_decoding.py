@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,16 @@ def write(cache, seq_id: int, position_range: tuple[int, int], heads: tuple[int,
     cache.commit(plan)
 
 
+def attended(q, layer, group, scale, scoring, dtype):
+    """The result for the sequences' queries [B, H, D], which are rows of a larger batch, in another order."""
+    rows, batch = torch.tensor([5, 0, 3, 1])[: len(q)], torch.full((6, *q.shape[1:]), torch.nan)
+    batch[rows] = q
+    out = torch.full(batch.shape, torch.nan)
+    attend_decoding(batch, layer, dataclasses.replace(group, rows=rows), scale, scoring, dtype=dtype, out=out)
+    assert out[[2, 4]].isnan().all(), "a row of another sequence was written"
+    return out[rows]
+
+
 def assert_equals_reference(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f32", values="f32", dtype=None):
     layer, placed = filled_layer(n_kv_heads, width, keys, values)
     rng = np.random.default_rng(2)
@@ -75,7 +87,7 @@ def assert_equals_reference(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f3
         **{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     )
     group = placed.decodes
-    actual = attend_decoding(torch.from_numpy(q).to(dtype or torch.float32), layer, group, 0.2, on_device).numpy()
+    actual = attended(torch.from_numpy(q), layer, group, 0.2, on_device, dtype or torch.float32).numpy()
     if dtype is not None:
         q = torch.from_numpy(q).to(dtype).float().numpy()
     for i, held in enumerate(HELD):
@@ -113,15 +125,32 @@ def test_products_in_half_precision():
     assert_equals_reference("plain", dtype=torch.float16)
 
 
-@pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3])
-def test_pages_may_be_divided_among_any_number_of_programs(monkeypatch, n_programs):
+@pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3, 8 * 100])
+@pytest.mark.parametrize("tile_bytes", [decoding._TILE_BYTES, 1])
+def test_tiles_may_be_divided_among_any_number_of_programs(monkeypatch, n_programs, tile_bytes):
+    """Tiles of whole pages and of 16 tokens; 100 programs for each head are more than there are tiles."""
     monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
+    monkeypatch.setattr(decoding, "_TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(decoding, "_JOINED", 64)
     assert_equals_reference("all")
+
+
+def test_tables_may_be_wider_than_sequences():
+    layer, placed = filled_layer(2, 32, "f32", "f32")
+    group, q = placed.decodes, torch.randn(len(HELD), 6, 32, generator=torch.Generator().manual_seed(1))
+    wide = torch.nn.functional.pad(group.tables, (0, 61))
+    narrow, padded = (
+        attended(q, layer, dataclasses.replace(group, tables=tables), 0.2, Scoring(), torch.float32)
+        for tables in (group.tables, wide)
+    )
+    torch.testing.assert_close(padded, narrow, rtol=1e-5, atol=1e-6)  # sums in another order
 
 
 def test_wrong_arguments_are_refused():
     layer, placed = filled_layer(2, 32, "f32", "f32")
     q = torch.zeros(len(HELD), 6, 32)
-    for bad in (q[:3], torch.zeros(len(HELD), 5, 32), torch.zeros(len(HELD), 6, 16), q.transpose(0, 1)):
+    for bad in (q.half(), torch.zeros(len(HELD), 5, 32), torch.zeros(len(HELD), 6, 16), q.transpose(0, 1)):
         with pytest.raises(ValueError, match="accepted: "):
-            attend_decoding(bad, layer, placed.decodes, 0.2)
+            attend_decoding(bad, layer, placed.decodes, 0.2, dtype=torch.float32, out=torch.zeros(bad.shape))
+    with pytest.raises(ValueError, match="out is"):
+        attend_decoding(q, layer, placed.decodes, 0.2, dtype=torch.float32, out=q[:3])

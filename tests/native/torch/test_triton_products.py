@@ -134,3 +134,20 @@ def test_wrong_arguments_are_refused():
             products.few_rows(bad_x, bad_packed, form)
     assert packed_format(GgmlType.Q4_K, 128) is None
     assert packed_format(GgmlType.IQ2_XXS, 256) is None
+
+
+@pytest.mark.parametrize("ggml_type", packed_types(), ids=lambda t: t.name)
+def test_dequantized_rows(ggml_type):
+    """Within float32 rounding of NumPy's, then rounded once; a row of 5 blocks, which is no power of two.
+
+    Triton's interpreter truncates to bfloat16, which has 7 bits of fraction.
+    """
+    n_in = 5 * max(32, ggml_type.block_size)
+    data, form = random_rows(ggml_type, 7, n_in), packed_format(ggml_type, n_in)
+    expected = dequantize(data.reshape(-1), ggml_type, (7, n_in)).astype(np.float64)
+    for dtype, rounding in ((torch.float32, 2.0**-22), (torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)):
+        actual = products.dequantized(torch.from_numpy(data), form, dtype)
+        assert actual.dtype == dtype
+        # Some formats subtract a minimum from a product: the error is relative to the larger terms of a block.
+        bound = rounding * np.abs(expected).reshape(7, 5, -1).max(axis=2).repeat(n_in // 5, axis=1) + 2.0**-24
+        assert (np.abs(actual.double().numpy() - expected) <= bound).all()

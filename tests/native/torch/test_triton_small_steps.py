@@ -27,10 +27,18 @@ def on_device(*arrays):
     return tuple(None if array is None else torch.from_numpy(array.copy()) for array in arrays)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1025), (2, 5, 7)])
-def test_silu_mul(shape):
+def parts_of_rows(*arrays):
+    """Tensors whose rows are side by side in common memory, like the results of one product."""
+    widths = [array[0].size for array in arrays]
+    whole = torch.from_numpy(np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1))
+    return [part.view(array.shape) for part, array in zip(whole.split(widths, dim=1), arrays, strict=True)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1025), (5, 7)])
+@pytest.mark.parametrize("placed", [on_device, parts_of_rows])
+def test_silu_mul(shape, placed):
     gate, up = f32(*shape, seed=1) * 20, f32(*shape, seed=2)
-    actual = small_steps.silu_mul(*on_device(gate, up)).numpy()
+    actual = small_steps.silu_mul(*placed(gate, up)).numpy()
     np.testing.assert_allclose(actual, REFERENCE.silu_mul(gate, up), rtol=1e-6, atol=1e-12)
 
 
@@ -53,7 +61,8 @@ def test_norm_and_rope(style, width, n_dims, normed):
     x, angles = f32(5, 3, width, seed=1), f32(5, n_dims // 2, seed=2) * 3
     weight, cos, sin = f32(width, seed=3) if normed else None, np.cos(angles), np.sin(angles)
     device = on_device(x, weight, cos, sin)
-    actual = small_steps.norm_and_rope(device[0], device[1], EPS, device[2], device[3], style).numpy()
+    heads, _ = parts_of_rows(x, f32(5, 2, width, seed=4))
+    actual = small_steps.norm_and_rope(heads, device[1], EPS, device[2], device[3], style).numpy()
     np.testing.assert_allclose(actual, norm_and_rope(x, weight, cos, sin, style), rtol=1e-5, atol=1e-6)
 
 
@@ -69,7 +78,8 @@ def test_norm_rope_and_store(kv_type, style):
     pages, slots = np.array([3, 3, 0, 2, 0, 2]), np.array([63, 0, 5, 6, 4, 7])
     device = on_device(x, weight, cos, sin, pages, slots)
     store_arguments = {"planes": tuple(store.layers[1].key_planes), "pages": device[4], "slots": device[5]}
-    small_steps.norm_rope_and_store(device[0], device[1], EPS, device[2], device[3], style, **store_arguments)
+    _, heads = parts_of_rows(f32(6, 5, 64, seed=4), x)
+    small_steps.norm_rope_and_store(heads, device[1], EPS, device[2], device[3], style, **store_arguments)
     expected = norm_and_rope(x, weight, cos, sin, style)
     keys = store.layers[1].keys(torch.arange(4), 256).reshape(4, 64, 3, 64).numpy()
     actual = keys[pages, slots]
@@ -86,8 +96,9 @@ def test_norm_rope_and_store(kv_type, style):
 def test_wrong_arguments_are_refused():
     x, cos = torch.zeros(2, 3, 8), torch.zeros(2, 4)
     calls = [
-        lambda: small_steps.silu_mul(x, x[:1]),
-        lambda: small_steps.silu_mul(x.double(), x.double()),
+        lambda: small_steps.silu_mul(x[0], x[1, :2]),
+        lambda: small_steps.silu_mul(x[0].double(), x[1].double()),
+        lambda: small_steps.silu_mul(x[0].T, x[1].T),
         lambda: small_steps.rms_norm(x[:, 0], torch.zeros(8), EPS),
         lambda: small_steps.norm_and_rope(x, None, EPS, torch.zeros(2, 5), torch.zeros(2, 5), RopeStyle.INTERLEAVED),
         lambda: small_steps.norm_and_rope(x, torch.zeros(7), EPS, cos, cos, RopeStyle.INTERLEAVED),

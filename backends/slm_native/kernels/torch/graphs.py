@@ -32,28 +32,44 @@ class Captured(ABC):
         """The step's output for the current content of its inputs, valid until the next replay."""
 
 
-class CapturedInCuda(Captured):
-    """A CUDA graph, see https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+Capture: TypeAlias = Callable[[Callable[[Any], Tensor], Any], Captured]
+"""Captures a step, for inputs whose tensors every replay reads. A step only launches kernels, and does not synchronize."""
 
-    Args:
-        step: repeatable; it only launches kernels, without synchronization.
-        inputs: inputs whose tensors the graph reads in every replay.
+
+class CudaCapture:
+    """Captures the steps of one context in CUDA graphs, which share a stream and a pool of memory.
+
+    Only one of the graphs is replayed at a time, and its result is read before the next one, so they may share memory.
+    See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
     """
 
-    def __init__(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> None:
-        self._inputs = inputs  # keeps the memory that the graph reads
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[Any], Tensor], inputs: Any) -> Captured:
+        """Run the step, which compiles and allocates, then capture it."""
         device = tensors_of(inputs)[0].device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # the first run compiles and allocates
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             step(inputs)
             step(inputs)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # Torch's default is one stream, on the device that was current at its first capture.
-        capture = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
         with _capturing, torch.cuda.device(device), capture:
-            self._result = step(inputs)
+            result = step(inputs)
+        return _CudaGraph(graph, inputs, result)
+
+
+class _CudaGraph(Captured):
+    """A graph, with the memory that it reads and writes."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, inputs: object, result: Tensor) -> None:
+        self._graph, self._inputs, self._result = graph, inputs, result
 
     def replay(self) -> Tensor:
         """Launch the graph on the current stream."""
@@ -70,9 +86,7 @@ class StepGraphs:
         uploader: copies a step's inputs to the graph's inputs.
     """
 
-    def __init__(
-        self, capture: Callable[[Callable[[Any], Tensor], Any], Captured], most: int, uploader: StepUploader
-    ) -> None:
+    def __init__(self, capture: Capture, most: int, uploader: StepUploader) -> None:
         self._capture = capture
         self._most = most
         self._uploader = uploader
@@ -105,7 +119,7 @@ class StepGraphs:
         return list(self._held)
 
 
-def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
+def filled(plan: BatchPlan, n_rows: int, spare: int, least_table: int = 1) -> TorchPlan:
     """Pad the plan of sequences with one token each.
 
     Tables are padded to a power of two of pages, so that a few shapes serve all lengths.
@@ -114,13 +128,14 @@ def filled(plan: BatchPlan, n_rows: int, spare: int) -> TorchPlan:
         plan: the plan of the cache.
         n_rows: number of tokens after padding.
         spare: a page that no sequence holds; padding rows write to it.
+        least_table: smallest width of tables, a power of two.
     """
     n_tokens, whole = len(plan.pages), slice(spare, spare + 1)
     added = np.arange(n_rows - n_tokens)
     runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, whole) for i in added.tolist()]
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
-    padded = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), in_powers=True)
+    padded = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), least_table)
     return dataclasses.replace(padded, runs=())  # steps of fixed shapes do not read runs
 
 
@@ -148,8 +163,8 @@ def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]
         width *= 2
 
 
-def filled_alone(n_rows: int, n_pages: int, spare: int) -> TorchPlan:
+def filled_alone(n_rows: int, n_pages: int, spare: int, least_table: int = 1) -> TorchPlan:
     """``filled`` for an empty batch, with tables for sequences of ``n_pages`` pages."""
     deep = Run(-1, slice(0, 1), 0, 1, np.full(n_pages, spare, np.intp))
     plan = BatchPlan([deep], np.array([spare]), np.zeros(1, np.intp), PageTables(0, ()))
-    return filled(plan, n_rows, spare)
+    return filled(plan, n_rows, spare, least_table)

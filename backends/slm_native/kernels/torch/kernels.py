@@ -29,8 +29,8 @@ from slm_native.kernels.torch.choosing import top_logits
 from slm_native.kernels.torch.compiling import check_compiles, unpack_compiled
 from slm_native.kernels.torch.devices import choose_dtype, memory, spelled
 from slm_native.kernels.torch.graphs import (
-    Captured,
-    CapturedInCuda,
+    Capture,
+    CudaCapture,
     StepGraphs,
     chunks_alone,
     filled,
@@ -52,14 +52,15 @@ from slm_native.kernels.torch.staging import StepUploader
 from slm_native.kernels.torch.unpack import unpack
 from slm_native.kernels.torch.upload import Uploader
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
-from slm_native.profile import Profile
+from slm_native.profile import CAPTURED, Profile
 
 T = TypeVar("T")
+_FLOATS = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
 _CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: dequantized weights stay in the CPU cache
 _DEVICE_PANEL_WEIGHTS = 1 << 26  # 256 MiB of float32: enough to keep a GPU busy
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TorchWeight(Weight):
     """A matrix, with its bytes on the device.
 
@@ -83,7 +84,7 @@ class TorchKernels(KernelSet):
         device: torch's name of it, or "auto".
         dtype: number format of products, or "auto" for the device's best.
         expanded_bytes: device memory for dequantized weights, in bytes.
-        profile: padding and capture of steps.
+        profile: padding and capture of steps; None to capture on CUDA, where the model can be captured.
         device_map: number of layers on each device, in order; "auto" to split by memory over all devices of the kind of
             ``device``.
 
@@ -95,6 +96,7 @@ class TorchKernels(KernelSet):
 
     name = "torch"
     failures = (torch.OutOfMemoryError,)
+    _least_table = 1  # pages of the tables of steps of fixed shapes: attention of torch reads all of them
 
     def __init__(
         self,
@@ -111,14 +113,18 @@ class TorchKernels(KernelSet):
         self.splits = device_map is not None
         self.picks_top = self._device.type in RANKING_DEVICES
         self._placement: Placement | None = None
-        self._profile = Profile() if profile is None else profile
+        self._may_forgo_capture = profile is None
+        self._uncaptured = ""
+        if profile is None:
+            profile = CAPTURED if self._device.type == "cuda" and not self.splits else Profile()
+        self._profile = profile
         self.captures = self._profile.capture or self._profile.capture_prefill
         self.chunk = self._profile.chunk or None
-        self._captured: Callable[[Callable[[Any], Tensor], Any], Captured] | None = None
+        self._new_capture: Callable[[], Capture] | None = None
         if self.captures:
             if self._device.type != "cuda" or self.splits:
                 raise InvalidOption(f"capture is for CUDA graphs, and {self.device} has none (accepted: false)")
-            self._captured = CapturedInCuda
+            self._new_capture = CudaCapture
         self._graphs: WeakKeyDictionary[TorchKvLayer, StepGraphs] = WeakKeyDictionary()
         self.dtype = choose_dtype(dtype, self._device)
         self._expanded_bytes = self._free_bytes = expanded_bytes
@@ -132,9 +138,17 @@ class TorchKernels(KernelSet):
 
     def describe(self) -> str:
         """Torch's version, the device, and the number format of products."""
-        kept = ", expanded by torch.compile" if self._profile.compile else ""
+        kept = ", steps captured" if self._profile.capture else ""
+        kept += f", steps not captured as {self._uncaptured}" if self._uncaptured else ""
+        kept += ", expanded by torch.compile" if self._profile.compile else ""
         kept += f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
         return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
+
+    def forgo_capture(self, reason: str) -> None:
+        """Nothing is padded or captured then. ``describe`` reports it, unless a profile asks for capture."""
+        if not self._may_forgo_capture:
+            super().forgo_capture(reason)
+        self._profile, self.captures, self._new_capture, self._uncaptured = Profile(), False, None, reason
 
     def reserve(self, sizes: WeightBytes) -> None:
         """Check that the weights fit in the memory of the device, and place layers if there are several devices."""
@@ -209,7 +223,7 @@ class TorchKernels(KernelSet):
             return None
         cache = layers[0]
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
-        placed = filled(plan, n_rows, cache.n_pages - 1)
+        placed = filled(plan, n_rows, cache.n_pages - 1, self._least_table)
         return FixedShape(placed, n_rows, self._runner(cache, captured=self._profile.capture))
 
     def fixed_prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape | None:
@@ -230,7 +244,7 @@ class TorchKernels(KernelSet):
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
         n_pages = -(-self._profile.warm // PAGE_TOKENS)
         for n_rows in self._profile.buckets if n_pages else ():
-            padded = filled_alone(n_rows, n_pages, cache.n_pages - 1)
+            padded = filled_alone(n_rows, n_pages, cache.n_pages - 1, self._least_table)
             yield FixedShape(padded, n_rows, self._runner(cache, captured=self._profile.capture))
         if n_pages and self._profile.capture_prefill:
             for plan in chunks_alone(self._profile.chunk, n_pages, cache.n_pages - 1):
@@ -238,10 +252,12 @@ class TorchKernels(KernelSet):
 
     def _runner(self, cache: TorchKvLayer, *, captured: bool) -> Callable[[Callable[[Any], Tensor], Any], Tensor]:
         """Runs steps of fixed shapes. Graphs belong to a context and are freed with its pages."""
-        if self._captured is None or not captured:
+        if self._new_capture is None or not captured:
             return lambda step, inputs: step(self._steps.upload(inputs).tree)
         with self._lock:
-            return self._graphs.setdefault(cache, StepGraphs(self._captured, self._profile.graphs, self._steps)).run
+            if (graphs := self._graphs.get(cache)) is None:
+                graphs = self._graphs[cache] = StepGraphs(self._new_capture(), self._profile.graphs, self._steps)
+        return graphs.run
 
     def place(self, plan: BatchPlan) -> BatchPlan:
         """Indices as tensors, shared by all layers."""
@@ -277,7 +293,7 @@ class TorchKernels(KernelSet):
         return weight
 
     def vector(self, tensor: QuantizedTensor) -> Tensor:
-        """Dequantize the tensor and copy it. The copy is complete: loading computes with vectors, and reads them back."""
+        """Dequantize the tensor and copy it; the copy is complete, because loading computes with vectors."""
         _check(tensor)
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.ggml_type, tensor.shape))
         return torch.from_numpy(values).to(self._device_of(tensor))
@@ -398,24 +414,29 @@ class TorchKernels(KernelSet):
     ) -> Tensor:
         """One call for all sequences with one token, one call for each other sequence."""
         assert isinstance(cache, TorchKvLayer) and isinstance(plan, TorchPlan), "pages of another kernel set"
-        q = q if cache.is_float32 else q.to(self.dtype)
-        mixed = torch.empty_like(q)
-        if (group := plan.decodes) is not None:
-            mixed[group.rows] = self._attend_decoding(q[group.rows], cache, group, scale, scoring)
+        mixed = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        if plan.decodes is not None:
+            self._attend_decoding(q, cache, plan.decodes, scale, scoring, mixed)
         for run in plan.prefills:
             k, v = cache.keys(run.pages, run.n_held), cache.values(run.pages, run.n_held)
+            queries = q[run.rows].to(self._attention_dtype(cache))
             if run.positions is None:
                 block = BlockRange.whole(len(run.rows), run.n_held) if run.bidirectional else None
-                mixed[run.rows] = attend(q[run.rows], k, v, scale, scoring, block)
+                rows = attend(queries, k, v, scale, scoring, block)
             else:
-                mixed[run.rows] = attend_at(run.positions, q[run.rows], k, v, scale, scoring)
-        return mixed.float()
+                rows = attend_at(run.positions, queries, k, v, scale, scoring)
+            mixed[run.rows] = rows.float()
+        return mixed
 
     def _attend_decoding(
-        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
-    ) -> Tensor:
-        """Attention of the sequences with one token."""
-        return attend_one_token_each(q, cache, group, scale, scoring)
+        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring, mixed: Tensor
+    ) -> None:
+        """Write the rows of ``mixed``, float32 [T, H, D], of the sequences with one token."""
+        queries = q[group.rows].to(self._attention_dtype(cache))
+        mixed[group.rows] = attend_one_token_each(queries, cache, group, scale, scoring).float()
+
+    def _attention_dtype(self, cache: TorchKvLayer) -> torch.dtype:
+        return torch.float32 if cache.is_float32 else self.dtype
 
     def _expanded(self, weight: TorchWeight) -> Tensor | None:
         n_bytes = self._dtype_of(weight).itemsize * weight.n_out * weight.n_in
@@ -426,10 +447,12 @@ class TorchKernels(KernelSet):
         return weight.expanded
 
     def _unpacked(self, weight: TorchWeight, rows: slice) -> Tensor:
-        packed, dtype = weight.packed[rows], self._dtype_of(weight)
+        packed, dtype, ggml_type = weight.packed[rows], self._dtype_of(weight), weight.tensor.ggml_type
+        if (stored := _FLOATS.get(ggml_type)) is not None:
+            return packed.view(stored).to(dtype)
         if self._profile.compile:
-            return unpack_compiled(packed, weight.tensor.ggml_type, dtype)
-        return unpack(packed, weight.tensor.ggml_type).to(dtype)
+            return unpack_compiled(packed, ggml_type, dtype)
+        return unpack(packed, ggml_type).to(dtype)
 
     def _dtype_of(self, weight: Weight) -> torch.dtype:
         """The number format of products with a matrix; F32 weights are not rounded."""

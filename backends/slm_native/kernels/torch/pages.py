@@ -194,12 +194,13 @@ class TorchPlan(BatchPlan):
     prefills: Sequence[Prefill]
 
 
-def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
+def place(plan: BatchPlan, least_table: int = 0) -> TorchPlan:
     """A plan's indices as host tensors; they are copied together with the other inputs of a step.
 
     Args:
         plan: the plan of the cache.
-        in_powers: whether tables of sequences with one token are padded to a power of two of pages.
+        least_table: if not 0, tables of sequences with one token are padded to a power of two of pages, and at least to
+            this one.
     """
 
     def index(ids: Any) -> Tensor:
@@ -215,21 +216,21 @@ def place(plan: BatchPlan, *, in_powers: bool = False) -> TorchPlan:
         else:
             prefills.append(Prefill(index(rows), index(pages), run.n_held, None, run.bidirectional))
     return TorchPlan(
-        plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index, in_powers), prefills
+        plan.runs, index(plan.pages), index(plan.slots), plan.tables, _group(singles, index, least_table), prefills
     )
 
 
-def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any, in_powers: bool) -> DecodeGroup | None:
+def _group(singles: list[tuple[int, NDArray[np.intp], int]], index: Any, least_table: int) -> DecodeGroup | None:
     if not singles:
         return None
     width = max(len(pages) for _, pages, _ in singles)
-    if in_powers:
-        width = 1 << (width - 1).bit_length()
+    if least_table:
+        width = max(least_table, 1 << (width - 1).bit_length())
     tables = np.zeros((len(singles), width), np.int64)
     for i, (_, pages, _) in enumerate(singles):
         tables[i, : len(pages)] = pages
     lengths = [n_held for _, _, n_held in singles]
-    longest = width * PAGE_TOKENS if in_powers else max(lengths)
+    longest = width * PAGE_TOKENS if least_table else max(lengths)
     return DecodeGroup(index([row for row, _, _ in singles]), index(tables), index(lengths), longest)
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
 from torch import Tensor
 
 from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
+from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native.kernels.parameters import Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
@@ -18,6 +26,7 @@ from slm_native.kernels.torch.triton.products import (
     MAX_ROWS,
     FewRows,
     ManyRows,
+    dequantized,
     few_rows,
     many_rows,
 )
@@ -28,6 +37,8 @@ from slm_native.profile import Profile
 
 # From this number of rows on, a matrix is dequantized once and multiplied by torch.
 _EXPANDED_ROWS = 128
+NARROW = 512
+"""The widest heads of which attention fits in the shared memory of compute capability 7.5."""
 _WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # torch encodes the other types
 
 
@@ -36,6 +47,8 @@ class TritonKernels(TorchKernels):
 
     See ``TorchKernels`` for the arguments.
     """
+
+    _least_table = 256  # up to 16,384 tokens one graph serves: attention does not depend on the width of tables
 
     def __init__(
         self,
@@ -47,6 +60,8 @@ class TritonKernels(TorchKernels):
     ) -> None:
         super().__init__(device, dtype, expanded_bytes, profile, device_map)
         self._tuner = Tuner(self._device) if self._profile.tune else None
+        self._widest = NARROW if _is_old(self._device) else sys.maxsize
+        self._joints: WeakKeyDictionary[TorchWeight, _Joint] = WeakKeyDictionary()
 
     def describe(self) -> str:
         """Torch's line, and the types with Triton kernels."""
@@ -66,6 +81,15 @@ class TritonKernels(TorchKernels):
             y = many_rows(x, _packed(weight), form, self._many(x, weight, form))
         return y if bias is None else y + bias
 
+    def project(self, x: Tensor, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Tensor]:
+        """One product for matrices of one type."""
+        joined = self._joined(linears)
+        if joined is None:
+            products: Sequence[Tensor] = super().project(x, norm, linears)
+            return products
+        parts = self.matmul(self.normed(x, norm), joined).split([linear.weight.n_out for linear in linears], dim=1)
+        return [y if (bias := linear.bias) is None else y + bias for y, linear in zip(parts, linears, strict=True)]
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """In one kernel, if rows share a weight."""
         if weight.dim() > 1 or not len(x):
@@ -78,7 +102,8 @@ class TritonKernels(TorchKernels):
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """In one kernel."""
-        return silu_mul(gate.contiguous(), up.contiguous())
+        flat = [_with_contiguous_rows(x.reshape(-1, x.shape[-1])) for x in (gate, up)]
+        return silu_mul(flat[0], flat[1]).view(gate.shape)
 
     def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
         """SwiGLU in one kernel, other activations in torch."""
@@ -100,7 +125,7 @@ class TritonKernels(TorchKernels):
         if rotation is None or not len(flat) or not _is_of_heads(norm, width):
             heads: Tensor = super().heads(flat, width, norm, rotation)
             return heads
-        x = flat.reshape(len(flat), -1, width).contiguous()
+        x = _with_contiguous_rows(flat).unflatten(1, (-1, width))
         return norm_and_rope(x, *_weight_and_eps(norm), rotation.cos, rotation.sin, rotation.style)
 
     def store(
@@ -120,7 +145,7 @@ class TritonKernels(TorchKernels):
         if rotation is None or not _is_of_heads(norm, width) or not written:
             super().store(cache, plan, k, v, width, norm, rotation)
             return
-        heads = [x.reshape(len(x), -1, width).contiguous() for x in (k, v)]
+        heads = [_with_contiguous_rows(x).unflatten(1, (-1, width)) for x in (k, v)]
         nothing = rotation.cos[:, :0].contiguous()
         keys, values = (
             {"planes": tuple(planes), "pages": plan.pages, "slots": plan.slots}
@@ -129,6 +154,28 @@ class TritonKernels(TorchKernels):
         weight, eps = _weight_and_eps(norm)
         norm_rope_and_store(heads[0], weight, eps, rotation.cos, rotation.sin, rotation.style, **keys)
         norm_rope_and_store(heads[1], None, 0.0, nothing, nothing, rotation.style, **values)
+
+    def _joined(self, linears: Sequence[Linear]) -> TorchWeight | None:
+        """The rows of all matrices as one matrix; None for a single one, or if they differ in type or have scales.
+
+        At their first use the matrices are copied to common memory, and become parts of it.
+        """
+        weights = [linear.weight for linear in linears if linear.scale is None]
+        if len(weights) < max(2, len(linears)):
+            return None
+        first = weights[0]
+        assert isinstance(first, TorchWeight), "a weight that another kernel set prepared"
+        with self._lock:
+            if (known := self._joints.get(first)) is None:
+                known = self._joints[first] = _joint(weights)
+        return known.whole
+
+    def _unpacked(self, weight: TorchWeight, rows: slice) -> Tensor:
+        form = packed_format(weight.tensor.ggml_type, weight.n_in)
+        if form is None or self._profile.compile or weight.tensor.ggml_type.block_size == 1:
+            unpacked: Tensor = super()._unpacked(weight, rows)
+            return unpacked
+        return dequantized(weight.packed[rows], form, self._dtype_of(weight))
 
     def _few(self, x: Tensor, weight: Weight, form: PackedFormat) -> FewRows:
         if self._tuner is None:
@@ -150,9 +197,43 @@ class TritonKernels(TorchKernels):
         return packed_format(weight.tensor.ggml_type, weight.n_in)
 
     def _attend_decoding(
-        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring
-    ) -> Tensor:
-        return attend_decoding(q.contiguous(), cache, group, scale, scoring).to(q.dtype)
+        self, q: Tensor, cache: TorchKvLayer, group: DecodeGroup, scale: float, scoring: Scoring, mixed: Tensor
+    ) -> None:
+        if q.shape[-1] > self._widest:
+            super()._attend_decoding(q, cache, group, scale, scoring, mixed)
+            return
+        dtype = self._attention_dtype(cache)
+        attend_decoding(q.contiguous(), cache, group, scale, scoring, dtype=dtype, out=mixed)
+
+
+def _is_old(device: torch.device) -> bool:
+    """Whether a device has 64 KiB of shared memory, less than every CUDA device of compute capability 8.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+
+
+class _Joint(NamedTuple):
+    """A matrix that consists of others; None if those cannot be joined."""
+
+    whole: TorchWeight | None
+
+
+def _joint(weights: Sequence[Weight]) -> _Joint:
+    parts = [weight for weight in weights if isinstance(weight, TorchWeight)]
+    kinds = {(part.tensor.ggml_type, part.n_in, part.packed.device) for part in parts}
+    if len(kinds) > 1 or any(part.expanded is not None for part in parts):
+        return _Joint(None)
+    first, sizes = parts[0].tensor, [part.n_out for part in parts]
+    packed = torch.cat([part.packed for part in parts])
+    for part, rows in zip(parts, packed.split(sizes), strict=True):
+        part.packed = rows
+    name = " and ".join(part.tensor.name for part in parts)
+    shape, nothing = (sum(sizes), parts[0].n_in), np.empty(0, np.uint8)  # the bytes are on the device alone
+    return _Joint(TorchWeight(QuantizedTensor(name, shape, first.ggml_type, nothing), packed))
+
+
+def _with_contiguous_rows(x: Tensor) -> Tensor:
+    """``x`` [T, width], or a copy; rows may be parts of longer ones."""
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _of(x: Tensor, weight: Weight) -> str:

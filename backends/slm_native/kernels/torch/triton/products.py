@@ -1,4 +1,4 @@
-"""Products with packed blocks: for few rows (memory-bound) and for many (compute-bound)."""
+"""Products with packed blocks, for few rows (memory-bound) and for many (compute-bound); dequantized matrices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kernels.torch.triton.formats import PackedFormat
 
+_DEQUANTIZED = 1024  # weights that a program of ``dequantized`` has at a time
 MAX_ROWS = 8
 """Most rows of activations in ``few_rows``; each needs an accumulator."""
 
@@ -220,6 +221,59 @@ def many_rows(x: Tensor, packed: Tensor, form: PackedFormat, way: ManyRows = MAN
     sizes = (n_rows, n_out, x.shape[1], n_blocks, packed.shape[1])
     with on_device_of(x):
         _many_rows[grid](x, packed, y, *sizes, **constants, BM=bm, BN=bn, num_warps=way.num_warps)
+    return y
+
+
+@triton.jit
+def _dequantized(
+    w_ptr,
+    y_ptr,
+    n_out,
+    n_in,
+    n_blocks,
+    row_bytes,
+    PART: tl.constexpr,  # noqa: N803
+    N_PARTS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    BLOCK_BYTES: tl.constexpr,  # noqa: N803
+    R: tl.constexpr,  # noqa: N803
+    N: tl.constexpr,  # noqa: N803
+):
+    """N blocks of R rows."""
+    rows = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)[:, None, None]
+    block = (tl.program_id(1) * N + tl.arange(0, N))[None, :, None]
+    j = tl.arange(0, WIDTH)[None, None, :]
+    mask = (rows < n_out) & (block < n_blocks)
+    for p in tl.static_range(N_PARTS):
+        weights = PART(w_ptr + rows * row_bytes + block * BLOCK_BYTES, p, j, mask)  # [R, N, WIDTH]
+        at = rows * n_in + (block * N_PARTS + p) * WIDTH + j
+        tl.store(y_ptr + at, weights.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def dequantized(packed: Tensor, form: PackedFormat, dtype: torch.dtype) -> Tensor:
+    """The weights of packed rows, computed in float32 and rounded once.
+
+    Args:
+        packed: uint8 [out, bytes of a row], whole blocks.
+        form: format of the blocks.
+        dtype: float32, bfloat16 or float16.
+
+    Returns:
+        [out, in].
+
+    Raises:
+        ValueError: another type, shape or layout.
+    """
+    n_out, row_bytes = packed.shape
+    n_blocks = row_bytes // form.block_bytes
+    check("packed", packed, torch.uint8, (None, n_blocks * form.block_bytes))
+    y = torch.empty(n_out, n_blocks * form.block_size, dtype=dtype, device=packed.device)
+    n = min(triton.next_power_of_2(n_blocks), _DEQUANTIZED // form.width)
+    r = max(1, _DEQUANTIZED // (n * form.width))
+    constants = {"PART": form.part, "N_PARTS": form.n_parts, "WIDTH": form.width, "BLOCK_BYTES": form.block_bytes}
+    grid = (triton.cdiv(n_out, r), triton.cdiv(n_blocks, n))
+    with on_device_of(packed):
+        _dequantized[grid](packed, y, n_out, y.shape[1], n_blocks, row_bytes, **constants, R=r, N=n)
     return y
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slm_core.architectures import RopeStyle
-from slm_native.kernels.torch.triton._checks import check, on_device_of
+from slm_native.kernels.torch.triton._checks import check, check_rows, on_device_of
 from slm_native.kv import PAGE_TOKENS
 
 _LANES = 1024
@@ -17,31 +17,34 @@ _HALF_EVEN = 12582912.0
 
 
 @triton.jit
-def _gated(gate_ptr, up_ptr, y_ptr, n, LANES: tl.constexpr):  # noqa: N803  (Triton's custom for constants)
-    at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    gate = tl.load(gate_ptr + at, mask=at < n, other=0.0)
-    up = tl.load(up_ptr + at, mask=at < n, other=0.0)
-    tl.store(y_ptr + at, gate / (1 + tl.exp(-gate)) * up, mask=at < n)
+def _gated(gate_ptr, up_ptr, y_ptr, width, gate_row, up_row, LANES: tl.constexpr):  # noqa: N803  (Triton's custom)
+    row, lane = tl.program_id(0).to(tl.int64), tl.program_id(1) * LANES + tl.arange(0, LANES)
+    there = lane < width
+    gate = tl.load(gate_ptr + row * gate_row + lane, mask=there, other=0.0)
+    up = tl.load(up_ptr + row * up_row + lane, mask=there, other=0.0)
+    tl.store(y_ptr + row * width + lane, gate / (1 + tl.exp(-gate)) * up, mask=there)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """``gate * sigmoid(gate) * up``.
 
     Args:
-        gate: float32, any shape.
+        gate: float32 [T, width]; the rows may be parts of longer ones.
         up: the same.
 
     Returns:
-        float32, the shape of ``gate``.
+        float32 [T, width].
 
     Raises:
         ValueError: another type, shape or layout.
     """
-    check("gate", gate, torch.float32, tuple(gate.shape))
-    check("up", up, torch.float32, tuple(gate.shape))
-    y = torch.empty_like(gate)
+    n_rows, width = gate.shape
+    check_rows("gate", gate, torch.float32, (n_rows, width))
+    check_rows("up", up, torch.float32, (n_rows, width))
+    y = torch.empty(n_rows, width, dtype=torch.float32, device=gate.device)
     with on_device_of(gate):
-        _gated[(triton.cdiv(gate.numel(), _LANES),)](gate, up, y, gate.numel(), LANES=_LANES)
+        grid = (n_rows, triton.cdiv(width, _LANES))
+        _gated[grid](gate, up, y, width, gate.stride(0), up.stride(0), LANES=_LANES)
     return y
 
 
@@ -89,6 +92,7 @@ def _positioned(
     pages,
     slots,
     eps,
+    x_row,
     page_stride,
     scale_page_stride,
     H: tl.constexpr,  # noqa: N803
@@ -105,7 +109,7 @@ def _positioned(
     """One head of one token: normalized, rotated, and written to a row or to the KV cache."""
     token, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, DP)
     there = d < D
-    x_head = x_ptr + (token.to(tl.int64) * H + head) * D
+    x_head = x_ptr + token.to(tl.int64) * x_row + head * D
     if INTERLEAVED:
         pair, other, first = d // 2, d ^ 1, d % 2 == 0
     else:
@@ -144,7 +148,7 @@ def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin
     """Normalize heads, if there is a weight, and rotate them.
 
     Args:
-        x: float32 [T, H, D].
+        x: float32 [T, H, D]; the rows may be parts of longer ones.
         weight: float32 [D], or None.
         eps: epsilon of the norm.
         cos: float32 [T, R/2], R at most D; R = 0 rotates nothing.
@@ -157,7 +161,7 @@ def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin
     Raises:
         ValueError: another type, shape or layout.
     """
-    y = torch.empty_like(x)
+    y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _position(x, weight, eps, cos, sin, style, planes=(y,), pages=None, slots=None)
     return y
 
@@ -177,7 +181,7 @@ def norm_rope_and_store(
     """Normalize heads, if there is a weight; rotate, encode and write them to their pages of the KV cache.
 
     Args:
-        x: float32 [T, K, D]; D is a power of two if the cache has blocks (q8_0).
+        x: float32 [T, K, D]; the rows may be parts of longer ones. D is a power of two if the cache has blocks (q8_0).
         weight: float32 [D], or None.
         eps: epsilon of the norm.
         cos: float32 [T, R/2], R at most D; R = 0 rotates nothing.
@@ -206,7 +210,7 @@ def _position(
     slots: Tensor | None,
 ) -> None:
     n_tokens, n_heads, width = x.shape
-    check("x", x, torch.float32, (n_tokens, n_heads, width))
+    check_rows("x", x, torch.float32, (n_tokens, n_heads, width))
     check("cos", cos, torch.float32, (n_tokens, None))
     check("sin", sin, torch.float32, (n_tokens, cos.shape[1]))
     if 2 * cos.shape[1] > width:
@@ -220,7 +224,8 @@ def _position(
     with on_device_of(x):
         _positioned[n_tokens, n_heads](
             *(x, x if weight is None else weight, cos, sin, y, scales),
-            *(x if pages is None else pages, x if slots is None else slots, eps, y.stride(0), scales.stride(0)),
+            *(x if pages is None else pages, x if slots is None else slots, eps),
+            *(x.stride(0), y.stride(0), scales.stride(0)),
             H=n_heads,
             D=width,
             DP=triton.next_power_of_2(width),
