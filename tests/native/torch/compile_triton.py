@@ -2,8 +2,8 @@
 
 With the option --widths, it compiles attention alone, for heads of many widths. The wrappers run on tensors of the CPU.
 Instead of a launch, the kernel is compiled for the types of its arguments. As in Triton, an integer argument of 1
-becomes a constant. Prints one line per kernel: its name, the compute capability, the bytes of machine code and of shared
-memory, the registers per thread, and the bytes of registers that spill.
+becomes a constant. Prints one line per kernel: its name, the compute capability, the bytes of machine code and of
+shared memory, the registers per thread, and the bytes of registers that spill.
 """
 
 from __future__ import annotations

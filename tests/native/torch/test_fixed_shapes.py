@@ -198,6 +198,20 @@ def test_the_least_recently_used_graph_is_evicted():
     assert [shape[0] for shape in graphs.shapes] == [(1,), (2,)]
 
 
+def test_a_shape_may_run_uncaptured_at_first():
+    captured_sizes = []
+
+    def capture(step, inputs):
+        captured_sizes.append(len(inputs[0]))
+        return FakeGraph(step, inputs)
+
+    graphs = StepGraphs(capture, 2, StepUploader(torch.device("cpu")), n_uncaptured=2)
+    for n, n_captured in ((1, 0), (2, 0), (1, 0), (1, 1), (2, 1), (1, 1), (2, 2)):
+        result = graphs.run(lambda inputs: inputs[0] * 3, [torch.full((n,), float(n))])
+        assert result.tolist() == [3.0 * n] * n and len(captured_sizes) == n_captured
+    assert captured_sizes == [1, 2]
+
+
 def test_profiles_are_found_by_option_then_environment_then_model_folder(tmp_path, monkeypatch):
     model = tmp_path / "m.Q4_0.gguf"
     monkeypatch.delenv(PROFILE_VARIABLE, raising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from slm_native.kv.tables import PageTables
 Inputs = TypeVar("Inputs")
 Shape: TypeAlias = tuple[tuple[int, ...], ...]
 _capturing = threading.Lock()
-"""Only one capture at a time: torch synchronizes the device before a capture, which a running capture forbids."""
+"""Only one capture at a time: the device is synchronized before a capture, which a running capture forbids."""
 
 
 class Captured(ABC):
@@ -33,7 +33,7 @@ class Captured(ABC):
 
 
 Capture: TypeAlias = Callable[[Callable[[Any], Tensor], Any], Captured]
-"""Captures a step, for inputs whose tensors every replay reads. A step only launches kernels, and does not synchronize."""
+"""Captures a step for inputs whose tensors every replay reads. A step only launches kernels; it never synchronizes."""
 
 
 class CudaCapture:
@@ -48,7 +48,11 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[Any], Tensor], inputs: Any) -> Captured:
-        """Run the step, which compiles and allocates, then capture it."""
+        """Run the step, which compiles and allocates, then capture it.
+
+        Unlike ``torch.cuda.graph``, this neither collects garbage nor empties torch's cache of memory, which takes most
+        of a second in a large program.
+        """
         device = tensors_of(inputs)[0].device
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -56,12 +60,14 @@ class CudaCapture:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             step(inputs)
-            step(inputs)
-        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
-        with _capturing, torch.cuda.device(device), capture:
-            result = step(inputs)
+        with _capturing, torch.cuda.device(device), torch.cuda.stream(self._stream):
+            torch.cuda.synchronize(device)
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                result = step(inputs)
+            finally:
+                graph.capture_end()
         return _CudaGraph(graph, inputs, result)
 
 
@@ -84,16 +90,19 @@ class StepGraphs:
         capture: captures a step.
         most: capacity of the cache.
         uploader: copies a step's inputs to the graph's inputs.
+        n_uncaptured: the number of steps of a shape that run uncaptured before one is captured.
     """
 
-    def __init__(self, capture: Capture, most: int, uploader: StepUploader) -> None:
+    def __init__(self, capture: Capture, most: int, uploader: StepUploader, n_uncaptured: int = 0) -> None:
         self._capture = capture
+        self._n_uncaptured = n_uncaptured
+        self._n_runs: Counter[Shape] = Counter()
         self._most = most
         self._uploader = uploader
         self._held: OrderedDict[Shape, tuple[Captured, Staged[Any]]] = OrderedDict()
 
     def run(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-        """Run ``step`` for ``inputs``: captured on the first call for a shape, replayed afterwards.
+        """Run ``step`` for ``inputs``: captured once a shape has come often enough, replayed afterwards.
 
         Args:
             step: depends only on the shapes and numbers of ``tensors_of(inputs)``.
@@ -104,6 +113,9 @@ class StepGraphs:
         if shape in self._held:
             captured, staged = self._held[shape]
             self._uploader.refill(staged, tensors)
+        elif self._n_runs[shape] < self._n_uncaptured:
+            self._n_runs[shape] += 1
+            return step(self._uploader.upload(inputs).tree)
         else:
             while len(self._held) >= self._most:
                 self._held.popitem(last=False)

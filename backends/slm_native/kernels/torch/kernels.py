@@ -55,6 +55,7 @@ from slm_native.kv import PAGE_TOKENS, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.profile import CAPTURED, Profile
 
 T = TypeVar("T")
+_N_UNCAPTURED = 3  # steps of a shape, by default: a capture takes as long as several steps
 _FLOATS = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
 _CPU_PANEL_WEIGHTS = 1 << 20  # 4 MiB of float32: dequantized weights stay in the CPU cache
 _DEVICE_PANEL_WEIGHTS = 1 << 26  # 256 MiB of float32: enough to keep a GPU busy
@@ -256,7 +257,9 @@ class TorchKernels(KernelSet):
             return lambda step, inputs: step(self._steps.upload(inputs).tree)
         with self._lock:
             if (graphs := self._graphs.get(cache)) is None:
-                graphs = self._graphs[cache] = StepGraphs(self._new_capture(), self._profile.graphs, self._steps)
+                n_uncaptured = _N_UNCAPTURED if self._may_forgo_capture else 0
+                graphs = StepGraphs(self._new_capture(), self._profile.graphs, self._steps, n_uncaptured)
+                self._graphs[cache] = graphs
         return graphs.run
 
     def place(self, plan: BatchPlan) -> BatchPlan:

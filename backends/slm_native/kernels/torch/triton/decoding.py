@@ -19,7 +19,7 @@ from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kv import PAGE_TOKENS
 
-_PROGRAMS = 512  # enough to fill a GPU; with fewer, the tiles of a sequence are split
+_PROGRAMS = 128  # enough to fill a GPU; with fewer, the tiles of a sequence are split
 _MOST_SPLITS = 64  # of a sequence: more cost more to combine than they save
 _NIBBLES = (KvType.Q5_0, KvType.Q4_0)
 _MIN_GROUP = 16  # smallest number of rows in tl.dot

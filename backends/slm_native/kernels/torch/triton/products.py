@@ -12,6 +12,8 @@ from torch import Tensor
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kernels.torch.triton.formats import PackedFormat
 
+_ROWS = 4  # rows of the matrix that a program of ``few_rows`` reads side by side
+_LANES_OF_WARP = 512  # 16 per thread
 _DEQUANTIZED = 1024  # weights that a program of ``dequantized`` has at a time
 MAX_ROWS = 8
 """Most rows of activations in ``few_rows``; each needs an accumulator."""
@@ -24,7 +26,7 @@ class FewRows:
     Attributes:
         lanes: weights that a program unpacks at a time, times the rows of activations.
         programs: number of programs that fills a device; with fewer, the blocks of a row are split among programs.
-        num_warps: warps of a program.
+        num_warps: most warps of a program.
     """
 
     lanes: int = 2048  # 16 registers per thread
@@ -93,7 +95,7 @@ def _few_rows(
     split = tl.program_id(1)
     j = tl.arange(0, WIDTH)[None, None, :]
     m = tl.arange(0, M)
-    total = tl.zeros((M, R, N, WIDTH), tl.float32)
+    total = tl.zeros((R, N, WIDTH), tl.float32) if M == 1 else tl.zeros((M, R, N, WIDTH), tl.float32)
     first = split * blocks_per_split
     last = tl.minimum(first + blocks_per_split, n_blocks)
     for start in range(first, last, N):
@@ -102,11 +104,14 @@ def _few_rows(
         mask = (rows[:, None, None] < n_out) & (block[None, :, None] < last)
         for p in tl.static_range(N_PARTS):
             weights = PART(pointers, p, j, mask)  # [R, N, WIDTH]
-            column = (block[:, None] * N_PARTS + p) * WIDTH + tl.arange(0, WIDTH)[None, :]
-            there = (m[:, None, None] < n_rows) & (block[None, :, None] < last)
-            x = tl.load(x_ptr + m[:, None, None] * n_in + column[None], mask=there, other=0.0)  # [M, N, WIDTH]
-            total += weights[None] * x[:, None]
-    sums = tl.sum(tl.sum(total, axis=3), axis=2)  # [M, R]
+            column = (block[None, :, None] * N_PARTS + p) * WIDTH + j
+            if M == 1:  # loaded in the shape of the weights, which need no exchange between threads then
+                total += weights * tl.load(x_ptr + column + 0 * rows[:, None, None], mask=mask, other=0.0)
+            else:
+                there = (m[:, None, None] < n_rows) & (block[None, :, None] < last)
+                x = tl.load(x_ptr + m[:, None, None] * n_in + column, mask=there, other=0.0)  # [M, N, WIDTH]
+                total += weights[None] * x[:, None]
+    sums = tl.sum(tl.sum(total, axis=2), axis=1)[None, :] if M == 1 else tl.sum(tl.sum(total, axis=3), axis=2)  # [M, R]
     out, there = m[:, None] * n_out + rows[None, :], (m[:, None] < n_rows) & (rows[None, :] < n_out)
     if ADDED:
         first = split + 0 * rows[None, :] == 0  # of every row: a number compared alone is no mask in the interpreter
@@ -141,8 +146,9 @@ def few_rows(
     if residual is not None:
         check("residual", residual, torch.float32, (n_rows, n_out))
     m = triton.next_power_of_2(n_rows)
-    n = min(max(1, way.lanes // (4 * m * form.width)), triton.next_power_of_2(n_blocks))
-    r = max(1, way.lanes // (m * n * form.width))
+    n = min(max(1, way.lanes // (_ROWS * m * form.width)), triton.next_power_of_2(n_blocks))
+    r = _ROWS if m == 1 else max(1, way.lanes // (m * n * form.width))
+    num_warps = min(way.num_warps, max(1, m * r * n * form.width // _LANES_OF_WARP))
     n_groups = triton.cdiv(n_out, r)
     n_splits = max(1, min(way.programs // n_groups, n_blocks // (4 * n)))
     per_split = triton.cdiv(triton.cdiv(n_blocks, n_splits), n) * n
@@ -158,7 +164,7 @@ def few_rows(
             R=r,
             N=n,
             ADDED=residual is not None,
-            num_warps=way.num_warps,
+            num_warps=num_warps,
         )
     return y[0] if n_splits == 1 else y.sum(dim=0)
 
