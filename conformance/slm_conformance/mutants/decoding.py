@@ -49,7 +49,7 @@ class BatchLeaks(_Leaks):
 
 
 @mutant("TestDecode::test_strangers_in_a_batch")
-class TurnsLeak(_Leaks):
+class InterleavedSequencesLeak(_Leaks):
     """If sequences are interleaved, a token attends to other sequences' tokens since its sequence's last token."""
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:

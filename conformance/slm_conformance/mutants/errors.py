@@ -36,7 +36,7 @@ class TokensOfNobody(ToyContext):
 
 
 @mutant("TestErrors::test_name_the_sequence_of_a_call")
-class PlacesOfNobody(ToyContext):
+class TruncateErrorNamesNoSequence(ToyContext):
     """The message of a ``truncate`` error does not name the sequence."""
 
     def truncate(self, pos: Pos) -> Pos:

@@ -125,7 +125,7 @@ def page(mutants: Sequence[Mutant], killed_by: Mapping[str, Sequence[str]]) -> s
     names = scenario_names()
     without = [name for name in names if name not in alone]
     lines = [
-        _HEADER.format(
+        _PAGE_START.format(
             n_mutants=len(mutants), n_scenarios=len(names), n_played=len(killed_by), n_alone=len(names) - len(without)
         )
     ]
@@ -136,7 +136,7 @@ def page(mutants: Sequence[Mutant], killed_by: Mapping[str, Sequence[str]]) -> s
             "",
             "## Not yet shown to be needed",
             "",
-            _WITHOUT,
+            _SCENARIOS_WITHOUT_MUTANTS,
             "",
             "| scenario | has mutants |",
             "|---|---|",
@@ -153,7 +153,7 @@ def _row(mutant: Mutant, killed_by: Sequence[str] | None) -> str:
     return f"| `{mutant.name}` | {breaks} | `{mutant.killed_by}` | {', '.join(others) or 'none'} |"
 
 
-_HEADER = """# Mutants of the toy, by scenario
+_PAGE_START = """# Mutants of the toy, by scenario
 
 The conformance suite is tested with mutants: toy backends that each break one promise of the contract on purpose. This
 page lists them with the scenarios that kill them. Slips in the project's own code, and the tests that notice them, are
@@ -175,7 +175,7 @@ float32; scenarios about the content of answers run the demo model, scenarios of
 | mutant | breaks | killed by | also killed by |
 |---|---|---|---|"""
 
-_WITHOUT = """No mutant is known that these scenarios alone kill: other scenarios kill their mutants as well, or their
+_SCENARIOS_WITHOUT_MUTANTS = """No mutant is known that these scenarios alone kill: other scenarios kill their mutants as well, or their
 mutants have not been played on other scenarios yet."""
 
 

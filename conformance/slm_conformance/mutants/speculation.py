@@ -54,7 +54,7 @@ def DraftStays(original: Any, drafts: SpeculativeSource) -> None:  # noqa: N802
 
 
 @breaks("TestSpeculation::test_drawn_drafts_keep_the_shares", rounds, "_looked_up")
-def OddsIgnored(original: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
+def DraftProbabilitiesIgnored(original: Any, draft_probabilities: Any, ids: Any) -> Any:  # noqa: N802
     """All drafted tokens count as drawn from uniform draft probabilities."""
     return np.full(len(ids), 1 / len(draft_probabilities[0]))
 
