@@ -175,8 +175,8 @@ float32; scenarios about the content of answers run the demo model, scenarios of
 | mutant | breaks | killed by | also killed by |
 |---|---|---|---|"""
 
-_SCENARIOS_WITHOUT_MUTANTS = """No mutant is known that these scenarios alone kill: other scenarios kill their mutants as well, or their
-mutants have not been played on other scenarios yet."""
+_SCENARIOS_WITHOUT_MUTANTS = """No mutant is known that these scenarios alone kill: other scenarios kill their mutants
+as well, or their mutants have not been played on other scenarios yet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
