@@ -179,9 +179,20 @@ class Incoming:
         try:
             yield
         except SlmError:
-            if not self._is_over:
-                self._check_digest()
+            for _ in self.refused():
+                pass
             raise
+
+    def refused(self) -> Iterator[None]:
+        """Read the container to its end after its content was refused, one piece a step: damage is the error to report.
+
+        Raises:
+            InvalidSnapshot: the checksum does not match.
+        """
+        while not self._is_over and self._next(PART_BYTES):
+            yield
+        if not self._is_over:
+            self._check_digest()
 
     def _check_digest(self) -> None:
         while self._next(PART_BYTES):

@@ -142,7 +142,7 @@ class InvalidSequence(ContextError):
 
 
 class SequenceChanged(ContextError):
-    """A sequence changed while it was dumped in parts, so the remaining parts would belong to another state."""
+    """A sequence changed while it was dumped in parts or restored in steps: the rest would belong to another state."""
 
 
 class BatchFull(ContextError):

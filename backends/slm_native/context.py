@@ -165,6 +165,9 @@ class NativeContext(ContextBase):
     def _engine_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
         return self._memory.writer(seq_id, n_tokens, n_bytes, lambda: self._edited(seq_id))
 
+    def _engine_reserving_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
+        return self._memory.writer(seq_id, n_tokens, n_bytes, lambda: self._edited(seq_id), reserves=True)
+
     def _engine_close(self) -> None:
         # ContextBase rejects later calls. These are the last references: pages, states and weights are freed now.
         del self._memory, self._transformer, self._positions, self._mrope_positions

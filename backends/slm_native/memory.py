@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -217,7 +218,14 @@ class ContextMemory:
         checker.write(memoryview(payload))
 
     def writer(
-        self, seq_id: int, length: int, n_bytes: int, edited: Callable[[], None], shared: tuple[int, int] | None = None
+        self,
+        seq_id: int,
+        length: int,
+        n_bytes: int,
+        edited: Callable[[], None],
+        shared: tuple[int, int] | None = None,
+        *,
+        reserves: bool = False,
     ) -> MemoryWriter | None:
         """A writer for the payload of a sequence; None if there are too few free pages.
 
@@ -227,6 +235,8 @@ class ContextMemory:
             n_bytes: size of the payload.
             edited: called when the contents of the sequence have changed.
             shared: a sequence and the number of its first tokens to share; the payload has the later tokens.
+            reserves: whether an empty sequence gets the pages at once, so that other sequences may change meanwhile;
+                ``undo`` empties it.
 
         Raises:
             InvalidSnapshot: the size does not match the number of tokens.
@@ -241,14 +251,20 @@ class ContextMemory:
         parts: list[Array] = []
         sections = self._sections(length, pages, held, parts, start=start)
 
-        def exchange() -> None:
+        def reserve() -> None:
             self._pages.put(seq_id, pages, 0)
             for window, cache in self._windows.items():
                 cache.put(seq_id, held[window])
+
+        def exchange() -> None:
+            reserve()
             if self._states is not None:
                 self._states.exchange(seq_id, length, parts)
 
-        return MemoryWriter(SectionWriter(sections), exchange, self._undo(seq_id), edited)
+        undo = partial(self.drop, seq_id) if reserves else self._undo(seq_id)
+        if reserves:
+            reserve()
+        return MemoryWriter(SectionWriter(sections), exchange, undo, edited)
 
     def _undo(self, seq_id: int) -> Callable[[], None]:
         """A function that restores the current pages and states."""

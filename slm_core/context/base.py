@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from slm_core.context.inputs import (
     token_ids,
 )
 from slm_core.context.ledger import Ledger, replay_plan, tail_edits
-from slm_core.context.payload import DumpParts, PayloadWriter, Receiver, whole
+from slm_core.context.payload import PayloadWriter, Receiver, Steps, whole
 from slm_core.context.snapshot import Edit, PayloadHeader, SequenceSnapshot, Share, read_shares
 from slm_core.errors import (
     ContextBusy,
@@ -39,6 +40,7 @@ from slm_core.errors import (
     InvalidSequence,
     InvalidSnapshot,
     SequenceChanged,
+    SlmError,
     UnsupportedOutput,
 )
 from slm_core.protocols import Batch
@@ -102,7 +104,8 @@ class ContextBase(EngineCalls):
         self._checks = Checks(self._declared, self._ledger)
         self._lock = threading.Lock()
         self._closed = False
-        self._dumps: weakref.WeakSet[DumpParts] = weakref.WeakSet()  # dumps in parts that are still valid
+        self._steps: weakref.WeakSet[Steps[Any]] = weakref.WeakSet()  # dumps and restores that are still valid
+        self._writers: dict[int, PayloadWriter] = {}  # by sequence: the storage reserved by restores in steps
 
     # Properties.
 
@@ -211,7 +214,7 @@ class ContextBase(EngineCalls):
         """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
         with self._call():
             self._checks.sequence(src)
-            self._checks.sequence(dst)
+            self._checks.changeable(dst)
             if src == dst or self._ledger.length(dst):
                 raise InvalidSequence(
                     f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
@@ -284,8 +287,8 @@ class ContextBase(EngineCalls):
             with failures_of((self._checks.sequence(seq_id),)):
                 parts = self._packed(seq_id, part_bytes)
             revision = self._ledger.revision(seq_id)
-            dump = DumpParts(parts, lambda: self._unchanged({seq_id: revision}))
-            self._dumps.add(dump)
+            dump = Steps(parts, lambda: self._unchanged({seq_id: revision}))
+            self._steps.add(dump)
         return dump
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
@@ -294,7 +297,7 @@ class ContextBase(EngineCalls):
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
         """Like ``restore``, for a dump in parts."""
-        with self._call(), failures_of((self._checks.sequence(seq_id),)):
+        with self._call(), failures_of((self._checks.changeable(seq_id),)):
             incoming = Incoming("sequence", parts)
             with incoming.refusals():
                 received = self._receiver(seq_id)
@@ -309,6 +312,17 @@ class ContextBase(EngineCalls):
                 self._replace(seq_id, snapshot, received.payload())
         return Pos(seq_id, len(snapshot.tokens))
 
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Restore a dump into an empty sequence, about one part a step. Other sequences may change between steps."""
+        with self._call():
+            if self._ledger.length(self._checks.changeable(seq_id)):
+                raise InvalidSequence(f"sequence {seq_id} holds tokens (accepted: an empty sequence)", seq_id=seq_id)
+            self._ledger.reserve(seq_id, 0)
+            revision = self._ledger.revision(seq_id)
+            steps = Steps(self._restoring(seq_id, parts), lambda: self._unchanged({seq_id: revision}, "restore"))
+            self._steps.add(steps)
+        return steps
+
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """Dump all sequences, in parts. Shared tokens are in the dump once."""
         with self._call():
@@ -316,15 +330,15 @@ class ContextBase(EngineCalls):
             seq_ids = [seq_id for seq_id in range(self.n_seq_max) if self._ledger.length(seq_id)]
             parts = pack_parts("context", *self._context_sections(seq_ids), part_bytes)
             revisions = {seq_id: self._ledger.revision(seq_id) for seq_id in seq_ids}
-            dump = DumpParts(parts, lambda: self._unchanged(revisions))
-            self._dumps.add(dump)
+            dump = Steps(parts, lambda: self._unchanged(revisions))
+            self._steps.add(dump)
         return dump
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
         """Fill the empty context from ``dump_context``."""
         with self._call():
             for seq_id in range(self.n_seq_max):
-                if self._ledger.length(seq_id):
+                if self._ledger.length(self._checks.changeable(seq_id)):
                     raise InvalidSequence(
                         f"sequence {seq_id} holds tokens (accepted: a context that holds none)", seq_id=seq_id
                     )
@@ -346,8 +360,9 @@ class ContextBase(EngineCalls):
         try:
             if not self._closed:
                 self._closed = True
-                for dump in self._dumps:
-                    dump.forget()
+                for steps in self._steps:
+                    steps.forget()
+                self._writers.clear()
                 self._engine_close()
                 self._ledger.clear()
         finally:
@@ -366,12 +381,12 @@ class ContextBase(EngineCalls):
             self._lock.release()
 
     @contextmanager
-    def _unchanged(self, revisions: Mapping[int, int]) -> Iterator[None]:
+    def _unchanged(self, revisions: Mapping[int, int], what: str = "dump") -> Iterator[None]:
         with self._call():
             for seq_id, revision in revisions.items():
                 if self._ledger.revision(seq_id) != revision:
                     raise SequenceChanged(
-                        f"sequence {seq_id} was changed since its dump began: dump it again", seq_id=seq_id
+                        f"sequence {seq_id} was changed since its {what} began: {what} it again", seq_id=seq_id
                     )
             with failures_of(tuple(revisions)):
                 yield
@@ -412,9 +427,36 @@ class ContextBase(EngineCalls):
             self._ledger.cut(seq_id, start, end)
 
     def _drop(self, seq_id: int) -> None:
+        writer = self._writers.pop(seq_id, None)
         if self._ledger.length(seq_id):
             self._engine_drop(seq_id)
             self._ledger.drop(seq_id)
+        elif self._ledger.is_restoring(seq_id):
+            if writer is not None:
+                writer.undo()
+            self._ledger.drop(seq_id)
+
+    def _restoring(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """The steps of a restore. If one fails, the sequence is empty, and nothing is reserved."""
+        try:
+            incoming = Incoming("sequence", parts)
+            yield
+            received = self._reserving_receiver(seq_id)
+            try:
+                which = range(len(incoming.lengths))
+                snapshot = yield from SequenceSnapshot.read_steps(incoming.meta, incoming, which, received.begin)
+                incoming.finish()
+            except SlmError:
+                yield from incoming.refused()
+                raise
+            self._check_dumped_inputs(snapshot)
+            self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
+            self._end_restore(seq_id, snapshot, received)
+        except GeneratorExit:  # the iterator is garbage, and the sequence may hold something else by now
+            raise
+        except BaseException:
+            self._drop(seq_id)
+            raise
 
     def _receiver(self, seq_id: int) -> Receiver:
         declared, n_free = self._declared, self._checks.replaceable(seq_id)
@@ -423,6 +465,38 @@ class ContextBase(EngineCalls):
             lambda header: header.fingerprint == declared.fingerprint and header.end <= n_free,
             lambda header: self._engine_writer(seq_id, header.end, header.n_bytes),
         )
+
+    def _reserving_receiver(self, seq_id: int) -> Receiver:
+        """A receiver that reserves the positions of an empty sequence when the payload begins."""
+        declared = self._declared
+
+        def is_used(header: PayloadHeader) -> bool:
+            if header.fingerprint != declared.fingerprint:
+                return False
+            self._checks.room(header.end, seq_id)
+            self._ledger.reserve(seq_id, header.end)
+            return True
+
+        def new_writer(header: PayloadHeader) -> PayloadWriter | None:
+            writer = self._engine_reserving_writer(seq_id, header.end, header.n_bytes)
+            if writer is not None:
+                self._writers[seq_id] = writer
+            return writer
+
+        return Receiver(declared.fits_payload, is_used, new_writer)
+
+    def _end_restore(self, seq_id: int, snapshot: SequenceSnapshot, received: Receiver) -> None:
+        """The last step of a restore: the sequence gets its contents. If this raises, it may have a part of them."""
+        if received.writer is not None:
+            received.writer.put()
+            self._ledger.exchange(seq_id, snapshot.held(), snapshot.edits)
+            del self._writers[seq_id]
+            return
+        payload = received.payload()
+        if payload:
+            self._engine_check_payload(len(snapshot.tokens), payload)
+        self._ledger.drop(seq_id)  # the reserved positions are those of the contents
+        self._fill(seq_id, snapshot, payload)
 
     def _context_sections(self, seq_ids: Sequence[int]) -> tuple[dict[str, object], list[bytes | Pieces]]:
         """Metadata and sections of all sequences. A sequence leaves out tokens that it shares with an earlier one."""

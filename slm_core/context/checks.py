@@ -138,6 +138,14 @@ class Checks:
             raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})", seq_id=seq_id)
         return seq_id
 
+    def changeable(self, seq_id: int) -> int:
+        """Check the id of a sequence to fill and return it; raises ``InvalidSequence`` while it is being restored."""
+        if self._ledger.is_restoring(self.sequence(seq_id)):
+            raise InvalidSequence(
+                f"sequence {seq_id} is being restored: make all steps of restore_steps, or drop it", seq_id=seq_id
+            )
+        return seq_id
+
     def index(self, seq_id: int, index: int) -> int:
         """Check a position and return it: from 0 to the length of the sequence; else raises ``InvalidPosition``."""
         length = self._ledger.length(seq_id)
@@ -180,7 +188,7 @@ class Checks:
         sequences = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
         for seq_id in sequences:
             own_positions = positions if len(sequences) == 1 else positions[seq_ids == seq_id]
-            self._batch_positions(self.sequence(seq_id), own_positions)
+            self._batch_positions(self.changeable(seq_id), own_positions)
         if n > (n_free := self._ledger.n_free):
             raise ContextFull(n, n_free, seq_id=int(seq_ids[n_free]))
         return sequences

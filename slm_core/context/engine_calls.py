@@ -104,6 +104,17 @@ class EngineCalls(Closing):
         """
         return None
 
+    def _engine_reserving_writer(self, seq_id: int, n_tokens: int, n_bytes: int) -> PayloadWriter | None:
+        """A writer of a payload for an empty sequence, which other calls may interrupt between two pieces.
+
+        Its storage stays reserved until ``undo``, however other sequences change. None if the engine reserves nothing,
+        or loads whole payloads only. Then the base class joins the pieces, and imports them at the last step.
+
+        Raises:
+            InvalidSnapshot: the number of bytes is wrong for this format.
+        """
+        return None
+
     @abc.abstractmethod
     def _engine_close(self) -> None:
         """Free the engine's memory."""

@@ -38,6 +38,7 @@ class LedgerState(NamedTuple):
     n_touched: int
     released: list[int]
     revisions: list[int]
+    reserved: dict[int, int]
 
 
 class Ledger:
@@ -58,18 +59,19 @@ class Ledger:
         self._released: list[int] = []
         self._share_forks = share_forks
         self._revisions = [0] * n_seq_max
+        self._reserved: dict[int, int] = {}  # cells of sequences that are being restored
 
     def clear(self) -> None:
         """Record that all sequences were dropped, and free the memory of the ledger."""
         self._sequences = [SequenceRecord() for _ in self._sequences]
         self._n_untouched += self._n_touched
-        self._n_touched, self._released = 0, []
+        self._n_touched, self._released, self._reserved = 0, [], {}
         self._references = np.zeros(min(self._n_untouched, 256), np.int32)
 
     @property
     def n_free(self) -> int:
         """The number of free cells."""
-        return self._n_untouched + len(self._released)
+        return self._n_untouched + len(self._released) - sum(self._reserved.values())
 
     def length(self, seq_id: int) -> int:
         """The number of tokens of a sequence."""
@@ -100,6 +102,7 @@ class Ledger:
             self._n_touched,
             list(self._released),
             list(self._revisions),
+            dict(self._reserved),
         )
 
     def put_back(self, state: LedgerState) -> None:
@@ -107,6 +110,7 @@ class Ledger:
         self._sequences, self._references = list(state.sequences), state.references
         self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
         self._released, self._revisions = list(state.released), list(state.revisions)
+        self._reserved = dict(state.reserved)
 
     def n_shared(self, seq_id: int, other: int) -> int:
         """The number of cells at the beginning that two sequences share."""
@@ -119,7 +123,16 @@ class Ledger:
 
     def n_exclusive(self, seq_id: int) -> int:
         """The number of cells that ``drop`` would free."""
-        return int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
+        n_held = int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
+        return n_held + self._reserved.get(seq_id, 0)
+
+    def is_restoring(self, seq_id: int) -> bool:
+        """Whether cells are reserved for an empty sequence that is being restored."""
+        return seq_id in self._reserved
+
+    def reserve(self, seq_id: int, n: int) -> None:
+        """Reserve ``n`` cells for an empty sequence that is being restored, until it is dropped or exchanged."""
+        self._reserved[seq_id] = n
 
     def fork_cost(self, src_length: int, n_copied: int = 0) -> int:
         """The number of new cells of a fork of ``src_length`` tokens that has to copy the last ``n_copied``."""
@@ -175,6 +188,7 @@ class Ledger:
     def drop(self, seq_id: int) -> None:
         """Record that the sequence was dropped."""
         self._revisions[seq_id] += 1
+        self._reserved.pop(seq_id, None)
         empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
         self._sequences[seq_id] = empty

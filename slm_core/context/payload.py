@@ -6,11 +6,13 @@ import abc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from slm_core.container import Pieces
 from slm_core.context.snapshot import PayloadHeader
 from slm_core.errors import InvalidSnapshot, SequenceChanged
+
+T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 """Bytes that an engine reads or writes at a time, or one unit. This bounds the extra memory of a dump."""
@@ -19,7 +21,8 @@ PIECE_BYTES = 1 << 20
 class PayloadWriter(abc.ABC):
     """Loads a payload piece by piece into storage of no sequence.
 
-    The sequence does not change before ``put``. A writer without ``put`` needs no clean-up.
+    The sequence does not change before ``put``. A writer without ``put`` needs no clean-up, unless it reserves storage
+    (``_engine_reserving_writer``).
     """
 
     @abc.abstractmethod
@@ -40,47 +43,45 @@ class PayloadWriter(abc.ABC):
 
     @abc.abstractmethod
     def undo(self) -> None:
-        """Undo ``put``, which may have failed: the sequence has its old contents."""
+        """Undo ``put``, which may have failed: the sequence has its old contents. Frees reserved storage."""
 
 
-class DumpParts:
-    """The parts of a dump. Each is made when it is requested.
+class Steps(Generic[T]):
+    """The parts of a dump, or the steps of a restore. Each is made when it is requested.
 
     Args:
-        parts: the iterator of the parts.
-        call: the context manager around each step; it raises if no more parts can be made.
+        steps: the iterator of the steps.
+        call: the context manager around each step; it raises if no more steps can be made.
     """
 
-    def __init__(self, parts: Iterator[bytes], call: Callable[[], AbstractContextManager[None]]) -> None:
-        self._parts = parts
+    def __init__(self, steps: Iterator[T], call: Callable[[], AbstractContextManager[None]]) -> None:
+        self._steps = steps
         self._call = call
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # that of the last step
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> T:
+        if self._error is not None:
+            raise self._error
         try:
             with self._call():
-                return self._next_part()
+                return self._next_step()
         except SequenceChanged:
             self.forget()
             raise
 
-    def _next_part(self) -> bytes:
-        if self._error is not None:
-            raise self._error
+    def _next_step(self) -> T:
         try:
-            return next(self._parts)
-        except StopIteration:
-            raise
-        except BaseException as error:  # the other parts would not complete the dump
+            return next(self._steps)
+        except BaseException as error:  # also the end; later steps would not complete the dump or the restore
             self._error = error
             raise
 
     def forget(self) -> None:
         """Drop the iterator, and the state that it refers to."""
-        self._parts = iter(())
+        self._steps = iter(())
 
 
 class Section(NamedTuple):

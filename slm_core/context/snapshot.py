@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from slm_core.context.inputs import (
 )
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import EMBEDDED
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,19 @@ class SequenceSnapshot:
         receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
         start: int = 0,
     ) -> Self:
-        """Read a sequence from a container in parts and check all values. ``payload`` stays empty.
+        """Read a sequence from a container in parts and check all values; see ``read_steps``."""
+        return drained(cls.read_steps(meta, incoming, which, receive, start))
+
+    @classmethod
+    def read_steps(
+        cls,
+        meta: Mapping[str, object],
+        incoming: Incoming,
+        which: range,
+        receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
+        start: int = 0,
+    ) -> Generator[None, None, Self]:
+        """Read a sequence from a container, one piece of the payload a step. ``payload`` stays empty.
 
         Args:
             meta: the metadata of its sections.
@@ -171,6 +185,7 @@ class SequenceSnapshot:
         write = receive(PayloadHeader(backend, payload_format, fingerprint, start, end, n_bytes))
         for piece in incoming.section(which[2]):
             write(piece)
+            yield
         more = [b"".join(incoming.section(i)) for i in which[3:]]
         return cls._of(meta, [tokens, removed, b"", *more], start)
 
@@ -202,6 +217,16 @@ class SequenceSnapshot:
             ahead=ahead[: len(tokens)],
             offsets=offsets[:n_own],
         )
+
+
+def drained(steps: Generator[None, None, T]) -> T:
+    """Make all steps at once; returns the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 _NAMES = ("backend", "payload_format", "fingerprint")

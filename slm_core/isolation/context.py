@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,6 +230,11 @@ class IsolatedContext(Closing):
             self._ask("restore_parts", seq_id, parts=iter(parts))
             return self._end_of(seq_id)
 
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Restore a dump into an empty sequence, about one part a step."""
+        with self._call():
+            return _RestoreSteps(self, self._count(self._ask("restore_steps", seq_id)), iter(parts))
+
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """Dump all sequences, in parts."""
         with self._call():
@@ -272,8 +277,18 @@ class IsolatedContext(Closing):
             part = self._ask("part", number, most_bytes=part_bytes + _SMALL)
             return None if part is None else self._check_bytes("part", part, part_bytes)
 
+    def restore_step(self, number: int, parts: Iterator[bytes]) -> bool:
+        """Make a step of a restore; returns whether it was the last."""
+        with self._call():
+            try:
+                return bool(self._ask("restore_step", number, parts=parts))
+            except BaseException:
+                with suppress(BackendCrashed):
+                    self._ask("length", 0)  # notes the positions that the restore no longer reserves
+                raise
+
     def abandon(self, number: int) -> None:
-        """A dump in parts is garbage. The next call tells the process."""
+        """A dump in parts, or a restore in steps, is garbage. The next call tells the process."""
         self._abandoned.append(number)
 
     # Steps that several calls share.
@@ -388,6 +403,25 @@ class _Parts:
         if part is None:
             raise StopIteration
         return part
+
+
+class _RestoreSteps:
+    """The steps of a restore."""
+
+    def __init__(self, context: IsolatedContext, number: int, parts: Iterator[bytes]) -> None:
+        self._context = context
+        self._number = number
+        self._parts = parts
+        self._is_over = False
+        weakref.finalize(self, context.abandon, number).atexit = False
+
+    def __iter__(self) -> Iterator[None]:
+        return self
+
+    def __next__(self) -> None:
+        self._is_over = self._is_over or self._context.restore_step(self._number, self._parts)
+        if self._is_over:
+            raise StopIteration
 
 
 def _next_part(parts: Iterator[bytes], failure: BaseException | None) -> tuple[Message, BaseException | None]:

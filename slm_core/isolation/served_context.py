@@ -39,7 +39,8 @@ class ServedContext:
         self._context = context
         self._channel = channel
         self._dumps: dict[int, Iterator[bytes]] = {}
-        self._n_dumps = 0
+        self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # with the sequence
+        self._n_begun = 0
         self._calls: dict[str, Callable[..., tuple[object, list[int]]]] = {
             "length": lambda seq_id: (context.length(seq_id), []),
             "tokens": lambda seq_id: (np.array(context.tokens(seq_id), np.int32), [seq_id]),
@@ -59,6 +60,8 @@ class ServedContext:
             "part": lambda number: (next(self._dumps[number], None), []),
             "restore": lambda seq_id, data: (self._nothing(context.restore(seq_id, data)), [seq_id]),
             "restore_parts": lambda seq_id: (self._nothing(context.restore_parts(seq_id, self._parts())), [seq_id]),
+            "restore_steps": self._begin_restore,
+            "restore_step": self._restore_step,
             "restore_context": self._restore_context,
         }
 
@@ -69,6 +72,7 @@ class ServedContext:
                 call, abandoned, *arguments = self._channel.receive()
                 for number in abandoned:
                     self._dumps.pop(number, None)
+                    self._restores.pop(number, None)
                 if call == "close":
                     self._close()
                     return
@@ -91,6 +95,7 @@ class ServedContext:
 
     def _close(self) -> None:
         self._dumps.clear()
+        self._restores.clear()
         try:
             self._context.close()
             reply: list[object] = ["ok", None, 0, []]
@@ -127,9 +132,20 @@ class ServedContext:
         return None, self._all()
 
     def _begin(self, parts: Iterator[bytes]) -> tuple[object, list[int]]:
-        self._n_dumps += 1
-        self._dumps[self._n_dumps] = parts
-        return self._n_dumps, []
+        self._n_begun += 1
+        self._dumps[self._n_begun] = parts
+        return self._n_begun, []
+
+    def _begin_restore(self, seq_id: int) -> tuple[object, list[int]]:
+        steps = self._context.restore_steps(seq_id, self._parts())
+        self._n_begun += 1
+        self._restores[self._n_begun] = seq_id, steps
+        return self._n_begun, []
+
+    def _restore_step(self, number: int) -> tuple[object, list[int]]:
+        """Make a step; the value is whether it was the last."""
+        seq_id, steps = self._restores[number]
+        return next(steps, _END) is _END, [seq_id]
 
     def _parts(self) -> Iterator[bytes]:
         """The parts of a dump, which the parent sends one by one."""
@@ -149,6 +165,9 @@ class ServedContext:
     @staticmethod
     def _nothing(position: Pos) -> None:
         """The parent knows the position by the length."""
+
+
+_END = object()
 
 
 class _Abandoned(Exception):

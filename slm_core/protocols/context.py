@@ -206,6 +206,23 @@ class Context(Protocol):
         """
         ...
 
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Like ``restore_parts``, for an empty sequence, in steps. A step loads about one part; parts have any size.
+
+        Between two steps, calls on other sequences are allowed. Until the last step, the sequence is empty, but may
+        hold the positions that it will need, and can only be dropped, which gives up the restore. A step that raises,
+        except for ``ContextBusy``, gives it up, too. An abandoned iterator holds its positions until the sequence is
+        dropped.
+
+        Raises:
+            InvalidSequence: there is no such sequence, or it is not empty; also from calls that would fill the sequence
+                before the last step.
+            InvalidSnapshot, SnapshotMismatch, ContextFull: from a step, as in ``restore``.
+            SequenceChanged: from a step: the sequence was dropped since ``restore_steps`` was called.
+            ContextClosed: from a step: the context is closed.
+        """
+        ...
+
     def dump_context(self, part_bytes: int = 8 << 20) -> Iterator[bytes]:
         """The whole state of all sequences, in parts like ``dump_parts``; shared tokens are stored once.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.container import PART_BYTES
 from slm_core.context.checks import check_part_bytes
-from slm_core.errors import ContextBusy, ContextFull, InvalidSnapshot
+from slm_core.errors import ContextBusy, ContextFull, InvalidSnapshot, SequenceChanged
 from slm_core.protocols import Batch
 from slm_core.types import Logits, Pos
 
@@ -220,3 +220,70 @@ class LostPartsEmptyTheSequence(ToyContext):
             self.replace(seq_id, [], [])
         self.replace(seq_id, *before)
         return super().restore_parts(seq_id, came)
+
+
+@mutant("TestRestoreSteps::test_others_go_on_between_steps")
+class OtherSequencesEndARestore(ToyContext):
+    """A restore in steps is given up when another sequence changes."""
+
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Compare the lengths of all sequences before each step."""
+        return self._watched(super().restore_steps(seq_id, parts))
+
+    def _watched(self, steps: Iterator[None]) -> Iterator[None]:
+        before = [len(cells) for cells in self.cells]
+        for _ in steps:
+            yield
+            if [len(cells) for cells in self.cells] != before:
+                raise SequenceChanged("another sequence was changed")
+
+
+@mutant("TestRestoreSteps::test_given_up")
+class DroppedRestoresGoOn(ToyContext):
+    """After a restore was given up, its sequence is still refused to other calls."""
+
+    def _drop(self, seq_id: int) -> None:
+        self.replace(seq_id, [], [])
+
+
+@mutant("TestRestoreSteps::test_calls_that_fill_the_sequence")
+class RestoringSequencesAreFilled(ToyContext):
+    """Calls may fill a sequence that is being restored."""
+
+    def _changeable(self, seq_id: int) -> int:
+        return self._checked(seq_id)
+
+
+class _Ends(ToyContext):
+    """A restore in steps ends at an error, without raising it."""
+
+    hidden: type[BaseException]
+
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Catch the error of a step."""
+        return self._without_errors(super().restore_steps(seq_id, parts))
+
+    def _without_errors(self, steps: Iterator[None]) -> Iterator[None]:
+        with suppress(self.hidden):
+            yield from steps
+
+
+@mutant("TestRestoreSteps::test_that_are_not_a_dump")
+class InvalidStepsEnd(_Ends):
+    """A restore in steps of parts that are not a dump ends without an error."""
+
+    hidden = InvalidSnapshot
+
+
+@mutant("TestRestoreSteps::test_that_cannot_be_read")
+class LostPartsEndARestore(_Ends):
+    """A restore in steps whose parts cannot be read ends without an error."""
+
+    hidden = OSError
+
+
+@mutant("TestRestoreSteps::test_without_room")
+class StepsWithoutRoomEnd(_Ends):
+    """A restore in steps of a dump that does not fit ends without an error."""
+
+    hidden = ContextFull

@@ -68,6 +68,8 @@ HINTS = MappingProxyType(
         "TestOracle": "the truncate, fork and drop scenarios first: an oracle's rollback uses these calls",
         "TestRestoreParts": "the scenarios of bad dumps first; then the order of a restore: parts are checked and"
         " kept, and the sequence is replaced after the checksum is compared",
+        "TestRestoreSteps": "the scenarios of `restore_parts` first; then the storage of a restore that is not over:"
+        " other sequences must not get it, and `drop` frees it",
         "TestSampling": "the rows that `decode` returns: values that are not finite, and rows that a later call"
         " overwrites; then `dump` and `restore`, which contain the sampler's state",
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, on which a session"

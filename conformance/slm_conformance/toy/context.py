@@ -32,7 +32,7 @@ from slm_core.context.inputs import (
     token_of,
 )
 from slm_core.context.ledger import replay_plan, truncated_edits
-from slm_core.context.payload import DumpParts
+from slm_core.context.payload import Steps
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
@@ -77,6 +77,7 @@ class ToyContext:
         self.fingerprint = fingerprint
         self.cells: list[list[Cell]] = [[] for _ in range(options.n_seq_max)]
         self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
+        self.restores: set[int] = set()  # sequences that are being restored in steps
         self.closed = False
         self._lock = threading.Lock()
         if not engine.shape.sections:
@@ -158,7 +159,7 @@ class ToyContext:
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Copy the list of cells."""
         with self._call():
-            self._checked(src), self._checked(dst)
+            self._checked(src), self._changeable(dst)
             if src == dst or self.cells[dst]:
                 raise InvalidSequence(
                     f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
@@ -223,13 +224,17 @@ class ToyContext:
     def drop(self, seq_id: int) -> None:
         """Empty one list."""
         with self._call():
-            self.replace(self._checked(seq_id), [], [])
+            self._drop(self._checked(seq_id))
 
     def clear(self) -> None:
         """Empty all lists."""
         with self._call():
             for seq_id in range(self.n_seq_max):
-                self.replace(seq_id, [], [])
+                self._drop(seq_id)
+
+    def _drop(self, seq_id: int) -> None:
+        self.restores.discard(seq_id)
+        self.replace(seq_id, [], [])
 
     def dump(self, seq_id: int) -> bytes:
         """Tokens, edits and cells."""
@@ -253,7 +258,7 @@ class ToyContext:
         check_part_bytes(part_bytes)
         data, cells = self.dump(seq_id), self.cells[seq_id]
         parts = (data[first : first + part_bytes] for first in range(0, len(data), part_bytes))
-        return DumpParts(parts, lambda: self._unchanged(seq_id, cells))
+        return Steps(parts, lambda: self._unchanged(seq_id, cells))
 
     @contextmanager
     def _unchanged(self, seq_id: int, cells: list[Cell]) -> Iterator[None]:
@@ -269,20 +274,41 @@ class ToyContext:
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Make cells from the payload. A dump of another backend is decoded and cut again."""
         with self._call():
-            snapshot = SequenceSnapshot.from_bytes(data)
-            self._check_snapshot(self._checked(seq_id), snapshot)
-            parts = self.unpack_payload(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
-            self.replace(seq_id, *parts)
-            return Pos(seq_id, len(snapshot.tokens))
+            return self._restore(self._changeable(seq_id), data)
+
+    def _restore(self, seq_id: int, data: bytes) -> Pos:
+        snapshot = SequenceSnapshot.from_bytes(data)
+        self._check_snapshot(seq_id, snapshot)
+        parts = self.unpack_payload(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
+        self.replace(seq_id, *parts)
+        return Pos(seq_id, len(snapshot.tokens))
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
         """Join the parts and restore them."""
+        return self.restore(seq_id, b"".join(map(_checked_part, parts)))
+
+    def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+        """Join the parts, one a step, and restore them at the last step."""
+        with self._call():
+            if self.cells[self._changeable(seq_id)]:
+                raise InvalidSequence(f"sequence {seq_id} is not empty", seq_id=seq_id)
+            self.restores.add(seq_id)
+            cells = self.cells[seq_id]
+        return Steps(self._restore_steps(seq_id, parts), lambda: self._unchanged(seq_id, cells))
+
+    def _restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         joined = b""
-        for part in parts:
-            if not isinstance(part, bytes | bytearray | memoryview):
-                raise InvalidSnapshot(f"a part of a dump is {type(part).__name__} (accepted: bytes)")
-            joined += part
-        return self.restore(seq_id, joined)
+        try:
+            for part in parts:
+                joined += _checked_part(part)
+                yield
+            self._restore(seq_id, joined)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._drop(seq_id)
+            raise
+        self.restores.discard(seq_id)
 
     def dump_context(self, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """The dumps of all sequences, and the cells that several sequences share."""
@@ -292,7 +318,7 @@ class ToyContext:
         same = [[seq_id, [first_uses[id(cell)] for cell in self.cells[seq_id]]] for seq_id in seq_ids]
         data = pack("toy context", {"cells": same}, [self.dump(seq_id) for seq_id in seq_ids])
         cells, parts = list(self.cells), (data[at : at + part_bytes] for at in range(0, len(data), part_bytes))
-        return DumpParts(parts, lambda: self._all_unchanged(cells))
+        return Steps(parts, lambda: self._all_unchanged(cells))
 
     @contextmanager
     def _all_unchanged(self, cells: list[list[Cell]]) -> Iterator[None]:
@@ -392,6 +418,11 @@ class ToyContext:
             raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})", seq_id=seq_id)
         return seq_id
 
+    def _changeable(self, seq_id: int) -> int:
+        if self._checked(seq_id) in self.restores:
+            raise InvalidSequence(f"sequence {seq_id} is being restored (drop it first)", seq_id=seq_id)
+        return seq_id
+
     def _checked_index(self, seq_id: int, index: int) -> int:
         length = len(self.cells[seq_id])
         if not 0 <= index <= length:
@@ -413,7 +444,7 @@ class ToyContext:
                 raise InvalidToken(
                     f"token {token} of sequence {seq_id} (accepted: 0 to {self.engine.n_vocab - 1})", seq_id=seq_id
                 )
-            length = lengths.setdefault(seq_id, len(self.cells[self._checked(seq_id)]))
+            length = lengths.setdefault(seq_id, len(self.cells[self._changeable(seq_id)]))
             if position != length:
                 raise InvalidPosition(f"position {position} in sequence {seq_id} (accepted: {length})", seq_id=seq_id)
             lengths[seq_id] += 1
@@ -480,6 +511,12 @@ class ToyContext:
     def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
         ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
         return ours and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
+
+
+def _checked_part(part: object) -> bytes:
+    if not isinstance(part, bytes | bytearray | memoryview):
+        raise InvalidSnapshot(f"a part of a dump is {type(part).__name__} (accepted: bytes)")
+    return bytes(part)
 
 
 def _runs(inputs: Sequence[Held], seq_ids: Sequence[int]) -> Iterator[tuple[int, int]]:

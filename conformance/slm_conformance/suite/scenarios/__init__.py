@@ -10,7 +10,7 @@ from slm_conformance.suite.scenarios.context_dumps import TestContextDumps
 from slm_conformance.suite.scenarios.cut import TestCut
 from slm_conformance.suite.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.suite.scenarios.device_sampling import TestDeviceSampling
-from slm_conformance.suite.scenarios.dump_parts import TestDumpParts, TestRestoreParts
+from slm_conformance.suite.scenarios.dump_parts import TestDumpParts, TestRestoreParts, TestRestoreSteps
 from slm_conformance.suite.scenarios.edit_levels import TestDeclarations
 from slm_conformance.suite.scenarios.embedding_input import TestEmbeddingInput
 from slm_conformance.suite.scenarios.embeddings import TestEmbeddings
@@ -67,6 +67,7 @@ __all__ = [
     "TestNumbers",
     "TestOracle",
     "TestRestoreParts",
+    "TestRestoreSteps",
     "TestSampling",
     "TestSession",
     "TestSessionPrograms",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import pytest
 
 from slm_conformance.suite.bench import Bench, contents_of
@@ -21,7 +23,7 @@ from slm_core.errors import (
     SnapshotMismatch,
 )
 from slm_core.protocols import Context
-from slm_core.types import EditLevel, Pos
+from slm_core.types import EditLevel, Logits, Pos
 
 _N_PARTS = 24
 _MOST = 8 << 20
@@ -237,6 +239,127 @@ class TestRestoreParts(Scenarios):
                 context.restore_parts(0, iter(parts))
         expected = bench.oracle().decode(tokens)[12:]
         bench.agree(bench.feed(context, tokens[12:]), expected, "what follows parts that were refused")
+
+
+class TestRestoreSteps(Scenarios):
+    """Clause 17: other sequences may change between two steps of a restore, which is all or nothing."""
+
+    def test_others_go_on_between_steps(self, bench: Bench) -> None:
+        """Clauses 6 and 17: the restored sequence and its neighbours continue as if alone, with all edits."""
+        data, tokens = _dump(bench)
+        for is_own, dump in ((True, data), (False, _foreign(data))):
+            context, theirs = bench.context(n_ctx=128), bench.tokens(60, seed=3)
+            bench.feed(context, theirs[:8], seq_id=1)
+            rows, n_steps = [], 0
+            for _ in context.restore_steps(0, _in_parts(dump, (_size(data),))):
+                assert context.length(0) == 0, f"a sequence has tokens before the last step, {n_steps + 1} were made"
+                if n_steps < 20:
+                    rows.append(_shuffle(bench, context, n_steps, theirs))
+                n_steps += 1
+            what = f"{'a' if is_own else 'another backend'}'s dump restored in {n_steps} steps"
+            assert n_steps >= min(20, len(dump) // _size(data) // 2), f"{what} of {len(dump)} bytes"
+            assert context.tokens(0) == tuple(tokens[:20]), f"{what}: other tokens than were dumped"
+            context.drop(2)
+            n_taken = 20 + context.length(1)
+            assert context.n_free == context.n_ctx - n_taken, f"{what}: {context.n_free} positions are free"
+            expected = bench.oracle().decode(theirs)[8 : 8 + len(rows)]
+            bench.agree(np.concatenate(rows), expected, f"the neighbour of {what}")
+            bench.agree(bench.feed(context, tokens[20:]), bench.oracle().decode(tokens)[20:], what)
+
+    def test_given_up(self, bench: Bench) -> None:
+        """Clause 17: ``drop`` gives up a restore after any step; its positions are free, and the sequence works."""
+        data, tokens = _dump(bench)
+        context = bench.context(n_ctx=40)
+        for n_made in (0, 1, 3, _N_PARTS - 2):
+            steps = context.restore_steps(0, _in_parts(data, (_size(data),)))
+            for _ in range(n_made):
+                next(steps)
+            context.drop(0)
+            assert context.n_free == 40, f"a restore was given up after {n_made} steps: {context.n_free} of 40 are free"
+            with bench.refused(f"a step of a restore that was given up after {n_made}", SequenceChanged):
+                next(steps)
+            expected = bench.oracle().decode(tokens)
+            bench.agree(bench.feed(context, tokens), expected, f"what follows a restore given up after {n_made} steps")
+            context.drop(0)
+
+    def test_calls_that_fill_the_sequence(self, bench: Bench) -> None:
+        """Clauses 1 and 17: until the last step, calls that would fill the sequence are refused; it is restored."""
+        data, tokens = _dump(bench)
+        context = bench.context()
+        bench.feed(context, bench.tokens(9, seed=3), seq_id=1)
+        with bench.refused("a restore in steps of a sequence that is not empty", InvalidSequence, context=context):
+            context.restore_steps(1, [data])
+        steps = context.restore_steps(0, _in_parts(data, (_size(data),)))
+        next(steps)
+        calls: dict[str, Callable[[], object]] = {
+            "decode": lambda: bench.feed(context, tokens[:2]),
+            "fork": lambda: context.fork(1, 0),
+            "restore": lambda: context.restore(0, data),
+            "restore_parts": lambda: context.restore_parts(0, [data]),
+            "restore_steps": lambda: context.restore_steps(0, [data]),
+        }
+        for name, call in calls.items():
+            with bench.refused(f"{name} into a sequence that is being restored", InvalidSequence, context=context):
+                call()
+        for _ in steps:
+            pass
+        bench.agree(bench.feed(context, tokens[20:]), bench.oracle().decode(tokens)[20:], "what follows a restore")
+
+    def test_that_are_not_a_dump(self, bench: Bench) -> None:
+        """Clauses 6 and 17: damaged or missing parts raise at the last step or before; the sequence is empty."""
+        data, _ = _dump(bench)
+        parts = list(_in_parts(data, (_size(data),)))
+        bad: dict[str, Sequence[bytes]] = {
+            f"without part {i}": [*parts[:i], *parts[i + 1 :]] for i in range(len(parts))
+        }
+        bad |= {f"with part {i} changed": [*parts[:i], _changed(part), *parts[i + 1 :]] for i, part in enumerate(parts)}
+        bad |= {"with a byte more": [*parts, b"\0"], "that are none": [], "cut off": [*parts[:-1], parts[-1][:-1]]}
+        bad |= {"one of which is a text": [*parts[:-1], "text"]}  # type: ignore[list-item]
+        made = {what: partial(iter, of) for what, of in bad.items()}
+        self._refused(bench, made, InvalidSnapshot, SnapshotMismatch)
+
+    def test_that_cannot_be_read(self, bench: Bench) -> None:
+        """Clauses 1 and 17: an exception of the iterator is raised, at any part; the sequence is empty."""
+        data, _ = _dump(bench)
+        for error in (OSError("the connection was lost"), KeyboardInterrupt()):
+            broken = {f"of which {n} can be read": partial(_broken, data, n, error) for n in range(_N_PARTS)}
+            self._refused(bench, broken, type(error))
+
+    def test_without_room(self, bench: Bench) -> None:
+        """Clauses 1 and 17: a dump that does not fit raises ``ContextFull``; the sequence is empty."""
+        data, _ = _dump(bench)
+        parts = list(_in_parts(data, (_size(data),)))
+        self._refused(bench, {"of 20 tokens, where 19 fit": lambda: parts}, ContextFull, n_free=19)
+
+    @staticmethod
+    def _refused(
+        bench: Bench,
+        dumps: Mapping[str, Callable[[], Iterable[bytes]]],
+        *errors: type[BaseException],
+        n_free: int = 40,
+    ) -> None:
+        context, theirs, tokens = bench.context(n_ctx=n_free + 12), bench.tokens(16, seed=7), bench.tokens(19)
+        bench.feed(context, theirs[:12], seq_id=1)
+        before = contents_of(context)
+        for what, parts in dumps.items():
+            with pytest.raises(errors):
+                for _ in context.restore_steps(0, parts()):
+                    pass
+            assert contents_of(context) == before, f"parts {what} were refused in steps, and the context has changed"
+        bench.agree(bench.feed(context, tokens[:15]), bench.oracle().decode(tokens[:15]), "what follows refused steps")
+        expected = bench.oracle().decode(theirs)[12:]
+        bench.agree(bench.feed(context, theirs[12:], seq_id=1), expected, "the neighbour of refused steps")
+
+
+def _shuffle(bench: Bench, context: Context, i: int, theirs: Sequence[int]) -> Logits:
+    """Decode the next of the tokens ``theirs`` in sequence 1, after other sequences took and freed positions."""
+    if i % 3 == 1:
+        context.drop(2)
+        bench.feed(context, bench.tokens(20, seed=i), seq_id=2)
+    elif i % 3 == 2:
+        context.drop(2)
+        context.fork(1, 2)
+    return bench.feed(context, [theirs[8 + i]], seq_id=1)
 
 
 def _dump(bench: Bench) -> tuple[bytes, list[int]]:

@@ -75,6 +75,7 @@ class TestClose(Scenarios):
             "restore": lambda: context.restore(0, data),
             "restore_context": lambda: context.restore_context([]),
             "restore_parts": lambda: context.restore_parts(0, [data]),
+            "restore_steps": lambda: context.restore_steps(1, [data]),
         }
         if bench.edit_level >= EditLevel.TRUNCATE:
             calls["truncate"] = lambda: context.truncate(Pos(0, 3))
