@@ -440,7 +440,6 @@ class ContextBase(EngineCalls):
         """The steps of a restore. If one fails, the sequence is empty, and nothing is reserved."""
         try:
             incoming = Incoming("sequence", parts)
-            yield
             received = self._reserving_receiver(seq_id)
             try:
                 which = range(len(incoming.lengths))

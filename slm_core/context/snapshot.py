@@ -166,7 +166,7 @@ class SequenceSnapshot:
         receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
         start: int = 0,
     ) -> Generator[None, None, Self]:
-        """Read a sequence from a container, one piece of the payload a step. ``payload`` stays empty.
+        """Read a sequence from a container, one piece a step. ``payload`` stays empty.
 
         Args:
             meta: the metadata of its sections.
@@ -179,14 +179,17 @@ class SequenceSnapshot:
             InvalidSnapshot: an invalid value, or the container ends early.
         """
         _check_shape(meta, len(which))
-        tokens, removed = (b"".join(incoming.section(i)) for i in which[:2])
+        tokens = yield from _gathered(incoming.section(which[0]))
+        removed = yield from _gathered(incoming.section(which[1]))
         end, n_bytes = start + len(_tokens(tokens)), incoming.lengths[which[2]]
         backend, payload_format, fingerprint = (str(meta[name]) for name in _NAMES)
         write = receive(PayloadHeader(backend, payload_format, fingerprint, start, end, n_bytes))
         for piece in incoming.section(which[2]):
             write(piece)
             yield
-        more = [b"".join(incoming.section(i)) for i in which[3:]]
+        more = []
+        for i in which[3:]:
+            more.append((yield from _gathered(incoming.section(i))))
         return cls._of(meta, [tokens, removed, b"", *more], start)
 
     def after(self, before: Sequence[Held]) -> SequenceSnapshot:
@@ -227,6 +230,14 @@ def drained(steps: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def _gathered(pieces: Iterable[memoryview]) -> Generator[None, None, bytes]:
+    gathered = []
+    for piece in pieces:
+        gathered.append(bytes(piece))
+        yield
+    return b"".join(gathered)
 
 
 _NAMES = ("backend", "payload_format", "fingerprint")

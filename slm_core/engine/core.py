@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,13 +16,15 @@ from slm_core.closing import Closing
 from slm_core.engine.costs import StepCosts, attended
 from slm_core.engine.disk import disk_tier
 from slm_core.engine.drafting import StepDrafts
-from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step
+from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step, restore_seconds
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request
+from slm_core.engine.restores import Restores
 from slm_core.engine.rows import drop_rejected, feed, fill
 from slm_core.engine.sequences import Sequences
 from slm_core.engine.sources import Source, Sources
 from slm_core.engine.stats import Positions
+from slm_core.engine.store import StoredPrefix
 from slm_core.engine.swap import Swap
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import FinishReason
@@ -138,6 +140,8 @@ class EngineCore(Closing):
         self._drafts = StepDrafts(context, self._costs, options.step_ms / 1e3)
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
+        self._restores = Restores(self.recorder.clock)
+        self._restores_s = 0.0  # the time of restores in this step
         self._disk = disk_tier(context, options.cache_dir, options.cache_dir_bytes) if options.cache_dir else None
         behind = None if self._disk is None else self._disk.behind
         self._sequences = Sequences(context, keeps=options.prefix_cache, cuts=cuts, disk=behind)
@@ -155,7 +159,7 @@ class EngineCore(Closing):
     @property
     def n_active(self) -> int:
         """Requests with a sequence."""
-        return len(self._active)
+        return len(self._active) + len(self._restores)
 
     @property
     def n_cached_sequences(self) -> int:
@@ -164,7 +168,7 @@ class EngineCore(Closing):
 
     def positions(self) -> Positions:
         """How the positions of the context are used."""
-        active = [request.seq_id for request in self._active.values() if request.seq_id is not None]
+        active = [request.seq_id for request in self._started() if request.seq_id is not None]
         n_exclusive = sum(self.context.n_exclusive(seq_id) for seq_id in active)
         free = self.context.n_free
         cached = self._sequences.n_available - free
@@ -195,13 +199,35 @@ class EngineCore(Closing):
             raise ContextFull(request.n_prompt + 1, self.context.n_ctx)
 
     def step(self) -> bool:
-        """Decode one batch, and write one part of a kept sequence to disk; returns whether there is more to do."""
+        """Restore parts of dumps, decode one batch, and dump one part to disk; returns whether there is more to do."""
         self._end_interrupted()
         self._admit()
+        self._restore_parts()
         if self._active:
             self._compute()
-        is_writing = self._disk is not None and self._disk.advance(wait=not self._active)
-        return bool(self._active or self._waiting or is_writing)
+        is_writing = self._disk is not None and self._disk.advance(wait=not self.n_active)
+        return bool(self.n_active or self._waiting or is_writing)
+
+    def _restore_parts(self) -> None:
+        """Restore parts of dumps in their share of the step. Requests with a complete sequence become active."""
+        if not self._restores:
+            self._restores_s = 0.0
+            return
+        started = self.recorder.clock()
+        pending = [(self._length(request), *self._pending(request)) for request in self._active.values()]
+        decoding = [(n_held, n) for n_held, n, is_decoding in pending if is_decoding]
+        decode_s = 0.0
+        if decoding:
+            n_attended = sum(attended(n_held, n) for n_held, n in decoding)
+            decode_s = self._costs.seconds(sum(n for _, n in decoding), n_attended) or 0.0
+        has_prompts = len(decoding) < len(pending)
+        seconds = restore_seconds(self._options.step_ms / 1e3, decode_s, has_prompts=has_prompts)
+        for request, error in self._restores.advance(seconds):
+            if error is None:
+                self._activate(request)
+            else:
+                self._fail(request, error)
+        self._restores_s = self.recorder.clock() - started
 
     def _compute(self) -> None:
         self._make_room()
@@ -241,8 +267,12 @@ class EngineCore(Closing):
 
     # Admission and eviction.
 
+    def _started(self) -> list[Request]:
+        """The requests with a sequence."""
+        return [*self._active.values(), *self._restores.requests]
+
     def _requests(self) -> list[Request]:
-        return [*self._active.values(), *self._waiting]
+        return [*self._started(), *self._waiting]
 
     def _end_interrupted(self) -> None:
         for request in self._requests():
@@ -256,17 +286,17 @@ class EngineCore(Closing):
 
         If the first request has no room, no later request is admitted: short prompts cannot starve a long prompt.
         """
-        n_slots = min(self._options.n_parallel, self.context.n_seq_max, self.context.n_batch) - len(self._active)
+        n_slots = min(self._options.n_parallel, self.context.n_seq_max, self.context.n_batch) - self.n_active
         if not self._waiting or n_slots <= 0:
             return
         n_left = self._sequences.n_available
-        n_left -= sum(len(request.history.tokens) - self._length(request) + 1 for request in self._active.values())
+        n_left -= sum(len(request.history.tokens) - self._held(request) + 1 for request in self._started())
         for request in self._line():
             source = self._source(request)
             if source.is_computed_now:
                 continue
             n_left -= len(request.history.tokens) + 1 - source.n_saved
-            if n_slots == 0 or (n_left < 0 and self._active):
+            if n_slots == 0 or (n_left < 0 and self.n_active):
                 return
             try:
                 self._begin(request, source)
@@ -294,39 +324,66 @@ class EngineCore(Closing):
         """The source with the most tokens of a request's history; an empty source if the request has a dump."""
         if request.id in self._swap or not self._options.prefix_cache:
             return Source()
-        return self._sources.find(request, self._active.values())
+        return self._sources.find(request, self._started())
 
     def _n_spare(self, *begun: Request) -> int:
-        """Free positions that neither active requests nor ``begun`` need for their histories."""
-        needs = (len(request.history.tokens) + 1 for request in (*self._active.values(), *begun))
-        held = sum(self._length(request) for request in self._active.values())
+        """Free positions that neither requests with a sequence nor ``begun`` need for their histories."""
+        needs = (len(request.history.tokens) + 1 for request in (*self._started(), *begun))
+        held = sum(map(self._held, self._started()))
         return self.context.n_free - sum(needs) + held
 
     def _begin(self, request: Request, source: Source) -> None:
-        """Assign a sequence to a request, filled with the tokens that its source has."""
+        """Assign a sequence to a request, with the tokens that its source has, or restore a dump into it."""
         request.seq_id = self._sequences.take(source.match, self._n_spare(request))
         if request.id in self._swap:
-            self._sequences.make_room(len(request.history.tokens))
-            if self._swap.bring_back(request.id, request.seq_id):
-                self._sequences.set_exact(request.seq_id, request.n_exact)
-        if source.stored is not None and self._disk is not None:
-            self._sequences.make_room(source.stored.n_tokens)
-            self.totals.disk_tokens += self._disk.restore(source.stored, request.seq_id)
+            self._waiting.remove(request)
+            self._restores.add(request, self._swapped_in(request, request.seq_id))
+        elif source.stored is not None:
+            self._waiting.remove(request)
+            self._restores.add(request, self._from_disk(source.stored, request.seq_id))
+        else:
+            self._activate(request)
+            self._waiting.remove(request)
+
+    def _swapped_in(self, request: Request, seq_id: int) -> Iterator[None]:
+        self._sequences.make_room(len(request.history.tokens))
+        if (yield from self._swap.bring_back(request.id, seq_id)):
+            self._sequences.set_exact(seq_id, request.n_exact)
+
+    def _from_disk(self, stored: StoredPrefix, seq_id: int) -> Iterator[None]:
+        assert self._disk is not None, "it has stored the prefix"
+        self._sequences.make_room(stored.n_tokens)
+        self.totals.disk_tokens += yield from self._disk.restore(stored, seq_id)
+
+    def _activate(self, request: Request) -> None:
+        """Compute tokens of a request from now on; its sequence has all the tokens that need not be computed."""
+        assert request.seq_id is not None
         if not request.begun and not request.n_preempted:
             request.loop.progress.n_cached = self._length(request)
             request.loop.progress.n_shifted = self._length(request) - self._sequences.n_exact(request.seq_id)
             self.totals.cached_tokens += self._length(request)
         self.recorder.started(request, self._length(request))
         request.loop.start_prefill()
-        self._waiting.remove(request)
         self._active[request.id] = request
 
     def _make_room(self) -> None:
-        """Drop kept sequences until the next step has room."""
+        """Drop kept sequences until the next step has room; if that is not enough, give up the newest restores."""
         pending = [self._pending(request) for request in self._active.values()]
         needed = sum(n_pending for n_pending, decoding in pending if decoding)
         needed += min(self.context.n_batch, sum(n_pending for n_pending, decoding in pending if not decoding))
         self._sequences.make_room(needed)
+        least = max(1, sum(n_pending for n_pending, decoding in pending if decoding))
+        while self.context.n_free < least and self._restores:
+            self._wait_again(self._restores.requests[-1])
+
+    def _wait_again(self, request: Request) -> None:
+        """Take the sequence of a request away; it waits for another one."""
+        assert request.seq_id is not None
+        self._sequences.drop(request.seq_id)
+        request.seq_id = None
+        self._active.pop(request.id, None)
+        self._restores.remove(request)
+        self._waiting.append(request)
 
     def _keep_copies(self) -> None:
         """Keep copies of sequences that reached a stop, if the context cannot fork a part of a sequence later."""
@@ -376,7 +433,8 @@ class EngineCore(Closing):
         return float(n_positions) if seconds is None else seconds
 
     def _affordable(self, n_tokens: int, n_attended: int, depth: int, most: int) -> int:
-        return self._costs.affordable(self._options.step_ms / 1e3, n_tokens, n_attended, depth, most)
+        seconds = self._options.step_ms / 1e3 - self._restores_s
+        return self._costs.affordable(seconds, n_tokens, n_attended, depth, most)
 
     def _run(self, work: Sequence[tuple[Request, Piece]]) -> None:
         """Decode pieces as one batch. If that fails, divide the batch until the failing request is alone."""
@@ -442,6 +500,11 @@ class EngineCore(Closing):
         assert request.seq_id is not None
         return self.context.length(request.seq_id)
 
+    def _held(self, request: Request) -> int:
+        """Positions that a request does not need any more: those of its tokens, or those that a restore holds."""
+        assert request.seq_id is not None
+        return self._length(request) or self.context.n_exclusive(request.seq_id)
+
     # Ends.
 
     def _end_full(self, request: Request) -> None:
@@ -486,6 +549,7 @@ class EngineCore(Closing):
         if request in self._waiting:
             self._waiting.remove(request)
         self._active.pop(request.id, None)
+        self._restores.remove(request)
         try:
             if seq_id is not None and keep:
                 request.saved = self._sequences.release(seq_id, request.salt)
@@ -504,10 +568,7 @@ class EngineCore(Closing):
         request.n_exact = self._sequences.n_exact(request.seq_id)
         if swap_s is None or swap_s < self._seconds_again(request, n_exclusive):
             self.totals.n_swapped += self._swap.put(request.id, request.seq_id)
-        self._sequences.drop(request.seq_id)
-        request.seq_id = None
-        del self._active[request.id]
+        self._wait_again(request)
         request.waiting_tokens = np.asarray(request.history.tokens, np.int32)
-        self._waiting.append(request)
         request.n_preempted += 1
         self.totals.n_preempted += 1

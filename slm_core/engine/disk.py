@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.closing import Closing
+from slm_core.engine.restores import timed
 from slm_core.engine.store import PrefixStore, StoredPrefix, dump_key
 from slm_core.engine.write_behind import WriteBehind
-from slm_core.errors import InvalidOption
+from slm_core.errors import ContextFull, InvalidOption
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos
 
@@ -28,14 +30,16 @@ class DiskTier(Closing):
     Args:
         context: the context of the sequences.
         store: the dumps on disk.
+        clock: a clock, in seconds.
 
     Attributes:
         behind: writes dumps in the background.
     """
 
-    def __init__(self, context: Context, store: PrefixStore) -> None:
+    def __init__(self, context: Context, store: PrefixStore, clock: Callable[[], float] = time.perf_counter) -> None:
         self._context = context
         self._store = store
+        self._clock = clock
         self._found: dict[int, StoredPrefix | None] = {}  # by request id, so that the index is searched once
         self._seconds_per_byte: float | None = None
         self.behind = WriteBehind(store, context.dump_parts)
@@ -54,22 +58,22 @@ class DiskTier(Closing):
         """Expected seconds to read and restore a dump; None before the first dump was restored."""
         return None if self._seconds_per_byte is None else stored.n_bytes * self._seconds_per_byte
 
-    def restore(self, stored: StoredPrefix, seq_id: int) -> int:
-        """Fill an empty sequence with the common prefix of a dump and a prompt.
+    def restore(self, stored: StoredPrefix, seq_id: int) -> Generator[None, None, int]:
+        """The steps that fill an empty sequence with the common prefix of a dump and a prompt.
 
-        Returns the number of tokens; 0 with a warning if the dump cannot be restored.
+        The result is the number of tokens; 0 with a warning if the dump cannot be restored.
         """
-        started = time.perf_counter()
         try:
-            self._context.restore_parts(seq_id, self._store.read(stored))
+            steps = self._context.restore_steps(seq_id, self._store.read(stored))
+            seconds = (yield from timed(steps, self._clock)) / stored.n_bytes
             if stored.n_tokens > stored.n_shared:
                 self._context.truncate(Pos(seq_id, stored.n_shared))
         except Exception as error:  # the prompt can be computed without the dump
             _log.warning("a prefix on disk is computed again: %s", error)
-            self._store.remove(stored)
+            if not isinstance(error, ContextFull):
+                self._store.remove(stored)
             self._context.drop(seq_id)
             return 0
-        seconds = (time.perf_counter() - started) / stored.n_bytes
         before = self._seconds_per_byte if self._seconds_per_byte is not None else seconds
         self._seconds_per_byte = (1 - _WEIGHT) * before + _WEIGHT * seconds
         return stored.n_shared

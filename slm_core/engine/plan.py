@@ -148,6 +148,17 @@ def _pieces(kept: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable
     return tuple(room.pieces)
 
 
+def restore_seconds(step_s: float, decode_s: float, *, has_prompts: bool) -> float:
+    """Seconds of a step for restores of dumps: the time that decoding leaves, or half of it if prompts need time, too.
+
+    Args:
+        step_s: the time of a step.
+        decode_s: expected time to decode a token for each decoding request.
+        has_prompts: whether prompts are computed.
+    """
+    return max(0.0, step_s - decode_s) / (2 if has_prompts else 1)
+
+
 def line_up(waiting: Sequence[WaitingRequest], aging_s: float) -> list[int]:
     """The numbers of waiting requests, in the order of admission.
 

@@ -28,7 +28,8 @@ from slm_core.errors import InvalidOption
 from slm_core.protocols import Context
 
 _INDEX = "index.sqlite"
-_PART = 8 << 20
+PART_BYTES = 1 << 20
+"""Bytes of a part that is restored: it takes a few milliseconds, and other requests are decoded between parts."""
 _ORPHAN_S = 3600.0
 """Seconds without a write after which a file that is not in the index is removed: its writer is dead."""
 _SCHEMA = """
@@ -122,7 +123,7 @@ class PrefixStore(Closing):
         with self._lock, self._reported("mark as used"):
             self._index.execute("update prefixes set used = ? where file = ?", (time.time(), stored.file))
         with (self._directory / stored.file).open("rb") as file:
-            while part := file.read(_PART):
+            while part := file.read(PART_BYTES):
                 yield part
 
     def remove(self, stored: StoredPrefix) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 
+from slm_core.engine.restores import timed
+from slm_core.engine.store import PART_BYTES
 from slm_core.protocols import Context
 from slm_core.types import Capability
 
@@ -60,20 +62,20 @@ class Swap:
         self.held_bytes += len(dump)
         return True
 
-    def bring_back(self, request_id: int, seq_id: int) -> bool:
-        """Restore a request's dump into an empty sequence and forget the dump.
+    def bring_back(self, request_id: int, seq_id: int) -> Generator[None, None, bool]:
+        """The steps that restore a request's dump into an empty sequence; the last one forgets the dump.
 
-        Returns False, with a warning, if the context refuses the dump.
+        The result is whether the sequence was restored. If the context refuses the dump, it is False, with a warning.
         """
-        dump = self._dumps[request_id]
-        self.forget(request_id)
-        started = self._clock()
         try:
-            self._context.restore(seq_id, dump)
+            steps = self._context.restore_steps(seq_id, _parts(self._dumps[request_id]))
+            seconds = yield from timed(steps, self._clock)
         except Exception as error:  # the tokens can be computed again without the dump
             _log.warning("a request that gave up its sequence is computed again: its dump was refused: %s", error)
+            self.forget(request_id)
             return False
-        self._note("restore", (self._clock() - started) / self._context.length(seq_id))
+        self.forget(request_id)
+        self._note("restore", seconds / self._context.length(seq_id))
         return True
 
     def forget(self, request_id: int) -> None:
@@ -83,3 +85,8 @@ class Swap:
     def _note(self, what: str, seconds: float) -> None:
         before = self._seconds.get(what, seconds)
         self._seconds[what] = (1 - _WEIGHT) * before + _WEIGHT * seconds
+
+
+def _parts(dump: bytes) -> Iterator[bytes]:
+    for first in range(0, len(dump), PART_BYTES):
+        yield dump[first : first + PART_BYTES]

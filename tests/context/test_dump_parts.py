@@ -7,7 +7,7 @@ import pytest
 from context.test_base import Engine, assert_refused, feed, state
 from slm_core.container import PART_BYTES, Incoming, Pieces, pack, pack_parts, unpack
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
-from slm_core.errors import ContextBusy, DecodeFailed, InvalidSnapshot, SequenceChanged
+from slm_core.errors import ContextBusy, ContextClosed, ContextFull, DecodeFailed, InvalidSnapshot, SequenceChanged
 
 
 class Staging(Engine):
@@ -71,6 +71,108 @@ def test_a_failed_staged_payload_changes_nothing(place, error):
     context.drop(1)
     context.drop(0)
     assert context.n_free == 64
+
+
+class Reserving(Staging):
+    """An engine that reserves storage for restores in steps."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.reserved = {}
+
+    def _engine_reserving_writer(self, seq_id, n_tokens, n_bytes):
+        self.reserved[seq_id] = n_tokens
+        return ReservingWriter(self, seq_id, n_tokens)
+
+
+class ReservingWriter(Writer):
+    def put(self):
+        super().put()
+        del self.context.reserved[self.seq_id]
+
+    def undo(self):
+        super().undo()
+        self.context.reserved.pop(self.seq_id, None)
+
+
+@pytest.mark.parametrize("new_context", [Engine, Reserving])
+def test_a_restore_in_steps_reserves_its_positions_until_it_is_over(new_context):
+    source, context = Engine(), new_context()
+    feed(source, range(9))
+    feed(context, range(20, 35))
+    steps = context.restore_steps(1, source.dump_parts(0, 10))
+    while context.n_free == 64 - 15:
+        next(steps)
+    assert (context.n_free, context.n_exclusive(1), context.length(1)) == (64 - 15 - 9, 9, 0)
+    for first in range(0, 40, 16):
+        feed(context, [1] * min(16, 40 - first), seq_id=2)
+    with pytest.raises(ContextFull):
+        feed(context, [1])
+    assert list(steps)[-1:] in ([], [None])
+    assert (context.tokens(1), context.cells[1], context.n_free) == (tuple(range(9)), source.cells[0], 0)
+    assert next(steps, "over") == "over"
+
+
+@pytest.mark.parametrize("n_made", range(0, 24, 3))
+@pytest.mark.parametrize("call", ["drop", "clear", "close"])
+def test_a_restore_that_is_given_up_frees_its_storage(n_made, call):
+    source, context = Engine(), Reserving()
+    feed(source, range(9))
+    steps = context.restore_steps(1, source.dump_parts(0, 10))
+    for _ in range(n_made):
+        next(steps)
+    context.drop(1) if call == "drop" else getattr(context, call)()
+    with pytest.raises(ContextClosed if call == "close" else SequenceChanged):
+        next(steps)
+    assert context.n_free == 64
+    if call != "close":
+        assert context.reserved == {}
+
+
+def test_an_iterator_that_is_garbage_changes_nothing():
+    source, context = Engine(), Reserving()
+    feed(source, range(9))
+    steps = context.restore_steps(1, source.dump_parts(0, 10))
+    next(steps)
+    context.drop(1)
+    feed(context, range(3), seq_id=1)
+    del steps
+    assert (context.tokens(1), context.n_free) == ((0, 1, 2), 61)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [("write", InvalidSnapshot), ("put", DecodeFailed), ("interrupt", KeyboardInterrupt)]
+)
+def test_a_restore_whose_step_fails_leaves_the_sequence_empty(place, error):
+    source, context = Engine(), Reserving()
+    feed(source, range(9))
+    feed(context, range(20, 35))
+    context.fails_at = place
+    steps = context.restore_steps(1, source.dump_parts(0, 10))
+    with assert_refused(context, error):
+        list(steps)
+    with pytest.raises(error):
+        next(steps)
+    assert context.reserved == {}
+    context.fails_at = ""
+    list(context.restore_steps(1, source.dump_parts(0, 10)))
+    assert context.tokens(1) == tuple(range(9))
+
+
+def test_a_failed_exchange_of_another_sequence_keeps_a_restore():
+    """``restore`` puts the whole ledger back after a failure."""
+    source, context = Engine(), Reserving()
+    feed(source, range(9))
+    feed(context, range(5))
+    steps = context.restore_steps(1, source.dump_parts(0, 10))
+    while context.n_free == 64 - 5:
+        next(steps)
+    context.fails_at = "put"
+    with assert_refused(context, DecodeFailed):
+        context.restore(0, source.dump(0))
+    context.fails_at = ""
+    list(steps)
+    assert (context.tokens(1), context.n_free) == (tuple(range(9)), 64 - 5 - 9)
 
 
 def test_parts_that_call_the_context_are_refused_and_can_be_retried():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from scripted import ALL, ByteVocab, ScriptedContext
 from slm_core.chat import Session
+from slm_core.context.snapshot import drained
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.engine.swap import Swap
@@ -83,10 +84,10 @@ def test_dumps_stay_within_their_budget() -> None:
 def test_a_refused_dump_is_reported_and_computed_again(caplog: pytest.LogCaptureFixture) -> None:
     engine, submitted = small_engine(lambda n: 0.0), requests()
 
-    def refuse(seq_id: int, data: bytes) -> None:
+    def refuse(seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         raise DecodeFailed("no restore today")
 
-    engine.context.restore = refuse  # type: ignore[method-assign, assignment]
+    engine.context.restore_steps = refuse  # type: ignore[method-assign, assignment]
     with caplog.at_level(logging.WARNING):
         run(engine, submitted)
     assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
@@ -113,15 +114,29 @@ def test_without_payloads_nothing_is_dumped() -> None:
 
 
 def test_dumps_are_measured() -> None:
-    """An exponentially weighted mean of the times of a dump and its restore together."""
-    context = ScriptedContext(n_ctx=100, n_seq_max=2)
+    """An exponentially weighted mean of the times of a dump and of the steps of its restore together."""
+    now = [0.0]
+
+    class Timed(ScriptedContext):
+        def dump(self, seq_id: int) -> bytes:
+            now[0] += 20
+            return super().dump(seq_id)
+
+        def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
+            steps = super().restore_steps(seq_id, parts)
+            now[0] += 10
+            yield from steps
+
+    context = Timed(n_ctx=100, n_seq_max=2)
     context.restore(0, _dumped(b"0123456789"))
-    times = iter([0.0, 20.0, 100.0, 110.0, 200.0, 220.0])
-    swap = Swap(context, 1 << 20, clock=lambda: next(times))
+    swap = Swap(context, 1 << 20, clock=lambda: now[0])
     assert swap.seconds(10) is None
     assert swap.put(7, 0)
     assert swap.seconds(10) == pytest.approx(40)  # until a restore is measured, it counts as much as a dump
-    assert swap.bring_back(7, 1)
+    steps = swap.bring_back(7, 1)
+    next(steps)
+    now[0] += 1000
+    assert drained(steps)
     assert swap.seconds(10) == pytest.approx(30)
     assert 7 not in swap
     assert swap.put(8, 1)

@@ -239,11 +239,13 @@ class OtherSequencesEndARestore(ToyContext):
 
 
 @mutant("TestRestoreSteps::test_given_up")
-class DroppedRestoresGoOn(ToyContext):
-    """After a restore was given up, its sequence is still refused to other calls."""
+class DropGivesUpNoRestore(ToyContext):
+    """``drop`` does not give up a restore: other calls on its sequence are still refused."""
 
-    def _drop(self, seq_id: int) -> None:
-        self.replace(seq_id, [], [])
+    def drop(self, seq_id: int) -> None:
+        """Empty the sequence."""
+        with self._call():
+            self.replace(self._checked(seq_id), [], [])
 
 
 @mutant("TestRestoreSteps::test_calls_that_fill_the_sequence")
