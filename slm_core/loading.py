@@ -100,11 +100,24 @@ class LoadedModel(Closing):
         return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, *types))
 
     def session(
-        self, *, n_ctx: int = 4096, n_seq_max: int = 8, n_batch: int = 512, sampling: Sampling | None = None
+        self,
+        *,
+        n_ctx: int = 4096,
+        n_seq_max: int = 8,
+        n_batch: int = 512,
+        sampling: Sampling | None = None,
+        queue_timeout: float | None = None,
     ) -> Session:
-        """A session in a new context, which is closed with it; more sessions share the context by ``fork``."""
+        """A session in a new context, which is closed with it; more sessions share the context by ``fork``.
+
+        For ``queue_timeout`` see ``Session``.
+        """
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
-        return Session(context, self.vocab, sampling=sampling, owns_context=True)
+        try:
+            return Session(context, self.vocab, sampling=sampling, owns_context=True, queue_timeout=queue_timeout)
+        except BaseException:
+            context.close()
+            raise
 
     def chat(
         self,
@@ -118,13 +131,14 @@ class LoadedModel(Closing):
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
         overflow: Overflow = "error",
+        queue_timeout: float | None = None,
     ) -> Chat:
-        """A conversation in a new context, which is closed with it; see ``Chat``."""
+        """A conversation in a new context, which is closed with it; see ``Chat``, and ``Session`` for the timeout."""
         formatter = self.formatter
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             return Chat(
-                Session(context, self.vocab, owns_context=True),
+                Session(context, self.vocab, owns_context=True, queue_timeout=queue_timeout),
                 formatter,
                 system=system,
                 messages=messages,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -9,17 +10,19 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
 
 from slm_core.chat import chat_dump
+from slm_core.chat.chatstream import ChatStream
+from slm_core.chat.guard import Guard
 from slm_core.chat.messages import to_json
 from slm_core.chat.overflow import Overflow, fit, name_of, reserved
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.session import Session
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.toolbox import Toolbox
-from slm_core.chat.tools import ChatStream, ToolErrors, ToolUse, Turn, open_calls
+from slm_core.chat.tools import RunningTurn, ToolErrors, ToolUse, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
-from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
+from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation import Answer, Event, StoppingCriterion
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
@@ -140,7 +143,9 @@ class Chat(Closing):
         first = () if system is None else (Message(Role.SYSTEM, system),)
         self._messages: tuple[Message, ...] = ()
         self._stream: AnswerStream | None = None
-        self._turn: ChatStream | None = None
+        self._turn: RunningTurn | None = None
+        self._reader: Callable[[], ChatStream | None] = lambda: None
+        self._guard = Guard()
         self._known_tools = Toolbox(())
         self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
@@ -149,9 +154,8 @@ class Chat(Closing):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation, with the text so far of a streaming answer; a system message is number 0."""
-        if self._stream is None:
-            return self._messages
-        return (*self._messages, Message(Role.ASSISTANT, self._stream.text))
+        messages, stream = self._messages, self._stream  # read once: another thread may end the answer
+        return messages if stream is None else (*messages, Message(Role.ASSISTANT, stream.text))
 
     # Talking.
 
@@ -167,8 +171,7 @@ class Chat(Closing):
             InvalidOption: an invalid option of tools.
             ToolError: with ``tool_errors="raise"``, a tool raised, or a call is invalid.
         """
-        self._settle()
-        return self._talk((*self._messages, *_messages(content)), steering)
+        return self._begun(lambda: self._talk((*self._messages, *_messages(content)), steering))
 
     def send(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
         """Send messages; returns the whole answer.
@@ -190,7 +193,9 @@ class Chat(Closing):
         Raises:
             SessionError: there is nothing to answer, or a call is left to the caller.
         """
-        self._settle()
+        return self._begun(lambda: self._proceed(steering))
+
+    def _proceed(self, steering: Steering) -> RunningTurn:
         if not self._messages or self._messages[-1].role is Role.SYSTEM:
             raise SessionError("there is nothing to answer: send a message first")
         pending = open_calls(self._messages)
@@ -204,7 +209,9 @@ class Chat(Closing):
         Raises:
             SessionError: there is nothing to answer.
         """
-        self._settle()
+        return self._begun(lambda: self._regenerate(steering))
+
+    def _regenerate(self, steering: Steering) -> RunningTurn:
         messages = self._messages
         while messages and messages[-1].role is Role.ASSISTANT:
             messages = messages[:-1]
@@ -222,18 +229,18 @@ class Chat(Closing):
 
     def edit(self, i: int, content: str) -> None:
         """Replace the content of message ``i``; later messages are computed again when they are needed."""
-        self._settle()
-        messages = list(self._messages)
-        i = self._checked_index(i)
-        messages[i] = replace(messages[i], content=content)
-        self._become(tuple(messages))
+        with self._settled():
+            messages = list(self._messages)
+            i = self._checked_index(i)
+            messages[i] = replace(messages[i], content=content)
+            self._become(tuple(messages))
 
     def delete(self, i: int) -> None:
         """Remove message ``i``; later messages are computed again when they are needed."""
-        self._settle()
-        messages = list(self._messages)
-        del messages[self._checked_index(i)]
-        self._become(tuple(messages))
+        with self._settled():
+            messages = list(self._messages)
+            del messages[self._checked_index(i)]
+            self._become(tuple(messages))
 
     def forget(self, i: int) -> EditLevel:
         """Cut message ``i`` out of the KV cache and compute nothing: later tokens keep their values.
@@ -242,9 +249,9 @@ class Chat(Closing):
             CUT if the message was cut; TRUNCATE or REPLAY if the context or the template only allows ``delete``, for
             example because messages of the template depend on each other.
         """
-        self._settle()
-        i = self._checked_index(i)
-        return self._forget(i, i + 1)
+        with self._settled():
+            i = self._checked_index(i)
+            return self._forget(i, i + 1)
 
     # Copies.
 
@@ -255,38 +262,40 @@ class Chat(Closing):
             InvalidSequence: no sequence is free.
             ContextFull: no room for a copy; nothing changed.
         """
-        self._settle()
-        session = self.session.fork()
-        try:
-            return Chat(
-                session,
-                self.formatter,
-                options=self.options,
-                messages=self._messages,
-                n_answers=self._n_answers,
-            )
-        except BaseException:
-            session.close()
-            raise
+        with self._settled():
+            session = self.session.fork()
+            try:
+                return Chat(
+                    session,
+                    self.formatter,
+                    options=self.options,
+                    messages=self._messages,
+                    n_answers=self._n_answers,
+                )
+            except BaseException:
+                session.close()
+                raise
 
     def dump(self) -> bytes:
         """Dump the chat: messages, options, schemas of tools, and the session with its KV cache.
 
         A dump between the answers of a turn does not end the turn: ``proceed`` continues it in the restored chat.
         """
-        if self._stream is not None:
-            self._settle()
-        context = self.session.context
-        meta = {
-            "messages": [to_json(message) for message in self._messages],
-            "sampling": self.options.sampling.to_dict(),
-            "tools": list(self._toolbox.schemas),
-            "thinking": self.options.thinking,
-            "overflow": name_of(self.options.overflow),
-            "n_answers": self._n_answers,
-            "context": [context.n_ctx, context.n_seq_max, context.n_batch],
-        }
-        return pack("chat", meta, (self.session.dump(),))
+        with self._guard:
+            self._check_free(tools_may_run=self._stream is None)
+            if self._stream is not None:
+                self._settle()
+            context = self.session.context
+            meta = {
+                "messages": [to_json(message) for message in self._messages],
+                "sampling": self.options.sampling.to_dict(),
+                "tools": list(self._toolbox.schemas),
+                "thinking": self.options.thinking,
+                "overflow": name_of(self.options.overflow),
+                "n_answers": self._n_answers,
+                "context": [context.n_ctx, context.n_seq_max, context.n_batch],
+            }
+            return pack("chat", meta, (self.session.dump(),))
 
     @classmethod
     def restore(
@@ -336,16 +345,29 @@ class Chat(Closing):
     @contextmanager
     def scratch_branch(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
         """A session after ``question``, where the answer is about to begin; the chat does not change."""
-        self._settle()
-        messages = (*self._messages, Message(Role.USER, question))
-        ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
-        with self.session.scratch_branch() as session:
-            session.follow(ids)
-            yield session
+        with self._settled():
+            messages = (*self._messages, Message(Role.USER, question))
+            ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
+            with self.session.scratch_branch() as session:
+                session.follow(ids)
+                yield session
 
     # Steps that several calls share.
 
-    def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
+    def _begun(self, begin: Callable[[], RunningTurn]) -> ChatStream:
+        """The stream of a new turn, which ends the turn before it when it begins."""
+
+        def settle_and_begin() -> RunningTurn:
+            self._settle()
+            return begin()
+
+        with self._guard:
+            self._check_free()
+            stream = ChatStream(settle_and_begin, self._guard)
+            self._reader = weakref.ref(stream)
+            return stream
+
+    def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> RunningTurn:
         """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
         before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
 
@@ -376,7 +398,7 @@ class Chat(Closing):
             turn = Turn(begin, self._add, undo, self._end_turn)
             if pending:
                 self.session.follow(self._encode(messages))
-            self._turn = ChatStream(turn, self._toolbox, use, on_event, pending)
+            self._turn = RunningTurn(turn, self._toolbox, use, on_event, pending)
         except BaseException:
             undo()
             raise
@@ -447,6 +469,24 @@ class Chat(Closing):
         level = self.session.remove_span(first, last)
         self._messages = messages
         return level
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Keep other callers out of the chat, and end a turn that is no longer iterated."""
+        with self._guard:
+            self._check_free()
+            self._settle()
+            yield
+
+    def _check_free(self, *, tools_may_run: bool = False) -> None:
+        if self._turn is not None and self._turn.runs_tools and not tools_may_run:
+            raise ChatBusy("a tool of the chat is running: a tool cannot change the chat that calls it")
+        reader = self._reader()
+        if reader is not None and reader.held_by_another:
+            raise ChatBusy(
+                "this chat is busy: another thread or task reads its answer (wait until it is over, or give each"
+                " caller a fork of the chat)"
+            )
 
     def _settle(self) -> None:
         """End a turn that is no longer iterated: the text so far becomes the answer."""
