@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index as as_index
-from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Protocol, Self
 
 from slm_core.chat import chat_dump
 from slm_core.chat.chatstream import ChatStream
 from slm_core.chat.guard import Guard
-from slm_core.chat.messages import to_json
+from slm_core.chat.messages import MessageLike, as_messages, to_json
 from slm_core.chat.overflow import Overflow, fit, name_of, reserved
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.session import Session
+from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
+from slm_core.chat.talking import Talking
 from slm_core.chat.toolbox import Toolbox
-from slm_core.chat.tools import RunningTurn, ToolErrors, ToolUse, Turn, open_calls
+from slm_core.chat.tools import RunningTurn, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
 from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
-from slm_core.generation import Answer, Event, StoppingCriterion
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
-from slm_core.generation.speculation import Speculation
-from slm_core.protocols import Constraint, Context, Formatter, Vocab
+from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.types import EditLevel, Message, ModelInfo, PrefillProgress, Role, Tool, ToolCall
+from slm_core.types import EditLevel, Message, ModelInfo, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
@@ -86,32 +86,7 @@ class ChatOptions:
         name_of(self.overflow)
 
 
-class AnswerSteering(TypedDict, total=False):
-    """Options of one answer; see ``Session.generate``."""
-
-    constraint: Constraint | Spec
-    stopping_criteria: Sequence[StoppingCriterion]
-    progress: PrefillProgress
-    speculation: Speculation
-
-
-class Steering(AnswerSteering, total=False):
-    """Options of a turn with all its answers.
-
-    ``timeout`` is for all answers together, without the time of tools. ``tools`` replaces the tools of the chat from
-    now on, see ``ChatOptions``; for the other options of tools see ``tools.ToolUse``.
-    """
-
-    timeout: float
-    on_event: Callable[[Event], None]
-    tools: Sequence[Tool]
-    tool_choice: str
-    tool_errors: ToolErrors
-    strict_tools: bool
-    max_rounds: int
-
-
-class Chat(Closing):
+class Chat(Talking, Closing):
     """A conversation. After each change all messages are rendered; the longest common prefix stays in the KV cache.
 
     Args:
@@ -133,7 +108,7 @@ class Chat(Closing):
         formatter: Formatter,
         *,
         system: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[MessageLike] = (),
         options: ChatOptions | None = None,
         n_answers: int = 0,
     ) -> None:
@@ -149,7 +124,7 @@ class Chat(Closing):
         self._known_tools = Toolbox(())
         self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
-        self._become((*first, *messages))
+        self._become((*first, *as_messages(messages)))
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -159,41 +134,8 @@ class Chat(Closing):
 
     # Talking.
 
-    def stream(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> ChatStream:
-        """Send messages (a string is a user's message) and stream the answer.
-
-        If the model calls functions, the chat runs them, and the model answers again. If anything raises, the chat is
-        unchanged; side effects of functions remain.
-
-        Raises:
-            TemplateError: the chat format refuses the messages.
-            ContextFull: no room; nothing changed.
-            InvalidOption: an invalid option of tools.
-            ToolError: with ``tool_errors="raise"``, a tool raised, or a call is invalid.
-        """
-        return self._begun(lambda: self._talk((*self._messages, *_messages(content)), steering))
-
-    def send(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """Send messages; returns the whole answer.
-
-        Raises:
-            SessionError: a tool has to be awaited.
-        """
-        return self.stream(content, **steering).run()
-
-    async def asend(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """Like ``send``, on an event loop; the model, and tools that are not coroutines, run in threads."""
-        return await self.stream(content, **steering).arun()
-
-    def proceed(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Continue after the last message: run the calls without results, and stream the answer.
-
-        For a chat that was restored in the middle of a turn, or whose turn was cancelled or reached its limit there.
-
-        Raises:
-            SessionError: there is nothing to answer, or a call is left to the caller.
-        """
-        return self._begun(lambda: self._proceed(steering))
+    def _answered(self, sent: Sequence[Message], steering: Steering) -> RunningTurn:
+        return self._talk((*self._messages, *sent), steering)
 
     def _proceed(self, steering: Steering) -> RunningTurn:
         if not self._messages or self._messages[-1].role is Role.SYSTEM:
@@ -202,14 +144,6 @@ class Chat(Closing):
         if self._messages[-1].role is Role.ASSISTANT and not pending:
             raise SessionError("there is nothing to answer: the last message is an answer")
         return self._talk(self._messages, steering, pending)
-
-    def regenerate(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Remove the last answer and stream another; with a temperature, it is another draw.
-
-        Raises:
-            SessionError: there is nothing to answer.
-        """
-        return self._begun(lambda: self._regenerate(steering))
 
     def _regenerate(self, steering: Steering) -> RunningTurn:
         messages = self._messages
@@ -377,39 +311,43 @@ class Chat(Closing):
             with suppress(SlmError):  # the cache follows again at the next call; keep the first error
                 self.session.follow(tokens)
 
-        use, offered = _tool_use(steering)
-        on_event = steering.pop("on_event", None)
-        timeout = checked_timeout(steering.pop("timeout", None))
+        use, sampling = steering.tool_use, steering.sampling_over(self.options.sampling)
+        timeout = checked_timeout(steering.timeout)
         try:
-            if offered is not None:
-                self.options = replace(self.options, tools=tuple(offered))
+            if steering.tools is not None:
+                self.options = replace(self.options, tools=tuple(steering.tools))
             left = next((call.name for call in pending if self._toolbox.leaves(call)), None)
             if left is not None:
                 raise SessionError(f"a call of {left!r} is the caller's to answer: send its result")
             first, later = use.rules(self._toolbox, self.formatter, thinking=self.options.thinking)
-            if first is not None and steering.get("constraint") is not None:
+            if first is not None and steering.constraint is not None:
                 raise InvalidOption("a constraint does not go with tool_choice or strict_tools: both rule the answer")
 
             def begin(is_first: bool, spent: float) -> AnswerStream:
                 left = None if timeout is None else max(timeout - spent, _LEAST_TIME)
                 sent = messages if is_first else self._messages
-                return self._reply(sent, cast("AnswerSteering", steering), first if is_first else later, left)
+                return self._reply(sent, steering, sampling, first if is_first else later, left)
 
             turn = Turn(begin, self._add, undo, self._end_turn)
             if pending:
                 self.session.follow(self._encode(messages))
-            self._turn = RunningTurn(turn, self._toolbox, use, on_event, pending)
+            self._turn = RunningTurn(turn, self._toolbox, use, steering.on_event, pending)
         except BaseException:
             undo()
             raise
         return self._turn
 
     def _reply(
-        self, messages: tuple[Message, ...], steering: AnswerSteering, rule: Spec | None, timeout: float | None
+        self,
+        messages: tuple[Message, ...],
+        steering: Steering,
+        sampling: Sampling,
+        rule: Spec | None,
+        timeout: float | None,
     ) -> AnswerStream:
         """Start an answer to the conversation ``messages``."""
-        thinking, sampling = self.options.thinking, self.options.sampling
-        messages, overflowed = self._make_room(messages)
+        thinking = self.options.thinking
+        messages, overflowed = self._make_room(messages, sampling)
         self.session.follow(self._encode(messages, add_generation_prompt=True, thinking=thinking))
         self._messages = messages
         self._n_answers += 1
@@ -419,9 +357,19 @@ class Chat(Closing):
             self._stream = None
 
         sampling = replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
-        chain = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
-        options: AnswerSteering = steering if rule is None else {**steering, "constraint": rule}
-        generation = self.session.generate(sampling, sampler=chain, special=True, timeout=timeout, **options)
+        sampler = steering.sampler
+        if sampler is None:
+            sampler = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
+        generation = self.session.generate(
+            sampling,
+            sampler=sampler,
+            special=True,
+            constraint=steering.constraint if rule is None else rule,
+            stopping_criteria=steering.stopping_criteria,
+            speculation=steering.speculation,
+            timeout=timeout,
+            progress=steering.progress,
+        )
         parser = self.formatter.stream_parser(thinking=thinking, tools=self._toolbox.schemas)
         n_calls = sum(len(message.tool_calls) for message in messages)
         self._stream = AnswerStream(generation, parser, finished, n_calls, overflowed)
@@ -439,7 +387,9 @@ class Chat(Closing):
             self._known_tools = Toolbox(self.options.tools)
         return self._known_tools
 
-    def _make_room(self, conversation: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
+    def _make_room(
+        self, conversation: tuple[Message, ...], sampling: Sampling
+    ) -> tuple[tuple[Message, ...], Overflowed | None]:
         """Drop messages by the policy; returns the kept and the dropped messages."""
         context, options = self.session.context, self.options
         room = context.n_free + context.length(self.session.seq_id)
@@ -447,7 +397,7 @@ class Chat(Closing):
         def count(messages: Sequence[Message]) -> int:
             return len(self._encode(messages, add_generation_prompt=True, thinking=options.thinking))
 
-        fitted = fit(conversation, options.overflow, count, room, reserved(context.n_ctx, options.sampling.max_tokens))
+        fitted = fit(conversation, options.overflow, count, room, reserved(context.n_ctx, sampling.max_tokens))
         if not fitted.dropped:
             return conversation, None
         n_tokens = count(conversation) - count(fitted.messages)
@@ -509,26 +459,11 @@ class Chat(Closing):
 
     def _checked_index(self, i: int) -> int:
         n = len(self._messages)
+        if n == 0:
+            raise SessionError(f"there is no message {i}: the chat is empty")
         if not -n <= as_index(i) < n:
             raise SessionError(f"there is no message {i} (accepted: 0 to {n - 1})")
         return i % n
-
-
-def _messages(content: str | Message | Sequence[Message]) -> Sequence[Message]:
-    if isinstance(content, str):
-        return [Message(Role.USER, content)]
-    return [content] if isinstance(content, Message) else content
-
-
-def _tool_use(steering: Steering) -> tuple[ToolUse, Sequence[Tool] | None]:
-    """Remove the options of tools from a turn's options."""
-    use = ToolUse(
-        steering.pop("tool_choice", "auto"),
-        steering.pop("strict_tools", False),
-        steering.pop("tool_errors", "tell"),
-        steering.pop("max_rounds", 8),
-    )
-    return use, steering.pop("tools", None)
 
 
 def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:
