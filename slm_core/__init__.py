@@ -76,6 +76,7 @@ from slm_core.generation import (
     Overflowed,
     Score,
     StoppingAction,
+    TokenLogprob,
     ToolResult,
 )
 from slm_core.generation.shifting import TokenShift
@@ -200,6 +201,7 @@ __all__ = [
     "Summarize",
     "Support",
     "TemplateError",
+    "TokenLogprob",
     "TokenShift",
     "ToolCall",
     "ToolError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from operator import index as as_index
 from typing import TYPE_CHECKING, Protocol, Self
 
+from slm_core.atomic_write import read_whole, write_whole
 from slm_core.chat import chat_dump
 from slm_core.chat.chatstream import ChatStream
 from slm_core.chat.guard import Guard
@@ -271,6 +273,32 @@ class Chat(Talking, Closing):
             context.close()
             raise
         return chat
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``dump()`` to a file, whole or not at all.
+
+        Raises:
+            InvalidOption: the file cannot be written.
+        """
+        data = self.dump()
+        write_whole(path, data)
+
+    @classmethod
+    def load(
+        cls,
+        model: ChatModel,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        overflow: Overflow | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> Self:
+        """A chat that continues one that ``save`` wrote; for arguments and other errors see ``restore``.
+
+        Raises:
+            InvalidOption: the file cannot be read.
+        """
+        return cls.restore(model, read_whole(path), n_ctx=n_ctx, overflow=overflow, tools=tools)
 
     def close(self) -> None:
         """Close the session, which releases its sequence. Twice is fine."""
