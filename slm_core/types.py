@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slm_core.errors import InvalidOption
+from slm_core.hints import did_you_mean
 
 Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
@@ -118,6 +121,10 @@ class Role(StrEnum):
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
+
+
+RoleName: TypeAlias = Literal["system", "user", "assistant", "tool"]
+"""The name of a ``Role``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,9 @@ class Message:
         name: the tool of a ``tool`` message.
         tool_call_id: the call that a ``tool`` message answers.
         malformed_calls: the malformed calls of an assistant message, which are not in ``content``.
+
+    Raises:
+        InvalidOption: an unknown role, or content that is not text.
     """
 
     role: Role
@@ -276,10 +286,33 @@ class Message:
     tool_call_id: str | None = None
     malformed_calls: Sequence[MalformedCall] = ()
 
+    if TYPE_CHECKING:  # the role may be its name
+
+        def __init__(
+            self,
+            role: Role | RoleName,
+            content: str,
+            reasoning: str | None = None,
+            tool_calls: Sequence[ToolCall] = (),
+            name: str | None = None,
+            tool_call_id: str | None = None,
+            malformed_calls: Sequence[MalformedCall] = (),
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "role", Role(self.role))
+        object.__setattr__(self, "role", _role(self.role))
+        if not isinstance(self.content, str):
+            raise InvalidOption(f"content={self.content!r:.80} of a message (accepted: a text)")
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "malformed_calls", tuple(self.malformed_calls))
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role(name)
+    except ValueError:
+        accepted = ", ".join(Role)
+        raise InvalidOption(f"unknown role {name!r} (accepted: {accepted}{did_you_mean(name, Role)})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Extraction:
     """The result of ``Oracle.extract``.
 
     Attributes:
-        value: the JSON value, or the pydantic object.
+        value: the JSON value, or the object of the pydantic model or dataclass.
         text: the JSON text.
         answer: the answer with the JSON, its usage and timings.
     """
@@ -119,7 +119,7 @@ class Oracle:
         If the prompt begins with reasoning, the model reasons first; the JSON follows.
 
         Args:
-            schema: a pydantic model class, or a JSON schema as a mapping or text.
+            schema: a pydantic model class, a dataclass, or a JSON schema as a mapping or text.
             question: requests the JSON; None for "Give me JSON with the keys ...".
             sampling: options of the answer; its stop texts are ignored.
 

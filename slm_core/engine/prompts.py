@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
+from slm_core.chat.messages import MessageLike, as_messages
 from slm_core.chat.prompt import encode_messages
 from slm_core.chat.stream import parsed
 from slm_core.errors import InvalidOption
@@ -14,7 +15,7 @@ from slm_core.protocols import Formatter, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Message
 
-Messages: TypeAlias = Sequence[Message | Mapping[str, object]]
+Messages: TypeAlias = Sequence[MessageLike]
 Prompt: TypeAlias = str | Sequence[int] | Messages
 """A text to continue, its tokens, or the messages of a conversation."""
 
@@ -90,5 +91,5 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
             return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
         return EncodedPrompt(cast("Sequence[int]", prompt))
     chat_format = formatter()
-    tokens, ends = encode_messages(vocab, chat_format.render(cast("Messages", prompt), thinking=thinking))
+    tokens, ends = encode_messages(vocab, chat_format.render(as_messages(cast("Messages", prompt)), thinking=thinking))
     return EncodedPrompt(tokens, chat_format, thinking, ends)

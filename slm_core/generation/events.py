@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from slm_core.atomic_write import write_whole
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -38,6 +41,23 @@ class Logprobs:
     model: tuple[tuple[int, float], ...]
     sampled: tuple[tuple[int, float], ...] = ()
     chosen: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token of an answer, under the model before sampling steps.
+
+    Attributes:
+        token: the token.
+        text: its text, with control tokens as text; an incomplete character is the replacement character.
+        logprob: natural logarithm of its probability, at most 0.
+        top: the likeliest tokens at its position with their texts, likeliest first: (token, text, logprob).
+    """
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +199,8 @@ class Answer:
         overflowed: the tokens that were dropped to make room, each time.
         rounds: the earlier answers whose tool calls a chat ran; each has its tokens, usage and timings.
         results: the results of these tool calls.
+        logprobs: the log-probabilities of its tokens, in order, if ``Sampling.logprobs`` is set; None without it, and
+            for an answer that was restored from a dump.
     """
 
     text: str
@@ -194,6 +216,16 @@ class Answer:
     overflowed: Overflowed | None = None
     rounds: Sequence[Answer] = field(default=())
     results: Sequence[ToolResult] = field(default=())
+    logprobs: Sequence[TokenLogprob] | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the answer with its attributes to a JSON file, whole or not at all.
+
+        Raises:
+            InvalidOption: the file cannot be written.
+        """
+        text = json.dumps(asdict(self), ensure_ascii=False, indent=2, default=_as_json)
+        write_whole(path, f"{text}\n".encode("utf-8", "replace"))
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -206,3 +238,8 @@ class Answer:
         """Answer tokens decoded per second; 0.0 for fewer than two."""
         n = self.usage.completion_tokens - 1
         return n / self.timings.decode_s if n > 0 and self.timings.decode_s > 0 else 0.0
+
+
+def _as_json(value: object) -> object:
+    """What JSON lacks: a mapping that is no dict, and the exception of a tool."""
+    return dict(value) if isinstance(value, Mapping) else f"{type(value).__name__}: {value}"
