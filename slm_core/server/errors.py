@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 from slm_core.errors import (
     BackendError,
@@ -17,10 +18,11 @@ from slm_core.errors import (
     TemplateError,
     VocabError,
 )
+from slm_core.sampling import Sampling
 
 _REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError)
 """Errors that the client causes."""
-_PARAM = re.compile(r"(?:the option )?'?([a-z_]+)'?(?:=| )")
+_PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority"}
 _INTERNAL = "internal error; the server's log has the details under this request's id"
 
 
@@ -98,8 +100,9 @@ def api_error(error: BaseException) -> ApiError:
         message = f"the prompt has {n_prompt} tokens, but the context has room for {n_ctx}, one of them for the answer"
         return ApiError(400, message, "context_length_exceeded", "messages")
     if isinstance(error, _REFUSED):
-        named = _PARAM.match(str(error))
-        return ApiError(400, str(error), param=named[1] if named and "=" in named[0] else None)
+        first = re.match(r"\w*", str(error))
+        assert first is not None
+        return ApiError(400, str(error), param=first[0] if first[0] in _PARAMS else None)
     if isinstance(error, EngineClosed):
         return ApiError(503, "the model is being unloaded, or the server stops: try again", "unavailable")
     if isinstance(error, BackendError):
