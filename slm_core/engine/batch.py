@@ -100,7 +100,7 @@ def generate(
             model.vocab,
             prompt.tokens,
             prompt.sampling(sampling),
-            constraint=None if rule is None else rule.clone(),
+            constraint=own_constraint(prompt.constraint(rule), model.vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special or prompt.formatter is not None,

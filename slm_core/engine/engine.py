@@ -133,7 +133,7 @@ class Engine(Closing):
         """Submit a request and return at once. Any thread may call this.
 
         Args:
-            prompt: a text to continue, its tokens, or messages.
+            prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             sampling: how tokens are chosen.
             constraint: restricts the answer; None for no constraint.
             speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
@@ -161,7 +161,7 @@ class Engine(Closing):
         request = self._request(
             encoded,
             sampling,
-            own_constraint(constraint, self._vocab),
+            own_constraint(encoded.constraint(constraint), self._vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special,
@@ -192,7 +192,7 @@ class Engine(Closing):
         Completion i draws from stream i of the seed, for any ``n``; completion 0 is the answer of ``submit``.
 
         Args:
-            prompt: a text to continue, its tokens, or messages.
+            prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             n: the number of completions.
             sampling: how tokens are chosen.
             best_of: make this many completions, and keep the n with the largest mean log probability.
@@ -205,7 +205,7 @@ class Engine(Closing):
         """
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
-        rule = own_constraint(constraint, self._vocab)
+        rule = own_constraint(encoded.constraint(constraint), self._vocab)
         sampling = sampling if sampling is not None else Sampling()
         if sampling.seed is None:  # one seed, with a stream for each completion
             sampling = replace(sampling, seed=secrets.randbits(63))
