@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import index as as_index
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
 
-from slm_core.chat import chat_dump
+from slm_core.chat import chat_dump, picture
 from slm_core.chat.messages import to_json
 from slm_core.chat.overflow import Overflow, fit, name_of, reserved
 from slm_core.chat.prompt import PromptEncoder
@@ -145,6 +145,12 @@ class Chat(Closing):
         self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
         self._become((*first, *messages))
+
+    def __repr__(self) -> str:
+        return picture.chat_line(self)
+
+    def _repr_html_(self) -> str:
+        return picture.chat_page(self)
 
     @property
     def messages(self) -> tuple[Message, ...]:

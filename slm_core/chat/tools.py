@@ -13,6 +13,7 @@ from typing import Literal, Self, TypeAlias, get_args
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.toolbox import Toolbox
 from slm_core.constraints import AfterThinking, NoToolCalls, Spec, ToolCalls
+from slm_core.display import preview, signature
 from slm_core.errors import InvalidOption, SessionError, ToolError
 from slm_core.generation import Answer, Event, EventStream, FinishReason, StoppingCriterion
 from slm_core.generation.events import Overflowed, Timings, ToolResult, Usage
@@ -132,6 +133,10 @@ class ChatStream(EventStream):
         self._current: AnswerStream | None = None
         if not pending:
             self._current = self._begun()
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "paused" if self.paused else "running"
+        return signature(self, state, preview(self.text))
 
     @property
     def answer(self) -> Answer:

@@ -11,6 +11,7 @@ from math import fsum, isnan
 from typing import Generic, Self, TypeVar
 
 from slm_core.closing import Closing
+from slm_core.display import count, signature
 from slm_core.engine.metrics import RequestMetrics
 from slm_core.engine.prompts import EncodedPrompt
 from slm_core.engine.recorder import metrics_of
@@ -139,6 +140,10 @@ class RequestStream(EventStream, Closing):
         self._wake = wake
         self._answer: Answer | None = None
 
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, self.request_id, state, count(self.metrics.completion_tokens, "token"))
+
     @property
     def request_id(self) -> str:
         """The request's id."""
@@ -232,6 +237,10 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
         self._queue = queue
         self._n_best = n_best
         self._wake = wake
+
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, count(len(self._requests), "completion"), state)
 
     @property
     def metrics(self) -> tuple[RequestMetrics, ...]:

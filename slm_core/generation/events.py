@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slm_core.display import changed_fields, count, preview, signature
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -25,7 +26,7 @@ class FinishReason(StrEnum):
     """The answer was cancelled, reached its timeout (``Answer.timed_out``), or a stopping criterion returned STOP."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Logprobs:
     """Log-probabilities (natural logarithms) at one step; ``Sampling.logprobs`` turns them on.
 
@@ -39,8 +40,11 @@ class Logprobs:
     sampled: tuple[tuple[int, float], ...] = ()
     chosen: float = math.nan
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ToolResult:
     """The result of a tool call.
 
@@ -54,8 +58,11 @@ class ToolResult:
     content: str
     error: Exception | None = None
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """One step of a generation.
 
@@ -76,6 +83,9 @@ class Event:
     logprobs: Logprobs | None = None
     calls: tuple[CallStart | CallArguments | CallEnd, ...] = ()
     result: ToolResult | None = None
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,7 @@ class Overflowed:
     level: EditLevel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
     """The result of a generation.
 
@@ -194,6 +204,19 @@ class Answer:
     overflowed: Overflowed | None = None
     rounds: Sequence[Answer] = field(default=())
     results: Sequence[ToolResult] = field(default=())
+
+    def __repr__(self) -> str:
+        calls, results = len(self.tool_calls) + len(self.malformed_calls), len(self.results)
+        return signature(
+            self,
+            preview(self.text),
+            self.finish_reason,
+            count(len(self.tokens), "token"),
+            count(len(self.reasoning), "character") + " of reasoning" if self.reasoning else "",
+            count(calls, "tool call") if calls else "",
+            count(results, "tool result") if results else "",
+            "timed out" if self.timed_out else "",
+        )
 
     @property
     def prefill_tokens_per_second(self) -> float:
