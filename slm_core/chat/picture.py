@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slm_core.chat.prompt import encode_messages
 from slm_core.chat.toolbox import Toolbox
 from slm_core.display import Html, count, preview, signature
-from slm_core.display.blocks import Bubble, bubble, usage_bar
+from slm_core.display.blocks import Bubble, bubble
 from slm_core.display.html import card, note
 from slm_core.errors import SlmError
 from slm_core.types import Message
@@ -54,9 +54,9 @@ def chat_page(chat: Chat) -> Html:
     bubbles = [bubble(_bubble(messages[i], i, computed[i])) for i in range(first, len(messages))]
     hidden = [note(f"{count(first, 'earlier message')} not shown")] if first else []
     n_held, context = session.n_tokens - session.n_pending, session.context
-    used = f"{count(session.n_tokens, 'token')}, {n_held:,} of them in the KV cache"
-    bar = usage_bar([("own", n_held), ("free", context.n_free)])
-    return card(f"Chat: {count(len(messages), 'message')}", *hidden, *bubbles, bar, note(used))
+    cached = f"{count(session.n_tokens, 'token')}, {n_held:,} of them in the KV cache"
+    free = f"{context.n_free:,} of {count(context.n_ctx, 'position')} free"
+    return card(f"Chat: {count(len(messages), 'message')}", *hidden, *bubbles, note(f"{cached}; {free}"))
 
 
 def _bubble(message: Message, number: int, computed: bool | None) -> Bubble:

@@ -13,8 +13,10 @@ COLOURS = {
     "shared": "rgba(16,185,129,0.75)",
     "cached": "rgba(245,158,11,0.75)",
     "free": FAINT,
+    "answered": "rgba(16,185,129,0.75)",
+    "to do": FAINT,
 }
-"""How a position of a KV cache is used, and its colour."""
+"""How a position of a KV cache is used, or the state of a request, and its colour."""
 _BUBBLES = {"user": "rgba(59,130,246,0.18)", "tool": "rgba(245,158,11,0.15)", "system": "rgba(128,128,128,0.10)"}
 _ANSWER = "rgba(16,185,129,0.15)"
 
@@ -77,10 +79,10 @@ def bubble(message: Bubble) -> Html:
 
 
 def usage_bar(parts: Sequence[tuple[str, int]]) -> Html:
-    """A bar of the positions of a KV cache, and its legend.
+    """A bar of positions or requests, and its legend.
 
     Args:
-        parts: uses of ``COLOURS``, and the number of positions of each.
+        parts: uses of ``COLOURS``, and the number of positions or requests of each.
     """
     total = max(1, sum(n for _, n in parts))
     pieces = [
@@ -97,7 +99,7 @@ def usage_bar(parts: Sequence[tuple[str, int]]) -> Html:
 
 
 def legend(parts: Sequence[tuple[str, int]]) -> Html:
-    """The colours of uses, and the number of positions of each."""
+    """The colours of uses, and the number of positions or requests of each."""
     pieces = []
     for use, n in parts:
         square = element(

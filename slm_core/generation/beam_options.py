@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from slm_core.display import count, preview, signature
+from slm_core.display import changed_fields, count, preview, signature
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import FinishReason, Timings, Usage
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Beams:
     """Options of a beam search; the search draws no random numbers.
 
@@ -86,6 +86,9 @@ class Beams:
             raise InvalidOption("force_words and n_groups do not go together: the words would be in every group")
         if self.min_tokens > self.max_tokens:
             raise InvalidOption(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slm_core.display import changed_fields, count, preview, signature
+from slm_core.display import changed_fields, count, preview, signature, table
+from slm_core.display.blocks import Bubble, bubble
+from slm_core.display.html import card
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -217,6 +219,18 @@ class Answer:
             count(results, "tool result") if results else "",
             "timed out" if self.timed_out else "",
         )
+
+    def _repr_html_(self) -> str:
+        calls = [repr(call) for call in (*self.tool_calls, *self.malformed_calls)]
+        end = f"{self.finish_reason}, at its timeout" if self.timed_out else str(self.finish_reason)
+        usage, speed = self.usage, f"{self.tokens_per_second:,.0f} tokens/s"
+        rows = [
+            ("end", end),
+            ("prompt", f"{count(usage.prompt_tokens, 'token')}, {usage.cached_tokens:,} of them cached"),
+            ("answer", f"{count(usage.completion_tokens, 'token')}, {speed}"),
+            *((f"result of {result.call.name}", preview(result.content)) for result in self.results),
+        ]
+        return card("Answer", bubble(Bubble("assistant", self.text, self.reasoning or "", calls)), table(rows))
 
     @property
     def prefill_tokens_per_second(self) -> float:
