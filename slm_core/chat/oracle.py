@@ -145,7 +145,8 @@ class Oracle:
         with self._chat.scratch_branch(question, thinking=thinking) as session:
             answer = session.generate(replace(sampling, stop=()), constraint=spec, special=True).run()
         if answer.finish_reason not in (FinishReason.CONSTRAINT, FinishReason.STOP):
-            raise OracleError(f"the answer's JSON was not complete after {len(answer.tokens)} tokens: {preview(answer.text)}")
+            said = f"{len(answer.tokens)} tokens: {preview(answer.text)}"
+            raise OracleError(f"the answer's JSON was not complete after {said}")
         text = answer.text if reasoning_end is None else answer.text.partition(reasoning_end)[2].strip()
         return Extraction(target.read(text), text, answer)
 
