@@ -79,6 +79,7 @@ from slm_core.generation import (
     TokenLogprob,
     ToolResult,
 )
+from slm_core.generation.coloured import ColouredText
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
@@ -128,6 +129,7 @@ __all__ = [
     "ChatOptions",
     "ChatStream",
     "Choice",
+    "ColouredText",
     "Completion",
     "CompletionEvent",
     "Completions",

@@ -65,6 +65,12 @@ class LoadedModel(Closing):
             origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
         self.info: ModelInfo = replace(model.info, reason=reason, formatter=origin)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.info.summary}>"
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
     @property
     def model(self) -> Model:
         """The backend's model; see ``protocols.Model``."""

@@ -11,7 +11,7 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Protocol, Self
 
 from slm_core.atomic_write import read_whole, write_whole
-from slm_core.chat import chat_dump
+from slm_core.chat import chat_dump, picture
 from slm_core.chat.chatstream import ChatStream
 from slm_core.chat.guard import Guard
 from slm_core.chat.messages import MessageLike, as_messages, to_json
@@ -127,6 +127,12 @@ class Chat(Talking, Closing):
         self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
         self._become((*first, *as_messages(messages)))
+
+    def __repr__(self) -> str:
+        return picture.chat_line(self)
+
+    def _repr_html_(self) -> str:
+        return picture.chat_page(self)
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from slm_core.chat.tools import RunningTurn
+from slm_core.display import preview, signature
 from slm_core.errors import SessionError
 from slm_core.generation import Answer, Event, EventStream, StoppingCriterion
 from slm_core.generation.aio import in_thread
@@ -58,6 +59,10 @@ class ChatStream(EventStream):
         self._shown = True
         if not on_event_loop():
             self._begun()
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "paused" if self.paused else "running"
+        return signature(self, state, preview(self.text))
 
     @property
     def answer(self) -> Answer:

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.chat import answers, branching, session_dump
+from slm_core.chat import answers, branching, picture, session_dump
 from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.sequences import claim, free_sequences, release
@@ -81,7 +81,15 @@ class Session(Closing):
         self._source = SessionSource(context, self.seq_id)
         self._generation: Generation | None = None
 
+    def __repr__(self) -> str:
+        return picture.session_line(self)
+
     # The history.
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is closed."""
+        return self._source.closed
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import nan
 from typing import Self
 
+from slm_core.display import preview, signature
 from slm_core.generation import Answer, Event, EventStream, FinishReason, Generation, StoppingCriterion
 from slm_core.generation.events import Overflowed
 from slm_core.protocols import StreamParser
@@ -53,6 +54,9 @@ class AnswerStream(EventStream):
             SessionError: the answer is not over yet.
         """
         return self._answer if self._answer is not None else self._generation.answer
+
+    def __repr__(self) -> str:
+        return signature(self, "over" if self.over else "paused" if self.paused else "running", preview(self.text))
 
     @property
     def over(self) -> bool:

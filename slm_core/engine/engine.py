@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
+from slm_core.display import count, preview, signature
+from slm_core.display.blocks import usage_bar
+from slm_core.display.html import card, table
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
@@ -57,6 +60,10 @@ class RequestOptions(SharedOptions, total=False):
 
     constraint: Constraint | Spec | None
     thinking: bool | None
+
+
+_LISTED = 16
+"""The most requests that HTML lists."""
 
 
 def _named(options: SharedOptions, request_id: str) -> SharedOptions:
@@ -113,6 +120,27 @@ class Engine(Closing):
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
+
+    def __repr__(self) -> str:
+        if self._closing:
+            return signature(self, preview(self._model_name), "closed")
+        stats = self.stats()
+        return signature(
+            self,
+            preview(self._model_name),
+            f"{stats.n_active} active",
+            f"{stats.n_waiting} waiting",
+            f"{stats.n_ctx - stats.n_free:,} of {stats.n_ctx:,} positions used",
+        )
+
+    def _repr_html_(self) -> str:
+        stats = self.stats()
+        used = asdict(stats.positions)
+        rows = [(r.request_id, f"{r.state}, {count(r.completion_tokens, 'token')}") for r in stats.requests[:_LISTED]]
+        bar = usage_bar([(use, used[use]) for use in ("own", "shared", "cached", "free")])
+        return card(
+            f"Engine: {count(stats.n_ctx, 'position')}", bar, table([("answered", f"{stats.n_finished:,}"), *rows])
+        )
 
     def submit(
         self,

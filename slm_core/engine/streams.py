@@ -11,6 +11,7 @@ from math import fsum, isnan
 from typing import Generic, Self, TypeVar
 
 from slm_core.closing import Closing
+from slm_core.display import count, signature
 from slm_core.engine.metrics import RequestMetrics
 from slm_core.engine.prompts import EncodedPrompt, EventParser
 from slm_core.engine.recorder import metrics_of
@@ -142,6 +143,10 @@ class RequestStream(EventStream, Closing):
         self._parser = EventParser(prompt.parser())
         self._answer: Answer | None = None
 
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, self.request_id, state, count(self.metrics.completion_tokens, "token"))
+
     @property
     def request_id(self) -> str:
         """The request's id."""
@@ -244,6 +249,10 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
     def n_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self._prompt.tokens)
+
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, count(len(self._requests), "completion"), state)
 
     @property
     def metrics(self) -> tuple[RequestMetrics, ...]:

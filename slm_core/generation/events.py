@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from slm_core.atomic_write import write_whole
+from slm_core.display import changed_fields, count, preview, signature, table
+from slm_core.display.blocks import Bubble, bubble
+from slm_core.display.html import card
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -28,7 +31,7 @@ class FinishReason(StrEnum):
     """The answer was cancelled, reached its timeout (``Answer.timed_out``), or a stopping criterion returned STOP."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Logprobs:
     """Log-probabilities (natural logarithms) at one step; ``Sampling.logprobs`` turns them on.
 
@@ -41,6 +44,9 @@ class Logprobs:
     model: tuple[tuple[int, float], ...]
     sampled: tuple[tuple[int, float], ...] = ()
     chosen: float = math.nan
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class TokenLogprob:
     top: tuple[tuple[int, str, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ToolResult:
     """The result of a tool call.
 
@@ -74,8 +80,11 @@ class ToolResult:
     content: str
     error: Exception | None = None
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """One step of a generation.
 
@@ -96,6 +105,9 @@ class Event:
     logprobs: Logprobs | None = None
     calls: tuple[CallStart | CallArguments | CallEnd, ...] = ()
     result: ToolResult | None = None
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +193,7 @@ class Overflowed:
     level: EditLevel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
     """The result of a generation.
 
@@ -226,6 +238,31 @@ class Answer:
         """
         text = json.dumps(asdict(self), ensure_ascii=False, indent=2, default=_as_json)
         write_whole(path, f"{text}\n".encode("utf-8", "replace"))
+
+    def __repr__(self) -> str:
+        calls, results = len(self.tool_calls) + len(self.malformed_calls), len(self.results)
+        return signature(
+            self,
+            preview(self.text),
+            self.finish_reason,
+            count(len(self.tokens), "token"),
+            count(len(self.reasoning), "character") + " of reasoning" if self.reasoning else "",
+            count(calls, "tool call") if calls else "",
+            count(results, "tool result") if results else "",
+            "timed out" if self.timed_out else "",
+        )
+
+    def _repr_html_(self) -> str:
+        calls = [repr(call) for call in (*self.tool_calls, *self.malformed_calls)]
+        end = f"{self.finish_reason}, at its timeout" if self.timed_out else str(self.finish_reason)
+        usage, speed = self.usage, f"{self.tokens_per_second:,.0f} tokens/s"
+        rows = [
+            ("end", end),
+            ("prompt", f"{count(usage.prompt_tokens, 'token')}, {usage.cached_tokens:,} of them cached"),
+            ("answer", f"{count(usage.completion_tokens, 'token')}, {speed}"),
+            *((f"result of {result.call.name}", preview(result.content)) for result in self.results),
+        ]
+        return card("Answer", bubble(Bubble("assistant", self.text, self.reasoning or "", calls)), table(rows))
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.context_queue import queue_of
+from slm_core.display import count, signature
 from slm_core.errors import InvalidOption
 from slm_core.generation.logprobs import Likeliest, likeliest
 from slm_core.numerics import log_sum_exp
@@ -23,7 +24,7 @@ _FIRST_BATCH = 32
 """Tokens of the first batch, before the width of a row is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Score:
     """The log-probabilities of tokens, each after all earlier tokens.
 
@@ -37,6 +38,10 @@ class Score:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top: tuple[Likeliest, ...] = ()
+
+    def __repr__(self) -> str:
+        scored = f"{count(self.n_scored, 'scored token')}"
+        return signature(self, scored, f"total {self.total:.4g}", f"perplexity {self.perplexity:.4g}")
 
     @property
     def n_scored(self) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from math import nan
@@ -61,7 +62,7 @@ def test_a_split_changes_nothing(case: tuple[str, str, Message], cuts: list[int]
     name, whole, _ = case
     text = whole[: max(1, end)]
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     assert form(joined(name, pieces)) == form(joined(name, [text]))
 
 

@@ -96,7 +96,7 @@ SMALL_SHAPES: dict[Shape, ModelShape] = {
     "small_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False),
     "narrow_llama": ModelShape("llama", 2, 32, 64, 4, 2, 32, 1e4, 1e-5, tied=True),
 }
-"""Smaller models, for devices where a decode takes long. small_llama is F32 or F16: its widths are no multiples of 32."""
+"""Smaller models, for devices where a decode takes long. small_llama is F32 or F16: 32 does not divide its widths."""
 
 
 def shape_name(shape: ModelShape) -> Shape:
