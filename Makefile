@@ -46,6 +46,7 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_links.py
+	$(BIN)/python tools/check_examples.py
 	$(BIN)/python tools/check_cpp.py
 
 # Not --quiet: mkdocs would not count warnings then, and --strict fails on them.

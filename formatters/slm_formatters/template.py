@@ -142,7 +142,7 @@ class TemplateFormatter:
         end = OpenEnd(conversation, field)
         return end.cut(self._render(template, end.messages, tools, False, options))
 
-    def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
+    def parse(self, text: str, *, tools: Sequence[Tool] = ()) -> Message:
         """Parse an answer into a message; if it closes reasoning that it did not open, the prompt opened it."""
         in_reasoning = self._answers.closes_reasoning(text) and (
             self.reasoning_end() is not None
@@ -152,9 +152,7 @@ class TemplateFormatter:
         parser.feed(text)
         return parser.finish()[1]
 
-    def stream_parser(
-        self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()
-    ) -> StreamParser:
+    def stream_parser(self, *, thinking: bool | None = None, tools: Sequence[Tool] = ()) -> StreamParser:
         """A parser for one answer; ``thinking`` and ``tools`` as in ``render``.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,6 +207,18 @@ class Session(Closing):
         )
         return self._generation
 
+    @overload
+    def next_logits(
+        self, *, expected: Sequence[int] = (), progress: PrefillProgress | None = None
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def next_logits(
+        self,
+        cancelled: Callable[[], bool],
+        *,
+        expected: Sequence[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> NDArray[np.float32] | None: ...
     def next_logits(
         self,
         cancelled: Callable[[], bool] = lambda: False,

@@ -117,7 +117,7 @@ class Formatter(Protocol):
         """
         ...
 
-    def parse(self, text: str, *, tools: Sequence[Mapping[str, object]] = ()) -> Message:
+    def parse(self, text: str, *, tools: Sequence[Tool] = ()) -> Message:
         """Parse an answer into a message: content, reasoning, tool calls, and malformed calls.
 
         Args:
@@ -126,8 +126,6 @@ class Formatter(Protocol):
         """
         ...
 
-    def stream_parser(
-        self, *, thinking: bool | None = None, tools: Sequence[Mapping[str, object]] = ()
-    ) -> StreamParser:
+    def stream_parser(self, *, thinking: bool | None = None, tools: Sequence[Tool] = ()) -> StreamParser:
         """A parser for a streaming answer; ``thinking`` and ``tools`` as in ``render``."""
         ...
