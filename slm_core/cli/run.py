@@ -14,7 +14,7 @@ from slm_core.chat import ChatStream
 from slm_core.cli import completions
 from slm_core.cli import options as o
 from slm_core.cli.completions import Request
-from slm_core.cli.streaming import stream_answer, summary
+from slm_core.cli.streaming import PlainView, stream_answer, summary
 from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
@@ -89,7 +89,7 @@ def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: 
                 system=request.system, n_ctx=request.n_ctx, sampling=request.sampling, thinking=request.thinking
             )
             stream = chat.stream(request.text, progress=bar)
-        answer = stream_answer(stream, None if as_json else out())
+        answer = stream_answer(stream, None if as_json else PlainView(out()))
     if as_json:
         print_json(_as_json(answer, loaded))
     if stats:

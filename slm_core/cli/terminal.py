@@ -51,21 +51,27 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_PIPES)
 
 
+def printable(text: str) -> str:
+    """Text without the control characters that a terminal obeys; tabs and line feeds stay."""
+    return _TERMINAL_CONTROLS.sub("", text)
+
+
 def complain(message: str) -> None:
-    """Print an error in one line."""
-    err().print(Text("error: ", style="bold red") + Text(" ".join(message.split())), soft_wrap=True)
+    """Print an error in one line on standard error."""
+    text = Text("error: ", style="bold red") + Text(printable(" ".join(message.split())))
+    err().print(text, soft_wrap=True)
 
 
 def note(message: str) -> None:
-    """Print a note in one line on standard error."""
-    err().print(Text(message, style="dim"), soft_wrap=True)
+    """Print a note of the program on standard error, in another style than the model's text."""
+    err().print(Text(printable(message), style="dim"), soft_wrap=True)
 
 
 def write(console: Console, text: str, style: str = "") -> None:
     """Write streamed text at once; on a terminal, without control characters."""
     if not console.is_terminal:
         console.file.write(text)
-    elif text := _TERMINAL_CONTROLS.sub("", text):
+    elif text := printable(text):
         console.print(Text(text, style=style), end="", soft_wrap=True)
     console.file.flush()
 
