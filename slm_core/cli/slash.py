@@ -231,7 +231,8 @@ class Commands:
         if name == "thinking":
             return next(word for word, value in _THINKING.items() if value is options.thinking)
         known = canonical({name: getattr(options.sampling, name, None)}, _OPTIONS)
-        return json.dumps(next(iter(known.values()), None), default=str)
+        value = next(iter(known.values()), None)
+        return "none" if value is None else json.dumps(value, default=str)
 
     def _schema(self, argument: str) -> None:
         if not argument:

@@ -92,6 +92,19 @@ def test_streamed_markdown_looks_as_if_it_were_rendered_at_once(seed: int) -> No
     assert emulated(chunks) == rendered(DOCUMENT)
 
 
+def test_the_end_of_a_long_unfinished_block_is_shown_above_the_status() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=WIDTH, height=HEIGHT, color_system=None)
+    stream = MarkdownStream(console, lambda: "STATUS")
+    stream.feed("```\n" + "".join(f"line {i}\n" for i in range(99)))
+    screen = pyte.Screen(WIDTH, HEIGHT)
+    screen.set_mode(pyte.modes.LNM)
+    pyte.Stream(screen).feed(console.file.getvalue())  # type: ignore[attr-defined]
+    shown = [line.strip() for line in screen.display if line.strip()]
+    assert shown[-2:] == ["line 98", "STATUS"]
+    assert screen.cursor.y < HEIGHT
+    stream.close()
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join), st.integers(0, 40))
 def test_text_that_follows_does_not_change_finished_blocks(text: str, n: int) -> None:
