@@ -16,7 +16,7 @@ from slm_core.cli import options as o
 from slm_core.cli.conversation import FULL, Conversation
 from slm_core.cli.slash import LEAVE, Commands, write_private
 from slm_core.cli.streaming import MarkdownView, PlainView, View
-from slm_core.cli.terminal import complain, note, out
+from slm_core.cli.terminal import colours, complain, note, out
 from slm_core.errors import ContextFull, InvalidOption, SlmError
 from slm_core.loading import LoadedModel
 from slm_core.sampling import Sampling
@@ -50,21 +50,22 @@ def chat(
     """Chat with a model. /help lists the commands. Ctrl-C ends an answer; twice at the prompt, it ends the program."""
     conversation = ConversationOptions(session, system, ctx, overflow, thinking)
     changed = sampling.sampling() if sampling.set_flags() else None
-    loaded = engine.load(model, format)
-    try:
-        begun = conversation.begin(loaded, changed)
-    except BaseException:
-        loaded.close()
-        raise
 
     def load_on(backend: str) -> LoadedModel:
         return o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
 
-    screen = Screen(plain=plain)
-    with Conversation(load_on, loaded, begun, screen.view, shows_stats=stats) as talk:
-        screen.talk = talk
-        history = None if no_history else history_file()
-        Repl(talk, screen, history, file=session, debug=bool(context.find_root().params.get("debug"))).run()
+    with colours(off=plain):
+        screen = Screen(plain=plain)
+        loaded = engine.load(model, format)
+        try:
+            begun = conversation.begin(loaded, changed)
+        except BaseException:
+            loaded.close()
+            raise
+        with Conversation(load_on, loaded, begun, screen.view, shows_stats=stats) as talk:
+            screen.talk = talk
+            history = None if no_history else history_file()
+            Repl(talk, screen, history, file=session, debug=bool(context.find_root().params.get("debug"))).run()
 
 
 def history_file() -> Path:
@@ -127,8 +128,6 @@ class Screen:
         self.interactive = sys.stdin.isatty() and not dumb
         self.plain = plain or dumb or bool(os.environ.get("NO_COLOR"))
         self.talk: Conversation | None = None
-        if self.plain and self._console.is_terminal:
-            self._console.no_color = True
 
     def view(self) -> View:
         """What shows the next answer."""

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Protocol, Self
 
@@ -23,6 +24,7 @@ LONG_PROMPT = 256
 """The shortest prompt with a progress bar, in tokens."""
 
 _WIDTH_OF_PIPES = 120
+_colours_are_off = ContextVar("colours_are_off", default=False)
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -48,7 +50,18 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_PIPES)
+    width = None if stream.isatty() else _WIDTH_OF_PIPES
+    return Console(stderr=stderr, highlight=False, width=width, no_color=_colours_are_off.get() or None)
+
+
+@contextmanager
+def colours(*, off: bool) -> Iterator[None]:
+    """Inside this block, new consoles have no colours if ``off``; otherwise the environment decides."""
+    token = _colours_are_off.set(off)
+    try:
+        yield
+    finally:
+        _colours_are_off.reset(token)
 
 
 def printable(text: str) -> str:

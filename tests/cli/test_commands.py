@@ -39,6 +39,7 @@ COMMANDS = (
     "convert",
     "score",
     "embed",
+    "serve",
     "conformance",
     "quantize",
     "new-backend",

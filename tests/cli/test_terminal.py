@@ -124,49 +124,49 @@ def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
     with terminal("chat", *ENDLESS) as tty:
-        tty.wait_for("^> ")
+        tty.wait_for("^>$")
         tty.type("Hello!\r")
         tty.wait_for(r"· context \d+/100000 .*· \d+ tokens, Ctrl-C stops")
         tty.type("\x03")
-        tty.wait_for(r"^\(stopped\)\n> ")
+        tty.wait_for(r"^\(stopped\)\n>$")
         tty.type("/forget\r")
         assert "0 user: Hello!" in tty.wait_for("1 assistant: .")
-        tty.wait_for(r"1 assistant.*\n(.*\n)*> ")
+        tty.wait_for(r"1 assistant.*\n(.*\n)*>$")
         tty.type("exit\r")
         assert tty.process.wait(WAIT_S) == 0
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
     with terminal("chat", "--backend", "native") as tty:
-        tty.wait_for("^> ")
+        tty.wait_for("^>$")
         tty.type("not said\x03")
-        tty.wait_for(r"^\(Ctrl-C again leaves\)\n> *$")
+        tty.wait_for(r"^\(Ctrl-C again leaves\)\n>$")
         tty.type("\x03")
         assert tty.process.wait(WAIT_S) == 130
 
 
 def test_input_of_several_lines_completion_and_editing(state: Path) -> None:
     with terminal("chat", *GREEDY) as tty:
-        tty.wait_for("^> ")
+        tty.wait_for("^>$")
         tty.type("\x1b[200~My name\nis Ada.\x1b[201~")
         tty.wait_for(r"^> My name\n  is Ada.")
         tty.type("\r")
         answered = tty.wait_for(r"^demo.gguf · native .* · context \d+/1024 \(\d+ %\) · \d+ tokens/s\s*$")
-        assert re.search(r"^> My name\n  is Ada\.\n\w.*\n> ", answered, re.MULTILINE), answered
+        assert re.search(r"^> My name\n  is Ada\.\n\w.*\n>$", answered, re.MULTILINE), answered
         tty.type("What\\\ris my\x1b\rname?\r")
-        tty.wait_for(r"> What\n  is my\n  name\?\nYour name is Ada\.\n> ")
+        tty.wait_for(r"> What\n  is my\n  name\?\nYour name is Ada\.\n>$")
         tty.type("/sta\t")
         tty.wait_for(r"^> /stats")
         tty.type("\r")
-        assert "4 messages" in tty.wait_for(r"^the last answer: .*\n(.*\n)*> ")
+        assert "4 messages" in tty.wait_for(r"^the last answer: .*\n(.*\n)*>$")
         tty.type("/backend nat\t")
         tty.wait_for(r"^> /backend native")
         tty.type("\x15/edit\r")
         tty.wait_for(r"^edit> What\n  is my\n  name\?")
         tty.type("\x7f or mine?\r")
-        tty.wait_for(r"^  name or mine\?\n.*\n> ")
+        tty.wait_for(r"^  name or mine\?\n.*\n>$")
         tty.type("/forget\r")
-        listed = tty.wait_for(r"3 assistant: .*\n> ")
+        listed = tty.wait_for(r"3 assistant: .*\n>$")
         assert "  0 user: My name is Ada.\n" in listed, "the paste is one message"
         assert "  2 user: What is my name or mine?\n" in listed, "the edited question replaces the other"
         assert "  4 " not in listed
@@ -186,11 +186,11 @@ def test_history_of_earlier_chats_in_a_plain_chat(state: Path) -> None:
     file.parent.mkdir()
     file.write_text('"My dog\\nis called Rex."\n')
     with terminal("chat", *GREEDY, "--plain") as tty:
-        tty.wait_for("^> ")
+        tty.wait_for("^>$")
         tty.type("\x1b[A")
         tty.wait_for(r"^> My dog\n  is called Rex\.")
         tty.type("\r")
-        text = tty.wait_for(r"is called Rex\.\n\w.*\n> ")
+        text = tty.wait_for(r"is called Rex\.\n\w.*\n>$")
     assert not re.search(COLOURS, tty.output)
     assert "context" not in text, "there is no bottom line"
     assert json.loads(file.read_text()) == "My dog\nis called Rex.", "an input is kept once"
@@ -198,9 +198,9 @@ def test_history_of_earlier_chats_in_a_plain_chat(state: Path) -> None:
 
 def test_no_history_keeps_nothing(state: Path) -> None:
     with terminal("chat", *GREEDY, "--no-history") as tty:
-        tty.wait_for("^> ")
+        tty.wait_for("^>$")
         tty.type("Hello!\r")
-        tty.wait_for(r"^> Hello!\n\w.*\n> ")
+        tty.wait_for(r"^> Hello!\n\w.*\n>$")
         assert re.search(COLOURS, tty.output), "the roles have colours"
         tty.type("\x1b[A")
         tty.wait_for(r"^> Hello!\n\w.*\n> Hello!")
