@@ -2,104 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
-import pty
 import re
-import select
 import signal
 import stat
-import struct
 import subprocess
-import sys
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pyte
 import pytest
 from rich.console import Console
 
 from slm_core.cli.terminal import stopping, write
+from tests.terminal_emulator import SLM, WAIT_S, terminal
 
-SLM = [sys.executable, "-c", "from slm_core.cli import main; main()"]
 # Nearly uniform sampling from the vocabulary without EOG: the answer takes minutes, until the context is full.
 ENDLESS = ["--backend", "native", "--ctx", "100000", "-S", "ignore_eos=true", "--seed", "3"]
 ENDLESS += ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
 GREEDY = ["--backend", "native", "--temperature", "0"]
 COLOURS = r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38)(?:;\d+)*m"
-WIDTH, HEIGHT = 100, 40
-WAIT_S = 60
-
-
-class Terminal:
-    """A process on a pseudo-terminal, with an emulator that answers its questions about the cursor.
-
-    Attributes:
-        process: the process.
-        output: what it has written.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
-        self.process = process
-        self.output = ""
-        self._fd = fd
-        self._screen = pyte.HistoryScreen(WIDTH, HEIGHT, history=1000)
-        self._screen.write_process_input = self.type  # type: ignore[method-assign]
-        self._emulator = pyte.ByteStream(self._screen)
-
-    @property
-    def text(self) -> str:
-        """The lines that scrolled away, and those on the screen."""
-        scrolled = ["".join(line[x].data for x in range(WIDTH)) for line in self._screen.history.top]
-        return "\n".join(line.rstrip() for line in (*scrolled, *self._screen.display)).rstrip() + "\n"
-
-    def wait_for(self, pattern: str) -> str:
-        """Read until ``pattern`` appears in the text; returns the text."""
-        while re.search(pattern, self.text, re.MULTILINE) is None:
-            self._read(pattern)
-        return self.text
-
-    def wait_for_output(self, pattern: str) -> None:
-        """Read until ``pattern`` appears in the output."""
-        while re.search(pattern, self.output) is None:
-            self._read(pattern)
-
-    def _read(self, pattern: str) -> None:
-        if not select.select([self._fd], [], [], WAIT_S)[0]:
-            raise TimeoutError(f"{pattern!r} did not appear within {WAIT_S} s in {self.text!r}")
-        data = os.read(self._fd, 4096)
-        self.output += data.decode(errors="replace")
-        self._emulator.feed(data)
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-
-@contextmanager
-def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """``slm`` on its own pseudo-terminal."""
-    controller, worker = pty.openpty()
-    fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
-    process = subprocess.Popen(
-        [*SLM, *arguments],
-        stdin=worker,
-        stdout=worker,
-        stderr=worker,
-        start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(worker), os.O_RDWR)),  # makes it the controlling terminal
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    )
-    os.close(worker)
-    try:
-        yield Terminal(process, controller)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(controller)
 
 
 @pytest.fixture(autouse=True)
