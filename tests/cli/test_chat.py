@@ -201,6 +201,13 @@ def test_help_lists_the_commands(run) -> None:
         assert f"\n{command} " in f"\n{outcome}"
 
 
+def test_the_page_lists_the_commands(run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    listed = set(re.findall(r"/[a-z]+", " ".join(re.findall(r"^\| (`/.*?) \| ", page, re.MULTILINE))))
+    helped = set(re.findall(r"^(/[a-z]+)", run("chat", *GREEDY, input="/help\n").err, re.MULTILINE))
+    assert listed == helped - {"/help", "/exit"}
+
+
 @pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit"])
 def test_a_word_leaves(run, chat, word: str) -> None:
     expected = chat.send("Hello!").text

@@ -10,10 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import slm_core as slm
 from slm_core.cli import options
 from slm_core.cli import run as run_module
+from slm_core.cli.app import app
 
 GREEDY = ("--backend", "native", "--temperature", "0")
 DEMO = str(slm.demo_model_path())
@@ -105,3 +107,20 @@ def test_models_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert options.model_files("sub/") == ["sub/more.gguf"]
     assert options.model_files(f"{tmp_path}/so") == [f"{tmp_path}/some.gguf"]
     assert options.model_files("nowhere/x") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("slm ch", "chat"),
+        ("slm run --backend nat", "native"),
+        ("slm chat --pla", "--plain"),
+        ("slm run {folder}/so", "some.gguf"),
+    ],
+)
+def test_the_shell_completes(tmp_path: Path, words: str, completed: str) -> None:
+    (tmp_path / "some.gguf").touch()
+    typed = words.replace("{folder}", str(tmp_path))
+    asked = {"_SLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = CliRunner().invoke(app, [], env=asked, prog_name="slm")
+    assert [line.rpartition("/")[2] for line in done.stdout.split()] == [completed]
