@@ -100,7 +100,7 @@ $(VENV)/introduced: | $(BIN)/python
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
-	@$(PROGRESS) "Installing slm-core into $(VENV) (C++ is compiled: about 2 minutes)" -- $(VERBOSE_PIP) .
+	@$(PROGRESS) "Installing slm-core into $(VENV) (C++ is compiled: minutes, once)" -- $(VERBOSE_PIP) .
 	@touch $@
 
 $(VENV)/installed-dev: $(SOURCES) .ci/tools.lock | $(BIN)/python
