@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 BOUNDS := $(VENV)/bounds
 OTHER_ORACLES := tests/core/test_safetensors.py tests/core/test_toolschema.py tests/core/tokenization/test_world.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# Its output, with the steps of a compilation, goes through tools/progress.py.
+VERBOSE_PIP := $(BIN)/python -m pip --disable-pip-version-check install -v
+PROGRESS := $(BIN)/python tools/progress.py
 SOURCES := pyproject.toml README.md $(shell find slm_core backends formatters conformance -type f ! -path '*/__pycache__/*')
 EXAMPLE := $(shell find examples/my_backend -type f ! -path '*/__pycache__/*')
 
@@ -26,7 +29,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
-demo: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
+demo: $(VENV)/introduced ## set up .venv and run the main job on every engine (ENGINES= for the built-in one alone)
+	@$(MAKE) --no-print-directory $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%)
 	@$(BIN)/slm demo
 
 test: $(VENV)/installed-dev $(VENV)/example/installed ## run all tests (JOBS= at once); a summary names what was skipped, and why
@@ -87,9 +91,17 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed (make PYTHON=python3.12)")'
 	@$(PYTHON) -m venv $(VENV)
 
+# The first demo runs on the NumPy tier, because compiling takes longer than anybody waits for one.
+$(VENV)/introduced: | $(BIN)/python
+	@if [ ! -e $(VENV)/installed ]; then \
+		$(PROGRESS) "Installing slm-core into $(VENV), for now without its C++ kernels" -- $(VERBOSE_PIP) --no-compile \
+			-C build-dir=build/numpy -C cmake.define.SLM_EXTENSION=OFF . \
+		&& $(BIN)/slm demo && echo; \
+	fi
+	@touch $@
+
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
-	@echo "Installing slm-core into $(VENV) ..."
-	@$(PIP) .
+	@$(PROGRESS) "Installing slm-core into $(VENV) (C++ is compiled: minutes, once)" -- $(VERBOSE_PIP) .
 	@touch $@
 
 $(VENV)/installed-dev: $(SOURCES) .ci/tools.lock | $(BIN)/python
@@ -116,12 +128,13 @@ $(VENV)/example/installed: $(EXAMPLE) | $(VENV)/installed-dev
 	@$(PIP) --no-deps --target $(@D) examples/my_backend
 	@touch $@
 
+BUILT_llamacpp := , built from source: about 4 minutes, once
+
 # An engine that cannot be had is reported, and the demo runs with what is there.
 $(VENV)/engine-%: | $(VENV)/installed
 	@if [ $* = llamacpp ] && ! command -v c++ >/dev/null && ! command -v clang++ >/dev/null && [ -z "$$CXX" ]; then \
 		echo "Engine $* is left out: it is built from source, and no C++ compiler was found."; \
-	elif echo "Installing engine $* (llamacpp is built from source: about 4 minutes, once; make demo ENGINES= leaves engines out) ..." \
-		&& $(PIP) 'slm-core[$*]'; then \
+	elif $(PROGRESS) "Installing engine $*$(BUILT_$*) (make demo ENGINES= leaves engines out)" -- $(VERBOSE_PIP) 'slm-core[$*]'; then \
 		touch $@; \
 	else \
 		echo "Engine $* is left out: it could not be installed, see above."; \

@@ -3,14 +3,17 @@
 ``hf://user/repo:Q4_K_M`` is the GGUF file of that type, ``hf://user/repo/folder/file.gguf`` a file by its name, and
 ``hf://user/repo`` the only GGUF file, the one of type Q4_K_M among several, or the directory of a repository without
 any. ``hf://user/repo@revision`` names a branch, tag or commit. ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN`` and
-``HF_HUB_OFFLINE`` have the same meaning as in that library.
+``HF_HUB_OFFLINE`` have the same meaning as in that library. If the Hub does not list the files within 3 seconds
+(``HF_HUB_ETAG_TIMEOUT`` sets another time), only the cache is used.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ _SHARD = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
 _OTHER_PARTS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 _DIRECTORY = ("*.json", "*.jinja", "*.safetensors", "rwkv_vocab_v20230424.txt")
 _DEFAULT = "Q4_K_M"
+_PATIENCE_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -85,9 +89,14 @@ def fetch(text: str) -> Path:
         ) from error
     failures: tuple[type[Exception], ...] = (ValueError, *_failures(huggingface_hub))
     try:
-        files = choose(ref, _listed(huggingface_hub, ref))
+        listed, reached = _listed(huggingface_hub, ref)
+        files = choose(ref, listed)
         patterns = list(files) if files else list(_DIRECTORY)
-        folder = Path(huggingface_hub.snapshot_download(ref.repo, revision=ref.revision, allow_patterns=patterns))
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                ref.repo, revision=ref.revision, allow_patterns=patterns, local_files_only=not reached
+            )
+        )
     except failures as error:
         raise InvalidModelFile(f"{text} could not be fetched: {_one_line(error)}") from error
     path = folder / files[0] if files else folder
@@ -146,17 +155,48 @@ def _told(models: dict[str, list[str]]) -> str:
     return f"there are: {', '.join(names[:20])}{more}" if names else "there are none"
 
 
-def _listed(hub: Any, reference: Reference) -> list[str]:
-    """The names of the repository's files; of the cached files if the Hub cannot be reached."""
+def _listed(hub: Any, reference: Reference) -> tuple[list[str], bool]:
+    """The names of the repository's files, and True; of the cached files, and False, if the Hub cannot be reached."""
     if not hub.constants.HF_HUB_OFFLINE:
+        patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
+
+        def ask() -> list[str]:
+            info = hub.HfApi().model_info(reference.repo, revision=reference.revision, timeout=patience)
+            return [file.rfilename for file in info.siblings or ()]
+
         try:
-            return list(hub.HfApi().list_repo_files(reference.repo, revision=reference.revision))
+            return _within(patience, ask), True
         except hub.errors.HfHubHTTPError:  # the Hub answered: there is no such repository, or no permission to read it
             raise
         except _failures(hub) as error:
             _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", reference.text, _one_line(error))
     folder = _cached(hub, reference)
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], False
+
+
+def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
+    """The result of ``ask``, which runs in a thread: looking up a name in the DNS has no timeout.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    results: list[list[str]] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(ask())
+        except Exception as error:  # raised in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="slm-hub", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
 
 
 def _failures(hub: Any) -> tuple[type[Exception], ...]:

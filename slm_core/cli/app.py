@@ -29,6 +29,7 @@ from slm_core.plugins import registry
 
 EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted."
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it
+_DEBUG_HELP = "Show the traceback of an error."
 
 
 class Group(TyperGroup):
@@ -49,7 +50,10 @@ class Group(TyperGroup):
         """A command, or None; plugins are looked up only if no built-in command has the name."""
         if cmd_name not in self.commands:
             self._add_plugin_commands()
-        return super().get_command(ctx, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _accept_debug(command)
+        return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the options of ``slm`` itself; ``--help`` lists the commands here, before ``invoke``."""
@@ -71,7 +75,7 @@ class Group(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             expected = isinstance(error, (SlmError, OSError))
-            complain(str(error) if expected else f"{type(error).__name__}: {error} (slm --debug shows where)")
+            complain(str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)")
             raise typer.Exit(1) from None
 
     def _add_plugin_commands(self) -> None:
@@ -83,6 +87,34 @@ class Group(TyperGroup):
         for name in provided:
             self.add_command(typer.main.get_command(_plugin_app(name)), name)
         self._has_plugin_commands = True
+
+
+def _accept_debug(command: Any) -> None:
+    """Add ``--debug`` to a command and to the commands of a group, so that it may stand behind their names, too."""
+    if not any("--debug" in parameter.opts for parameter in command.params):
+        command.params.append(_debug_option())
+    if isinstance(command, TyperGroup):
+        for member in command.commands.values():
+            _accept_debug(member)
+
+
+def _set_debug(context: typer.Context, value: bool) -> None:
+    if value:
+        context.find_root().params["debug"] = True
+
+
+def _debug_option() -> Any:
+    """The option ``--debug`` of a command: it sets the option of ``slm``. typer itself makes it from a command."""
+    carrier = typer.Typer(add_completion=False)
+
+    @carrier.command()
+    def carry(
+        debug: Annotated[
+            bool, typer.Option("--debug", help=_DEBUG_HELP, callback=_set_debug, expose_value=False, show_default=False)
+        ] = False,
+    ) -> None: ...
+
+    return typer.main.get_command(carrier).params[0]
 
 
 def _plugin_app(name: str) -> typer.Typer:
@@ -130,7 +162,7 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
 ) -> None:
     """Run small language models on whichever engine suits."""
 
@@ -139,7 +171,7 @@ _TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measu
 _MAKE = "Make model files"
 
 app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
-app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
+app.command(epilog='Example: slm run model.gguf "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
 app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(chat.chat)
 app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embed.embed)
 app.command(epilog="Example: slm serve model.gguf", rich_help_panel=_TALK)(serve.serve)

@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias, get_type_hints
 import typer
 
 from slm_core.cli.terminal import progress_of
-from slm_core.errors import InvalidOption
+from slm_core.errors import ContextFull, InvalidOption
 from slm_core.loading import LoadedModel, demo_model_path, load
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
@@ -25,6 +25,17 @@ from slm_core.sampling.aliases import PRESETS
 
 _DEFAULT_CTX = 4096
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+
+
+def model_files(incomplete: str) -> list[str]:
+    """The GGUF files and the directories whose names begin with ``incomplete``, for completion."""
+    name = incomplete.rpartition("/")[2]
+    folder = incomplete.removesuffix(name)
+    try:
+        found = sorted(path for path in Path(folder or ".").iterdir() if path.name.startswith(name))
+    except OSError:
+        return []
+    return [folder + path.name for path in found if path.is_dir() or path.suffix == ".gguf"]
 
 
 def _backend_names(incomplete: str) -> list[str]:
@@ -127,7 +138,7 @@ class EngineOptions:
                 isolated=self.isolated,
                 progress=progress,
                 formatter=formatter,
-                **dict(map(_read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
+                **dict(map(read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
             )
 
 
@@ -176,7 +187,7 @@ class SamplingOptions:
             InvalidOption: an option is set twice, or commands do not support it.
         """
         changes = {name: value for name, value in self.set_flags().items() if name in _DEFAULTS}
-        for name, value in (_read_option(text, "--sampling") for text in self.others or ()):
+        for name, value in (read_option(text, "--sampling") for text in self.others or ()):
             if name in changes:
                 raise InvalidOption(f"the sampling option {name!r} is given twice")
             changes[name] = value
@@ -232,7 +243,12 @@ def context_size(model: LoadedModel, n_ctx: int | None) -> int:
     return min(model.info.n_ctx_train, _DEFAULT_CTX) if n_ctx is None else n_ctx
 
 
-def _read_option(text: str, flag: str = "--option") -> tuple[str, object]:
+def full_context(error: ContextFull, remedies: str) -> str:
+    """The message of a full context, with remedies in the words of the command line."""
+    return f"the context is full: {error.needed} tokens needed, {error.free} free ({remedies})"
+
+
+def read_option(text: str, flag: str = "--option") -> tuple[str, object]:
     """Parse ``KEY=VALUE``; a value that is valid JSON is parsed as JSON."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,19 +14,32 @@ from slm_core.chat import ChatStream
 from slm_core.cli import completions
 from slm_core.cli import options as o
 from slm_core.cli.completions import Request
-from slm_core.cli.streaming import stream_answer, summary
+from slm_core.cli.streaming import PlainView, stream_answer, summary
 from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
-from slm_core.errors import InvalidOption
+from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
+from slm_core.hub import is_reference
 from slm_core.loading import LoadedModel
+
+STDIN_NOTE_S = 3.0
+"""Seconds of waiting for standard input, beside a prompt, before a note says so."""
 
 
 @o.expand_groups
 def run(
     *,
-    model: o.ModelPath = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help=f"{o.A_MODEL}; the demo model if none is named.", autocompletion=o.model_files
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; without MODEL, it contains a space.")
+    ] = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; the default is standard input.")
+        str | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. It follows what standard input contains."),
     ] = None,
     system: o.System = None,
     thinking: o.Thinking = None,
@@ -39,17 +54,24 @@ def run(
     stats: o.Stats = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Send a prompt to a model, and stream its answer. Ctrl-C ends the answer."""
+    """Send a prompt to a model, and stream its answer. Ctrl-C ends the answer.
+
+    With standard input and a prompt, the model reads both: the input, an empty line, the prompt.
+    """
+    path, prompt = _model_and_prompt(model, text, prompt)
     if raw and (system is not None or thinking is not None or format is not None):
         raise InvalidOption("--raw takes the text as it is: --system, --thinking and --format do not go with it")
-    text = _prompt(prompt)
+    whole = _prompt(prompt)
     request_sampling = sampling.sampling()
-    with engine.load(model, format) as loaded:
-        request = Request(text, o.context_size(loaded, ctx), request_sampling, raw, system, thinking)
-        if n > 1 or best_of is not None or beams is not None:
-            cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
-        else:
-            cancelled = _answer_one(loaded, request, stats=stats, as_json=as_json)
+    with engine.load(path, format) as loaded:
+        request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw, system, thinking)
+        try:
+            if n > 1 or best_of is not None or beams is not None:
+                cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
+            else:
+                cancelled = _answer_one(loaded, request, stats=stats, as_json=as_json)
+        except ContextFull as error:
+            raise InvalidOption(o.full_context(error, "--ctx N sets a larger one")) from error
     if cancelled:
         raise typer.Exit(INTERRUPTED)
 
@@ -67,7 +89,7 @@ def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: 
                 system=request.system, n_ctx=request.n_ctx, sampling=request.sampling, thinking=request.thinking
             )
             stream = chat.stream(request.text, progress=bar)
-        answer = stream_answer(stream, None if as_json else out())
+        answer = stream_answer(stream, None if as_json else PlainView(out()))
     if as_json:
         print_json(_as_json(answer, loaded))
     if stats:
@@ -99,12 +121,58 @@ def _answer_several(
     return completions.was_cancelled(answers)
 
 
+def _model_and_prompt(model: str | None, text: str | None, prompt: str | None) -> tuple[Path | None, str | None]:
+    """The model and the prompt of the command line.
+
+    Args:
+        model: the first argument. If it is the only one, and there is no ``--prompt``, it may be the prompt: it is a
+            model if it exists, ends in .gguf or is a reference to the Hub; otherwise it is a prompt if it contains a
+            space.
+        text: the second argument.
+        prompt: the value of ``--prompt``.
+
+    Raises:
+        InvalidOption: the prompt is given twice, or a single argument is neither a model nor a prompt.
+    """
+    if text is not None and prompt is not None:
+        raise InvalidOption(f"the prompt is given twice: {text[:100]!r} and --prompt")
+    if model is None or text is not None or prompt is not None or _is_model(model):
+        return (None if model is None else Path(model)), (prompt if text is None else text)
+    if any(character.isspace() for character in model):
+        return None, model
+    raise InvalidOption(
+        f"{model!r} is neither a model (a file, a directory, hf://user/repo) nor a prompt with a space"
+        f" (a prompt of one word: -p {model})"
+    )
+
+
+def _is_model(word: str) -> bool:
+    return is_reference(word) or word.lower().endswith(".gguf") or Path(word).exists()
+
+
 def _prompt(text: str | None) -> str:
-    if text is not None:
-        return text
-    if sys.stdin.isatty():
-        raise InvalidOption("there is nothing to say: give --prompt TEXT, or standard input")
-    return sys.stdin.read()
+    """What standard input contains, and the prompt behind it.
+
+    Raises:
+        InvalidOption: both are empty.
+    """
+    given = "" if sys.stdin.isatty() else _standard_input(beside_prompt=text is not None)
+    parts = [given.rstrip("\n"), text] if text and given.strip() else [text or given]
+    if not "".join(parts):
+        raise InvalidOption("there is nothing to say: give a prompt, or standard input")
+    return "\n\n".join(parts)
+
+
+def _standard_input(*, beside_prompt: bool) -> str:
+    """All of standard input; a note says so if it is waited for, because not everybody knows that it is open."""
+    waiting = threading.Timer(STDIN_NOTE_S, note, ["(reading standard input to its end; < /dev/null leaves it out)"])
+    waiting.daemon = True
+    if beside_prompt:
+        waiting.start()
+    try:
+        return sys.stdin.read()
+    finally:
+        waiting.cancel()
 
 
 def _as_json(answer: Answer, loaded: LoadedModel) -> dict[str, object]:

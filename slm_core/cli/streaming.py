@@ -1,36 +1,120 @@
-"""Shows answers: streaming text, and a line of statistics."""
+"""Shows answers: streaming text, plain or as rendered Markdown, and a line of statistics."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Protocol
 
 from rich.console import Console
 
 from slm_core.chat import ChatStream
 from slm_core.cli.terminal import stopping, write
-from slm_core.generation import Answer, Generation
+from slm_core.generation import Answer, Event, Generation
 from slm_core.types import ToolCall
 
 
-def stream_answer(stream: ChatStream | Generation, console: Console | None) -> Answer:
-    """Write an answer, its reasoning and its tool calls to ``console`` (None: nowhere); Ctrl-C ends the answer."""
+class View(Protocol):
+    """Shows one answer."""
+
+    def show(self, event: Event) -> None:
+        """Show the next event."""
+        ...
+
+    def close(self) -> None:
+        """Release the terminal; also after an error. Twice is fine."""
+        ...
+
+    def end(self, answer: Answer) -> None:
+        """Show the rest of a whole answer: its tool calls, and the end of the last line."""
+        ...
+
+
+class PlainView:
+    """An answer as plain text."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._separator = ""
+
+    def show(self, event: Event) -> None:
+        """Write the text of an event, and the result of a tool."""
+        if event.reasoning:
+            write(self._console, event.reasoning, "dim italic")
+            self._separator = "\n\n"
+        if event.text:
+            write(self._console, self._separator + event.text)
+            self._separator = ""
+        if event.result is not None:
+            write(self._console, f"\n{call_text(event.result.call)} -> {event.result.content}\n", "cyan")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def end(self, answer: Answer) -> None:
+        """Write the tool calls that are left to the caller, and the end of the line."""
+        for call in answer.tool_calls:
+            write(self._console, f"\n{call_text(call)}", "cyan")
+        for malformed in answer.malformed_calls:
+            write(self._console, f"\n{malformed.text} ({malformed.reason})", "red")
+        write(self._console, "\n")
+
+
+class MarkdownView:
+    """An answer as rendered Markdown on a terminal; reasoning and tool calls are plain text.
+
+    Args:
+        console: the terminal.
+        status: returns the line below an unfinished answer, from the number of its tokens so far.
+    """
+
+    def __init__(self, console: Console, status: Callable[[int], str]) -> None:
+        from slm_core.cli.markdown import MarkdownStream
+
+        self._console = console
+        self._plain = PlainView(console)
+        self._n_tokens = 0
+        self._stream = MarkdownStream(console, lambda: status(self._n_tokens))
+        self._plain_line = False
+
+    def show(self, event: Event) -> None:
+        """Render the text of an event."""
+        self._n_tokens += event.token is not None
+        if event.reasoning:
+            self._stream.close()
+            write(self._console, event.reasoning, "dim italic")
+            self._plain_line = True
+        if event.text:
+            if self._plain_line:
+                write(self._console, "\n\n")
+            self._plain_line = False
+            self._stream.feed(event.text)
+        if event.result is not None:
+            self._stream.close()
+            self._plain.show(event)
+
+    def close(self) -> None:
+        """Print what is pending, and remove the line of status."""
+        self._stream.close()
+
+    def end(self, answer: Answer) -> None:
+        """Write the tool calls that are left to the caller."""
+        if answer.tool_calls or answer.malformed_calls or self._plain_line:
+            self._plain.end(answer)
+
+
+def stream_answer(stream: ChatStream | Generation, view: View | None) -> Answer:
+    """Show an answer while it streams (None: nowhere); Ctrl-C ends the answer, and its text so far stays."""
     with stopping(stream):
-        reasoning = False
-        for event in stream:
-            if console is None:
-                continue
-            if event.reasoning:
-                write(console, event.reasoning, "dim italic")
-                reasoning = True
-            if event.text:
-                write(console, "\n\n" + event.text if reasoning else event.text)
-                reasoning = False
-    if console is not None:
-        for call in stream.answer.tool_calls:
-            write(console, f"\n{_call_text(call)}", "cyan")
-        for malformed in stream.answer.malformed_calls:
-            write(console, f"\n{malformed.text} ({malformed.reason})", "red")
-        write(console, "\n")
+        try:
+            for event in stream:
+                if view is not None:
+                    view.show(event)
+        finally:
+            if view is not None:
+                view.close()
+    if view is not None:
+        view.end(stream.answer)
     return stream.answer
 
 
@@ -44,5 +128,6 @@ def summary(answer: Answer) -> str:
     )
 
 
-def _call_text(call: ToolCall) -> str:
+def call_text(call: ToolCall) -> str:
+    """A tool call as code."""
     return f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Protocol, Self
 
@@ -23,6 +24,7 @@ LONG_PROMPT = 256
 """The shortest prompt with a progress bar, in tokens."""
 
 _WIDTH_OF_PIPES = 120
+_colours_are_off = ContextVar("colours_are_off", default=False)
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -48,24 +50,41 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_PIPES)
+    width = None if stream.isatty() else _WIDTH_OF_PIPES
+    return Console(stderr=stderr, highlight=False, width=width, no_color=_colours_are_off.get() or None)
+
+
+@contextmanager
+def colours(*, off: bool) -> Iterator[None]:
+    """Inside this block, new consoles have no colours if ``off``; otherwise the environment decides."""
+    token = _colours_are_off.set(off)
+    try:
+        yield
+    finally:
+        _colours_are_off.reset(token)
+
+
+def printable(text: str) -> str:
+    """Text without the control characters that a terminal obeys; tabs and line feeds stay."""
+    return _TERMINAL_CONTROLS.sub("", text)
 
 
 def complain(message: str) -> None:
-    """Print an error in one line."""
-    err().print(Text("error: ", style="bold red") + Text(" ".join(message.split())), soft_wrap=True)
+    """Print an error in one line on standard error."""
+    text = Text("error: ", style="bold red") + Text(printable(" ".join(message.split())))
+    err().print(text, soft_wrap=True)
 
 
 def note(message: str) -> None:
-    """Print a note in one line on standard error."""
-    err().print(Text(message, style="dim"), soft_wrap=True)
+    """Print a note of the program on standard error, in another style than the model's text."""
+    err().print(Text(printable(message), style="dim"), soft_wrap=True)
 
 
 def write(console: Console, text: str, style: str = "") -> None:
     """Write streamed text at once; on a terminal, without control characters."""
     if not console.is_terminal:
         console.file.write(text)
-    elif text := _TERMINAL_CONTROLS.sub("", text):
+    elif text := printable(text):
         console.print(Text(text, style=style), end="", soft_wrap=True)
     console.file.flush()
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import slm_core as slm
+from slm_core.cli.app import app
+from slm_core.toolschema import tool_schema
 
 GREEDY = ("--backend", "native", "--temperature", "0")
 
@@ -143,9 +148,26 @@ def test_a_conversation_moves_to_another_backend(run, chat) -> None:
     [
         (
             "/nosuch",
-            "error: unknown command /nosuch (accepted: /undo, /forget, /system, /backend, /save, /load, /help, /exit)",
+            "error: unknown command /nosuch (accepted: /regen, /edit, /undo, /forget, /clear, /system, /set, /schema,"
+            " /tools, /backend, /stats, /save, /load, /help, /exit)",
         ),
-        ("/undo", "error: there is nothing to take back"),
+        ("/undo", "error: you have not said anything yet"),
+        ("/regen", "error: you have not said anything yet"),
+        ("/edit", "error: you have not said anything yet"),
+        ("/edit 3 text", "error: there is no message 3 (/forget lists them)"),
+        ("/set tempo 3", "error: unknown sampling option 'tempo' (accepted: "),
+        ("/set tempo", "error: unknown sampling option 'tempo' (accepted: "),
+        ("/set logprobs 3", "error: unknown sampling option 'logprobs' (accepted: "),
+        ("/set temperature -1", "error: temperature=-1"),
+        ("/set thinking maybe", "error: thinking='maybe' (accepted: auto, off, on)"),
+        ("/set overflow roll", "error: overflow='roll' (accepted: error, shift, truncate_middle)"),
+        ("/set ctx 0", "error: ctx='0' (accepted: a number of tokens from 1 on)"),
+        ("/stats maybe", "error: /stats maybe (accepted: on, off)"),
+        ("/schema {", "error: "),
+        ('/schema {"type": "nosuch"}', "error: "),
+        ("/schema no-such.json", "No such file or directory"),
+        ("/tools no-such.py", "error: no-such.py: no such file"),
+        ("/tools {damaged}", "is no JSON"),
         ("/forget 5", "error: there is no message 5 (/forget lists them)"),
         ("/forget x", "error: there is no message x (/forget lists them)"),
         ("/save", "error: /save needs the name of a file"),
@@ -159,7 +181,7 @@ def test_an_error_leaves_the_conversation_unchanged(run, chat, tmp_path: Path, c
     damaged = tmp_path / "damaged.chat"
     damaged.write_bytes(b"not a dump")
     expected = [chat.send("Hello!").text]
-    outcome = run("chat", *GREEDY, input=f"{command.format(damaged=damaged)}\nHello!\n/exit\nnot read\n")
+    outcome = run("chat", *GREEDY, input=f"{command.replace('{damaged}', str(damaged))}\nHello!\n/exit\nnot read\n")
     assert (outcome.code, outcome.out.splitlines()) == (0, expected)
     assert len(outcome.err.splitlines()) == 1
     assert message in outcome.err
@@ -172,5 +194,199 @@ def test_a_doubled_slash_begins_a_message(run, chat) -> None:
 
 def test_help_lists_the_commands(run) -> None:
     outcome = run("chat", *GREEDY, input="/help\n").err
-    for command in ("/undo", "/forget", "/save", "/load", "/backend", "/system", "/help", "/exit"):
+    for command in (
+        *("/undo", "/forget", "/save", "/load", "/backend", "/system", "/help", "/exit", "/regen", "/edit"),
+        *("/clear", "/stats", "/set", "/tools", "/schema"),
+    ):
         assert f"\n{command} " in f"\n{outcome}"
+
+
+def test_the_page_lists_the_commands(run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    listed = set(re.findall(r"/[a-z]+", " ".join(re.findall(r"^\| (`/.*?) \| ", page, re.MULTILINE))))
+    helped = set(re.findall(r"^(/[a-z]+)", run("chat", *GREEDY, input="/help\n").err, re.MULTILINE))
+    assert listed == helped - {"/help", "/exit"}
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit"])
+def test_a_word_leaves(run, chat, word: str) -> None:
+    expected = chat.send("Hello!").text
+    assert run("chat", *GREEDY, input=f"Hello!\n{word}\nnot read\n").out == expected + "\n"
+
+
+def test_regen_draws_another_answer(run, model) -> None:
+    warm = ("--backend", "native", "--temperature", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "4")
+    sampling = slm.Sampling(temperature=3, top_k=0, top_p=1, min_p=0, seed=4, max_tokens=8)
+    with model.chat(n_ctx=1024, sampling=sampling) as chat:
+        first = chat.send("Hello!").text
+        second = chat.regenerate().run().text
+    outcome = run("chat", *warm, "--max-tokens", "8", input="Hello!\n/regen\n/stats\n")
+    assert outcome.out == f"{first}\n{second}\n"
+    assert first != second
+    assert "2 messages" in outcome.err
+
+
+def test_edit_asks_another_question_or_changes_a_message(run, chat) -> None:
+    expected = [chat.send(text).text for text in ("My name is Ada.", "My dog is called Rex.")]
+    chat.delete(3)
+    chat.delete(2)
+    expected.append(chat.send("What is my name?").text)
+    chat.edit(0, "My name is Bob.")
+    chat.delete(3)
+    chat.delete(2)
+    expected.append(chat.send("What is my name?").text)
+    script = "My name is Ada.\nMy dog is called Rex.\n/edit What is my name?\n/edit 0 My name is Bob.\n/regen\n"
+    outcome = run("chat", *GREEDY, input=script)
+    assert outcome.out.splitlines() == expected
+    assert "Bob" in expected[-1]
+    assert outcome.err == "(changed: user: My name is Bob.)\n"
+
+
+def test_an_edit_that_fails_changes_nothing(run, chat) -> None:
+    expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
+    outcome = run("chat", *GREEDY, "--ctx", "64", input=f"My name is Ada.\n/edit {'x ' * 200}\nWhat is my name?\n")
+    assert outcome.out.splitlines() == expected
+    assert "the context is full" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_clear_keeps_the_system_message(run, model) -> None:
+    chat = model.chat(system="You are Pip.", n_ctx=1024, sampling=slm.Sampling(temperature=0))
+    expected = [chat.send("My name is Ada.").text]
+    chat.delete(2)
+    chat.delete(1)
+    expected.append(chat.send("What is my name?").text)
+    script = "My name is Ada.\n/clear\nWhat is my name?\n/system\n"
+    outcome = run("chat", *GREEDY, "-s", "You are Pip.", input=script)
+    assert outcome.out.splitlines() == expected
+    assert outcome.err == "(2 messages removed)\nYou are Pip.\n"
+
+
+def test_options_are_set_and_shown(run) -> None:
+    changes = ("max_new_tokens=2", "max_tokens", "thinking on", "overflow shift", "ctx 256", "")
+    script = "".join(f"/set {change}\n" for change in changes)
+    outcome = run("chat", *GREEDY, "--stats", input=f"{script}Hello!\n/set max_tokens none\n/set max_tokens\n")
+    shown = outcome.err.splitlines()
+    assert shown[0] == "max_tokens = 2"
+    assert {"ctx = 256", "overflow = shift", "thinking = on", "temperature = 0.0", "max_tokens = 2"} <= set(shown)
+    assert any("2 tokens at" in line and line.endswith("length") for line in shown)
+    assert "(cut off after 2 tokens: /set max_tokens N)" in shown
+    assert shown[-1] == "max_tokens = none"
+
+
+def test_a_larger_context_keeps_the_conversation(run) -> None:
+    lines = "My name is Ada.\n" + "Hello! " * 30 + "\n/set ctx 512\n" + "Hello! " * 30 + "\nWhat is my name?\n"
+    outcome = run("chat", *GREEDY, "--ctx", "64", input=lines)
+    assert "tokens needed" in outcome.err
+    for advice in ("/clear begins anew", "/undo and /forget make room", "/set ctx N is larger", "/set overflow shift"):
+        assert advice in outcome.err
+    assert outcome.err.count("\n") == 1, "the second attempt fits"
+    assert "Ada" in outcome.out.splitlines()[-1]
+
+
+def test_stats_are_shown(run, chat) -> None:
+    answer = chat.send("Hello!")
+    outcome = run("chat", *GREEDY, input="Hello!\n/stats\n/stats on\nHello!\n/stats off\nHello!\n")
+    first = outcome.err.splitlines()[0]
+    n = chat.session.context.length(chat.session.seq_id)
+    assert first.startswith(f"2 messages, demo.gguf · native (cpu) · context {n}/1024 ({100 * n // 1024} %) · ")
+    assert outcome.err.splitlines()[1].startswith(
+        f"the last answer: {answer.usage.prompt_tokens} prompt tokens (0 cached)"
+    )
+    assert len(outcome.err.splitlines()) == 3, "one line follows the second answer, none the third"
+
+
+def test_answers_follow_a_schema(run, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')
+    script = ["/schema", f"/schema {tmp_path}/schema.json", "Hello!", '/schema {"const": 7}', "Hello!"]
+    outcome = run("chat", *GREEDY, input="\n".join([*script, "/schema", "/schema off", "/schema"]))
+    first, second = outcome.out.splitlines()
+    assert json.loads(first) in ("yes", "no")
+    assert json.loads(second) == 7
+    assert outcome.err.splitlines() == ["(answers are free)", '{"const": 7}', "(answers are free)"]
+
+
+TOOLS = '''
+from math import sqrt
+
+def get_weather(city: str) -> str:
+    """Look up the weather of a city.
+
+    Args:
+        city: the city.
+    """
+    return "The weather in " + city + " is sunny."
+
+def _hidden(x: int) -> int:
+    return x
+'''
+
+
+def test_functions_of_a_file_are_called(run, tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "later.py").write_text("async def later(x: int) -> int:\n    return x\n")
+    (tmp_path / "wrong.py").write_text("1 / 0\n")
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    question = "What is the weather in Paris?"
+    namespace: dict[str, object] = {}
+    exec(TOOLS, namespace)
+    with model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0), tools=[namespace["get_weather"]]) as chat:
+        answer = chat.send(question)
+    assert answer.results, "the demo model calls this tool"
+    script = "".join(f"/tools {tmp_path}/{name}.py\n" for name in ("later", "wrong", "empty", "tools"))
+    outcome = run("chat", *GREEDY, input=f"{script}{question}\n/tools off\n")
+    assert [line for line in outcome.out.splitlines() if line] == [
+        'get_weather({"city": "Paris"}) -> The weather in Paris is sunny.',
+        answer.text,
+    ]
+    later, wrong, empty, listed, off = outcome.err.splitlines()
+    assert "later is async (accepted: functions that are not)" in later
+    assert wrong.endswith("wrong.py cannot be run: ZeroDivisionError: division by zero")
+    assert "contains no tools" in empty
+    assert listed == "get_weather: Look up the weather of a city."
+    assert off == "(no tools)"
+
+
+def test_results_of_other_tools_are_typed(run, tmp_path: Path, model) -> None:
+    schema = tool_schema(weather)
+    (tmp_path / "tools.json").write_text(json.dumps([schema]))
+    question, result = "What is the weather in Paris?", "The weather in Paris is sunny."
+    with model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0), tools=[schema]) as chat:
+        (call,) = chat.send(question).tool_calls
+        expected = chat.send(slm.Message(slm.Role.TOOL, result, name=call.name, tool_call_id=call.id)).text
+    outcome = run("chat", *GREEDY, input=f"/tools {tmp_path}/tools.json\n{question}\n{result}\n/undo\n")
+    assert [line for line in outcome.out.splitlines() if line] == ['get_weather({"city": "Paris"})', expected]
+    assert f"(taken back: user: {question})" in outcome.err
+
+
+def weather(city: str) -> str:
+    """Look up the weather of a city.
+
+    Args:
+        city: the city.
+    """
+    raise NotImplementedError
+
+
+weather.__name__ = "get_weather"
+
+
+def test_an_unexpected_error_does_not_end_the_chat(run, chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, honest = chat.send("Hello!").text, slm.Chat.stream
+
+    def broken(self: slm.Chat, content: str, **options: object) -> slm.ChatStream:
+        if content == "break":
+            raise RuntimeError("out of order")
+        return honest(self, content, **options)
+
+    monkeypatch.setattr(slm.Chat, "stream", broken)
+    outcome = run("chat", *GREEDY, input="break\nHello!\n")
+    assert (outcome.code, outcome.out) == (0, expected + "\n")
+    assert outcome.err == "error: RuntimeError: out of order (--debug shows where)\n"
+    with pytest.raises(RuntimeError):
+        CliRunner().invoke(app, ["chat", *GREEDY, "--debug"], input="break\n", catch_exceptions=False)
+
+
+def test_messages_cannot_control_the_terminal(run) -> None:
+    outcome = run("chat", *GREEDY, input="/system a\x1b[2Jb\x07\n/system\n/nosuch\x1b[2J\n/forget\n")
+    assert "a[2Jb" in outcome.err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", outcome.err)

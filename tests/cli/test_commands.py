@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import slm_core as slm
 from slm_conformance.oracle.references import reference_of
@@ -38,6 +39,7 @@ COMMANDS = (
     "convert",
     "score",
     "embed",
+    "serve",
     "conformance",
     "quantize",
     "new-backend",
@@ -185,12 +187,23 @@ def test_wrong_usage_is_exit_code_2(run, arguments: tuple[str, ...]) -> None:
     assert "Usage: slm" in outcome.err
 
 
-def test_debug_keeps_the_traceback(run) -> None:
-    with pytest.raises(slm.SlmError):
-        # The runner re-raises errors that would print a traceback.
-        from typer.testing import CliRunner
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--debug", "info", "no-such-file.gguf"),
+        ("info", "--debug", "no-such-file.gguf"),
+        ("info", "no-such-file.gguf", "--debug"),
+        ("conformance", "--backend", "no-such-backend", "--debug"),
+    ],
+)
+def test_debug_keeps_the_traceback_anywhere(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(slm.SlmError):  # the runner re-raises errors that would print a traceback
+        CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 
-        CliRunner().invoke(app, ["--debug", "info", "no-such-file.gguf"], catch_exceptions=False)
+
+def test_debug_as_a_value_is_no_option(run) -> None:
+    outcome = run("run", "no-such-file.gguf", "-p", "--debug")
+    assert (outcome.code, outcome.err) == (1, "error: no-such-file.gguf: no such file\n")
 
 
 def test_info_prints_the_facts_of_the_file(run, model) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -61,9 +61,7 @@ def test_a_single_engine_is_reported(run, monkeypatch: pytest.MonkeyPatch) -> No
 def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, calls = slm.Chat.stream, []
 
-    def other_on_the_second(
-        self: slm.Chat, content: str, *, stopping_criteria: Sequence[object] = ()
-    ) -> slm.ChatStream:
+    def other_on_the_second(self: slm.Chat, content: str, **options: object) -> slm.ChatStream:
         calls.append(content)
         return honest(self, "Hello!" if calls.count(content) == 2 else content)
 

@@ -3,91 +3,32 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
+import json
 import re
-import select
 import signal
+import stat
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from slm_core.cli.terminal import stopping, write
+from tests.terminal_emulator import SLM, WAIT_S, terminal
 
-SLM = [sys.executable, "-c", "from slm_core.cli import main; main()"]
 # Nearly uniform sampling from the vocabulary without EOG: the answer takes minutes, until the context is full.
 ENDLESS = ["--backend", "native", "--ctx", "100000", "-S", "ignore_eos=true", "--seed", "3"]
 ENDLESS += ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
-WAIT_S = 60
+GREEDY = ["--backend", "native", "--temperature", "0"]
+COLOURS = r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38)(?:;\d+)*m"
 
 
-class Terminal:
-    """A process on a pseudo-terminal."""
-
-    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
-        self.process = process
-        self._fd = fd
-        self.seen = ""
-
-    def wait_for(self, pattern: str) -> str:
-        """Read until ``pattern`` appears; return the output up to its end, and remove it from ``seen``."""
-        while (match := re.search(pattern, self.seen)) is None:
-            if not select.select([self._fd], [], [], WAIT_S)[0]:
-                raise TimeoutError(f"{pattern!r} did not appear within {WAIT_S} s in {self.seen!r}")
-            self.seen += os.read(self._fd, 4096).decode(errors="replace")
-        text, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-        return text
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def interrupt_at_prompt(self) -> None:
-        """Press Ctrl-C once, as soon as the program waits for a key.
-
-        Python's readline does not see a signal between the prompt and the wait before the next key.
-        """
-        deadline = time.monotonic() + WAIT_S
-        while not _sleeps(self.process.pid):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the program does not wait for a key")
-            time.sleep(0.001)
-        self.type("\x03")
-
-
-def _sleeps(pid: int) -> bool:
-    """Whether the main thread of a process sleeps."""
-    if Path("/proc/self/stat").exists():
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
-    return state[0] in "SI"
-
-
-@contextmanager
-def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """``slm`` on its own pseudo-terminal."""
-    controller, worker = pty.openpty()
-    process = subprocess.Popen(
-        [*SLM, *arguments],
-        stdin=worker,
-        stdout=worker,
-        stderr=worker,
-        start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(worker), os.O_RDWR)),  # makes it the controlling terminal
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    )
-    os.close(worker)
-    try:
-        yield Terminal(process, controller)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(controller)
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the history, which is the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return tmp_path
 
 
 def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
@@ -104,39 +45,100 @@ def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
     with terminal("chat", *ENDLESS) as tty:
-        tty.wait_for("> ")
-        tty.type("Hello!\n")
-        tty.wait_for(r"Hello!\s+[^\s\x1b]")
+        tty.wait_for("^>$")
+        tty.type("Hello!\r")
+        tty.wait_for(r"· context \d+/100000 .*· \d+ tokens, Ctrl-C stops")
         tty.type("\x03")
-        tty.wait_for(r"\(stopped\)")
-        tty.wait_for("> ")
-        tty.type("/forget\n")
-        assert "user: Hello!" in tty.wait_for("1 assistant")
-        tty.type("/exit\n")
+        tty.wait_for(r"^\(stopped\)\n>$")
+        tty.type("/forget\r")
+        assert "0 user: Hello!" in tty.wait_for("1 assistant: .")
+        tty.wait_for(r"1 assistant.*\n(.*\n)*>$")
+        tty.type("exit\r")
         assert tty.process.wait(WAIT_S) == 0
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
     with terminal("chat", "--backend", "native") as tty:
-        tty.wait_for("> $")
-        tty.interrupt_at_prompt()
-        tty.wait_for(r"Ctrl-C again leaves")
-        tty.wait_for("> $")
-        tty.interrupt_at_prompt()
+        tty.wait_for("^>$")
+        tty.type("not said\x03")
+        tty.wait_for(r"^\(Ctrl-C again leaves\)\n>$")
+        tty.type("\x03")
         assert tty.process.wait(WAIT_S) == 130
+
+
+def test_input_of_several_lines_completion_and_editing(state: Path) -> None:
+    with terminal("chat", *GREEDY) as tty:
+        tty.wait_for("^>$")
+        tty.type("\x1b[200~My name\nis Ada.\x1b[201~")
+        tty.wait_for(r"^> My name\n  is Ada.")
+        tty.type("\r")
+        answered = tty.wait_for(r"^demo.gguf · native .* · context \d+/1024 \(\d+ %\) · \d+ tokens/s\s*$")
+        assert re.search(r"^> My name\n  is Ada\.\n\w.*\n>$", answered, re.MULTILINE), answered
+        tty.type("What\\\ris my\x1b\rname?\r")
+        tty.wait_for(r"> What\n  is my\n  name\?\nYour name is Ada\.\n>$")
+        tty.type("/sta\t")
+        tty.wait_for(r"^> /stats")
+        tty.type("\r")
+        assert "4 messages" in tty.wait_for(r"^the last answer: .*\n(.*\n)*>$")
+        tty.type("/backend nat\t")
+        tty.wait_for(r"^> /backend native")
+        tty.type("\x15/edit\r")
+        tty.wait_for(r"^edit> What\n  is my\n  name\?")
+        tty.type("\x7f or mine?\r")
+        tty.wait_for(r"^  name or mine\?\n.*\n>$")
+        tty.type("/forget\r")
+        listed = tty.wait_for(r"3 assistant: .*\n>$")
+        assert "  0 user: My name is Ada.\n" in listed, "the paste is one message"
+        assert "  2 user: What is my name or mine?\n" in listed, "the edited question replaces the other"
+        assert "  4 " not in listed
+        tty.type("\x04")
+        assert tty.process.wait(WAIT_S) == 0
+    (file,) = state.rglob("*.jsonl")
+    assert [json.loads(line) for line in file.read_text().splitlines()][:2] == [
+        "My name\nis Ada.",
+        "What\nis my\nname?",
+    ]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_history_of_earlier_chats_in_a_plain_chat(state: Path) -> None:
+    file = state / "slm-core" / "chat-history.jsonl"
+    file.parent.mkdir()
+    file.write_text('"My dog\\nis called Rex."\n')
+    with terminal("chat", *GREEDY, "--plain") as tty:
+        tty.wait_for("^>$")
+        tty.type("\x1b[A")
+        tty.wait_for(r"^> My dog\n  is called Rex\.")
+        tty.type("\r")
+        text = tty.wait_for(r"is called Rex\.\n\w.*\n>$")
+    assert not re.search(COLOURS, tty.output)
+    assert "context" not in text, "there is no bottom line"
+    assert json.loads(file.read_text()) == "My dog\nis called Rex.", "an input is kept once"
+
+
+def test_no_history_keeps_nothing(state: Path) -> None:
+    with terminal("chat", *GREEDY, "--no-history") as tty:
+        tty.wait_for("^>$")
+        tty.type("Hello!\r")
+        tty.wait_for(r"^> Hello!\n\w.*\n>$")
+        assert re.search(COLOURS, tty.output), "the roles have colours"
+        tty.type("\x1b[A")
+        tty.wait_for(r"^> Hello!\n\w.*\n> Hello!")
+    assert list(state.iterdir()) == []
 
 
 @pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_follow_the_environment(environment: dict[str, str], coloured: bool) -> None:
     with terminal("backends", **environment) as tty:
-        text = tty.wait_for("yes") + tty.wait_for("\n")
-    assert bool(re.search(r"\x1b\[[\d;]*3\d", text)) == coloured, text
+        tty.wait_for(r"yes.*\n")
+    assert bool(re.search(COLOURS, tty.output)) == coloured, tty.output
 
 
 def test_a_long_prompt_shows_its_progress() -> None:
     question = "My name is Ada. " * 200
     with terminal("run", "--backend", "native", "-p", question, "--ctx", "2048", "--max-tokens", "3") as tty:
-        tty.wait_for(r"Reading.*\d+/\d+.*tokens")
+        tty.wait_for_output(r"Reading.*\d+/\d+.*tokens")
         assert tty.process.wait(WAIT_S) == 0
 
 

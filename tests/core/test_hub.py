@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import huggingface_hub.constants
@@ -103,34 +106,70 @@ def test_a_model_in_the_cache_loads_offline(cache, reference):
     assert slm.load_vocab(reference).size == model.info.n_vocab
 
 
-def test_without_an_answer_the_cache_is_used_or_the_error_is_one_line(cache, monkeypatch, caplog):
-    """The library's client connects to a closed port and waits between its attempts."""
+@pytest.fixture
+def online(cache, monkeypatch) -> Path:
+    """The cache of ``cache``, with permission to ask the Hub."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_ETAG_TIMEOUT", raising=False)
+    return cache
+
+
+def test_without_a_connection_the_cache_is_used_or_the_error_is_one_line(online, monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert hub.fetch("hf://somebody/tiny:Q8_0") == cache / "tiny-Q8_0.gguf"
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("nothing is tried again"))
+    assert hub.fetch("hf://somebody/tiny:Q8_0") == online / "tiny-Q8_0.gguf"
     assert "cannot be reached" in caplog.text
     with pytest.raises(InvalidModelFile, match="not in the cache") as caught:
         hub.fetch("hf://somebody/else:Q8_0")
     assert "\n" not in str(caught.value)
 
 
+def test_a_hub_that_never_answers_is_given_up(online, monkeypatch, caplog):
+    """The kernel accepts the connection; nobody reads the request."""
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert hub.fetch("hf://somebody/tiny:Q8_0") == online / "tiny-Q8_0.gguf"
+    assert "cannot be reached" in caplog.text
+
+
+def test_a_name_server_that_never_answers_is_given_up(online, monkeypatch, caplog):
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.1")
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: over.wait() and [])
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://hub.invalid")
+    try:
+        assert hub.fetch("hf://somebody/tiny:Q8_0") == online / "tiny-Q8_0.gguf"
+    finally:
+        over.set()
+    assert "no answer within 0.1 s" in caplog.text
+
+
+def test_the_hub_has_three_seconds(online, monkeypatch):
+    waited = []
+
+    def refuse(self, repo, *, revision, timeout):
+        waited.append(timeout)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    hub.fetch("hf://somebody/tiny:Q8_0")
+    assert waited == [3.0]
+
+
+def test_a_hub_that_answers_is_believed(online, monkeypatch):
+    files = [SimpleNamespace(rfilename=name) for name in ("tiny-Q4_0.gguf", "tiny-Q8_0.gguf")]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: SimpleNamespace(siblings=files))
+    assert hub._listed(huggingface_hub, hub.Reference.parse("hf://somebody/tiny")) == (
+        ["tiny-Q4_0.gguf", "tiny-Q8_0.gguf"],
+        True,
+    )
+
+
 @pytest.mark.parametrize("reference", ["hf://somebody/else:Q8_0", "hf://somebody/tiny@v2:Q8_0"])
 def test_a_model_missing_in_the_cache_is_an_error_offline(cache, reference):
     with pytest.raises(InvalidModelFile, match="not in the cache"):
         slm.load(reference)
-
-
-def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch, caplog):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-
-    def refuse(*args, **kwargs):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refuse)
-    reference = hub.Reference.parse("hf://somebody/tiny:Q8_0")
-    assert hub.choose(reference, hub._listed(huggingface_hub, reference)) == ["tiny-Q8_0.gguf"]
-    assert "cannot be reached (no route)" in caplog.text
 
 
 def test_the_librarys_variables_are_respected(cache):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_native import _extension
 from slm_native.kernels.select import ISA_VARIABLE, select_kernels
+
+SOURCE = Path(__file__).parents[2] / "backends" / "slm_native" / "csrc"
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +59,16 @@ def test_a_requested_tier_without_the_extension_is_an_error(monkeypatch: pytest.
     monkeypatch.setenv(ISA_VARIABLE, "avx2")
     with pytest.raises(BackendUnavailable, match=r"^SLM_NATIVE_ISA=avx2 needs the C\+\+ extension"):
         select_kernels("auto")
+
+
+def test_an_installation_can_leave_the_extension_out(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("CMake's option is not tested: no cmake (pip install cmake ninja)")
+    command = ["cmake", "-S", SOURCE, "-B", tmp_path, "-DSLM_EXTENSION=OFF", "-DCMAKE_CXX_COMPILER=/nowhere/c++"]
+    subprocess.run(command, check=True, capture_output=True)
+    note: dict[str, str] = {}
+    exec((tmp_path / "_native_missing.py").read_text(), note)
+    assert note["REASON"] == "it was left out at installation (SLM_EXTENSION=OFF)"
 
 
 def test_a_source_tree_that_was_never_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
