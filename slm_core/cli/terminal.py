@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import sys
@@ -49,6 +50,15 @@ def _console(*, stderr: bool) -> Console:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_PIPES)
+
+
+def use_utf8_in_pipes() -> None:
+    """Make pipes and redirected files UTF-8 on Windows, as Python 3.15 does: a code page lacks most of Unicode."""
+    if sys.platform != "win32" or "PYTHONIOENCODING" in os.environ:
+        return
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
 
 
 def complain(message: str) -> None:

@@ -178,7 +178,7 @@ _SHOWN = 16
 def rss_bytes() -> int | None:
     """Resident memory of this process; None if the system does not provide it."""
     try:
-        n_pages = int(_STATM.read_text().split()[1])
+        n_pages = int(_STATM.read_text(encoding="utf-8").split()[1])
     except FileNotFoundError:
         return None
     return n_pages * os.sysconf("SC_PAGE_SIZE")

@@ -30,6 +30,12 @@ def shown(text: str) -> str:
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
 
 
+def _advise(data: mmap.mmap, name: str) -> None:
+    """Give the system an advice on a mapping, if this system has it."""
+    if (advice := vars(mmap).get(name)) is not None:
+        data.madvise(advice)
+
+
 class MappedFile:
     """One regular file, mapped read-only.
 
@@ -81,13 +87,16 @@ class MappedFile:
 
     @contextmanager
     def scattered_reads(self) -> Iterator[None]:
-        """Turn off read-ahead inside the block: the system could read megabytes around each page."""
+        """Turn off read-ahead inside the block: the system could read megabytes around each page.
+
+        Windows takes no such advice, and reads ahead.
+        """
         data = self.data
-        data.madvise(mmap.MADV_RANDOM)
+        _advise(data, "MADV_RANDOM")
         try:
             yield
         finally:
-            data.madvise(mmap.MADV_NORMAL)
+            _advise(data, "MADV_NORMAL")
 
     def close(self) -> None:
         """Release the mapping; existing views keep it alive."""

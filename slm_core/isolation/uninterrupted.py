@@ -71,7 +71,8 @@ class _Courier:
 
 
 _courier = _Courier()
-os.register_at_fork(after_in_child=_courier.forget)
+if "register_at_fork" in vars(os):  # Windows has no fork
+    os.register_at_fork(after_in_child=_courier.forget)
 
 
 def uninterrupted(
