@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-bounds check mutants soak fuzz sbom lock clean
+.PHONY: help demo test test-bounds check docs mutants soak fuzz sbom lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -47,6 +47,10 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_links.py
 	$(BIN)/python tools/check_cpp.py
+
+# Not --quiet: mkdocs would not count warnings then, and --strict fails on them.
+docs: $(VENV)/installed-docs ## build the documentation site with its API reference into build/site; a broken link fails
+	PYTHONPATH=.:backends:formatters:conformance NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The extension is built by pip; mutants are of the sources, which need it beside them.
 mutants: $(VENV)/installed-dev ## make mutants of the code, and count those that the tests notice (MUTANTS="--help" lists the options)
@@ -92,6 +96,10 @@ $(VENV)/installed-dev: $(SOURCES) .ci/tools.lock | $(BIN)/python
 	@$(PIP) --require-hashes -r .ci/tools.lock
 	@$(PIP) '.[dev]'
 	@touch $@ $(VENV)/installed $(VENV)/engine-llamacpp
+
+$(VENV)/installed-docs: pyproject.toml | $(VENV)/installed
+	@$(PIP) 'slm-core[docs]'
+	@touch $@
 
 # Environments of their own; slm-core itself is copied into them, as building it takes longer than the rest.
 $(BOUNDS)/%/installed: pyproject.toml tools/bounds.py | $(BIN)/python

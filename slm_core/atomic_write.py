@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from slm_core.errors import InvalidOption
+
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
@@ -33,3 +35,28 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        InvalidOption: the file cannot be written.
+    """
+    try:
+        with atomic_file(Path(path).expanduser()) as file:
+            file.write(data)
+    except OSError as error:
+        raise InvalidOption(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+
+
+def read_whole(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file.
+
+    Raises:
+        InvalidOption: the file cannot be read.
+    """
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidOption(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slm_core.display import count, joined, signature, table
+from slm_core.display.blocks import number_grid
+from slm_core.display.html import card, note
 from slm_core.errors import InvalidOption, InvalidSequence
 from slm_core.protocols import Context
 from slm_core.types import Capability, Pooling, Pos, States
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Embeddings:
     """The embeddings of texts.
 
@@ -25,6 +28,22 @@ class Embeddings:
     vectors: States
     pooling: Pooling
     n_tokens: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        n, width = self.vectors.shape
+        return signature(self, f"{count(n, 'vector')} of {count(width, 'dimension')}", f"pooling {self.pooling}")
+
+    def _repr_html_(self) -> str:
+        n, width = self.vectors.shape
+        shown = normalized(self.vectors[:_SHOWN].astype(np.float64))
+        cosines = joined([note("cosine of each pair"), number_grid((shown @ shown.T).tolist())])
+        left_out = [note(f"{count(n - _SHOWN, 'more vector')} not shown")] if n > _SHOWN else []
+        facts = table([("pooling", self.pooling), ("tokens", f"{sum(self.n_tokens):,}")])
+        return card(f"Embeddings: {count(n, 'vector')} of {count(width, 'dimension')}", facts, cosines, *left_out)
+
+
+_SHOWN = 12
+"""The most vectors whose cosines HTML shows."""
 
 
 def embed(

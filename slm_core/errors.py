@@ -26,7 +26,7 @@ They form one tree, so that ``except SlmError`` catches exactly these::
     │   ├── UnsupportedEdit       above the edit level that the context declares
     │   ├── UnsupportedOutput     logits of an encoder, or hidden states of a context that does not declare them
     │   ├── UnsupportedInput      embedding rows, bidirectional blocks or offsets that are not declared
-    │   ├── ContextBusy           a second thread called while a call was running
+    │   ├── ContextBusy           a second thread called while a call was running, or waited for its turn too long
     │   ├── ContextClosed         the context was used after close()
     │   └── DecodeFailed          the engine reported a failure; nothing changed
     ├── SnapshotError
@@ -37,7 +37,8 @@ They form one tree, so that ``except SlmError`` catches exactly these::
     ├── VocabError                text or ids that the vocabulary cannot process
     ├── TemplateError             a chat template refused, failed or exceeded its limits
     ├── SessionError
-    │   └── InvalidMark           a mark that is stale or belongs to another session
+    │   ├── InvalidMark           a mark that is stale or belongs to another session
+    │   └── ChatBusy              a chat is answering another thread or task
     ├── RequestsFailed            some of several requests failed (carries the answers of the others)
     ├── EngineClosed              a request to an engine after close()
     ├── MissingExtra              (also an ImportError) a library of an optional feature is not installed
@@ -182,7 +183,7 @@ class UnsupportedInput(ContextError):
 
 
 class ContextBusy(ContextError):
-    """Another thread is inside a call of this context."""
+    """Another thread is inside a call of this context; sessions and chats wait, and raise it after a deadline."""
 
 
 class ContextClosed(ContextError):
@@ -239,6 +240,10 @@ class SessionError(SlmError):
 
 class InvalidMark(SessionError):
     """A mark that is stale or belongs to another session."""
+
+
+class ChatBusy(SessionError):
+    """A chat is answering another thread or task: wait until the answer is over, or give each caller a fork."""
 
 
 class RequestsFailed(SlmError):

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
+from slm_core.backend_choice import Needs, candidates, first_that_has, ranked
 from slm_core.chat import Chat, ChatOptions, Session
+from slm_core.chat.messages import MessageLike
 from slm_core.chat.overflow import Overflow
 from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
 from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
-from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, TemplateError, UnsupportedModel
+from slm_core.errors import InvalidOption, TemplateError
 from slm_core.formatting import choose, source_of
 from slm_core.generation import Answer
 from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.gguf import GgufFile
-from slm_core.hub import fetch, is_reference
 from slm_core.isolation import Isolation, isolation_of
 from slm_core.isolation import isolated as in_a_process
+from slm_core.keywords import checked_keywords
+from slm_core.paths import local
 from slm_core.plugins import Registry, registry
-from slm_core.protocols import Backend, Context, Formatter, Model, Vocab
+from slm_core.protocols import Context, Formatter, Model, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import (
     BackendStatus,
     Capability,
     ContextOptions,
+    EditLevel,
     KvType,
-    Message,
     ModelInfo,
     ModelOptions,
-    ModelSource,
     Pooling,
     Progress,
     States,
@@ -44,8 +46,6 @@ from slm_core.types import (
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
-
-BACKEND_VARIABLE = "SLM_BACKEND"
 
 
 class LoadedModel(Closing):
@@ -64,6 +64,12 @@ class LoadedModel(Closing):
         if not origin:
             origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
         self.info: ModelInfo = replace(model.info, reason=reason, formatter=origin)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.info.summary}>"
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
 
     @property
     def model(self) -> Model:
@@ -99,18 +105,33 @@ class LoadedModel(Closing):
         types = (None if kind is None else _kv_type(kind) for kind in (kv_type_k, kv_type_v))
         return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, *types))
 
+    @checked_keywords
     def session(
-        self, *, n_ctx: int = 4096, n_seq_max: int = 8, n_batch: int = 512, sampling: Sampling | None = None
+        self,
+        *,
+        n_ctx: int = 4096,
+        n_seq_max: int = 8,
+        n_batch: int = 512,
+        sampling: Sampling | None = None,
+        queue_timeout: float | None = None,
     ) -> Session:
-        """A session in a new context, which is closed with it; more sessions share the context by ``fork``."""
-        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
-        return Session(context, self.vocab, sampling=sampling, owns_context=True)
+        """A session in a new context, which is closed with it; more sessions share the context by ``fork``.
 
+        For ``queue_timeout`` see ``Session``.
+        """
+        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        try:
+            return Session(context, self.vocab, sampling=sampling, owns_context=True, queue_timeout=queue_timeout)
+        except BaseException:
+            context.close()
+            raise
+
+    @checked_keywords
     def chat(
         self,
         *,
         system: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[MessageLike] = (),
         n_ctx: int = 4096,
         n_seq_max: int = 8,
         n_batch: int = 512,
@@ -118,13 +139,14 @@ class LoadedModel(Closing):
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
         overflow: Overflow = "error",
+        queue_timeout: float | None = None,
     ) -> Chat:
-        """A conversation in a new context, which is closed with it; see ``Chat``."""
+        """A conversation in a new context, which is closed with it; see ``Chat``, and ``Session`` for the timeout."""
         formatter = self.formatter
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             return Chat(
-                Session(context, self.vocab, owns_context=True),
+                Session(context, self.vocab, owns_context=True, queue_timeout=queue_timeout),
                 formatter,
                 system=system,
                 messages=messages,
@@ -324,7 +346,8 @@ class LoadedModel(Closing):
 def load(
     path: str | os.PathLike[str] | bytes,
     *,
-    backend: str | None = None,
+    backend: str | Sequence[str] | None = None,
+    require: Collection[Capability | EditLevel | str] = (),
     device: str = "auto",
     n_threads: int | None = None,
     isolated: bool | Isolation = False,
@@ -338,8 +361,11 @@ def load(
     Args:
         path: a file, any shard of a sharded model, a directory, or a model of the Hugging Face Hub, such as
             "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name.
-        backend: the name of a backend; None for the value of ``SLM_BACKEND``, or else for the best backend that
-            supports file and device.
+        backend: the name of a backend; or names in the order of preference: the first that is installed, supports file
+            and device, and has what is required. None for the value of ``SLM_BACKEND``, or else for all backends, best
+            first. ``info.reason`` says why.
+        require: capabilities that contexts of the model need, such as ``Capability.KV_PAYLOAD`` or "kv_payload", or an
+            edit level, such as ``EditLevel.CUT`` or "cut".
         device: "auto", "cpu", "cuda", ...; a missing device is an error.
         n_threads: CPU threads; None for one per physical core that this process may use.
         isolated: whether the backend runs in a process of its own, so that a crash raises ``BackendCrashed``; an
@@ -363,12 +389,18 @@ def load(
     source = path if isinstance(path, bytes) else local(path)
     plugins = registry()
     isolation = isolation_of(isolated)
-    name, reason = _choose(plugins, source, backend, device)
-    engine = plugins.backend(name)
-    if isolation is not None:
-        engine, reason = in_a_process(engine, plugins.backend_target(name), isolation), f"{reason}; in its own process"
+    needs = Needs.of(require)
     options = ModelOptions(device, n_threads, progress, backend_options)
-    model = engine.load(source, options)
+
+    def loaded(name: str) -> Model:
+        engine = plugins.backend(name)
+        if isolation is not None:
+            engine = in_a_process(engine, plugins.backend_target(name), isolation)
+        return engine.load(source, options)
+
+    model, reason = first_that_has(needs, candidates(plugins, source, backend, device), loaded)
+    if isolation is not None:
+        reason = f"{reason}; in its own process"
     try:
         chat_format, origin = _formatter(plugins, model, formatter, chat_template)
         return LoadedModel(model, chat_format, reason, origin)
@@ -382,18 +414,20 @@ def backends() -> list[BackendStatus]:
     return registry().statuses()
 
 
-def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Support:
-    """Whether a backend can run a file or a directory; a backend that does not read directories answers no.
+def supports(path: str | os.PathLike[str] | bytes, *, device: str = "auto") -> dict[str, Support]:
+    """Which backends can run a model here, best first; reads only headers.
+
+    Args:
+        path: as for ``load``.
+        device: as for ``load``.
+
+    Returns:
+        From the name of each backend to its answer: whether it can, its rank, and why.
 
     Raises:
         InvalidModelFile: the file is missing or damaged.
     """
-    try:
-        return engine.supports(source, device)
-    except InvalidModelFile as error:
-        if isinstance(source, bytes) or not source.is_dir():
-            raise
-        return Support(False, str(error))
+    return ranked(registry(), path if isinstance(path, bytes) else local(path), device)
 
 
 def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
@@ -414,17 +448,6 @@ def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
         return build_vocab(file)
 
 
-def local(path: str | os.PathLike[str]) -> Path:
-    """The local path of a model; a reference to the Hub (``hf://user/repo:Q4_K_M``) is downloaded, see ``hub``.
-
-    Raises:
-        InvalidModelFile, UnsupportedModel: the model cannot be downloaded.
-    """
-    if is_reference(os.fspath(path)):
-        return fetch(os.fspath(path))
-    return Path(path).expanduser()
-
-
 def demo_model_path() -> Path:
     """The small chat model that ships with the package."""
     return Path(str(importlib.resources.files("slm_core") / "data" / "demo.gguf"))
@@ -435,34 +458,6 @@ def _kv_type(name: KvType | str) -> KvType:
         return KvType(name)
     except ValueError as error:
         raise InvalidOption(f"unknown KV type {name!r} (accepted: {', '.join(KvType)})") from error
-
-
-def _choose(plugins: Registry, source: ModelSource, name: str | None, device: str) -> tuple[str, str]:
-    """The name of the backend to use, and why."""
-    chosen = name or os.environ.get(BACKEND_VARIABLE)
-    if chosen:
-        return chosen, "named by the caller" if name else f"named by {BACKEND_VARIABLE}"
-    able: list[tuple[int, str]] = []
-    refusals = []
-    for candidate in plugins.backends:
-        try:
-            engine = plugins.backend(candidate)
-        except PluginError as error:  # a broken plugin must not affect other plugins
-            refusals.append(f"{candidate}: {error}")
-            continue
-        support = support_of(engine, source, device)
-        if support.supported:
-            able.append((support.rank, candidate))
-        else:
-            refusals.append(f"{candidate}: {support.reason}")
-    if not able:
-        why = "; ".join(refusals) or "none is registered"
-        what = f"these {len(source)} bytes" if isinstance(source, bytes) else source
-        raise UnsupportedModel(f"no backend can run {what} on device {device!r} ({why})")
-    rank, best = max(able, key=lambda ranked: ranked[0])
-    rivals = ", ".join(f"{other} {r}" for r, other in able if other != best)
-    why = f"ranked {rank} for this file and device" + (f" (others: {rivals})" if rivals else ", the only one that can")
-    return best, "; ".join([why, *refusals])
 
 
 def _formatter(

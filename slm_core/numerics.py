@@ -54,7 +54,12 @@ def checked_log_sum_exp(row: NDArray[np.float32]) -> float:
 
 
 def log_probability(logits: NDArray[np.float32], token: int) -> float:
-    """Natural logarithm of a token's probability under one row of logits, float32 [V]."""
+    """Natural logarithm of a token's probability under one row of logits, float32 [V]; at most 0, despite rounding."""
+    logprob = _log_probability(logits, token)
+    return 0.0 if logprob > 0 else logprob
+
+
+def _log_probability(logits: NDArray[np.float32], token: int) -> float:
     if len(_scratch.row) != len(logits):
         _scratch.row = np.empty(len(logits), np.float32)
     with np.errstate(over="ignore"):

@@ -18,6 +18,7 @@ import pluggy
 
 from slm_core import hookspecs
 from slm_core.errors import InvalidOption, PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
+from slm_core.hints import did_you_mean
 from slm_core.hookspecs import PROJECT, Entry
 from slm_core.protocols import AnswerFormat, Backend, Converter, Formatter
 from slm_core.types import BackendStatus
@@ -266,7 +267,8 @@ def _collect(kind: str, provided: Iterable[Sequence[Entry]], pattern: re.Pattern
 
 def _check_known(kind: str, name: str, entries: Mapping[str, Entry], error: type[SlmError]) -> None:
     if name not in entries:
-        raise error(f"unknown {kind} {name!r} (registered: {', '.join(sorted(entries)) or 'none'})")
+        registered = ", ".join(sorted(entries)) or "none"
+        raise error(f"unknown {kind} {name!r} (registered: {registered}{did_you_mean(name, entries)})")
 
 
 def _folded(name: str) -> str:

@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slm_core.display import changed_fields, number_of_bytes, preview, table
+from slm_core.display.html import card
+from slm_core.display.text import rounded
+from slm_core.errors import InvalidOption
+from slm_core.hints import did_you_mean
 
 Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
@@ -120,6 +126,10 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
+RoleName: TypeAlias = Literal["system", "user", "assistant", "tool"]
+"""The name of a ``Role``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of prompt text.
@@ -148,7 +158,7 @@ class Delta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ToolCall:
     """A tool call of a model.
 
@@ -162,8 +172,11 @@ class ToolCall:
     arguments: Mapping[str, object]
     id: str | None = None
 
+    def __repr__(self) -> str:
+        return changed_fields(self, "name", "arguments")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class MalformedCall:
     """A text that begins like a tool call, but is invalid.
 
@@ -174,6 +187,9 @@ class MalformedCall:
 
     text: str
     reason: str
+
+    def __repr__(self) -> str:
+        return changed_fields(self, "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +270,7 @@ AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
 """An item of a stream parser's result."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """A message of a conversation.
 
@@ -266,6 +282,9 @@ class Message:
         name: the tool of a ``tool`` message.
         tool_call_id: the call that a ``tool`` message answers.
         malformed_calls: the malformed calls of an assistant message, which are not in ``content``.
+
+    Raises:
+        InvalidOption: an unknown role, or content that is not text.
     """
 
     role: Role
@@ -276,10 +295,36 @@ class Message:
     tool_call_id: str | None = None
     malformed_calls: Sequence[MalformedCall] = ()
 
+    if TYPE_CHECKING:  # the role may be its name
+
+        def __init__(
+            self,
+            role: Role | RoleName,
+            content: str,
+            reasoning: str | None = None,
+            tool_calls: Sequence[ToolCall] = (),
+            name: str | None = None,
+            tool_call_id: str | None = None,
+            malformed_calls: Sequence[MalformedCall] = (),
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "role", Role(self.role))
+        object.__setattr__(self, "role", _role(self.role))
+        if not isinstance(self.content, str):
+            raise InvalidOption(f"content={self.content!r:.80} of a message (accepted: a text)")
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "malformed_calls", tuple(self.malformed_calls))
+
+    def __repr__(self) -> str:
+        return changed_fields(self, "role", "content")
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role(name)
+    except ValueError:
+        accepted = ", ".join(Role)
+        raise InvalidOption(f"unknown role {name!r} (accepted: {accepted}{did_you_mean(name, Role)})") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +417,7 @@ class ContextOptions:
     kv_type_v: KvType | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
     """The properties of a loaded model.
 
@@ -419,3 +464,27 @@ class ModelInfo:
     state_bytes_per_token: int | None = None
     state_bytes_per_sequence: int | None = None
     pooling: Pooling | None = None
+
+    def __repr__(self) -> str:
+        return f"ModelInfo({self.summary})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("file", str(self.path)),
+            ("architecture", f"{self.architecture}, {self.n_layers} layers, width {self.n_embd:,}"),
+            ("parameters", f"{self.n_params:,}, {self.quantization}, {number_of_bytes(self.n_bytes)}"),
+            ("context in training", f"{self.n_ctx_train:,} tokens"),
+            ("vocabulary", f"{self.n_vocab:,} tokens"),
+            ("chat format", self.formatter),
+            ("backend", self.backend),
+            ("chosen because", self.reason),
+        ]
+        return card(self.name or self.path.name, table([(name, value) for name, value in rows if value]))
+
+    @property
+    def summary(self) -> str:
+        """The properties that tell models apart, in one line."""
+        return (
+            f"{preview(self.name or self.path.name)}, {self.architecture}, {rounded(self.n_params)} parameters,"
+            f" {self.quantization}, {number_of_bytes(self.n_bytes)}, {self.backend}"
+        )

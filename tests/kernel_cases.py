@@ -27,7 +27,7 @@ def write_cases(path: Path) -> int:
     """Write products of every type that has a kernel, in odd sizes; return how many."""
     types = [t for t in supported_types() if not t.name.startswith(WITHOUT_KERNELS)]
     cases = [_case(t, n_out, n_blocks) for t in types for n_out, n_blocks in SHAPES]
-    cases += [_case(*shape) for shape in LONG]
+    cases += [_case(*shape, n_tokens=40) for shape in LONG]
     cases.append(_case(GgmlType.Q8_0, 33, 3, n_tokens=300))
     path.write_bytes(np.int32(len(cases)).tobytes() + b"".join(cases))
     return len(cases)

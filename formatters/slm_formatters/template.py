@@ -62,6 +62,9 @@ class TemplateFormatter:
         self._reasoning_ends: dict[bool | None, str | None] = {}
         self._unread: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._name}>"
+
     @property
     def name(self) -> str:
         """The origin of the format."""

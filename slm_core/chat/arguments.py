@@ -7,6 +7,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -43,6 +44,15 @@ def fitted(function: Callable[..., object], arguments: Mapping[str, object]) -> 
     return {name: _fit(hints[name], value, name) for name, value in arguments.items()}
 
 
+def fitted_value(hint: Any, value: object, path: str) -> object:
+    """A JSON value, converted to the type of an annotation, which may be a dataclass.
+
+    Raises:
+        Misfit: the value has another type; the message has the path.
+    """
+    return _fit(hint, value, path)
+
+
 def _fit(hint: Any, value: object, path: str) -> object:
     """A JSON value, converted to the type of a hint."""
     origin, args = get_origin(hint), get_args(hint)
@@ -54,6 +64,8 @@ def _fit(hint: Any, value: object, path: str) -> object:
         return _one_of(hint, [(choice, choice) for choice in args], value, path)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _one_of(hint, [(member.value, member) for member in hint], value, path)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+        return _fit_dataclass(hint, value, path)
     if origin in (list, tuple) and isinstance(value, list):
         return _fit_items(hint, origin, args, value, path)
     if origin is dict and isinstance(value, dict):
@@ -68,6 +80,11 @@ def _fit_any(hint: object, args: Sequence[object], value: object, path: str) -> 
         except Misfit:
             continue
     raise _misfit(path, value, hint)
+
+
+def _fit_dataclass(hint: type, value: Mapping[str, object], path: str) -> object:
+    hints = typing.get_type_hints(hint)
+    return hint(**{name: _fit(hints[name], each, f"{path}.{name}") for name, each in value.items()})
 
 
 def _fit_items(hint: object, origin: Any, args: Sequence[object], value: Sequence[object], path: str) -> object:

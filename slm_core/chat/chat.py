@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index as as_index
-from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Protocol, Self
 
-from slm_core.chat import chat_dump
-from slm_core.chat.messages import to_json
+from slm_core.atomic_write import read_whole, write_whole
+from slm_core.chat import chat_dump, picture
+from slm_core.chat.chatstream import ChatStream
+from slm_core.chat.guard import Guard
+from slm_core.chat.messages import MessageLike, as_messages, to_json
 from slm_core.chat.overflow import Overflow, fit, name_of, reserved
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.session import Session
+from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
+from slm_core.chat.talking import Talking
 from slm_core.chat.toolbox import Toolbox
-from slm_core.chat.tools import ChatStream, ToolErrors, ToolUse, Turn, open_calls
+from slm_core.chat.tools import RunningTurn, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
-from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError, SlmError
-from slm_core.generation import Answer, Event, StoppingCriterion
+from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
-from slm_core.generation.speculation import Speculation
-from slm_core.protocols import Constraint, Context, Formatter, Vocab
+from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import SamplerChain, Sampling
-from slm_core.types import EditLevel, Message, ModelInfo, PrefillProgress, Role, Tool, ToolCall
+from slm_core.types import EditLevel, Message, ModelInfo, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
@@ -83,32 +88,7 @@ class ChatOptions:
         name_of(self.overflow)
 
 
-class AnswerSteering(TypedDict, total=False):
-    """Options of one answer; see ``Session.generate``."""
-
-    constraint: Constraint | Spec
-    stopping_criteria: Sequence[StoppingCriterion]
-    progress: PrefillProgress
-    speculation: Speculation
-
-
-class Steering(AnswerSteering, total=False):
-    """Options of a turn with all its answers.
-
-    ``timeout`` is for all answers together, without the time of tools. ``tools`` replaces the tools of the chat from
-    now on, see ``ChatOptions``; for the other options of tools see ``tools.ToolUse``.
-    """
-
-    timeout: float
-    on_event: Callable[[Event], None]
-    tools: Sequence[Tool]
-    tool_choice: str
-    tool_errors: ToolErrors
-    strict_tools: bool
-    max_rounds: int
-
-
-class Chat(Closing):
+class Chat(Talking, Closing):
     """A conversation. After each change all messages are rendered; the longest common prefix stays in the KV cache.
 
     Args:
@@ -130,7 +110,7 @@ class Chat(Closing):
         formatter: Formatter,
         *,
         system: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[MessageLike] = (),
         options: ChatOptions | None = None,
         n_answers: int = 0,
     ) -> None:
@@ -140,57 +120,32 @@ class Chat(Closing):
         first = () if system is None else (Message(Role.SYSTEM, system),)
         self._messages: tuple[Message, ...] = ()
         self._stream: AnswerStream | None = None
-        self._turn: ChatStream | None = None
+        self._turn: RunningTurn | None = None
+        self._reader: Callable[[], ChatStream | None] = lambda: None
+        self._guard = Guard()
         self._known_tools = Toolbox(())
         self._prompts = PromptEncoder(session.vocab)
         self._n_answers = n_answers
-        self._become((*first, *messages))
+        self._become((*first, *as_messages(messages)))
+
+    def __repr__(self) -> str:
+        return picture.chat_line(self)
+
+    def _repr_html_(self) -> str:
+        return picture.chat_page(self)
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation, with the text so far of a streaming answer; a system message is number 0."""
-        if self._stream is None:
-            return self._messages
-        return (*self._messages, Message(Role.ASSISTANT, self._stream.text))
+        messages, stream = self._messages, self._stream  # read once: another thread may end the answer
+        return messages if stream is None else (*messages, Message(Role.ASSISTANT, stream.text))
 
     # Talking.
 
-    def stream(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> ChatStream:
-        """Send messages (a string is a user's message) and stream the answer.
+    def _answered(self, sent: Sequence[Message], steering: Steering) -> RunningTurn:
+        return self._talk((*self._messages, *sent), steering)
 
-        If the model calls functions, the chat runs them, and the model answers again. If anything raises, the chat is
-        unchanged; side effects of functions remain.
-
-        Raises:
-            TemplateError: the chat format refuses the messages.
-            ContextFull: no room; nothing changed.
-            InvalidOption: an invalid option of tools.
-            ToolError: with ``tool_errors="raise"``, a tool raised, or a call is invalid.
-        """
-        self._settle()
-        return self._talk((*self._messages, *_messages(content)), steering)
-
-    def send(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """Send messages; returns the whole answer.
-
-        Raises:
-            SessionError: a tool has to be awaited.
-        """
-        return self.stream(content, **steering).run()
-
-    async def asend(self, content: str | Message | Sequence[Message], **steering: Unpack[Steering]) -> Answer:
-        """Like ``send``, on an event loop; the model, and tools that are not coroutines, run in threads."""
-        return await self.stream(content, **steering).arun()
-
-    def proceed(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Continue after the last message: run the calls without results, and stream the answer.
-
-        For a chat that was restored in the middle of a turn, or whose turn was cancelled or reached its limit there.
-
-        Raises:
-            SessionError: there is nothing to answer, or a call is left to the caller.
-        """
-        self._settle()
+    def _proceed(self, steering: Steering) -> RunningTurn:
         if not self._messages or self._messages[-1].role is Role.SYSTEM:
             raise SessionError("there is nothing to answer: send a message first")
         pending = open_calls(self._messages)
@@ -198,13 +153,7 @@ class Chat(Closing):
             raise SessionError("there is nothing to answer: the last message is an answer")
         return self._talk(self._messages, steering, pending)
 
-    def regenerate(self, **steering: Unpack[Steering]) -> ChatStream:
-        """Remove the last answer and stream another; with a temperature, it is another draw.
-
-        Raises:
-            SessionError: there is nothing to answer.
-        """
-        self._settle()
+    def _regenerate(self, steering: Steering) -> RunningTurn:
         messages = self._messages
         while messages and messages[-1].role is Role.ASSISTANT:
             messages = messages[:-1]
@@ -222,18 +171,18 @@ class Chat(Closing):
 
     def edit(self, i: int, content: str) -> None:
         """Replace the content of message ``i``; later messages are computed again when they are needed."""
-        self._settle()
-        messages = list(self._messages)
-        i = self._checked_index(i)
-        messages[i] = replace(messages[i], content=content)
-        self._become(tuple(messages))
+        with self._settled():
+            messages = list(self._messages)
+            i = self._checked_index(i)
+            messages[i] = replace(messages[i], content=content)
+            self._become(tuple(messages))
 
     def delete(self, i: int) -> None:
         """Remove message ``i``; later messages are computed again when they are needed."""
-        self._settle()
-        messages = list(self._messages)
-        del messages[self._checked_index(i)]
-        self._become(tuple(messages))
+        with self._settled():
+            messages = list(self._messages)
+            del messages[self._checked_index(i)]
+            self._become(tuple(messages))
 
     def forget(self, i: int) -> EditLevel:
         """Cut message ``i`` out of the KV cache and compute nothing: later tokens keep their values.
@@ -242,9 +191,9 @@ class Chat(Closing):
             CUT if the message was cut; TRUNCATE or REPLAY if the context or the template only allows ``delete``, for
             example because messages of the template depend on each other.
         """
-        self._settle()
-        i = self._checked_index(i)
-        return self._forget(i, i + 1)
+        with self._settled():
+            i = self._checked_index(i)
+            return self._forget(i, i + 1)
 
     # Copies.
 
@@ -255,38 +204,40 @@ class Chat(Closing):
             InvalidSequence: no sequence is free.
             ContextFull: no room for a copy; nothing changed.
         """
-        self._settle()
-        session = self.session.fork()
-        try:
-            return Chat(
-                session,
-                self.formatter,
-                options=self.options,
-                messages=self._messages,
-                n_answers=self._n_answers,
-            )
-        except BaseException:
-            session.close()
-            raise
+        with self._settled():
+            session = self.session.fork()
+            try:
+                return Chat(
+                    session,
+                    self.formatter,
+                    options=self.options,
+                    messages=self._messages,
+                    n_answers=self._n_answers,
+                )
+            except BaseException:
+                session.close()
+                raise
 
     def dump(self) -> bytes:
         """Dump the chat: messages, options, schemas of tools, and the session with its KV cache.
 
         A dump between the answers of a turn does not end the turn: ``proceed`` continues it in the restored chat.
         """
-        if self._stream is not None:
-            self._settle()
-        context = self.session.context
-        meta = {
-            "messages": [to_json(message) for message in self._messages],
-            "sampling": self.options.sampling.to_dict(),
-            "tools": list(self._toolbox.schemas),
-            "thinking": self.options.thinking,
-            "overflow": name_of(self.options.overflow),
-            "n_answers": self._n_answers,
-            "context": [context.n_ctx, context.n_seq_max, context.n_batch],
-        }
-        return pack("chat", meta, (self.session.dump(),))
+        with self._guard:
+            self._check_free(tools_may_run=self._stream is None)
+            if self._stream is not None:
+                self._settle()
+            context = self.session.context
+            meta = {
+                "messages": [to_json(message) for message in self._messages],
+                "sampling": self.options.sampling.to_dict(),
+                "tools": list(self._toolbox.schemas),
+                "thinking": self.options.thinking,
+                "overflow": name_of(self.options.overflow),
+                "n_answers": self._n_answers,
+                "context": [context.n_ctx, context.n_seq_max, context.n_batch],
+            }
+            return pack("chat", meta, (self.session.dump(),))
 
     @classmethod
     def restore(
@@ -329,6 +280,32 @@ class Chat(Closing):
             raise
         return chat
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``dump()`` to a file, whole or not at all.
+
+        Raises:
+            InvalidOption: the file cannot be written.
+        """
+        data = self.dump()
+        write_whole(path, data)
+
+    @classmethod
+    def load(
+        cls,
+        model: ChatModel,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        overflow: Overflow | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> Self:
+        """A chat that continues one that ``save`` wrote; for arguments and other errors see ``restore``.
+
+        Raises:
+            InvalidOption: the file cannot be read.
+        """
+        return cls.restore(model, read_whole(path), n_ctx=n_ctx, overflow=overflow, tools=tools)
+
     def close(self) -> None:
         """Close the session, which releases its sequence. Twice is fine."""
         self.session.close()
@@ -336,16 +313,29 @@ class Chat(Closing):
     @contextmanager
     def scratch_branch(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
         """A session after ``question``, where the answer is about to begin; the chat does not change."""
-        self._settle()
-        messages = (*self._messages, Message(Role.USER, question))
-        ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
-        with self.session.scratch_branch() as session:
-            session.follow(ids)
-            yield session
+        with self._settled():
+            messages = (*self._messages, Message(Role.USER, question))
+            ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
+            with self.session.scratch_branch() as session:
+                session.follow(ids)
+                yield session
 
     # Steps that several calls share.
 
-    def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> ChatStream:
+    def _begun(self, begin: Callable[[], RunningTurn]) -> ChatStream:
+        """The stream of a new turn, which ends the turn before it when it begins."""
+
+        def settle_and_begin() -> RunningTurn:
+            self._settle()
+            return begin()
+
+        with self._guard:
+            self._check_free()
+            stream = ChatStream(settle_and_begin, self._guard)
+            self._reader = weakref.ref(stream)
+            return stream
+
+    def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> RunningTurn:
         """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
         before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
 
@@ -355,39 +345,43 @@ class Chat(Closing):
             with suppress(SlmError):  # the cache follows again at the next call; keep the first error
                 self.session.follow(tokens)
 
-        use, offered = _tool_use(steering)
-        on_event = steering.pop("on_event", None)
-        timeout = checked_timeout(steering.pop("timeout", None))
+        use, sampling = steering.tool_use, steering.sampling_over(self.options.sampling)
+        timeout = checked_timeout(steering.timeout)
         try:
-            if offered is not None:
-                self.options = replace(self.options, tools=tuple(offered))
+            if steering.tools is not None:
+                self.options = replace(self.options, tools=tuple(steering.tools))
             left = next((call.name for call in pending if self._toolbox.leaves(call)), None)
             if left is not None:
                 raise SessionError(f"a call of {left!r} is the caller's to answer: send its result")
             first, later = use.rules(self._toolbox, self.formatter, thinking=self.options.thinking)
-            if first is not None and steering.get("constraint") is not None:
+            if first is not None and steering.constraint is not None:
                 raise InvalidOption("a constraint does not go with tool_choice or strict_tools: both rule the answer")
 
             def begin(is_first: bool, spent: float) -> AnswerStream:
                 left = None if timeout is None else max(timeout - spent, _LEAST_TIME)
                 sent = messages if is_first else self._messages
-                return self._reply(sent, cast("AnswerSteering", steering), first if is_first else later, left)
+                return self._reply(sent, steering, sampling, first if is_first else later, left)
 
             turn = Turn(begin, self._add, undo, self._end_turn)
             if pending:
                 self.session.follow(self._encode(messages))
-            self._turn = ChatStream(turn, self._toolbox, use, on_event, pending)
+            self._turn = RunningTurn(turn, self._toolbox, use, steering.on_event, pending)
         except BaseException:
             undo()
             raise
         return self._turn
 
     def _reply(
-        self, messages: tuple[Message, ...], steering: AnswerSteering, rule: Spec | None, timeout: float | None
+        self,
+        messages: tuple[Message, ...],
+        steering: Steering,
+        sampling: Sampling,
+        rule: Spec | None,
+        timeout: float | None,
     ) -> AnswerStream:
         """Start an answer to the conversation ``messages``."""
-        thinking, sampling = self.options.thinking, self.options.sampling
-        messages, overflowed = self._make_room(messages)
+        thinking = self.options.thinking
+        messages, overflowed = self._make_room(messages, sampling)
         self.session.follow(self._encode(messages, add_generation_prompt=True, thinking=thinking))
         self._messages = messages
         self._n_answers += 1
@@ -397,9 +391,19 @@ class Chat(Closing):
             self._stream = None
 
         sampling = replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
-        chain = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
-        options: AnswerSteering = steering if rule is None else {**steering, "constraint": rule}
-        generation = self.session.generate(sampling, sampler=chain, special=True, timeout=timeout, **options)
+        sampler = steering.sampler
+        if sampler is None:
+            sampler = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
+        generation = self.session.generate(
+            sampling,
+            sampler=sampler,
+            special=True,
+            constraint=steering.constraint if rule is None else rule,
+            stopping_criteria=steering.stopping_criteria,
+            speculation=steering.speculation,
+            timeout=timeout,
+            progress=steering.progress,
+        )
         parser = self.formatter.stream_parser(thinking=thinking, tools=self._toolbox.schemas)
         n_calls = sum(len(message.tool_calls) for message in messages)
         self._stream = AnswerStream(generation, parser, finished, n_calls, overflowed)
@@ -417,7 +421,9 @@ class Chat(Closing):
             self._known_tools = Toolbox(self.options.tools)
         return self._known_tools
 
-    def _make_room(self, conversation: tuple[Message, ...]) -> tuple[tuple[Message, ...], Overflowed | None]:
+    def _make_room(
+        self, conversation: tuple[Message, ...], sampling: Sampling
+    ) -> tuple[tuple[Message, ...], Overflowed | None]:
         """Drop messages by the policy; returns the kept and the dropped messages."""
         context, options = self.session.context, self.options
         room = context.n_free + context.length(self.session.seq_id)
@@ -425,7 +431,7 @@ class Chat(Closing):
         def count(messages: Sequence[Message]) -> int:
             return len(self._encode(messages, add_generation_prompt=True, thinking=options.thinking))
 
-        fitted = fit(conversation, options.overflow, count, room, reserved(context.n_ctx, options.sampling.max_tokens))
+        fitted = fit(conversation, options.overflow, count, room, reserved(context.n_ctx, sampling.max_tokens))
         if not fitted.dropped:
             return conversation, None
         n_tokens = count(conversation) - count(fitted.messages)
@@ -448,6 +454,24 @@ class Chat(Closing):
         self._messages = messages
         return level
 
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Keep other callers out of the chat, and end a turn that is no longer iterated."""
+        with self._guard:
+            self._check_free()
+            self._settle()
+            yield
+
+    def _check_free(self, *, tools_may_run: bool = False) -> None:
+        if self._turn is not None and self._turn.runs_tools and not tools_may_run:
+            raise ChatBusy("a tool of the chat is running: a tool cannot change the chat that calls it")
+        reader = self._reader()
+        if reader is not None and reader.held_by_another:
+            raise ChatBusy(
+                "this chat is busy: another thread or task reads its answer (wait until it is over, or give each"
+                " caller a fork of the chat)"
+            )
+
     def _settle(self) -> None:
         """End a turn that is no longer iterated: the text so far becomes the answer."""
         if self._turn is not None:
@@ -469,26 +493,11 @@ class Chat(Closing):
 
     def _checked_index(self, i: int) -> int:
         n = len(self._messages)
+        if n == 0:
+            raise SessionError(f"there is no message {i}: the chat is empty")
         if not -n <= as_index(i) < n:
             raise SessionError(f"there is no message {i} (accepted: 0 to {n - 1})")
         return i % n
-
-
-def _messages(content: str | Message | Sequence[Message]) -> Sequence[Message]:
-    if isinstance(content, str):
-        return [Message(Role.USER, content)]
-    return [content] if isinstance(content, Message) else content
-
-
-def _tool_use(steering: Steering) -> tuple[ToolUse, Sequence[Tool] | None]:
-    """Remove the options of tools from a turn's options."""
-    use = ToolUse(
-        steering.pop("tool_choice", "auto"),
-        steering.pop("strict_tools", False),
-        steering.pop("tool_errors", "tell"),
-        steering.pop("max_rounds", 8),
-    )
-    return use, steering.pop("tools", None)
 
 
 def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context_queue import queue_of
 from slm_core.generation.top import Row, TopRow
 from slm_core.protocols import Batch, Context
 from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
@@ -29,6 +30,7 @@ class DecodedSequence:
     def __init__(self, context: Context, seq_id: int) -> None:
         self.context = context
         self.seq_id = seq_id
+        self._queue = queue_of(context)
         self._ahead: deque[int] = deque()
         self._batch: Batch | None = None
         self._rows: deque[NDArray[np.float32]] = deque()  # after the history, and after each token ahead
@@ -69,10 +71,11 @@ class DecodedSequence:
 
     def forget_from(self, length: int) -> None:
         """Remove decoded tokens from ``length`` on; those still in the history are decoded again."""
-        if self.context.edit_level >= EditLevel.TRUNCATE:
-            self.context.truncate(Pos(self.seq_id, length))
-        else:
-            self.context.drop(self.seq_id)
+        with self._queue:
+            if self.context.edit_level >= EditLevel.TRUNCATE:
+                self.context.truncate(Pos(self.seq_id, length))
+            else:
+                self.context.drop(self.seq_id)
         self._ahead.clear()
         while len(self._rows) > 1:
             self._rows.pop()
@@ -81,7 +84,8 @@ class DecodedSequence:
         """Remove all tokens."""
         self._ahead.clear()
         self._rows.clear()
-        self.context.drop(self.seq_id)
+        with self._queue:
+            self.context.drop(self.seq_id)
 
     def next_row(
         self,
@@ -106,7 +110,7 @@ class DecodedSequence:
         if self.n_held == len(tokens):
             self.forget_from(len(tokens) - 1)
         rows = self.decode(tokens, cancelled, expected, progress)
-        self._rows.extend(() if rows is None else rows.copy())
+        self._rows.extend(() if rows is None else rows)
         return self.row
 
     def next_top(
@@ -120,8 +124,14 @@ class DecodedSequence:
             return self._rows[0]
         if self.n_held == len(tokens):
             self.forget_from(len(tokens) - 1)
-        top = self._run(lambda batch: self.context.decode_top(batch, k), tokens, cancelled, (), progress)
-        return None if top is None else TopRow(top.tokens[0], top.logits[0], float(top.log_totals[0]))
+
+        def top_row(batch: Batch) -> TopRow | None:
+            top = self.context.decode_top(batch, k)
+            if len(top.tokens) == 0:  # not the last batch
+                return None
+            return TopRow(top.tokens[0].copy(), top.logits[0].copy(), float(top.log_totals[0]))
+
+        return self._run(top_row, tokens, cancelled, (), progress)
 
     def decode(
         self,
@@ -130,8 +140,8 @@ class DecodedSequence:
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> Logits | None:
-        """Decode the pending tokens; see ``next_row``. Rows are valid until the next call."""
-        return self._run(self.context.decode, tokens, cancelled, expected, progress)
+        """Decode the pending tokens; see ``next_row``. The rows are a copy."""
+        return self._run(lambda batch: self.context.decode(batch).copy(), tokens, cancelled, expected, progress)
 
     def _run(
         self,
@@ -141,7 +151,10 @@ class DecodedSequence:
         expected: Sequence[int],
         progress: PrefillProgress | None,
     ) -> R | None:
-        """The result of ``decode`` for the last batch; None if there was no batch."""
+        """The result of ``decode`` for the last batch; None if there was no batch.
+
+        ``decode`` copies its rows: the next call of another thread overwrites them.
+        """
         if self._batch is None:
             self._batch = self.context.new_batch()
         batch = self._batch
@@ -156,10 +169,11 @@ class DecodedSequence:
             last = held + len(chunk) == length
             batch.clear()
             batch.extend(chunk, Pos(self.seq_id, held), logits="last" if last else "none")
-            ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
-            if ahead:
-                batch.extend(ahead, Pos(self.seq_id, length), logits="all")
-            rows = decode(batch)
+            with self._queue:
+                ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
+                if ahead:
+                    batch.extend(ahead, Pos(self.seq_id, length), logits="all")
+                rows = decode(batch)
             self._ahead.extend(ahead)
             if progress is not None:
                 progress(held + len(chunk) - first, length - first)

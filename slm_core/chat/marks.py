@@ -16,6 +16,11 @@ class Mark:
     def __init__(self, marks: Marks) -> None:
         self._marks = weakref.ref(marks)
 
+    def __repr__(self) -> str:
+        marks = self._marks()
+        place = None if marks is None else marks.known_place(self)
+        return "<Mark: stale>" if place is None else f"<Mark: before token {place}>"
+
     def is_one_of(self, marks: Marks) -> bool:
         """Whether the mark is of this session."""
         return self._marks() is marks
@@ -32,6 +37,10 @@ class Marks:
         mark = Mark(self)
         self._places[mark] = place
         return mark
+
+    def known_place(self, mark: Mark) -> int | None:
+        """The position of a mark; None for a stale one."""
+        return self._places.get(mark)
 
     def place(self, mark: Mark) -> int:
         """The position of a mark.

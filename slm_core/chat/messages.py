@@ -1,15 +1,108 @@
-"""Messages as JSON values, and back."""
+"""Messages in the forms in which callers write them; messages as JSON values, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
 
-from slm_core.errors import InvalidSnapshot
+from slm_core.errors import InvalidOption, InvalidSnapshot
+from slm_core.hints import did_you_mean
 from slm_core.types import MalformedCall, Message, Role, ToolCall
 
 _LISTS = ("tool_calls", "malformed_calls")
 _TEXTS = ("content", "reasoning", "name", "tool_call_id")
+_REASONING = ("reasoning", "reasoning_content", "thinking")
+_KEYS = ("role", "content", *_REASONING, "tool_calls", "name", "tool_call_id")
+_FORMS = "a text, a Message, a mapping such as {'role': 'user', 'content': 'Hello'}, or a list of messages"
+
+MessageLike: TypeAlias = Message | Mapping[str, object]
+"""A message, or a mapping with the keys of OpenAI's chat messages: "role", "content", "tool_calls", ..."""
+
+
+def as_messages(content: str | MessageLike | Sequence[MessageLike]) -> tuple[Message, ...]:
+    """Messages in any form: a text is a user's message.
+
+    Mappings have the keys of OpenAI's chat messages; content may be a list of text parts, and the arguments of a tool
+    call may be JSON text. A key whose value is None counts as absent.
+
+    Raises:
+        InvalidOption: another form, an unknown role or key, or an invalid value; the message says where.
+    """
+    if isinstance(content, str):
+        return (Message(Role.USER, content),)
+    if isinstance(content, Message | Mapping):
+        return (_message(content, "the message"),)
+    if not isinstance(content, Sequence):
+        raise InvalidOption(f"{content!r:.80} is no message (accepted: {_FORMS})")
+    return tuple(_message(each, f"message {i}") for i, each in enumerate(content))
+
+
+def _message(value: object, where: str) -> Message:
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{where} is {value!r:.80} (accepted: {_FORMS})")
+    fields = {key: each for key, each in value.items() if each is not None}
+    unknown = next((key for key in fields if key not in _KEYS), None)
+    if unknown is not None:
+        raise InvalidOption(
+            f"{where} has an unknown key {unknown!r} (accepted: {', '.join(_KEYS)}{did_you_mean(unknown, _KEYS)})"
+        )
+    if "role" not in fields:
+        raise InvalidOption(f"{where} has no 'role' (accepted: {', '.join(Role)})")
+    name, call_id = (
+        _text(fields[key], f"{where}: {key!r}") if key in fields else None for key in ("name", "tool_call_id")
+    )
+    reasoning = next((_text(fields[key], f"{where}: {key!r}") for key in _REASONING if key in fields), None)
+    content, calls = _content(fields.get("content", ""), where), _calls(fields.get("tool_calls", ()), where)
+    try:
+        return Message(cast("Role", fields["role"]), content, reasoning, calls, name, call_id)
+    except InvalidOption as error:
+        raise InvalidOption(f"{where}: {error}") from None
+
+
+def _content(value: object, where: str) -> str:
+    """The text of a message's content, which may be a list of text parts."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
+        return "".join(_text(part.get("text"), f"{where}: the 'text' of a part") for part in value)
+    raise InvalidOption(f"{where}: content {value!r:.80} (accepted: a text, or a list of text parts)")
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(f"{what} is {value!r:.80} (accepted: a text)")
+    return value
+
+
+def _calls(value: object, where: str) -> tuple[ToolCall, ...]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise InvalidOption(f"{where}: tool_calls {value!r:.80} (accepted: a list of calls)")
+    return tuple(_call(each, f"{where}: tool call {i}") for i, each in enumerate(value))
+
+
+def _call(value: object, where: str) -> ToolCall:
+    if isinstance(value, ToolCall):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+        raise InvalidOption(f"{where} is {value!r:.80} (accepted: a mapping with 'function' and 'id')")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        raise InvalidOption(f"{where}: arguments {function.get('arguments')!r:.80} (accepted: a JSON object)")
+    call_id = value.get("id")
+    return ToolCall(
+        _text(function.get("name"), f"{where}: the name"),
+        arguments,
+        None if call_id is None else _text(call_id, f"{where}: the id"),
+    )
 
 
 def to_json(message: Message) -> dict[str, object]:

@@ -14,6 +14,7 @@ from slm_core.chat.schema import Schema
 from slm_core.chat.session import Session
 from slm_core.chat.stream import parsed
 from slm_core.constraints import AfterThinking, Spec
+from slm_core.display import changed_fields, preview, signature
 from slm_core.errors import InvalidOption, OracleError
 from slm_core.generation import Answer, FinishReason, StoppingCriterion
 from slm_core.numerics import log_probability
@@ -27,7 +28,7 @@ _Value = TypeVar("_Value")
 GREEDY = Sampling(temperature=0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Choice(Generic[_Value]):
     """The result of ``Oracle.choose``.
 
@@ -39,13 +40,16 @@ class Choice(Generic[_Value]):
     value: _Value
     probabilities: tuple[float, ...]
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Extraction:
     """The result of ``Oracle.extract``.
 
     Attributes:
-        value: the JSON value, or the pydantic object.
+        value: the JSON value, or the object of the pydantic model or dataclass.
         text: the JSON text.
         answer: the answer with the JSON, its usage and timings.
     """
@@ -53,6 +57,9 @@ class Extraction:
     value: object
     text: str
     answer: Answer
+
+    def __repr__(self) -> str:
+        return signature(self, preview(self.text), f"read as {type(self.value).__name__}")
 
 
 class Oracle:
@@ -67,6 +74,9 @@ class Oracle:
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
+
+    def __repr__(self) -> str:
+        return f"<Oracle of {self._chat!r}>"
 
     def ask(
         self,
@@ -119,7 +129,7 @@ class Oracle:
         If the prompt begins with reasoning, the model reasons first; the JSON follows.
 
         Args:
-            schema: a pydantic model class, or a JSON schema as a mapping or text.
+            schema: a pydantic model class, a dataclass, or a JSON schema as a mapping or text.
             question: requests the JSON; None for "Give me JSON with the keys ...".
             sampling: options of the answer; its stop texts are ignored.
 
@@ -135,7 +145,8 @@ class Oracle:
         with self._chat.scratch_branch(question, thinking=thinking) as session:
             answer = session.generate(replace(sampling, stop=()), constraint=spec, special=True).run()
         if answer.finish_reason not in (FinishReason.CONSTRAINT, FinishReason.STOP):
-            raise OracleError(f"the answer's JSON was not complete after {len(answer.tokens)} tokens: {answer.text!r}")
+            said = f"{len(answer.tokens)} tokens: {preview(answer.text)}"
+            raise OracleError(f"the answer's JSON was not complete after {said}")
         text = answer.text if reasoning_end is None else answer.text.partition(reasoning_end)[2].strip()
         return Extraction(target.read(text), text, answer)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 from slm_core.errors import InvalidSequence
 from slm_core.protocols import Context
 
+_claiming = threading.Lock()
 _owners: weakref.WeakKeyDictionary[Context, dict[int, weakref.ref[object]]] = weakref.WeakKeyDictionary()
 
 
@@ -23,16 +25,19 @@ def claim(context: Context, seq_id: int | None, owner: object) -> int:
     Raises:
         InvalidSequence: the sequence is taken, or none is free.
     """
-    free = free_sequences(context)
-    if seq_id is None and not free:
-        raise InvalidSequence(
-            f"no sequence is left (n_seq_max is {context.n_seq_max}): close a session, or create the context with more"
-        )
-    chosen = free[0] if seq_id is None else seq_id
-    if chosen not in free:
-        raise InvalidSequence(f"sequence {chosen} is taken or does not exist (free: {free or 'none'})", seq_id=chosen)
-    _owners[context][chosen] = weakref.ref(owner)
-    return chosen
+    with _claiming:
+        free = free_sequences(context)
+        if seq_id is None and not free:
+            raise InvalidSequence(
+                f"no sequence is left (n_seq_max is {context.n_seq_max}): close a session, or create the context with"
+                " more"
+            )
+        chosen = free[0] if seq_id is None else seq_id
+        if chosen not in free:
+            taken = f"sequence {chosen} is taken or does not exist (free: {free or 'none'})"
+            raise InvalidSequence(taken, seq_id=chosen)
+        _owners[context][chosen] = weakref.ref(owner)
+        return chosen
 
 
 def check_free(context: Context, n: int, what: str) -> None:

@@ -9,13 +9,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.chat import answers, branching, session_dump
+from slm_core.chat import answers, branching, picture, session_dump
 from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.sequences import claim, free_sequences, release
 from slm_core.chat.source import SessionSource
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
+from slm_core.context_queue import checked_deadline, queue_of
 from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
 from slm_core.generation import (
     BeamAnswer,
@@ -41,7 +42,8 @@ from slm_core.types import Capability, EditLevel, PrefillProgress, Segment
 class Session(Closing):
     """One token history and its text.
 
-    Text is decoded lazily: ``append`` only queues tokens, ``generate`` decodes them. Not for concurrent use.
+    Text is decoded lazily: ``append`` only queues tokens, ``generate`` decodes them. A session is for one thread at a
+    time. Sessions of one context, such as forks, are for a thread each: their calls on the context wait their turn.
 
     Args:
         context: the KV cache; sessions may share one, each in its own sequence.
@@ -49,9 +51,12 @@ class Session(Closing):
         seq_id: an empty sequence that no other session uses; None for the first free one.
         sampling: the default sampling of answers.
         owns_context: whether closing the session closes the context.
+        queue_timeout: seconds that a call of any session of the context waits while another thread uses the context;
+            then it raises ``ContextBusy``. None keeps the value, which is 300; ``math.inf`` waits without end.
 
     Raises:
         InvalidSequence: the sequence is taken, or none is left.
+        InvalidOption: an invalid ``queue_timeout``.
     """
 
     def __init__(
@@ -62,9 +67,13 @@ class Session(Closing):
         seq_id: int | None = None,
         sampling: Sampling | None = None,
         owns_context: bool = False,
+        queue_timeout: float | None = None,
     ) -> None:
         self.context = context
         self._owns_context = owns_context
+        self._queue = queue_of(context)
+        if queue_timeout is not None:
+            self._queue.deadline_s = checked_deadline(queue_timeout)
         self.vocab = vocab
         self.sampling = sampling if sampling is not None else Sampling()
         self.seq_id = claim(context, seq_id, self)
@@ -72,7 +81,15 @@ class Session(Closing):
         self._source = SessionSource(context, self.seq_id)
         self._generation: Generation | None = None
 
+    def __repr__(self) -> str:
+        return picture.session_line(self)
+
     # The history.
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is closed."""
+        return self._source.closed
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -398,7 +415,8 @@ class Session(Closing):
         self._check_settled()
         twin = Session(self.context, self.vocab, seq_id=seq_id, sampling=self.sampling)
         try:
-            self.context.fork(self.seq_id, twin.seq_id)
+            with self._queue:
+                self.context.fork(self.seq_id, twin.seq_id)
         except BaseException:
             twin.close()
             raise
@@ -413,9 +431,11 @@ class Session(Closing):
             SessionError: an unfinished answer has a constraint or sampler of a custom class.
         """
         self._check_settled()
+        with self._queue:
+            sequence = self.context.dump(self.seq_id)
         return session_dump.write(
             session_dump.SessionState(
-                sequence=self.context.dump(self.seq_id),
+                sequence=sequence,
                 tokens=tuple(self._source.tokens),
                 sampling=self.sampling,
                 sampler=self._sampler.state(),
@@ -478,7 +498,8 @@ class Session(Closing):
         with contextlib.suppress(ContextClosed):
             self._source.decoded.clear()
         if self._owns_context:
-            self.context.close()
+            with self._queue:
+                self.context.close()
 
     # Steps that several calls share.
 
@@ -488,7 +509,8 @@ class Session(Closing):
         self._source.settle()
 
     def _load(self, state: session_dump.SessionState) -> None:
-        self.context.restore(self.seq_id, state.sequence)
+        with self._queue:
+            self.context.restore(self.seq_id, state.sequence)
         session_dump.check_history(state, self.context.tokens(self.seq_id), self.vocab.size, self.context.n_free)
         self._source.tokens = list(state.tokens)
         self._sampler.set_state(state.sampler)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Marks
+from slm_core.context_queue import queue_of
 from slm_core.errors import SessionError
 from slm_core.generation.top import Row
 from slm_core.protocols import Context
@@ -112,7 +113,8 @@ class SessionSource:
         level, n_held = self._context.edit_level, self.decoded.n_held
         if start < min(end, n_held):
             if level is EditLevel.CUT and not exact:
-                self._context.cut(Pos(self._seq_id, start), Pos(self._seq_id, min(end, n_held)))
+                with queue_of(self._context):
+                    self._context.cut(Pos(self._seq_id, start), Pos(self._seq_id, min(end, n_held)))
             else:
                 level = min(level, EditLevel.TRUNCATE)
                 self.decoded.forget_from(start)

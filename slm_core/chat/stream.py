@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import nan
 from typing import Self
 
+from slm_core.display import preview, signature
 from slm_core.generation import Answer, Event, EventStream, FinishReason, Generation, StoppingCriterion
 from slm_core.generation.events import Overflowed
 from slm_core.protocols import StreamParser
@@ -54,6 +55,9 @@ class AnswerStream(EventStream):
         """
         return self._answer if self._answer is not None else self._generation.answer
 
+    def __repr__(self) -> str:
+        return signature(self, "over" if self.over else "paused" if self.paused else "running", preview(self.text))
+
     @property
     def over(self) -> bool:
         """Whether the answer is over."""
@@ -88,26 +92,14 @@ class AnswerStream(EventStream):
             deltas += self._end()
         if event is None and not deltas:
             raise StopIteration
-        event = Event(None, "", nan) if event is None else event
-        text = _joined(deltas, "content")
-        self.text += text
-        calls = tuple(delta for delta in deltas if not isinstance(delta, Delta))
-        return replace(event, text=text, reasoning=_joined(deltas, "reasoning"), calls=calls)
+        event = separated(event, deltas)
+        self.text += event.text
+        return event
 
     def _end(self) -> list[AnswerDelta]:
         deltas, message = self._parser.finish()
         message = replace(message, tool_calls=_with_ids(message.tool_calls, self._n_calls))
-        raw = self._generation.answer
-        called = message.tool_calls and raw.finish_reason in _COMPLETE
-        self._answer = replace(
-            raw,
-            text=message.content,
-            reasoning=message.reasoning,
-            tool_calls=message.tool_calls,
-            malformed_calls=message.malformed_calls,
-            overflowed=self.overflowed,
-            finish_reason=FinishReason.TOOL_CALLS if called else raw.finish_reason,
-        )
+        self._answer = replace(_answer_of(message, self._generation.answer), overflowed=self.overflowed)
         self._finished(message)
         return deltas
 
@@ -115,13 +107,29 @@ class AnswerStream(EventStream):
 def parsed(raw: Answer, parser: StreamParser) -> Answer:
     """An answer that the chat format parses into content, reasoning, tool calls and malformed calls."""
     parser.feed(raw.text)
-    _, message = parser.finish()
+    return _answer_of(parser.finish()[1], raw)
+
+
+def separated(event: Event | None, deltas: Sequence[AnswerDelta]) -> Event:
+    """An event whose text is separated into content, reasoning and tool calls; None is the end of an answer."""
+    return replace(
+        Event(None, "", nan) if event is None else event,
+        text=_joined(deltas, "content"),
+        reasoning=_joined(deltas, "reasoning"),
+        calls=tuple(delta for delta in deltas if not isinstance(delta, Delta)),
+    )
+
+
+def _answer_of(message: Message, raw: Answer) -> Answer:
+    """The answer that a message was parsed from, with the parts of the message."""
+    called = message.tool_calls and raw.finish_reason in _COMPLETE
     return replace(
         raw,
         text=message.content,
         reasoning=message.reasoning,
         tool_calls=message.tool_calls,
         malformed_calls=message.malformed_calls,
+        finish_reason=FinishReason.TOOL_CALLS if called else raw.finish_reason,
     )
 
 

@@ -102,11 +102,8 @@ class Turn:
     over: Callable[[], None]
 
 
-class ChatStream(EventStream):
-    """A running turn: iterate over its events, then read ``answer``, the last answer.
-
-    If tools have to be awaited, iterate with ``async for``, which runs the calls of one answer concurrently.
-    """
+class RunningTurn(EventStream):
+    """A turn that has begun; ``ChatStream`` is how callers read it."""
 
     def __init__(
         self,
@@ -189,28 +186,27 @@ class ChatStream(EventStream):
             self._current.resume(stopping_criteria, timeout=timeout)
         return self
 
-    def end(self) -> None:
-        """End the turn: the text so far becomes the answer.
+    @property
+    def cancelled(self) -> bool:
+        """Whether the turn was cancelled."""
+        return self._cancelled
 
-        Raises:
-            SessionError: a tool is running, which must not change the chat that calls it.
-        """
-        if self._running:
-            raise SessionError("a tool of the chat is running: a tool cannot change the chat that calls it")
+    @property
+    def runs_tools(self) -> bool:
+        """Whether tools are running."""
+        return self._running
+
+    def end(self) -> None:
+        """End the turn: the text so far becomes the answer."""
         self.cancel()
         self.resume()
         for _ in self:
             pass
 
-    def run(self) -> Answer:
-        """Iterate to the end; returns the answer.
-
-        Raises:
-            SessionError: a tool has to be awaited; nothing changed.
-        """
+    def check_nothing_awaited(self) -> None:
+        """Undo the turn and raise ``SessionError`` if a tool has to be awaited."""
         with self._all_or_nothing():
             self._check_nothing_awaited()
-        return super().run()
 
     def __next__(self) -> Event:
         if self._answer is not None or self.paused:
@@ -227,12 +223,12 @@ class ChatStream(EventStream):
             raise StopIteration
         return event
 
-    async def __anext__(self) -> Event:
+    async def arun_tools(self) -> None:
+        """Run the calls that are due concurrently; the next events are their results."""
         if self._due and not self._cancelled and self._answer is None:
             with self._all_or_nothing(), self._tool_running():
                 self._ready += await self._toolbox.arun_all(self._due)
                 self._due.clear()
-        return await super().__anext__()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

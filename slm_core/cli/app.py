@@ -20,6 +20,7 @@ from slm_core.cli import (
     quantize,
     run,
     score,
+    serve,
     template,
 )
 from slm_core.cli.terminal import INTERRUPTED, complain
@@ -141,6 +142,7 @@ app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
 app.command(epilog='Example: slm run model.gguf -p "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
 app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(chat.chat)
 app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embed.embed)
+app.command(epilog="Example: slm serve model.gguf", rich_help_panel=_TALK)(serve.serve)
 app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(inspect.info)
 app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(inspect.backends)
 app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_panel=_LOOK)(inspect.tokenize)

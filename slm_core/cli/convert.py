@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli.terminal import note, progress_of
-from slm_core.loading import local
+from slm_core.paths import local
 from slm_core.plugins import registry
 
 

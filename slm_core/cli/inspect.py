@@ -13,12 +13,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from slm_core.backend_choice import support_of
 from slm_core.checkpoints import INDEX, SINGLE, open_model
 from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.loading import backends as list_backends
-from slm_core.loading import demo_model_path, load_vocab, local, support_of
+from slm_core.loading import demo_model_path, load_vocab
 from slm_core.modelinfo import model_info
+from slm_core.paths import local
 from slm_core.plugins import registry
 from slm_core.types import BackendStatus, DeviceStatus, KvType
 

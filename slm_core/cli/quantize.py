@@ -16,7 +16,7 @@ from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgufFile
 from slm_core.gguf.cursor import shown
-from slm_core.loading import local
+from slm_core.paths import local
 from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
 
 

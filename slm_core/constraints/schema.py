@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from slm_core.constraints.dataclass_schema import dataclass_schema, is_dataclass_type
 from slm_core.constraints.limits import Limits
 from slm_core.errors import ConstraintError
 from slm_core.jsonfile import depth_of
@@ -47,7 +48,7 @@ def pydantic_model(schema: object) -> type[BaseModel] | None:
 
 
 def schema_text(schema: object) -> str:
-    """A schema as JSON text: of a mapping, ``True`` or ``False``, JSON text, or a pydantic model.
+    """A schema as JSON text: of a mapping, ``True`` or ``False``, JSON text, a pydantic model or a dataclass.
 
     Raises:
         ConstraintError: it is none of these, or invalid JSON.
@@ -55,12 +56,14 @@ def schema_text(schema: object) -> str:
     model = pydantic_model(schema)
     if model is not None:
         schema = model.model_json_schema()
+    elif isinstance(schema, type) and is_dataclass_type(schema):
+        schema = dataclass_schema(schema)
     if isinstance(schema, str):
         return _checked_text(schema)
     if depth_of(schema) > _MAX_DEPTH:
         raise ConstraintError(f"the schema nests deeper than {_MAX_DEPTH} levels")
     if not isinstance(schema, Mapping | bool):
-        raise ConstraintError(f"schema {schema!r} (accepted: a JSON schema as a mapping or text, or a pydantic model)")
+        raise ConstraintError(f"schema {schema!r} (accepted: a JSON schema, a pydantic model, a dataclass)")
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False, default=_as_dict)
     except (TypeError, ValueError, RecursionError) as error:

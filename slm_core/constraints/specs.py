@@ -34,7 +34,7 @@ class JsonSchema(Spec):
     ``constraints.schema.KEYWORDS`` lists the enforced keywords.
 
     Attributes:
-        schema: a mapping, ``True`` (any value), JSON text or a pydantic model; stored as JSON text.
+        schema: a mapping, ``True`` (any value), JSON text, a pydantic model or a dataclass; stored as JSON text.
         compact: no white space; otherwise a space, or a new line and up to 20 characters of indentation.
 
     Raises:

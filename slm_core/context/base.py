@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from slm_core.container import PART_BYTES, Incoming, Pieces, pack_parts
+from slm_core.context import picture
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import Checks, Declaration, check_context_options, check_part_bytes, failures_of
 from slm_core.context.engine_calls import EngineCalls
@@ -106,6 +107,14 @@ class ContextBase(EngineCalls):
         self._closed = False
         self._steps: weakref.WeakSet[Steps[Any]] = weakref.WeakSet()  # dumps and restores that are still valid
         self._writers: dict[int, PayloadWriter] = {}  # by sequence: the storage reserved by restores in steps
+
+    def __repr__(self) -> str:
+        return picture.line(self, None if self._closed else self._ledger.lengths())
+
+    def _repr_html_(self) -> str:
+        if self._closed:
+            return picture.page(self, None, None)
+        return picture.page(self, self._ledger.lengths(), self._ledger.references())
 
     # Properties.
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
+from slm_core.display import count, signature
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
 from slm_core.types import EMBEDDED, LogitsSelection, Pos
 
@@ -34,6 +35,9 @@ class TokenBatch:
         self._rows: list[NDArray[np.float32]] = []
         self._offsets: list[NDArray[np.int32]] = []  # of the same runs
         self._length = 0
+
+    def __repr__(self) -> str:
+        return signature(self, f"{self._length:,} of {count(self.capacity, 'token')}")
 
     @classmethod
     def from_arrays(

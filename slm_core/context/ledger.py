@@ -77,6 +77,14 @@ class Ledger:
         """The number of tokens of a sequence."""
         return len(self._sequences[seq_id].inputs)
 
+    def lengths(self) -> dict[int, int]:
+        """The number of tokens of each sequence."""
+        return {seq_id: len(record.inputs) for seq_id, record in enumerate(self._sequences)}
+
+    def references(self) -> NDArray[np.int32]:
+        """The number of sequences that use each cell, without cells that were never used; a copy."""
+        return self._references[: self._n_touched].copy()
+
     def inputs(self, seq_id: int) -> Sequence[Held]:
         """The inputs of a sequence; not a copy."""
         return self._sequences[seq_id].inputs

@@ -29,6 +29,9 @@ class ModelBase(Closing):
         self._lock = threading.Lock()
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._info.summary}>"
+
     # What a backend writes.
 
     @abc.abstractmethod

@@ -9,6 +9,7 @@ from typing import Protocol, TypedDict, cast
 
 from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.constraints import Spec
+from slm_core.display.notebook import NotebookProgressBar, in_notebook
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
 from slm_core.engine.requests import Request
@@ -100,7 +101,7 @@ def generate(
             model.vocab,
             prompt.tokens,
             prompt.sampling(sampling),
-            constraint=None if rule is None else rule.clone(),
+            constraint=own_constraint(prompt.constraint(rule), model.vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special or prompt.formatter is not None,
@@ -150,11 +151,13 @@ def _answers(prompts: Sequence[EncodedPrompt], requests: Sequence[Request]) -> l
 
 
 def _bar(total: int, shown: bool | None) -> AbstractContextManager[Advance]:
-    """A progress bar on standard error, or a null context."""
+    """A progress bar, in a notebook or on standard error; or a null context."""
     if shown is None:
-        shown = total > 1 and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        shown = total > 1 and (sys.stderr.isatty() or in_notebook())
     if not shown:
         return nullcontext(lambda n: None)
+    if in_notebook():
+        return NotebookProgressBar(total)
     from slm_core.engine.progressbar import ProgressBar
 
     return ProgressBar(total)

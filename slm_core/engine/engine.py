@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
+from slm_core.display import count, preview, signature
+from slm_core.display.blocks import usage_bar
+from slm_core.display.html import card, table
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
@@ -57,6 +60,10 @@ class RequestOptions(SharedOptions, total=False):
 
     constraint: Constraint | Spec | None
     thinking: bool | None
+
+
+_LISTED = 16
+"""The most requests that HTML lists."""
 
 
 def _named(options: SharedOptions, request_id: str) -> SharedOptions:
@@ -114,6 +121,27 @@ class Engine(Closing):
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        if self._closing:
+            return signature(self, preview(self._model_name), "closed")
+        stats = self.stats()
+        return signature(
+            self,
+            preview(self._model_name),
+            f"{stats.n_active} active",
+            f"{stats.n_waiting} waiting",
+            f"{stats.n_ctx - stats.n_free:,} of {stats.n_ctx:,} positions used",
+        )
+
+    def _repr_html_(self) -> str:
+        stats = self.stats()
+        used = asdict(stats.positions)
+        rows = [(r.request_id, f"{r.state}, {count(r.completion_tokens, 'token')}") for r in stats.requests[:_LISTED]]
+        bar = usage_bar([(use, used[use]) for use in ("own", "shared", "cached", "free")])
+        return card(
+            f"Engine: {count(stats.n_ctx, 'position')}", bar, table([("answered", f"{stats.n_finished:,}"), *rows])
+        )
+
     def submit(
         self,
         prompt: Prompt,
@@ -133,7 +161,7 @@ class Engine(Closing):
         """Submit a request and return at once. Any thread may call this.
 
         Args:
-            prompt: a text to continue, its tokens, or messages.
+            prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             sampling: how tokens are chosen.
             constraint: restricts the answer; None for no constraint.
             speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
@@ -161,7 +189,7 @@ class Engine(Closing):
         request = self._request(
             encoded,
             sampling,
-            own_constraint(constraint, self._vocab),
+            own_constraint(encoded.constraint(constraint), self._vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
             special=special,
@@ -192,7 +220,7 @@ class Engine(Closing):
         Completion i draws from stream i of the seed, for any ``n``; completion 0 is the answer of ``submit``.
 
         Args:
-            prompt: a text to continue, its tokens, or messages.
+            prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             n: the number of completions.
             sampling: how tokens are chosen.
             best_of: make this many completions, and keep the n with the largest mean log probability.
@@ -205,7 +233,7 @@ class Engine(Closing):
         """
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
-        rule = own_constraint(constraint, self._vocab)
+        rule = own_constraint(encoded.constraint(constraint), self._vocab)
         sampling = sampling if sampling is not None else Sampling()
         if sampling.seed is None:  # one seed, with a stream for each completion
             sampling = replace(sampling, seed=secrets.randbits(63))

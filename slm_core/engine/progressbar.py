@@ -1,4 +1,4 @@
-"""A progress bar, in terminals and notebooks."""
+"""A progress bar in terminals."""
 
 from __future__ import annotations
 

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
+from slm_core.chat.messages import MessageLike, as_messages
 from slm_core.chat.prompt import encode_messages
-from slm_core.chat.stream import parsed
+from slm_core.chat.stream import parsed, separated
+from slm_core.chat.toolbox import Toolbox
+from slm_core.chat.tools import ToolUse
+from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption
-from slm_core.generation.events import Answer
-from slm_core.protocols import Formatter, Vocab
+from slm_core.generation.events import Answer, Event
+from slm_core.protocols import Constraint, Formatter, StreamParser, Vocab
 from slm_core.sampling import Sampling
-from slm_core.types import Message
+from slm_core.types import Message, Tool
 
-Messages: TypeAlias = Sequence[Message | Mapping[str, object]]
-Prompt: TypeAlias = str | Sequence[int] | Messages
-"""A text to continue, its tokens, or the messages of a conversation."""
+Messages: TypeAlias = Sequence[MessageLike]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages with the tools and options of their answer. The caller runs the tools.
+
+    Attributes:
+        messages: the messages.
+        tools: the tools that the model may call.
+        tool_choice: "auto", "none", "required", or the name of the tool that the answer calls.
+        strict_tools: enforce the schemas of the tools with "auto", too.
+        thinking: turn reasoning on or off; None uses the template's default.
+        continue_final_message: leave the last message open, so that the answer continues it.
+        template_kwargs: other variables of the template.
+    """
+
+    messages: Messages
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"
+    strict_tools: bool = False
+    thinking: bool | None = None
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+Prompt: TypeAlias = str | Sequence[int] | Messages | Conversation
+"""A text to continue, its tokens, the messages of a conversation, or a conversation with tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +57,18 @@ class EncodedPrompt:
         formatter: the chat format of a conversation; None for a text to continue.
         thinking: the argument of ``Formatter.render``.
         message_ends: tokens up to the end of each message, in order; empty for a text.
+        tools: the schemas of the tools.
+        rule: the constraint of the tools' calls; None for no constraint.
+        continued: whether the answer continues the content of the last message.
     """
 
     tokens: Sequence[int]
     formatter: Formatter | None = None
     thinking: bool | None = None
     message_ends: Sequence[int] = ()
+    tools: Sequence[Mapping[str, object]] = ()
+    rule: Spec | None = None
+    continued: bool = False
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """The options, with the stops of the chat format added."""
@@ -43,14 +78,54 @@ class EncodedPrompt:
 
     def read(self, answer: Answer) -> Answer:
         """The answer; for a conversation, separated into content, reasoning and tool calls."""
+        parser = self.parser()
+        return answer if parser is None else parsed(answer, parser)
+
+    def parser(self) -> StreamParser | None:
+        """A parser for an answer; None for a text to continue."""
         if self.formatter is None:
-            return answer
-        return parsed(answer, self.formatter.stream_parser(thinking=self.thinking))
+            return None
+        parser = self.formatter.stream_parser(thinking=self.thinking, tools=self.tools)
+        end = self.formatter.reasoning_end(thinking=self.thinking) if self.continued else None
+        if end is not None:  # the prompt has content, so it has closed the reasoning
+            parser.feed(end)
+        return parser
+
+    def constraint(self, given: Constraint | Spec | None) -> Constraint | Spec | None:
+        """The constraint of the answer.
+
+        Raises:
+            InvalidOption: both the tools and the caller restrict the answer.
+        """
+        if self.rule is not None and given is not None:
+            raise InvalidOption("constraint= and the constraint of tool_choice or strict_tools do not go together")
+        return given if self.rule is None else self.rule
+
+
+class EventParser:
+    """Separates the text of a streaming answer's events into content, reasoning and tool calls.
+
+    Args:
+        parser: the chat format's parser; None leaves the events unchanged.
+    """
+
+    def __init__(self, parser: StreamParser | None) -> None:
+        self._parser = parser
+
+    def read(self, event: Event) -> Event:
+        """The next event, with the text that is now certain."""
+        return event if self._parser is None else separated(event, self._parser.feed(event.text))
+
+    def end(self) -> Event | None:
+        """An event without a token for the held-back rest of the answer; None if there is none."""
+        parser, self._parser = self._parser, None
+        deltas = [] if parser is None else parser.finish()[0]
+        return separated(None, deltas) if deltas else None
 
 
 def is_prompt(prompt: object) -> bool:
-    """Whether ``prompt`` is one prompt (a text, tokens, or messages), not several."""
-    return isinstance(prompt, str) or (
+    """Whether ``prompt`` is one prompt (a text, tokens, messages, or a conversation), not several."""
+    return isinstance(prompt, str | Conversation) or (
         isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
     )
 
@@ -83,12 +158,32 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
     """
     if not is_prompt(prompt):
         raise InvalidOption(f"{prompt!r:.80} is no prompt (accepted: a text, a list of tokens, or a list of messages)")
+    if isinstance(prompt, Conversation):
+        if thinking is not None:
+            raise InvalidOption("thinking= is an attribute of a Conversation: set it there")
+        return _encode_conversation(vocab, formatter(), prompt)
     if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
         if thinking is not None:
             raise InvalidOption("thinking= is for messages: a text is continued as it is")
         if isinstance(prompt, str):
             return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
         return EncodedPrompt(cast("Sequence[int]", prompt))
-    chat_format = formatter()
-    tokens, ends = encode_messages(vocab, chat_format.render(cast("Messages", prompt), thinking=thinking))
-    return EncodedPrompt(tokens, chat_format, thinking, ends)
+    return _encode_conversation(vocab, formatter(), Conversation(cast("Messages", prompt), thinking=thinking))
+
+
+def _encode_conversation(vocab: Vocab, formatter: Formatter, conversation: Conversation) -> EncodedPrompt:
+    thinking, toolbox = conversation.thinking, Toolbox(conversation.tools)
+    use = ToolUse(conversation.tool_choice, conversation.strict_tools)
+    rule, _ = use.rules(toolbox, formatter, thinking=thinking)
+    segments = formatter.render(
+        as_messages(conversation.messages),
+        tools=toolbox.schemas,
+        add_generation_prompt=not conversation.continue_final_message,
+        continue_final_message=conversation.continue_final_message,
+        thinking=thinking,
+        **conversation.template_kwargs,
+    )
+    tokens, ends = encode_messages(vocab, segments)
+    return EncodedPrompt(
+        tokens, formatter, thinking, ends, toolbox.schemas, rule, continued=conversation.continue_final_message
+    )

@@ -11,8 +11,9 @@ from math import fsum, isnan
 from typing import Generic, Self, TypeVar
 
 from slm_core.closing import Closing
+from slm_core.display import count, signature
 from slm_core.engine.metrics import RequestMetrics
-from slm_core.engine.prompts import EncodedPrompt
+from slm_core.engine.prompts import EncodedPrompt, EventParser
 from slm_core.engine.recorder import metrics_of
 from slm_core.engine.requests import Request
 from slm_core.errors import SessionError
@@ -119,6 +120,8 @@ def _set_done(future: asyncio.Future[None]) -> None:
 class RequestStream(EventStream, Closing):
     """The stream of a request: iterate over its events with ``for`` or ``async for``, then read ``answer``.
 
+    For messages, the chat format separates the text of the events into content, reasoning and tool calls.
+
     The engine never waits for the reader. Leaving a ``with`` block cancels the request; so does cancelling a task that
     waits for an event.
 
@@ -137,7 +140,12 @@ class RequestStream(EventStream, Closing):
         self._request = request
         self._queue = queue
         self._wake = wake
+        self._parser = EventParser(prompt.parser())
         self._answer: Answer | None = None
+
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, self.request_id, state, count(self.metrics.completion_tokens, "token"))
 
     @property
     def request_id(self) -> str:
@@ -200,10 +208,13 @@ class RequestStream(EventStream, Closing):
 
     def _checked(self, event: Event | None, end: type[Exception]) -> Event:
         if event is not None:
-            return event
+            return self._parser.read(event)
         if self._request.error is not None:
             raise self._request.error
-        raise end
+        rest = self._parser.end()
+        if rest is None:
+            raise end
+        return rest
 
 
 class CompletionsStream(Iterator[CompletionEvent], Closing):
@@ -232,6 +243,16 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
         self._queue = queue
         self._n_best = n_best
         self._wake = wake
+        self._parsers = [EventParser(prompt.parser()) for _ in requests]
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt.tokens)
+
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "running"
+        return signature(self, count(len(self._requests), "completion"), state)
 
     @property
     def metrics(self) -> tuple[RequestMetrics, ...]:
@@ -295,8 +316,11 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
 
     def _checked(self, event: CompletionEvent | None, end: type[Exception]) -> CompletionEvent:
         if event is not None:
-            return event
+            return CompletionEvent(event.index, self._parsers[event.index].read(event.event))
         for request in self._requests:
             if request.error is not None:
                 raise request.error
+        for i, parser in enumerate(self._parsers):
+            if (rest := parser.end()) is not None:
+                return CompletionEvent(i, rest)
         raise end

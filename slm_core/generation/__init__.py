@@ -4,7 +4,17 @@ from slm_core.generation.aio import EventStream
 from slm_core.generation.beam_options import BeamAnswer, Beams, Hypothesis
 from slm_core.generation.completions import Completion, CompletionEvent, Completions
 from slm_core.generation.control import Control
-from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Overflowed, Timings, ToolResult, Usage
+from slm_core.generation.events import (
+    Answer,
+    Event,
+    FinishReason,
+    Logprobs,
+    Overflowed,
+    Timings,
+    TokenLogprob,
+    ToolResult,
+    Usage,
+)
 from slm_core.generation.loop import Generation, TokenSource
 from slm_core.generation.scoring import Score
 from slm_core.generation.stopping import Draft, StoppingAction, StoppingCriterion
@@ -32,6 +42,7 @@ __all__ = [
     "StoppingCriterion",
     "TextStream",
     "Timings",
+    "TokenLogprob",
     "TokenSource",
     "ToolResult",
     "Usage",

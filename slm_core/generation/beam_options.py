@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from slm_core.display import changed_fields, count, preview, signature
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import FinishReason, Timings, Usage
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Beams:
     """Options of a beam search; the search draws no random numbers.
 
@@ -86,8 +87,11 @@ class Beams:
         if self.min_tokens > self.max_tokens:
             raise InvalidOption(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Hypothesis:
     """One answer of a beam search.
 
@@ -105,8 +109,12 @@ class Hypothesis:
     score: float
     finish_reason: FinishReason
 
+    def __repr__(self) -> str:
+        n_tokens = count(len(self.tokens), "token")
+        return signature(self, preview(self.text), f"score {self.score:.4g}", self.finish_reason, n_tokens)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class BeamAnswer:
     """The result of a beam search.
 
@@ -120,6 +128,11 @@ class BeamAnswer:
     hypotheses: tuple[Hypothesis, ...]
     usage: Usage
     timings: Timings
+
+    def __repr__(self) -> str:
+        return signature(
+            self, f"{len(self.hypotheses)} hypotheses", *(f"best {each!r}" for each in self.hypotheses[:1])
+        )
 
     @property
     def best(self) -> Hypothesis:

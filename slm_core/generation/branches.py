@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context_queue import queue_of
 from slm_core.errors import ContextClosed, ContextFull
 from slm_core.protocols import Context
 from slm_core.types import Pos
@@ -24,6 +25,7 @@ class Branches:
 
     def __init__(self, context: Context, base: Pos, seq_ids: Sequence[int]) -> None:
         self._context = context
+        self._queue = queue_of(context)
         self.base = base
         self._free = list(reversed(seq_ids))
         self._taken: set[int] = set()
@@ -44,13 +46,15 @@ class Branches:
             ContextFull: storage is not shared, and there is no room for the copy; nothing changed.
         """
         seq_id = self._free[-1]
-        self._context.fork(src, seq_id, self.base.index if src == self.base.seq_id else None)
+        with self._queue:
+            self._context.fork(src, seq_id, self.base.index if src == self.base.seq_id else None)
         self._taken.add(self._free.pop())
         return seq_id
 
     def drop(self, seq_id: int) -> None:
         """Drop a branch."""
-        self._context.drop(seq_id)
+        with self._queue:
+            self._context.drop(seq_id)
         self._taken.remove(seq_id)
         self._free.append(seq_id)
 
@@ -66,6 +70,10 @@ class Branches:
         Raises:
             ContextFull: there is no room for all tokens; nothing changed.
         """
+        with self._queue:
+            return self._decode(runs)
+
+    def _decode(self, runs: Sequence[tuple[int, Sequence[int]]]) -> NDArray[np.float32]:
         needed = sum(len(tokens) for _, tokens in runs)
         if needed > self._context.n_free:
             raise ContextFull(needed, self._context.n_free)

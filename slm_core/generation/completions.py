@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.closing import Closing
+from slm_core.display import preview, signature
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.aio import in_thread
 from slm_core.generation.branches import Branches
@@ -34,7 +35,7 @@ class CompletionEvent:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """One of several answers to a prompt.
 
@@ -47,6 +48,15 @@ class Completion:
     index: int
     answer: Answer
     mean_logprob: float
+
+    def __repr__(self) -> str:
+        return signature(
+            self,
+            f"number {self.index}",
+            preview(self.answer.text),
+            self.answer.finish_reason,
+            f"mean logprob {self.mean_logprob:.4g}",
+        )
 
 
 class Prefill(Protocol):
@@ -194,6 +204,10 @@ class Completions(Closing, Iterator[CompletionEvent]):
         self._closed = False
         self._turns: deque[int] = deque()
         self._logprobs: list[list[float]] = [[] for _ in generations]
+
+    def __repr__(self) -> str:
+        n_over = sum(generation.finished for generation in self._generations)
+        return signature(self, f"{n_over} of {len(self._generations)} over", "paused" if self.paused else "")
 
     @property
     def over(self) -> bool:

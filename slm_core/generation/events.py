@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from slm_core.atomic_write import write_whole
+from slm_core.display import changed_fields, count, preview, signature, table
+from slm_core.display.blocks import Bubble, bubble
+from slm_core.display.html import card
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -25,7 +31,7 @@ class FinishReason(StrEnum):
     """The answer was cancelled, reached its timeout (``Answer.timed_out``), or a stopping criterion returned STOP."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Logprobs:
     """Log-probabilities (natural logarithms) at one step; ``Sampling.logprobs`` turns them on.
 
@@ -39,8 +45,28 @@ class Logprobs:
     sampled: tuple[tuple[int, float], ...] = ()
     chosen: float = math.nan
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token of an answer, under the model before sampling steps.
+
+    Attributes:
+        token: the token.
+        text: its text, with control tokens as text; an incomplete character is the replacement character.
+        logprob: natural logarithm of its probability, at most 0.
+        top: the likeliest tokens at its position with their texts, likeliest first: (token, text, logprob).
+    """
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ToolResult:
     """The result of a tool call.
 
@@ -54,8 +80,11 @@ class ToolResult:
     content: str
     error: Exception | None = None
 
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """One step of a generation.
 
@@ -76,6 +105,9 @@ class Event:
     logprobs: Logprobs | None = None
     calls: tuple[CallStart | CallArguments | CallEnd, ...] = ()
     result: ToolResult | None = None
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +193,7 @@ class Overflowed:
     level: EditLevel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
     """The result of a generation.
 
@@ -179,6 +211,8 @@ class Answer:
         overflowed: the tokens that were dropped to make room, each time.
         rounds: the earlier answers whose tool calls a chat ran; each has its tokens, usage and timings.
         results: the results of these tool calls.
+        logprobs: the log-probabilities of its tokens, in order, if ``Sampling.logprobs`` is set; None without it, and
+            for an answer that was restored from a dump.
     """
 
     text: str
@@ -194,6 +228,41 @@ class Answer:
     overflowed: Overflowed | None = None
     rounds: Sequence[Answer] = field(default=())
     results: Sequence[ToolResult] = field(default=())
+    logprobs: Sequence[TokenLogprob] | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the answer with its attributes to a JSON file, whole or not at all.
+
+        Raises:
+            InvalidOption: the file cannot be written.
+        """
+        text = json.dumps(asdict(self), ensure_ascii=False, indent=2, default=_as_json)
+        write_whole(path, f"{text}\n".encode("utf-8", "replace"))
+
+    def __repr__(self) -> str:
+        calls, results = len(self.tool_calls) + len(self.malformed_calls), len(self.results)
+        return signature(
+            self,
+            preview(self.text),
+            self.finish_reason,
+            count(len(self.tokens), "token"),
+            count(len(self.reasoning), "character") + " of reasoning" if self.reasoning else "",
+            count(calls, "tool call") if calls else "",
+            count(results, "tool result") if results else "",
+            "timed out" if self.timed_out else "",
+        )
+
+    def _repr_html_(self) -> str:
+        calls = [repr(call) for call in (*self.tool_calls, *self.malformed_calls)]
+        end = f"{self.finish_reason}, at its timeout" if self.timed_out else str(self.finish_reason)
+        usage, speed = self.usage, f"{self.tokens_per_second:,.0f} tokens/s"
+        rows = [
+            ("end", end),
+            ("prompt", f"{count(usage.prompt_tokens, 'token')}, {usage.cached_tokens:,} of them cached"),
+            ("answer", f"{count(usage.completion_tokens, 'token')}, {speed}"),
+            *((f"result of {result.call.name}", preview(result.content)) for result in self.results),
+        ]
+        return card("Answer", bubble(Bubble("assistant", self.text, self.reasoning or "", calls)), table(rows))
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -206,3 +275,8 @@ class Answer:
         """Answer tokens decoded per second; 0.0 for fewer than two."""
         n = self.usage.completion_tokens - 1
         return n / self.timings.decode_s if n > 0 and self.timings.decode_s > 0 else 0.0
+
+
+def _as_json(value: object) -> object:
+    """What JSON lacks: a mapping that is no dict, and the exception of a tool."""
+    return dict(value) if isinstance(value, Mapping) else f"{type(value).__name__}: {value}"

@@ -50,4 +50,4 @@ def likeliest(ids: NDArray[np.int64], logprobs: Values, n: int) -> Likeliest:
         return ()
     indices = largest(logprobs, n)
     indices = indices[np.argsort(-logprobs[indices], kind="stable")]
-    return tuple(zip(ids[indices].tolist(), logprobs[indices].tolist(), strict=True))
+    return tuple(zip(ids[indices].tolist(), np.minimum(logprobs[indices], 0).tolist(), strict=True))

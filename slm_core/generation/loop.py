@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.display import count, preview, signature
 from slm_core.errors import ContextFull, SessionError
 from slm_core.generation.aio import EventStream
 from slm_core.generation.control import Control, Countdown, checked_timeout
@@ -93,6 +94,10 @@ class Generation(TokenLoop, EventStream):
         )
         self._source = source
         self.paused = paused
+
+    def __repr__(self) -> str:
+        state = "over" if self.finished else "paused" if self.paused else "running"
+        return signature(self, state, count(len(self._progress.tokens), "token"), preview(self._progress.text))
 
     @property
     def needs_drafter(self) -> bool:

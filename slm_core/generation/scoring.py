@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context_queue import queue_of
+from slm_core.display import count, signature
 from slm_core.errors import InvalidOption
 from slm_core.generation.logprobs import Likeliest, likeliest
 from slm_core.numerics import log_sum_exp
@@ -22,7 +24,7 @@ _FIRST_BATCH = 32
 """Tokens of the first batch, before the width of a row is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Score:
     """The log-probabilities of tokens, each after all earlier tokens.
 
@@ -36,6 +38,10 @@ class Score:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top: tuple[Likeliest, ...] = ()
+
+    def __repr__(self) -> str:
+        scored = f"{count(self.n_scored, 'scored token')}"
+        return signature(self, scored, f"total {self.total:.4g}", f"perplexity {self.perplexity:.4g}")
 
     @property
     def n_scored(self) -> int:
@@ -68,7 +74,7 @@ def score_tokens(
     Raises:
         ContextFull, InvalidToken: as in ``Context.decode``; earlier batches stay decoded.
     """
-    batch = context.new_batch()
+    batch, queue = context.new_batch(), queue_of(context)
     collector = _ScoreCollector(top)
     row = None if before is None else before[None, :].copy()
     start = 0
@@ -77,13 +83,14 @@ def score_tokens(
         chunk = tokens[start : start + min(size, batch.capacity)]
         batch.clear()
         batch.extend(chunk, Pos(seq_id, context.length(seq_id)), logits="all")
-        rows = context.decode(batch)
+        with queue:
+            rows = context.decode(batch).copy()
         if row is None:
             collector.skip()
         else:
             collector.add(row, chunk[:1])
         collector.add(rows[:-1], chunk[1:])
-        row, start = rows[-1:].copy(), start + len(chunk)
+        row, start = rows[-1:], start + len(chunk)
     return collector.score(tokens)
 
 

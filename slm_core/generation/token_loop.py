@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import SessionError
 from slm_core.generation.control import Control, Countdown
-from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Timings, Usage
+from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Timings, TokenLogprob, Usage
 from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
 from slm_core.generation.stopping import Draft, StoppingAction, ask
 from slm_core.generation.text import TextStream
@@ -126,6 +126,7 @@ class TokenLoop:
         self._vocab = vocab
         self.sampler = sampler
         self._logprobs = wanted_logprobs(sampler)
+        self._token_logprobs: list[TokenLogprob] = []
         self._control = control if control is not None else Control()
         self._constraint = constraint
         self.speculation = speculation
@@ -200,7 +201,12 @@ class TokenLoop:
             timed_out=self._timed_out,
             speculation=None if self.speculation is None else self.speculation.stats,
             overflowed=None if self.shifting is None else self.shifting.overflowed,
+            logprobs=self._answer_logprobs(),
         )
+
+    def _answer_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        is_whole = len(self._token_logprobs) == len(self._progress.tokens)  # not after a restore
+        return tuple(self._token_logprobs) if self._logprobs is not None and is_whole else None
 
     def cancel(self) -> None:
         """Cancel the answer as soon as possible, in prefill within one batch. Any thread or task may call this."""
@@ -252,7 +258,7 @@ class TokenLoop:
             return self._taken(*self._top.choose(row), None)
         token = self._choose(row)
         logprob, logprobs = math.nan, None
-        if self._shown or self._control.sees_events:
+        if self._shown or self._control.sees_events or self._logprobs is not None:
             logprob = log_probability(row, token)
             logprobs = logprobs_of(self._logprobs, row, token) if self._logprobs is not None else None
         return self._taken(token, logprob, logprobs)
@@ -261,12 +267,18 @@ class TokenLoop:
         ends = self._advance(token)
         self._history.take(token)
         self.sampler.accept(token)
+        if logprobs is not None:
+            top = tuple((each, self._text_of(each), value) for each, value in logprobs.model)
+            self._token_logprobs.append(TokenLogprob(token, self._text_of(token), logprob, top))
         self._progress.tokens.append(token)
         data = b"" if token in self._vocab.eog_ids else self._vocab.token_bytes(token, special=self.special)
         text, stopped = self._stream.feed(data)
         self._progress.text += text
         ends = FinishReason.STOP if stopped else ends
         return self._close_step(Event(token, text, logprob, logprobs=logprobs), ends, stopped=stopped)
+
+    def _text_of(self, token: int) -> str:
+        return self._vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
     def _close_step(self, event: Event, ends: FinishReason | None, *, stopped: bool) -> Event:
         """Call the stopping criteria, end the answer if necessary, and complete the event of the token."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from slm_core.closing import Closing
 from slm_core.container import PART_BYTES
+from slm_core.context import picture
 from slm_core.context.batch import TokenBatch
 from slm_core.errors import BackendCrashed, ContextBusy, ContextClosed, InvalidOption, ModelClosed
 from slm_core.isolation.channel import ANY_LENGTH, Channel
@@ -81,6 +82,12 @@ class IsolatedContext(Closing):
         self._room: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._abandoned: deque[int] = deque()  # dumps in parts that are garbage
         weakref.finalize(self, channel.close)
+
+    def __repr__(self) -> str:
+        return picture.line(self, None if self._closed else dict(enumerate(self._lengths)))
+
+    def _repr_html_(self) -> str:
+        return picture.page(self, None if self._closed else dict(enumerate(self._lengths)), None)
 
     # Properties.
 

@@ -71,6 +71,9 @@ class SamplerChain:
         )
         self._last: tuple[NDArray[np.int64], NDArray[np.float64], dict[str, float]] | None = None
 
+    def __repr__(self) -> str:
+        return f"SamplerChain({self.sampling!r})"
+
     @classmethod
     def for_vocab(cls, sampling: Sampling, vocab: Vocab, *, stream: int = 0) -> Self:
         """A chain with the properties of a vocabulary that its options need.

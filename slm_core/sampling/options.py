@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
+from slm_core.display import changed_fields
 from slm_core.errors import InvalidOption
 from slm_core.sampling import checks
 from slm_core.sampling.aliases import PRESETS, canonical
 from slm_core.sampling.order import ORDER, SWITCHES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sampling:
     """How to choose tokens and when to stop.
 
@@ -115,6 +116,9 @@ class Sampling:
             object.__setattr__(self, name, read(name, getattr(self, name)))
         checks.check_order(self.order, self.custom)
         checks.check_together(self)
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
 
     @property
     def steps(self) -> tuple[str, ...]:

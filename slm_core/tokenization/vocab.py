@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from slm_core.display import count, signature
 from slm_core.errors import InvalidToken
 from slm_core.tokenization.pieces import Pieces
 
@@ -56,6 +57,9 @@ class GgufVocab:
         self._is_wordpiece = spec.model == "bert"
         self._strips_space = spec.pre is None and (spec.add_space_prefix or self._is_wordpiece)
         self._text_of = lru_cache(_MAX_CACHED_TOKENS)(Pieces(spec).text_of)
+
+    def __repr__(self) -> str:
+        return signature(self, count(self.size, "token"))
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Encode a text to the ids of the model's reference tokenizer.

@@ -107,7 +107,7 @@ def test_a_tool_cannot_change_the_chat_that_calls_it() -> None:
 
     chat = new_chat(call_text("meddle", text="x"), "I see.")
     answer = chat.send("go", tools=[meddle])
-    assert answer.results[0].content.startswith("Error: SessionError: a tool of the chat is running")
+    assert answer.results[0].content.startswith("Error: ChatBusy: a tool of the chat is running")
     assert len(chat.messages) == 4
 
 

@@ -372,7 +372,7 @@ def test_embed_prints_the_vectors_of_the_api(run, model) -> None:
 )
 def test_every_command_accepts_a_model_of_the_hub(run, command, tmp_path, monkeypatch) -> None:
     fetched = []
-    monkeypatch.setattr("slm_core.loading.fetch", lambda text: fetched.append(text) or slm.demo_model_path())
+    monkeypatch.setattr("slm_core.paths.fetch", lambda text: fetched.append(text) or slm.demo_model_path())
     monkeypatch.chdir(tmp_path)
     name, *rest = command
     outcome = run(name, "hf://somebody/tiny:Q8_0", *rest, input="[]" if name == "template" else "A text.")

@@ -40,7 +40,16 @@ def test_the_example_passes_the_suite(run_python):
     assert modules(TARGET / "my_backend") == modules(SOURCE / "src" / "my_backend"), f"{TARGET} is out of date"
     registered = any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
     plugin = [] if registered else ["-p", "slm_conformance.pytest_plugin"]
-    options = ["-q", "-p", "no:cacheprovider", "-c", str(SOURCE / "pyproject.toml"), "--rootdir", str(SOURCE)]
+    options = [
+        "-q",
+        "--slm-quick",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(SOURCE / "pyproject.toml"),
+        "--rootdir",
+        str(SOURCE),
+    ]
     done = run_python("-m", "pytest", *plugin, *options, str(SOURCE / "tests"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert re.search(r"^slm-conformance: mine 1\.0, devices cpu$", done.stdout, re.MULTILINE), done.stdout[:1000]

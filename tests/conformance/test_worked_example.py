@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "backends.md"
 BLOCK = re.compile(r"^```python\n# (my_\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUN = (
     "import slm_conformance, sys;"
-    " sys.exit(slm_conformance.run('my_backend:MyBackend', extra_args=['-q', '-rs', '-k', 'llama or qwen2vl']))"
+    " sys.exit(slm_conformance.run('my_backend:MyBackend', extra_args=['-q', '-rs', '--slm-quick']))"
 )
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import slm_core
+from slm_core import errors
 
 HEAVY = ["torch", "onnxruntime", "llama_cpp", "tokenizers", "jinja2", "typer", "rich", "pydantic", "pytest"]
 PROBE = f"""
@@ -33,3 +34,14 @@ def test_all_is_sorted_and_complete() -> None:
     public = {name for name in vars(slm_core) if name[0].isalpha()}
     submodules = {name for name in public if f"slm_core.{name}" in sys.modules}
     assert public - submodules == set(slm_core.__all__) - submodules
+
+
+def test_dir_lists_public_names_alone() -> None:
+    assert dir(slm_core) == slm_core.__all__
+
+
+def test_every_exception_is_a_public_name() -> None:
+    exceptions = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert exceptions <= set(slm_core.__all__)

@@ -57,7 +57,7 @@ def test_a_backend_is_imported_on_request_and_created_once() -> None:
 
 def test_the_error_of_an_unknown_name_lists_known_names() -> None:
     known = Registry({"p": plugin(entry("engine"), formatters=(entry("chatty"),))})
-    with pytest.raises(UnknownBackend, match=r"'engin' \(registered: engine\)"):
+    with pytest.raises(UnknownBackend, match=r"'engin' \(registered: engine; did you mean 'engine'\?\)"):
         known.backend("engin")
     with pytest.raises(TemplateError, match=r"'chat' \(registered: chatty\)"):
         known.formatter("chat", FormatterSource())

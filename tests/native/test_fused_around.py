@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from instruction_sets import every_isa
 from native.flat_layers import FlatLayer, fuse_layers, native_layer_unchecked
 from random_matrices import random_matrix
 from slm_core.architectures import Activation, ExpertsSpec, Gating, NormKind
@@ -31,7 +32,6 @@ if (_missing := _extension.why_missing()) is not None:
 
 Rows = NDArray[np.float32]
 WIDTH, HEAD_DIM, N_FF, N_LAYER_EMBD, N_STREAMS, ACTIVE, N_LAYERS = 96, 32, 160, 64, 3, 1, 2
-every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("n_tokens", [1, 5, 97])
 # The tanh of the router is NumPy's in the oracle and the C++ library's in the kernels: they differ by some units in the
 # last place, and later steps add rounding errors.

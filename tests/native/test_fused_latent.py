@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from instruction_sets import every_isa
 from native.flat_layers import FlatLayer, FusedLayers, fuse_layers, native_layer_unchecked
 from random_matrices import FLOATS, random_matrix
 from slm_core.architectures import LatentSpec, NormKind, RopeStyle
@@ -30,7 +31,6 @@ HEAD_DIM = N_ROTATED + N_RANK
 N_HELD = 11_000  # so long that the keys and values of all heads are not expanded at once
 ATTENTION_ONLY = slice(2, 3)  # the layer without a feed-forward
 SPEC = LatentSpec(n_nope=N_NOPE, n_rank=N_RANK, n_value=N_RESULT)
-every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize("seq_ids", [[0], [0] * 7, [1] * 130, [0, 2, 1], [2, 0, 2, 2, 0, 1]], ids=len)
 every_type = pytest.mark.parametrize("ggml_type", [GgmlType.F32, GgmlType.Q8_0], ids=lambda t: t.name)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from instruction_sets import every_isa
 from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle, Xielu
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor, dequantize
@@ -23,7 +24,6 @@ if (_missing := _extension.why_missing()) is not None:
     pytest.skip(f"the C++ extension is missing: {_missing}", allow_module_level=True)
 
 Rows = NDArray[np.float32]
-every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_count = pytest.mark.parametrize("n_tokens", [0, 1, 3, 8, 9, 40, 700])
 CLOSE = 2e-6  # relative; float32 sums of at most 160 terms in SIMD lanes: a few roundings of 2 ** -24
 

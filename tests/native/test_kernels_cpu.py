@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from instruction_sets import every_isa
 from random_matrices import (
     FLOATS,
     HALVES,
@@ -34,7 +36,6 @@ native = _extension.load()
 TYPES = [GgmlType(t) for t in sorted(native.Kernels("scalar", 1).types)]
 QUANTIZED = [t for t in TYPES if t not in FLOATS]
 TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 40, 70)
-every_isa = pytest.mark.parametrize("isa", native.available_isas())
 every_type = pytest.mark.parametrize("ggml_type", TYPES, ids=lambda t: t.name)
 every_quantized_type = pytest.mark.parametrize("ggml_type", QUANTIZED, ids=lambda t: t.name)
 
@@ -106,11 +107,17 @@ def test_products_of_activations_exact_in_int8(isa: str, ggml_type: GgmlType, n_
     """
     matrix = random_matrix(ggml_type, n_out, n_blocks * max(32, ggml_type.block_size))
     x = int8_values(max(TOKENS), matrix.shape[1], seed=n_out)
+    expected = x.astype(np.float64) @ matrix.exact.T
+    sums_bound, rounded_weights_bound = float32_bound(x, matrix), weights_bound(isa, x, matrix)
     for n_threads in (1, 2, 3):
+        kernels = native.Kernels(isa, n_threads)
+        weights = kernels.matrix(matrix.data, ggml_type, *matrix.shape)
         for n in TOKENS:
-            y = multiply(isa, x[:n], matrix, n_threads)
-            bound = float32_bound(x[:n], matrix) + weights_bound(isa, x[:n], matrix)
-            assert_within(y, x[:n], matrix, bound, f"with {n} tokens, {n_threads} threads")
+            y = kernels.matmul(x[:n], weights)
+            assert (y.dtype, y.shape) == (np.float32, (n, n_out))
+            bound = sums_bound[:n] + rounded_weights_bound[:n] * rounds_weights(isa, x[:n], matrix)
+            worst = np.max(np.abs(y - expected[:n]) / bound)
+            assert worst <= 1, f"off by {worst:.2f} times the bound with {n} tokens, {n_threads} threads"
 
 
 @every_isa
@@ -234,17 +241,22 @@ def test_the_largest_integer_sums_do_not_overflow(isa: str, ggml_type: GgmlType)
 )
 def test_every_finite_scale(isa: str, ggml_type: GgmlType, n_tokens: int) -> None:
     """Subnormal scales included. Formats with a minimum use all scales for it, too, in reverse order."""
+    matrix = _every_scale(ggml_type)
+    x = np.zeros((n_tokens, ggml_type.block_size), np.float32)
+    x[:, 13] = 127
+    bound = 3 * ROUNDING * 127 * matrix.magnitude[:, 13] + weights_bound(isa, x, matrix) + 1e-44
+    assert_within(multiply(isa, x, matrix), x, matrix, bound)
+
+
+@lru_cache(maxsize=2)
+def _every_scale(ggml_type: GgmlType) -> Matrix:
     scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     scales = scales[np.isfinite(scales)][:: 7 if ggml_type.block_size > 32 else 1]
     rng, block = np.random.default_rng(ggml_type), format_of(ggml_type).block
     blocks = rng.integers(0, 256, len(scales) * block.itemsize, np.uint8).view(block)
     for name, values in zip([n for n in HALVES if n in (block.names or ())], (scales, scales[::-1]), strict=False):
         blocks[name] = values
-    matrix = as_matrix(ggml_type, blocks.view(np.uint8), ggml_type.block_size)
-    x = np.zeros((n_tokens, ggml_type.block_size), np.float32)
-    x[:, 13] = 127
-    bound = 3 * ROUNDING * 127 * matrix.magnitude[:, 13] + weights_bound(isa, x, matrix) + 1e-44
-    assert_within(multiply(isa, x, matrix), x, matrix, bound)
+    return as_matrix(ggml_type, blocks.view(np.uint8), ggml_type.block_size)
 
 
 @every_isa

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from instruction_sets import every_isa
 from slm_core.architectures import Mamba2Spec, MambaSpec, NormKind, Rwkv7Spec
 from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
@@ -46,7 +47,6 @@ if (_missing := _extension.why_missing()) is not None:
 
 Floats = NDArray[np.float32]
 CLOSE = 2e-5
-every_isa = pytest.mark.parametrize("isa", _extension.load().available_isas())
 every_batch = pytest.mark.parametrize(("n_seqs", "n_tokens"), [(1, 1), (1, 9), (3, 2), (2, 41)])
 every_size = pytest.mark.parametrize("size", [0.0, 1.0, 30.0])
 N_THREADS = 3

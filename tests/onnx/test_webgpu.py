@@ -218,7 +218,7 @@ def test_there_is_one_device(small, load) -> None:
 
 
 def test_directories_keep_their_caches_on_the_device(tmp_path, load, feed, random_tokens, assert_close) -> None:
-    convert(make_tiny_model("qwen3", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir", lambda share: None)
+    convert(make_tiny_model("small_llama", "f32").write(tmp_path / "m.gguf"), tmp_path / "dir", lambda share: None)
     tokens, results = random_tokens(60), []
     for device in ("cpu", "webgpu"):
         context = load(tmp_path / "dir", device).new_context(ContextOptions(n_ctx=100, n_seq_max=2))

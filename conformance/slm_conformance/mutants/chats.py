@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 from slm_conformance.mutants.above import breaks
-from slm_core.chat import Chat, ChatStream, Choice, Oracle, Session, oracle
+from slm_core.chat import Chat, Choice, Oracle, Session, oracle
 from slm_core.chat.chat import _removed_span
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.schema import Schema
 from slm_core.chat.stream import AnswerStream
+from slm_core.chat.tools import RunningTurn
 from slm_core.constraints import JsonSchema
 from slm_core.errors import OracleError
 from slm_core.generation import Answer, FinishReason
@@ -41,10 +42,10 @@ def PiecesLoseTheirEnds(original: Any, stream: AnswerStream) -> Any:
 
 
 @breaks("TestChat::test_an_answer_that_raises", Chat, "_talk")
-def QuestionsStay(original: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
+def QuestionsStay(original: Any, chat: Chat, *args: Any, **options: Any) -> RunningTurn:
     """The question stays in the chat if its answer raises."""
     before = chat.options
-    stream: ChatStream = original(chat, *args, **options)
+    stream: RunningTurn = original(chat, *args, **options)
 
     def undo() -> None:
         chat._stream = chat._turn = None
@@ -56,9 +57,9 @@ def QuestionsStay(original: Any, chat: Chat, *args: Any, **options: Any) -> Chat
 
 
 @breaks("TestChat::test_draws_after_a_failure", Chat, "_talk")
-def FailuresTakeDraws(original: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
+def FailuresTakeDraws(original: Any, chat: Chat, *args: Any, **options: Any) -> RunningTurn:
     """An answer that raises uses up its random stream."""
-    stream: ChatStream = original(chat, *args, **options)
+    stream: RunningTurn = original(chat, *args, **options)
     undo = stream._turn.undo
 
     def undo_less() -> None:
@@ -70,9 +71,9 @@ def FailuresTakeDraws(original: Any, chat: Chat, *args: Any, **options: Any) -> 
 
 
 @breaks("TestTools::test_tools_after_a_failure", Chat, "_talk")
-def ToolsStay(original: Any, chat: Chat, *args: Any, **options: Any) -> ChatStream:
+def ToolsStay(original: Any, chat: Chat, *args: Any, **options: Any) -> RunningTurn:
     """Tools that are passed with an answer that raises stay with the chat."""
-    stream: ChatStream = original(chat, *args, **options)
+    stream: RunningTurn = original(chat, *args, **options)
     undo, options_before = stream._turn.undo, chat.options
 
     def undo_less() -> None:
@@ -190,8 +191,8 @@ def DumpForgetsTheStream(original: Any, chat: Chat) -> bytes:
         chat._n_answers = n_answers
 
 
-@breaks("TestTools::test_a_call_is_run", ChatStream, "_take")
-def ResultsAreNotTold(original: Any, stream: ChatStream, result: Any) -> Any:
+@breaks("TestTools::test_a_call_is_run", RunningTurn, "_take")
+def ResultsAreNotTold(original: Any, stream: RunningTurn, result: Any) -> Any:
     """The result of a tool call is replaced by an empty text."""
     return original(stream, replace(result, content=""))
 

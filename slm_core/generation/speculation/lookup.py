@@ -29,6 +29,9 @@ class PromptLookup:
         self._seen: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the offset after its last occurrence but the newest
 
+    def __repr__(self) -> str:
+        return f"PromptLookup(max_ngram={self.max_ngram}, min_ngram={self.min_ngram})"
+
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
         """The tokens after the longest n-gram that occurred before."""
         self._follow(tokens)

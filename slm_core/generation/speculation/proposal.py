@@ -70,6 +70,9 @@ class DraftFunction:
     def __init__(self, function: Callable[[Sequence[int], int], Sequence[int]]) -> None:
         self._function = function
 
+    def __repr__(self) -> str:
+        return f"DraftFunction({self._function!r})"
+
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
         """The first ``n`` tokens of the function's result."""
         return Proposal(tuple(self._function(tokens, n))[:n])

@@ -95,6 +95,9 @@ class SuffixIndex:
             self._begin(text)
         self._seen = []
 
+    def __repr__(self) -> str:
+        return f"SuffixIndex(min_match={self.min_match}, max_tokens={self.max_tokens})"
+
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
         """The tokens after the longest suffix that occurred before."""
         self._follow(tokens)

@@ -54,7 +54,7 @@ def run(path, kernels, random_tokens) -> list[np.ndarray]:
 
 def test_logits_equal_the_reference(tmp_path, random_tokens, assert_close):
     """Other orders of float32 sums may change the last bit of keys in f16 and q8_0. All paths of ``matmul`` run."""
-    path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
+    path = make_tiny_model("narrow_llama", "q8_0").write(tmp_path / "tiny.gguf")
     kernels, calls = TritonKernels("cpu"), []
     with pytest.MonkeyPatch.context() as patch:
         for name in KERNELS:
@@ -71,7 +71,7 @@ def test_a_step_launches_few_kernels(tmp_path, random_tokens):
     """
     from triton.runtime.interpreter import InterpretedFunction
 
-    path, launched = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf"), []
+    path, launched = make_tiny_model("narrow_llama", "q8_0").write(tmp_path / "tiny.gguf"), []
     with (
         NativeModel(GgufFile.open(path), TritonKernels("cpu"), lambda share: None) as model,
         model.new_context(ContextOptions(256, 3, 64, KvType.F16, KvType.F16)) as context,
@@ -122,7 +122,7 @@ def test_joined_matrices_give_the_products_of_each(assert_close):
 
 def test_wide_heads_may_be_left_to_torch(tmp_path, random_tokens, assert_close, monkeypatch):
     """As on devices with too little shared memory for the kernel."""
-    path = make_tiny_model("llama", "q8_0").write(tmp_path / "tiny.gguf")
+    path = make_tiny_model("narrow_llama", "q8_0").write(tmp_path / "tiny.gguf")
     kernels = TritonKernels("cpu")
     kernels._widest = 8
     monkeypatch.setattr(triton_kernels, "attend_decoding", lambda *args, **named: pytest.fail("the kernel was used"))

@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 _ROUNDS = 100
 _MEMORY_N_CTX = 2048
 _N_MEASURED, _N_IDLE = 10, 3
-_N_WARM, _N_LOADS = 20, 80
+_N_WARM, _N_LOADS, _N_TRIES = 20, 80, 3
 _N_WARM_ISOLATED, _N_LOADS_ISOLATED = 4, 8
 """Fewer: each load starts a process, in which the memory of the model is."""
 _FILLED, _FILLED_BYTES = 256, 2**17
@@ -125,15 +125,19 @@ class TestClose(Scenarios):
         weights = bench.weights()
         kv_bytes = weights.kv_bytes(_MEMORY_N_CTX, 1)  # at least a byte per number
         isolated = bench.workshop.fixtures.isolated
-        n_warm, n_loads = (_N_WARM_ISOLATED, _N_LOADS_ISOLATED) if isolated else (_N_WARM, _N_LOADS)
+        n_loads = max(_N_LOADS_ISOLATED, bench.workshop.share(_N_LOADS))
+        n_warm, n_loads = (_N_WARM_ISOLATED, _N_LOADS_ISOLATED) if isolated else (_N_WARM, n_loads)
         for _ in range(n_warm):  # allocators, caches and thread pools grow to their size
             self._load_and_close(bench)
-        before = resident_bytes()
-        for _ in range(n_loads):
-            self._load_and_close(bench)
-        grown = resident_bytes() - before
         # One KV cache or one model kept in each round would be n_loads times that; a quarter is noise of allocators.
-        allowed = n_loads * min(kv_bytes, bench.path.stat().st_size) // 4
+        grown, allowed = 0, n_loads * min(kv_bytes, bench.path.stat().st_size) // 4
+        for _ in range(1 if n_loads == _N_LOADS else _N_TRIES):  # few loads: a pool may grow in one try, a leak in each
+            before = resident_bytes()
+            for _ in range(n_loads):
+                self._load_and_close(bench)
+            grown = resident_bytes() - before
+            if grown <= allowed:
+                break
         assert grown <= allowed, (
             f"{n_loads} rounds of load, decode and close took {grown / 2**20:.1f} MiB (allowed:"
             f" {allowed / 2**20:.1f} MiB)"
@@ -142,7 +146,7 @@ class TestClose(Scenarios):
     @pytest.mark.slow
     def test_closed_contexts_hold_nothing(self, bench: Bench) -> None:
         """Clause 10: ``close`` frees the KV cache even if the context is still referenced."""
-        n_rounds = 40 if Capability.KV_PAYLOAD in bench.capabilities else 10
+        n_rounds = max(10, bench.workshop.share(40)) if Capability.KV_PAYLOAD in bench.capabilities else 10
         weights = bench.weights()
         n_tokens = max(_FILLED, _FILLED_BYTES // weights.kv_bytes(1, 2))
         kv_bytes = weights.kv_bytes(n_tokens, 2)  # at least float16

@@ -1,0 +1,163 @@
+"""Chooses a backend for a model: by name, by rank, by what its contexts can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
+from slm_core.hints import did_you_mean
+from slm_core.plugins import Registry
+from slm_core.protocols import Backend, Context, Model
+from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, Support
+
+BACKEND_VARIABLE = "SLM_BACKEND"
+_SMALL = ContextOptions(n_ctx=32, n_seq_max=1, n_batch=32)
+
+Candidate: TypeAlias = tuple[str, str]
+"""The name of a backend, and why it was chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What contexts of a model have to declare.
+
+    Attributes:
+        capabilities: the capabilities.
+        level: the least edit level.
+    """
+
+    capabilities: frozenset[Capability]
+    level: EditLevel
+
+    @classmethod
+    def of(cls, require: Collection[Capability | EditLevel | str]) -> Needs:
+        """Read capabilities and edit levels, or their names.
+
+        Raises:
+            InvalidOption: an unknown name.
+        """
+        if isinstance(require, str) or not isinstance(require, Collection):
+            raise InvalidOption(f"require={require!r} (accepted: a set of capabilities and edit levels)")
+        levels = {level.name.lower(): level for level in EditLevel}
+        capabilities, level = set(), EditLevel.REPLAY
+        for each in require:
+            name = each.name.lower() if isinstance(each, EditLevel) else each
+            if name in levels:
+                level = max(level, levels[name])
+            elif name in set(Capability):
+                capabilities.add(Capability(name))
+            else:
+                names = [*Capability, *levels]
+                raise InvalidOption(
+                    f"require={each!r} (accepted: {', '.join(names)}{did_you_mean(each, map(str, names))})"
+                )
+        return cls(frozenset(capabilities), level)
+
+    def missing(self, context: Context) -> list[str]:
+        """The names of what a context lacks."""
+        lacks = sorted(self.capabilities - context.capabilities)
+        return [*lacks, *([self.level.name.lower()] if context.edit_level < self.level else [])]
+
+
+def candidates(
+    plugins: Registry, source: ModelSource, backend: str | Sequence[str] | None, device: str
+) -> list[Candidate]:
+    """The backends to try, in order; a single name is not asked whether it can run the model.
+
+    Raises:
+        UnknownBackend: no plugin provides a named backend.
+        InvalidOption: an empty list.
+        UnsupportedModel: no backend can run the model.
+        InvalidModelFile: the file is missing or damaged.
+    """
+    if backend is not None and not isinstance(backend, str) and not backend:
+        raise InvalidOption("backend=[] (accepted: the name of a backend, names, or None)")
+    chosen = backend or os.environ.get(BACKEND_VARIABLE)
+    if isinstance(chosen, str):
+        return [(chosen, "named by the caller" if backend else f"named by {BACKEND_VARIABLE}")]
+    answers = ranked(plugins, source, device) if chosen is None else _preferred(plugins, source, chosen, device)
+    able = [(name, support.rank) for name, support in answers.items() if support.supported]
+    refusals = [f"{name}: {support.reason}" for name, support in answers.items() if not support.supported]
+    if not able:
+        raise UnsupportedModel(
+            f"no backend can run {_shown(source)} on device {device!r} ({'; '.join(refusals) or 'none is registered'})"
+        )
+
+    def why(name: str, rank: int) -> str:
+        rivals = ", ".join(f"{other} {r}" for other, r in able if other != name)
+        if chosen is not None:
+            return "; ".join([f"number {list(chosen).index(name) + 1} of the caller's list", *refusals])
+        first = f"ranked {rank} for this file and device"
+        return "; ".join([f"{first} (others: {rivals})" if rivals else f"{first}, the only one that can", *refusals])
+
+    return [(name, why(name, rank)) for name, rank in able]
+
+
+def first_that_has(needs: Needs, tried: Sequence[Candidate], load: Callable[[str], Model]) -> tuple[Model, str]:
+    """Load the model on the first backend whose contexts have what is needed; returns why it was chosen, too.
+
+    Raises:
+        UnsupportedModel: no backend has it.
+    """
+    lacking: list[str] = []
+    for name, reason in tried:
+        with ExitStack() as closing:
+            model = load(name)
+            closing.callback(model.close)
+            missing = _missing(needs, model)
+            if not missing:
+                closing.pop_all()
+                return model, "; ".join([reason, *lacking])
+            lacking.append(f"{name}: has no {', '.join(missing)}")
+    raise UnsupportedModel(f"no backend has what is required ({'; '.join(lacking)})")
+
+
+def ranked(plugins: Registry, source: ModelSource, device: str) -> dict[str, Support]:
+    """Whether each backend can run a model, best first."""
+    answers = {name: _support(plugins, name, source, device) for name in plugins.backends}
+    return dict(sorted(answers.items(), key=lambda item: (not item[1].supported, -item[1].rank)))
+
+
+def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Support:
+    """Whether a backend can run a file or a directory; a backend that does not read directories answers no.
+
+    Raises:
+        InvalidModelFile: the file is missing or damaged.
+    """
+    try:
+        return engine.supports(source, device)
+    except InvalidModelFile as error:
+        if isinstance(source, bytes) or not source.is_dir():
+            raise
+        return Support(False, str(error))
+
+
+def _preferred(plugins: Registry, source: ModelSource, names: Sequence[str], device: str) -> dict[str, Support]:
+    """Whether each named backend can run a model, in the order of the names."""
+    for name in names:
+        if name not in plugins.backends:
+            plugins.backend(name)  # raises, with a hint
+    return {name: _support(plugins, name, source, device) for name in names}
+
+
+def _support(plugins: Registry, name: str, source: ModelSource, device: str) -> Support:
+    try:
+        engine = plugins.backend(name)
+    except PluginError as error:  # a broken plugin must not affect other plugins
+        return Support(False, str(error))
+    return support_of(engine, source, device)
+
+
+def _missing(needs: Needs, model: Model) -> list[str]:
+    if needs == Needs.of(()):
+        return []
+    with model.new_context(_SMALL) as context:
+        return needs.missing(context)
+
+
+def _shown(source: ModelSource) -> str:
+    return f"these {len(source)} bytes" if isinstance(source, bytes) else str(source)

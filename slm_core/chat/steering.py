@@ -1,0 +1,67 @@
+"""Options of a turn of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from slm_core.chat.answers import check_kind
+from slm_core.chat.tools import ToolErrors, ToolUse
+from slm_core.constraints import Spec
+from slm_core.generation import Event, StoppingCriterion
+from slm_core.generation.speculation import Speculation
+from slm_core.protocols import Constraint, Sampler
+from slm_core.sampling import Sampling
+from slm_core.types import PrefillProgress, Tool
+
+_REPLACED = ("max_tokens", "temperature", "top_p", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """The options of a turn; ``Talking.stream`` documents them."""
+
+    sampling: Sampling | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    sampler: Sampler | None = None
+    constraint: Constraint | Spec | None = None
+    stopping_criteria: Sequence[StoppingCriterion] | None = None
+    speculation: Speculation | None = None
+    timeout: float | None = None
+    on_event: Callable[[Event], None] | None = None
+    progress: PrefillProgress | None = None
+    tools: Sequence[Tool] | None = None
+    tool_choice: str = "auto"
+    strict_tools: bool = False
+    tool_errors: ToolErrors = "tell"
+    max_rounds: int = 8
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """The options of tools.
+
+        Raises:
+            InvalidOption: an invalid value.
+        """
+        return ToolUse(self.tool_choice, self.strict_tools, self.tool_errors, self.max_rounds)
+
+    def sampling_over(self, base: Sampling) -> Sampling:
+        """The sampling of the turn.
+
+        Args:
+            base: the sampling of the chat.
+
+        Raises:
+            InvalidOption: an invalid value.
+        """
+        check_kind("sampling", self.sampling, Sampling)
+        options = self.sampling if self.sampling is not None else base
+        named = ((name, getattr(self, name)) for name in _REPLACED)
+        options = replace(options, **{name: value for name, value in named if value is not None})
+        if self.stop is None:
+            return options
+        return replace(options, stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop))

@@ -1,0 +1,141 @@
+"""``slm serve``: an HTTP server with OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slm_core.cli import options as o
+from slm_core.cli.terminal import note
+from slm_core.errors import InvalidOption, MissingExtra
+
+if TYPE_CHECKING:
+    from slm_core.server import EngineSettings, ServedModel, ServerOptions
+
+_ACCESS, _ENGINE = "Access", "Engine"
+
+
+@o.expand_groups
+def serve(
+    *,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]MODEL", help=f"{o.A_MODEL}; may be repeated. Without one, the demo model."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free port.", rich_help_panel=_ACCESS)] = 8080,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="SLM_API_KEY",
+            show_envvar=True,
+            help="A key that clients must send; may be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Serve other machines without a key.", rich_help_panel=_ACCESS)
+    ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Web pages of this origin may call; may be repeated.", rich_help_panel=_ACCESS
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name of this server; may be repeated.", rich_help_panel=_ACCESS),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ALIAS=NAME", help="Another name of a model; may be repeated."),
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for running answers after SIGTERM.")] = 30.0,
+    engine: o.EngineOptions,
+    format: o.Format = None,  # noqa: A002  # the name of the option
+    ctx: Annotated[
+        int, typer.Option("--ctx", min=1, help="Tokens of all requests together.", rich_help_panel=_ENGINE)
+    ] = 32768,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Requests that are computed together.", rich_help_panel=_ENGINE)
+    ] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="The most tokens of a step.", rich_help_panel=_ENGINE)] = 512,
+    step_ms: Annotated[
+        float, typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE)
+    ] = 100.0,
+    reuse: Annotated[
+        str, typer.Option(metavar="prefix|cut", help="Which cached tokens are reused.", rich_help_panel=_ENGINE)
+    ] = "prefix",
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="A directory for answered histories.", rich_help_panel=_ENGINE)
+    ] = None,
+) -> None:
+    """Serve models over HTTP, with OpenAI's API. Ctrl-C or SIGTERM stops it after the running answers."""
+    try:
+        from slm_core.server import EngineSettings, ServerOptions, create_app
+        from slm_core.server.run import run
+    except ImportError as error:
+        raise MissingExtra(f'slm serve needs pip install "slm-core[serve]" ({error})') from error
+    if reuse not in ("prefix", "cut"):
+        raise InvalidOption(f"--reuse {reuse!r} (accepted: prefix, cut)")
+    options = ServerOptions(
+        host=host,
+        keys=tuple(key or ()),
+        no_auth=no_auth,
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
+        grace_s=grace,
+    )
+    settings = EngineSettings(
+        n_ctx=ctx,
+        n_parallel=parallel,
+        n_batch=batch,
+        step_ms=step_ms,
+        reuse="cut" if reuse == "cut" else "prefix",
+        cache_dir=cache_dir,
+    )
+    served = _served(models or [], alias or [], engine, format, settings)
+    app = create_app(served, options, log=sys.stderr)
+    run(app, options, port, lambda url: _announce(url, options))
+
+
+def _served(
+    models: list[str], aliases: list[str], engine: o.EngineOptions, formatter: str | None, settings: EngineSettings
+) -> list[ServedModel]:
+    from slm_core.server import ServedModel
+
+    served = {}
+    for text in models or ["demo="]:
+        name, path = _named(text)
+        if name in served:
+            raise InvalidOption(f"two models have the name {name!r}: name one as NAME=MODEL")
+        served[name] = ServedModel(name, partial(engine.load, path, formatter), settings=settings)
+    for text in aliases:
+        alias, equals, name = text.partition("=")
+        if not equals or not alias or name not in served:
+            raise InvalidOption(f"--alias {text!r} (accepted: ALIAS=NAME; names: {', '.join(served)})")
+        served[name] = replace(served[name], aliases=(*served[name].aliases, alias))
+    return list(served.values())
+
+
+def _named(text: str) -> tuple[str, Path | None]:
+    """The name and path of ``[NAME=]MODEL``; without a path, the demo model."""
+    name, equals, path = text.partition("=")
+    if equals and "/" not in name:
+        return name, Path(path) if path else None
+    name = text.rstrip("/").rpartition("/")[2]
+    return name.removesuffix(".gguf"), Path(text)
+
+
+def _announce(url: str, options: ServerOptions) -> None:
+    key = ' -H "Authorization: Bearer $SLM_API_KEY"' if options.keys else ""
+    body = json.dumps({"messages": [{"role": "user", "content": "What is 12 + 30?"}]})
+    note(f"Serving on {url} (Ctrl-C stops). OpenAI's API is at {url}/v1; its description is at {url}/openapi.json.")
+    note(f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")

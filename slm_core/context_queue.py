@@ -1,0 +1,122 @@
+"""The queue of a context: threads that use one context take turns, first come, first served.
+
+A context refuses a second thread with ``ContextBusy``. Sessions, chats and what is made of them wait here instead.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from types import TracebackType
+
+from slm_core.errors import ContextBusy, InvalidOption
+from slm_core.protocols import Context
+
+DEADLINE_S = 300.0
+"""Seconds that a call waits for its turn by default."""
+
+
+class ContextQueue:
+    """A lock that serves threads in the order in which they came; a ``with`` block holds it.
+
+    The thread that holds the lock may enter again. Ctrl-C ends a wait.
+
+    Attributes:
+        deadline_s: seconds after which a wait raises ``ContextBusy``; infinity waits without end.
+    """
+
+    def __init__(self) -> None:
+        self.deadline_s = DEADLINE_S
+        self._mutex = threading.Lock()
+        self._holder: int | None = None
+        self._depth = 0
+        self._waiting: deque[_Place] = deque()
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of threads that wait."""
+        return len(self._waiting)
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._mutex:
+            if self._holder in (None, me):
+                self._holder = me
+                self._depth += 1
+                return
+            place = _Place(me)
+            self._waiting.append(place)
+        try:
+            in_time = place.wait(self.deadline_s)
+        except BaseException:
+            self._leave(place)
+            raise
+        if not in_time:
+            self._leave(place)
+            raise ContextBusy(
+                f"another thread used this context for {self.deadline_s:g} seconds: give each thread a context of its"
+                " own, or wait longer (queue_timeout=)"
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._mutex:
+            self._depth -= 1
+            if self._depth == 0:
+                self._pass_on()
+
+    def _leave(self, place: _Place) -> None:
+        """Give up a place, or the turn, if it has come meanwhile."""
+        with self._mutex:
+            if place in self._waiting:
+                self._waiting.remove(place)
+            else:
+                self._depth = 0
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the lock to the thread that came first: without an order, a thread that decodes could starve others."""
+        self._holder = None
+        if self._waiting:
+            place = self._waiting.popleft()
+            self._holder, self._depth = place.thread, 1
+            place.call()
+
+
+class _Place:
+    """A thread's place in the queue."""
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def call(self) -> None:
+        """End the wait: the turn has come."""
+        self._gate.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the turn came in time."""
+        return self._gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+
+_queues: weakref.WeakKeyDictionary[Context, ContextQueue] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def queue_of(context: Context) -> ContextQueue:
+    """The queue of a context, which all its sessions share."""
+    with _making:
+        return _queues.setdefault(context, ContextQueue())
+
+
+def checked_deadline(seconds: float) -> float:
+    """The deadline, if it is a number above 0; infinity is one.
+
+    Raises:
+        InvalidOption: the deadline is invalid.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds) or seconds <= 0:
+        raise InvalidOption(f"queue_timeout={seconds!r} (accepted: seconds above 0; math.inf waits without end)")
+    return float(seconds)

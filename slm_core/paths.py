@@ -1,0 +1,51 @@
+"""Paths of models, and hints for the usual mistakes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from slm_core.errors import InvalidModelFile
+from slm_core.hub import fetch, is_reference
+
+_URL = re.compile(
+    r"https?:/{1,2}(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:blob|resolve|tree)/(?P<revision>[^/]+)(?:/(?P<file>.+\.gguf))?)?/?(?:\?.*)?",
+    re.ASCII,
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?::[\w.-]+)?", re.ASCII)
+_MAIN = "main"
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """The local path of a model; a reference to the Hub (``hf://user/repo:Q4_K_M``) is downloaded, see ``hub``.
+
+    Raises:
+        InvalidModelFile: the model cannot be downloaded, or the path cannot be a model's; the message says what can.
+        UnsupportedModel: see ``hub.fetch``.
+    """
+    text = os.fspath(path)
+    if is_reference(text):
+        return fetch(text)
+    found = Path(text).expanduser()
+    hint = _hint(text, found)
+    if hint:
+        raise InvalidModelFile(f"{text}: {hint}")
+    return found
+
+
+def _hint(text: str, path: Path) -> str:
+    """What to give instead of a path that no model can have; "" for any other path."""
+    if re.match(r"https?:/", text):
+        match = _URL.fullmatch(text)
+        if match is None:
+            return "a URL; download the file, and give its path"
+        revision = "" if match["revision"] in (None, _MAIN) else f"@{match['revision']}"
+        file = "" if match["file"] is None else f"/{match['file']}"
+        return f"a URL; give the reference hf://{match['repo']}{revision}{file}"
+    if path.suffix == ".safetensors":
+        return f"weights only; give the directory {path.parent}, with its config.json and tokenizer"
+    if _HUB_ID.fullmatch(text) and not path.exists() and not text.endswith(".gguf") and not path.parent.exists():
+        return f"no such file; for the model of the Hugging Face Hub give hf://{text}"
+    return ""

@@ -1,0 +1,11 @@
+"""The HTTP server: OpenAI's API over an engine. It needs ``pip install "slm-core[serve]"``.
+
+A protocol module (``openai_chat``, ...) only translates: its request model to a ``GenerationRequest``, and the pieces
+of answers to its JSON. The engine, cancellation, errors, event streams and the parsing of answers exist once, below it.
+"""
+
+from slm_core.server.app import create_app
+from slm_core.server.options import ServerOptions
+from slm_core.server.registry import EngineSettings, ModelRegistry, ServedModel
+
+__all__ = ["EngineSettings", "ModelRegistry", "ServedModel", "ServerOptions", "create_app"]

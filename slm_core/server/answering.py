@@ -1,0 +1,165 @@
+"""Answers a ``GenerationRequest``: with the pieces of a stream, or with joined choices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio import to_thread
+
+from slm_core.constraints import AfterThinking, Spec
+from slm_core.engine import CompletionsStream, Conversation
+from slm_core.generation import Completion, FinishReason
+from slm_core.server.errors import ApiError
+from slm_core.server.pieces import Choice, Piece, PieceReader, finish_reason
+from slm_core.server.registry import ModelRegistry, Running
+from slm_core.server.requests import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of all answers to a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one answer: its number, and "stop", "length" or "tool_calls"."""
+
+    index: int
+    finish_reason: str
+
+
+class Answering:
+    """A request while it is answered. Use it with ``async with``: leaving the block cancels what is not over.
+
+    Args:
+        registry: the models.
+        request: the request.
+        key: the client, for fair shares.
+        request_id: the request's id in the engine's metrics and logs.
+
+    Attributes:
+        running: the model.
+        request_id: the request's id.
+    """
+
+    running: Running
+
+    def __init__(self, registry: ModelRegistry, request: GenerationRequest, *, key: str, request_id: str) -> None:
+        self._registry = registry
+        self._request = request
+        self._key = key
+        self.request_id = request_id
+        self._stack = AsyncExitStack()
+        self._stream: CompletionsStream | None = None
+        logprobs = request.sampling.logprobs is not None
+        n = max(request.n, request.best_of or 0)
+        self._readers = [PieceReader(i, logprobs=logprobs, single_call=not request.parallel_calls) for i in range(n)]
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.running = await self._stack.enter_async_context(self._registry.lease(self._request.model))
+            with anyio.CancelScope(shield=True):  # a submitted request must not be lost
+                self._stream = stream = await to_thread.run_sync(self._submit)
+            self._stack.callback(stream.close)
+            await anyio.lowlevel.checkpoint()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def n(self) -> int:
+        """The number of answers."""
+        return self._request.n
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether pieces carry log-probabilities."""
+        return self._request.sampling.logprobs is not None
+
+    def _submit(self) -> CompletionsStream:
+        request = self._request
+        return self.running.engine.completions(
+            request.prompt,
+            request.n,
+            request.sampling,
+            best_of=request.best_of,
+            constraint=self._constraint(),
+            priority=request.priority,
+            key=self._key,
+            salt=request.salt,
+            request_id=self.request_id,
+        )
+
+    def _constraint(self) -> Spec | None:
+        """The constraint; if the prompt opens reasoning, it applies after the reasoning."""
+        spec, prompt = self._request.constraint, self._request.prompt
+        if spec is None or not isinstance(prompt, Conversation):
+            return spec
+        end = self.running.model.formatter.reasoning_end(thinking=prompt.thinking)
+        return spec if end is None or prompt.continue_final_message else AfterThinking(spec, end)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces of all answers, as they come; pieces without content are left out.
+
+        Raises:
+            SlmError: the request failed.
+        """
+        async for completion in self._submitted:
+            reader = self._readers[completion.index]
+            if reader.over:
+                continue
+            piece = reader.read(completion.event)
+            if reader.over:
+                self._submitted.cancel(completion.index)
+            if piece:
+                yield piece
+
+    async def choices(self) -> Sequence[Choice]:
+        """The joined answers; with ``best_of``, the best ones, best first and numbered anew."""
+        choices = [Choice(i) for i in range(len(self._readers))]
+        async for piece in self.pieces():
+            choices[piece.index].add(piece)
+        return [choices[completion.index] for completion in self._submitted.answers]
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """How the answers ended, in the order of ``choices``; when they are over.
+
+        Raises:
+            ApiError: the server cancelled an answer.
+        """
+        return [self._outcome(completion) for completion in self._submitted.answers]
+
+    def _outcome(self, completion: Completion) -> Outcome:
+        reason, reader = completion.answer.finish_reason, self._readers[completion.index]
+        if reason is FinishReason.CANCELLED and not reader.over:
+            raise ApiError(503, "the server cancelled the answer", "cancelled")
+        return Outcome(completion.index, finish_reason(reason, reader))
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all answers, so far. The prompt counts once."""
+        metrics = self._submitted.metrics
+        return TokenUsage(
+            self._submitted.n_prompt, sum(each.completion_tokens for each in metrics), metrics[0].cached_tokens
+        )
+
+    @property
+    def _submitted(self) -> CompletionsStream:
+        assert self._stream is not None
+        return self._stream

@@ -1,0 +1,117 @@
+"""``create_app``: the ASGI application."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TextIO
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from slm_core.errors import SlmError
+from slm_core.server import health, openai_chat, openai_completions, openai_models
+from slm_core.server.calls import ClientLost, call_of
+from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
+from slm_core.server.log import ServerLog
+from slm_core.server.metrics import HttpMetrics
+from slm_core.server.middleware import Access, Recording
+from slm_core.server.options import ServerOptions
+from slm_core.server.registry import ModelRegistry, ServedModel
+from slm_core.server.sse import json_response, log_of
+
+_ROUTERS = (openai_chat.router, openai_completions.router, openai_models.router, health.router)
+_LOST = 499
+
+
+def create_app(
+    models: Sequence[ServedModel], options: ServerOptions | None = None, *, log: TextIO | None = sys.stderr
+) -> FastAPI:
+    """The ASGI application. Its lifespan loads the first model, and closes all models at the end.
+
+    Args:
+        models: the models; the first one is the default.
+        options: who may call, and how it streams.
+        log: the file of the log; None for no log.
+
+    Raises:
+        InvalidOption: no models, or two models with one name.
+    """
+    options = options if options is not None else ServerOptions()
+    registry, metrics, server_log = ModelRegistry(models), HttpMetrics(), ServerLog(log)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            async with registry.lease(None):
+                pass
+            yield
+        finally:
+            await registry.close()
+
+    app = FastAPI(
+        title="slm-core",
+        version=importlib.metadata.version("slm-core"),
+        lifespan=lifespan,
+        docs_url=None,  # these pages would load scripts of another origin
+        redoc_url=None,
+        middleware=_middleware(options, server_log, metrics),
+        responses={400: {"description": "A parameter is invalid, unknown or not supported."}},
+    )
+    app.state.registry, app.state.options = registry, options
+    app.state.metrics, app.state.log = metrics, server_log
+    for router in _ROUTERS:
+        app.include_router(router)
+    for kind in (SlmError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _refuse)
+    app.add_exception_handler(ClientLost, _answer_nobody)
+    _declare_only_what_is_answered(app)
+    return app
+
+
+def _middleware(options: ServerOptions, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
+    """The middleware, outermost first."""
+    layers = [Middleware(Recording, log=log, metrics=metrics), Middleware(Access, options=options)]
+    if options.allowed_origins:
+        origins = list(options.allowed_origins)
+        layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    return layers
+
+
+async def _refuse(http: Request, error: Exception) -> Response:
+    """The answer to a request that failed before its first byte, in the form of its API."""
+    if isinstance(error, RequestValidationError):
+        refusal = validation_error(error.errors())
+    elif isinstance(error, HTTPException):
+        refusal = ApiError(error.status_code, str(error.detail), "http_error", headers=error.headers)
+    else:
+        refusal = api_error(error)
+    call = call_of(http.scope)
+    call.facts["error"] = refusal.code
+    if refusal.status >= 500:
+        log_of(http).failure(call, error)
+    return json_response(envelope_for(http.url.path)(refusal, call.request_id), refusal.status, refusal.headers)
+
+
+async def _answer_nobody(http: Request, error: Exception) -> Response:
+    return Response(status_code=_LOST)
+
+
+def _declare_only_what_is_answered(app: FastAPI) -> None:
+    """Remove status 422 from the OpenAPI document: an invalid body is answered with 400."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's way to change the document

@@ -1,0 +1,101 @@
+"""Parts that OpenAI's chat and text completions share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from slm_core.protocols import Vocab
+from slm_core.server.answering import Answering, TokenUsage
+from slm_core.server.errors import ApiError
+from slm_core.server.fields import EngineFields, SamplingFields, Strict
+from slm_core.server.pieces import TokenLogprobs
+
+_NO_EFFECT = "Without effect."
+_LEAST_LOGPROB = -9999.0
+"""JSON has no infinity."""
+
+
+class StreamOptions(Strict):
+    """Options of streams."""
+
+    include_usage: bool = Field(False, description="A last chunk has the numbers of tokens.")
+    include_obfuscation: bool = Field(False, description=_NO_EFFECT)
+
+
+class OpenAiFields(SamplingFields, EngineFields):
+    """Fields of chat and text completions."""
+
+    n: int | None = Field(None, ge=1, le=128, description="The number of answers; the prompt is computed once.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description=_NO_EFFECT)
+
+    def check_stream(self) -> None:
+        """Refuse options of streams without a stream.
+
+        Raises:
+            ApiError: there are some.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is for streams: set stream to true", param="stream_options")
+
+
+class Header:
+    """What all objects of one answer have in common.
+
+    Args:
+        answering: the request.
+        prefix: the prefix of the id.
+        kind: the name of the objects.
+    """
+
+    def __init__(self, answering: Answering, prefix: str, kind: str) -> None:
+        running = answering.running
+        self._fields = {
+            "id": f"{prefix}-{answering.request_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": running.name,
+            "system_fingerprint": f"fp_{running.model.info.fingerprint[:12]}",
+        }
+
+    def with_choices(self, choices: Sequence[Mapping[str, object]], **others: object) -> Mapping[str, object]:
+        """An object with these choices and other fields."""
+        return {**self._fields, "choices": choices, **others}
+
+
+def usage_json(usage: TokenUsage) -> Mapping[str, object]:
+    """Numbers of tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def token_text(vocab: Vocab, token: int) -> str:
+    """The text of a token; an incomplete UTF-8 sequence becomes U+FFFD."""
+    return vocab.token_bytes(token, special=True).decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    """A log-probability for JSON."""
+    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
+
+
+def chat_logprobs(vocab: Vocab, tokens: Sequence[TokenLogprobs]) -> Mapping[str, object]:
+    """Log-probabilities in the form of chat completions."""
+
+    def entry(token: int, logprob: float) -> dict[str, object]:
+        spelled = vocab.token_bytes(token, special=True)
+        return {"token": token_text(vocab, token), "logprob": finite(logprob), "bytes": list(spelled)}
+
+    content = [
+        {**entry(each.token, each.logprob), "top_logprobs": [entry(*pair) for pair in each.top]} for each in tokens
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,52 @@
+"""OpenAI's list of models: GET /v1/models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from slm_core.server.registry import ModelRegistry, ServedModel
+from slm_core.server.sse import json_response, registry_of
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.get("/v1/models")
+async def models(http: Request) -> Response:
+    """The models that can be requested."""
+    registry = registry_of(http)
+    return json_response({"object": "list", "data": [_model(registry, each) for each in registry.models.values()]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, http: Request) -> Response:
+    """One model, by its name or an alias."""
+    registry = registry_of(http)
+    return json_response(_model(registry, registry.find(name)))
+
+
+def _model(registry: ModelRegistry, served: ServedModel) -> Mapping[str, object]:
+    running = {each.name: each for each in registry.running}.get(served.name)
+    entry: dict[str, object] = {
+        "id": served.name,
+        "object": "model",
+        "created": registry.started,
+        "owned_by": "slm-core",
+        "aliases": served.aliases,
+        "loaded": running is not None,
+        "context_length": served.settings.n_ctx,
+    }
+    if running is not None:
+        info = running.model.info
+        entry["meta"] = {
+            "backend": info.backend,
+            "architecture": info.architecture,
+            "quantization": info.quantization,
+            "n_params": info.n_params,
+            "n_bytes": info.n_bytes,
+            "n_vocab": info.n_vocab,
+            "n_ctx_train": info.n_ctx_train,
+        }
+    return entry

@@ -1,0 +1,158 @@
+"""Pieces of answers: what every API streams, and what it joins for an answer that is not streamed."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slm_core.generation import Event, FinishReason
+from slm_core.types import CallArguments, CallEnd, CallStart, MalformedCall
+
+_ID_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a tool call.
+
+    Attributes:
+        index: the number of the call in the answer, from 0.
+        arguments: text to add to the arguments, which are JSON.
+        id: the call's id, in its first piece only.
+        name: the tool, in its first piece only.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token with its log-probability and the likeliest tokens at its place, likeliest first."""
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of one answer; joined, its pieces are the answer.
+
+    Attributes:
+        index: the number of the answer.
+        content: text to add to the content.
+        reasoning: text to add to the reasoning.
+        calls: pieces of tool calls, in order.
+        logprobs: the token; None if log-probabilities were not requested, or the piece has no token.
+    """
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: TokenLogprobs | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls or self.logprobs)
+
+
+@dataclass(slots=True)
+class JoinedCall:
+    """A joined tool call; ``arguments`` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Choice:
+    """A joined answer."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: list[JoinedCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        """Add the next piece."""
+        self.content += piece.content
+        self.reasoning += piece.reasoning
+        for call in piece.calls:
+            if call.id is not None and call.name is not None:
+                self.calls.append(JoinedCall(call.id, call.name))
+            self.calls[call.index].arguments += call.arguments
+        if piece.logprobs is not None:
+            self.logprobs.append(piece.logprobs)
+
+
+class PieceReader:
+    """Turns the events of one answer into pieces.
+
+    Every call gets an id. A malformed call that did not begin is content, so that no text of the model is lost.
+
+    Args:
+        index: the number of the answer.
+        logprobs: whether pieces carry log-probabilities.
+        single_call: whether the answer ends after its first call.
+
+    Attributes:
+        n_calls: the number of calls so far.
+        over: whether the answer ended after its first call.
+    """
+
+    def __init__(self, index: int, *, logprobs: bool = False, single_call: bool = False) -> None:
+        self._index = index
+        self._logprobs = logprobs
+        self._single_call = single_call
+        self._numbers: dict[int, int] = {}
+        self.over = False
+
+    @property
+    def n_calls(self) -> int:
+        """The number of calls so far."""
+        return len(self._numbers)
+
+    def read(self, event: Event) -> Piece:
+        """The piece of an event."""
+        if self.over:
+            return Piece(self._index)
+        content, calls = event.text, []
+        for call in event.calls:
+            if isinstance(call, CallStart):
+                self._numbers[call.index] = number = len(self._numbers)
+                calls.append(CallPiece(number, id=call.id or _new_id(), name=call.name))
+            elif isinstance(call, CallArguments):
+                calls.append(CallPiece(self._numbers[call.index], call.text))
+            elif self._ends(call):
+                break
+            elif isinstance(call.call, MalformedCall) and call.index not in self._numbers:
+                content += call.call.text
+        return Piece(self._index, content, event.reasoning, tuple(calls), self._token(event))
+
+    def _ends(self, end: CallEnd) -> bool:
+        self.over = self._single_call and not isinstance(end.call, MalformedCall)
+        return self.over
+
+    def _token(self, event: Event) -> TokenLogprobs | None:
+        if not self._logprobs or event.token is None:
+            return None
+        return TokenLogprobs(event.token, event.logprob, () if event.logprobs is None else event.logprobs.model)
+
+
+def finish_reason(reason: FinishReason, reader: PieceReader) -> str:
+    """Why an answer ended, in OpenAI's words: "stop", "length" or "tool_calls"."""
+    if reader.over or (reader.n_calls and reason in (FinishReason.STOP, FinishReason.CONSTRAINT)):
+        return "tool_calls"
+    return "stop" if reason is FinishReason.CONSTRAINT else str(reason)
+
+
+def _new_id() -> str:
+    """A random id of nine letters and digits, as Mistral's templates require."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))

@@ -1,0 +1,37 @@
+"""The request that every API is translated to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slm_core.constraints import Spec
+from slm_core.engine import Conversation
+from slm_core.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What to generate.
+
+    Attributes:
+        model: the name of the model; None for the first one.
+        prompt: a text to continue, its tokens, or a conversation.
+        sampling: how tokens are chosen. ``logprobs`` makes pieces carry them.
+        constraint: restricts the answers, after reasoning; None for no constraint.
+        n: the number of answers.
+        best_of: generate this many, and keep the n likeliest; None for n. Not for streams.
+        parallel_calls: whether an answer may call several tools; otherwise it ends after the first call.
+        priority: larger ones come first.
+        salt: requests share cached prefixes only with requests of the same salt.
+    """
+
+    model: str | None
+    prompt: str | Sequence[int] | Conversation
+    sampling: Sampling
+    constraint: Spec | None = None
+    n: int = 1
+    best_of: int | None = None
+    parallel_calls: bool = True
+    priority: float = 0
+    salt: str = ""

@@ -1,0 +1,73 @@
+"""Runs the server with uvicorn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from slm_core.errors import InvalidOption
+from slm_core.server.options import ServerOptions
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._say = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._say()
+
+
+def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str], None]) -> None:
+    """Answer requests until SIGINT or SIGTERM; then running answers may continue for ``options.grace_s``.
+
+    Args:
+        app: the application.
+        options: its options.
+        port: the port; 0 for any free one.
+        started: called with the server's URL when it answers.
+
+    Raises:
+        InvalidOption: it cannot listen on the address.
+    """
+    with _bound(options.host, port) as listener:
+        url = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
+        )
+        _Server(config, lambda: started(url)).run([listener])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise InvalidOption(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def _shown(host: str) -> str:
+    """The host for a URL."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        return "localhost"
+    return f"[{host}]" if ":" in host else host

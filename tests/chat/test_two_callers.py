@@ -1,0 +1,195 @@
+"""Threads and tasks that use one context wait their turn; a chat that answers one caller refuses another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import slm_core as slm
+from scripted import ByteVocab, ScriptedContext, TagFormatter, says
+from slm_core.chat import Chat, Session
+from slm_core.context_queue import ContextQueue, queue_of
+from slm_core.errors import ChatBusy, ContextBusy
+
+SAMPLING = slm.Sampling(temperature=1, seed=3, max_tokens=24)
+QUESTIONS = [f"question {i}" for i in range(4)]
+
+
+def new_chat(context: ScriptedContext | None = None) -> Chat:
+    context = context if context is not None else ScriptedContext(n_ctx=4000, n_seq_max=8)
+    return Chat(Session(context, ByteVocab(), sampling=SAMPLING), TagFormatter(), system="Be brief.")
+
+
+def alone(question: str) -> str:
+    return new_chat().send(question).text
+
+
+def forks_of(chat: Chat) -> list[Chat]:
+    return [chat.fork() for _ in QUESTIONS]
+
+
+def test_threads_on_forks_of_a_chat_get_the_answers_that_each_gets_alone() -> None:
+    expected = [alone(question) for question in QUESTIONS]
+    forks, together = forks_of(new_chat()), threading.Barrier(len(QUESTIONS))
+
+    def ask(chat: Chat, question: str) -> str:
+        together.wait(10)
+        return chat.send(question).text
+
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        assert list(pool.map(ask, forks, QUESTIONS)) == expected
+
+
+def test_tasks_on_forks_of_a_chat_get_the_answers_that_each_gets_alone() -> None:
+    expected = [alone(question) for question in QUESTIONS]
+    forks = forks_of(new_chat())
+
+    async def ask() -> list[str]:
+        asked = (chat.asend(question) for chat, question in zip(forks, QUESTIONS, strict=True))
+        return [answer.text for answer in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask()) == expected
+
+
+def test_the_event_loop_runs_while_a_task_waits_for_the_context() -> None:
+    context = ScriptedContext(says("one", "one"), n_ctx=4000, n_seq_max=8)
+    first = new_chat(context)
+    second, waits = first.fork(), threading.Event()
+
+    async def ask() -> str:
+        task = asyncio.ensure_future(_text(second.stream("b")))
+        while queue_of(context).n_waiting == 0:
+            await asyncio.sleep(0)
+        waits.set()
+        return await task
+
+    with ThreadPoolExecutor(1) as pool:
+        with queue_of(context):
+            text = pool.submit(asyncio.run, ask())
+            assert waits.wait(10), "the event loop stood still"
+            assert not text.done()
+        assert text.result(10) == "one"
+
+
+async def _text(stream: slm.ChatStream) -> str:
+    return "".join([event.text async for event in stream])
+
+
+def test_a_second_thread_is_told_that_the_chat_is_busy_and_the_answer_goes_on() -> None:
+    expected, chat = alone("hello"), new_chat()
+    stream = chat.stream("hello")
+    text = next(stream).text
+    with ThreadPoolExecutor(1) as pool:
+        for call in (lambda: chat.send("me, too"), lambda: chat.edit(0, "x"), chat.fork, chat.dump, chat.regenerate):
+            with pytest.raises(ChatBusy, match=r"this chat is busy: .*wait.*fork"):
+                pool.submit(call).result(10)
+    assert text + "".join(event.text for event in stream) == expected
+    assert [message.content for message in chat.messages] == ["Be brief.", "hello", expected]
+
+
+def test_a_second_task_is_told_that_the_chat_is_busy() -> None:
+    expected, chat = alone("hello"), new_chat()
+
+    async def ask() -> list[object]:
+        results = await asyncio.gather(chat.asend("hello"), chat.asend("me, too"), return_exceptions=True)
+        return [result.text if isinstance(result, slm.Answer) else type(result) for result in results]
+
+    assert asyncio.run(ask()) == [expected, ChatBusy]
+    assert len(chat.messages) == 3
+
+
+@pytest.mark.parametrize("release", ["dropped", "cancelled", "the reader ended"])
+def test_a_stream_that_nobody_reads_any_more_does_not_hold_its_chat(release: str) -> None:
+    chat = new_chat()
+    streams = []
+    if release == "the reader ended":
+        reader = threading.Thread(target=lambda: streams.append(chat.stream("hello")))
+        reader.start()
+        reader.join(10)
+    else:
+        streams.append(chat.stream("hello"))
+    next_event = next(streams[0]) if release != "the reader ended" else None
+    if release == "dropped":
+        streams.clear()
+    elif release == "cancelled":
+        streams[0].cancel()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(chat.send, "again").result(10).text
+    first_answer = chat.messages[2].content
+    assert first_answer == ("" if next_event is None else next_event.text)
+
+
+def test_a_half_read_stream_does_not_hold_the_context() -> None:
+    chat = new_chat()
+    twin = chat.fork()
+    stream = chat.stream("hello")
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(twin.send, "hello").result(10).text == alone("hello")
+
+
+def test_a_wait_ends_at_its_deadline_and_changes_nothing() -> None:
+    context = ScriptedContext(n_ctx=4000)
+    session = Session(context, ByteVocab(), sampling=SAMPLING, queue_timeout=0.01)
+    session.append("hello")
+    with ThreadPoolExecutor(1) as pool, queue_of(context):
+        with pytest.raises(ContextBusy, match=r"0\.01 seconds.*queue_timeout="):
+            pool.submit(session.next_logits).result(10)
+        assert queue_of(context).n_waiting == 0
+    assert (session.n_pending, context.n_decoded) == (5, 0)
+    assert session.next_logits() is not None
+
+
+def test_threads_are_served_in_the_order_in_which_they_came() -> None:
+    queue, served = ContextQueue(), []
+
+    def use(name: int) -> None:
+        with queue:
+            served.append(name)
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(5)]
+    with queue:
+        for i, thread in enumerate(threads):
+            thread.start()
+            while queue.n_waiting <= i:
+                pass
+        with queue:
+            pass  # entering again does not let others in
+        assert served == []
+    for thread in threads:
+        thread.join(10)
+    assert served == [0, 1, 2, 3, 4]
+
+
+def test_ctrl_c_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, taken, may_end = ContextQueue(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with queue:
+            taken.set()
+            may_end.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(10)
+    monkeypatch.setattr("slm_core.context_queue._Place.wait", lambda place, seconds: _interrupt())
+    with pytest.raises(KeyboardInterrupt), queue:
+        pytest.fail("the context was not free")
+    assert queue.n_waiting == 0
+    may_end.set()
+    holder.join(10)
+    with queue:
+        pass
+
+
+def _interrupt() -> bool:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])
+def test_an_invalid_deadline_is_refused(seconds: object) -> None:
+    with pytest.raises(slm.SlmError, match="queue_timeout="):
+        Session(ScriptedContext(), ByteVocab(), queue_timeout=seconds)  # type: ignore[arg-type]

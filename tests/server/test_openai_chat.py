@@ -1,0 +1,246 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+import slm_core as slm
+from server.conftest import QUESTION, Body, Client, frames
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ASKED = {"messages": [{"role": "user", "content": "What is the weather in Rome?"}], "tools": [WEATHER]}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def message_of(chunks: Sequence[Body], index: int = 0) -> Body:
+    """The message that the chunks of a stream join to, as the ``openai`` client joins them."""
+    message: Body = {"role": None, "content": "", "reasoning_content": "", "tool_calls": []}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index):
+        delta = choice["delta"]
+        message["role"] = delta.get("role", message["role"])
+        message["content"] += delta.get("content", "")
+        message["reasoning_content"] += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+def plain(message: Body) -> Body:
+    """An unstreamed message in the form of ``message_of``."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {
+        "role": message["role"],
+        "content": message["content"] or "",
+        "reasoning_content": message.get("reasoning_content", ""),
+        "tool_calls": calls,
+    }
+
+
+def test_the_answer_is_the_model_s(client: Client, demo: slm.LoadedModel) -> None:
+    expected = demo.generate(QUESTION["messages"], slm.Sampling(temperature=0))
+    body = client.chat()
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == expected.text
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+    assert body["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    assert body["model"] == "demo"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        ASKED,
+        {**ASKED, "parallel_tool_calls": False},
+        {**ASKED, "tool_choice": "required"},
+        {**ASKED, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {**ASKED, "tool_choice": "none"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"reasoning_effort": "high", "max_tokens": 5},
+        {"n": 2, "temperature": 1.5, "seed": 7, "max_tokens": 20},
+        {"stop": "=", "max_tokens": 30},
+        {"logprobs": True, "top_logprobs": 2},
+    ],
+    ids=str,
+)
+def test_joined_deltas_equal_the_unstreamed_answer(client: Client, fields: Body) -> None:
+    whole, chunks = client.chat(**fields), client.stream(**fields)
+    for choice in whole["choices"]:
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert message_of(chunks, choice["index"]) == plain(choice["message"])
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        assert all(c["finish_reason"] is None for c in mine[:-1])
+        if fields.get("logprobs"):
+            tokens = [token for c in mine if c["logprobs"] for token in c["logprobs"]["content"]]
+            assert [token["token"] for token in tokens] == [t["token"] for t in choice["logprobs"]["content"]]
+            assert b"".join(bytes(token["bytes"]) for token in tokens[:-1]).decode() == choice["message"]["content"]
+
+
+def test_tools_are_called(client: Client) -> None:
+    (choice,) = client.chat(**ASKED)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "get_weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": '{"condition": "sunny", "degrees": 21}'}
+    answer = client.chat(messages=[*ASKED["messages"], choice["message"], result], tools=[WEATHER])
+    assert "21" in answer["choices"][0]["message"]["content"]
+
+
+def test_no_tool_is_called_if_none_is_chosen(client: Client) -> None:
+    (choice,) = client.chat(**ASKED, tool_choice="none", max_tokens=20)["choices"]
+    assert "tool_calls" not in choice["message"]
+
+
+def test_reasoning_is_separate(client: Client) -> None:
+    (choice,) = client.chat(chat_template_kwargs={"enable_thinking": True})["choices"]
+    assert choice["message"]["reasoning_content"]
+    assert "think" not in choice["message"]["content"]
+
+
+def test_a_schema_is_enforced(client: Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    (choice,) = client.chat(response_format=form, temperature=1.5, seed=3)["choices"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), PERSON)
+
+
+def test_a_schema_applies_after_the_reasoning(client: Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    body = client.chat(response_format=form, chat_template_kwargs={"enable_thinking": True}, max_tokens=300)
+    message = body["choices"][0]["message"]
+    assert message["reasoning_content"]
+    jsonschema.validate(json.loads(message["content"]), PERSON)
+
+
+def test_a_seed_repeats_an_answer(client: Client) -> None:
+    fields = {"temperature": 2.0, "seed": 11, "max_tokens": 20, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
+    assert client.chat(**fields)["choices"] == client.chat(**fields)["choices"]
+    assert client.chat(**fields)["choices"] != client.chat(**{**fields, "seed": 12})["choices"]
+
+
+def test_a_bias_bans_a_token(client: Client, demo: slm.LoadedModel) -> None:
+    first = client.chat()["choices"][0]["message"]["content"][0]
+    (banned,) = demo.vocab.encode(first, add_special=False, parse_special=False)[-1:]
+    assert client.chat(logit_bias={str(banned): -100})["choices"][0]["message"]["content"][:1] != first
+
+
+def test_a_last_chunk_has_the_usage(client: Client) -> None:
+    *chunks, last = client.stream(stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == client.chat()["usage"]["completion_tokens"]
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+def test_a_length_is_no_stop(client: Client) -> None:
+    """[truncated looks complete]"""
+    assert client.chat(max_tokens=3)["choices"][0]["finish_reason"] == "length"
+    assert client.stream(max_tokens=3)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_continued_message(client: Client) -> None:
+    messages = [*QUESTION["messages"], {"role": "assistant", "content": "12 + 30 ="}]
+    body = client.chat(messages=messages, continue_final_message=True)
+    assert body["choices"][0]["message"]["content"].strip() == "42"
+
+
+def test_a_prompt_too_long_is_refused(client: Client, demo: slm.LoadedModel) -> None:
+    """[silently truncated]"""
+    messages = [{"role": "user", "content": "hi " * 3000}]
+    response = client.post("/v1/chat/completions", {**QUESTION, "messages": messages})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    tokens = demo.model.vocab.encode("hi " * 3000, add_special=False, parse_special=False)
+    named = [int(word) for word in error["message"].replace(",", " ").split() if word.isdigit()]
+    assert named[1] == 2048
+    assert len(tokens) < named[0] < len(tokens) + 30
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"store": True}, "store"),
+        ({"functions": []}, "functions"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({**ASKED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"model": "unknown"}, "model"),
+    ],
+    ids=str,
+)
+def test_a_parameter_that_does_not_work_is_named(client: Client, fields: Body, param: str) -> None:
+    response = client.post("/v1/chat/completions", {**QUESTION, **fields})
+    assert response.status_code == (404 if param == "model" else 400), response.text
+    error = response.json()["error"]
+    assert (error["param"] or "").startswith(param), error
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(client: Client, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = client.call("POST", "/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_parameters_without_effect_are_accepted(client: Client) -> None:
+    fields: dict[str, Any] = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
+    assert client.chat(**fields)["choices"] == client.chat()["choices"]
+
+
+def test_the_log_has_no_prompt(client: Client) -> None:
+    client.post("/v1/chat/completions", {**QUESTION, "messages": [{"role": "user", "content": "the secret word"}]})
+    client.post("/v1/chat/completions", {**QUESTION, "stop": 7, "user": "the secret word"})
+    lines = client.log.getvalue().splitlines()
+    assert all({"request_id", "status"} <= json.loads(line).keys() for line in lines)
+    assert "secret" not in client.log.getvalue()
+
+
+def test_a_request_keeps_its_id(client: Client) -> None:
+    assert client.get("/health", **{"x-request-id": "my-id"}).headers["x-request-id"] == "my-id"
+    assert client.get("/health", **{"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_frames_are_json(client: Client) -> None:
+    text = client.post("/v1/chat/completions", {**QUESTION, "stream": True}).text
+    assert text.endswith("data: [DONE]\n\n")
+    assert len(frames(text)) == text.count("\n\n")

@@ -1,0 +1,104 @@
+"""``slm serve`` in a process of its own, called over a socket by the ``openai`` client."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from server.test_openai_chat import ASKED, QUESTION
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0"]
+    environment = {**os.environ, "SLM_API_KEY": "secret"}
+    process = subprocess.Popen(
+        [*command, "--ctx", "2048"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", first)
+        assert found is not None, first
+        assert "curl" in process.stderr.readline()
+        yield Server(process, found[0])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="secret", max_retries=0, _strict_response_validation=True
+    ) as api:
+        yield api
+
+
+def test_the_openai_client_gets_answers(api: openai.OpenAI) -> None:
+    options: Any = {**QUESTION, "model": "demo"}
+    whole = api.chat.completions.create(**options)
+    assert "42" in (whole.choices[0].message.content or "")
+    with api.chat.completions.create(**options, stream=True) as chunks:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert api.completions.create(model="demo", prompt="My dog", max_tokens=4).choices[0].finish_reason == "length"
+    assert [model.id for model in api.models.list()] == ["demo"]
+    assert api.models.retrieve("demo").owned_by == "slm-core"
+
+
+def test_the_openai_client_joins_streams(api: openai.OpenAI) -> None:
+    options: Any = {**ASKED, "model": "demo", "temperature": 0}
+    with api.chat.completions.stream(**options) as stream:
+        stream.until_done()
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Rome"}')
+
+
+def test_the_openai_client_parses_schemas(api: openai.OpenAI) -> None:
+    class Sum(BaseModel):
+        a: int
+        b: int
+
+    options: Any = {**QUESTION, "model": "demo"}
+    parsed = api.chat.completions.parse(**options, response_format=Sum, max_tokens=200)
+    assert isinstance(parsed.choices[0].message.parsed, Sum)
+
+
+def test_the_openai_client_raises_its_errors(server: Server, api: openai.OpenAI) -> None:
+    options: Any = {**QUESTION, "model": "demo"}
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
+    with pytest.raises(openai.NotFoundError):
+        api.models.retrieve("unknown")
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(**options, extra_body={"unknown": 1})
+    assert (refused.value.param, refused.value.code) == ("unknown", "unknown_parameter")
+
+
+def test_a_running_answer_survives_sigterm(server: Server, api: openai.OpenAI) -> None:
+    """The last test of this server."""
+    options: Any = {**QUESTION, "model": "demo", "logit_bias": {"2": -100}}
+    with api.chat.completions.create(**options, stream=True, max_tokens=400) as chunks:
+        iterator = iter(chunks)
+        next(iterator)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(iterator)
+    assert rest[-1].choices[0].finish_reason in ("stop", "length")
+    assert server.process.wait(timeout=60) == -signal.SIGTERM
