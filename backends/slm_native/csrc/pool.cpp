@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <map>
@@ -17,8 +18,23 @@ namespace slm {
 
 namespace {
 
-constexpr auto spin_time = std::chrono::microseconds(100);
-constexpr int polls_a_clock = 64;  // polls of the flag for each read of the clock
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr auto worker_spin = microseconds(100);  // before a worker sleeps
+constexpr auto caller_spin = microseconds(200);  // before a caller sleeps, which waits for a worker
+constexpr auto waking_pays = microseconds(20);   // waking a worker takes 5 to 10 us
+constexpr auto slow_waking = microseconds(40);   // waking that takes longer was interrupted
+constexpr int many_slow = 3;                     // slow wakings in a row
+constexpr auto least_delay = milliseconds(1);    // a shorter wait is no sign of a busy machine
+constexpr Clock::duration least_rest = milliseconds(10), longest_rest = milliseconds(640);
+constexpr int polls_per_clock = 64;  // polls of a flag per read of the clock
+
+// `gate`: the round, whether workers may enter it, and the number of workers in it.
+constexpr std::uint64_t one_round = 1 << 17, open = 1 << 16, inside = open - 1;
+
+std::uint64_t round_of(std::uint64_t gate) { return gate / one_round; }
 
 void relax() {
 #if defined(__x86_64__)
@@ -32,18 +48,24 @@ void relax() {
 
 struct Pool::State {
     std::atomic<bool> taken{false};
-    // The running call: written before `round` is incremented, read after it.
+    // The running call: written before the gate opens, read by workers inside.
     Call call = nullptr;
     const void* context = nullptr;
     std::size_t n = 0;
     alignas(64) std::atomic<std::size_t> next{0};  // the next task to take
-    alignas(64) std::atomic<unsigned> round{0};    // incremented by each call
-    alignas(64) std::atomic<int> n_working{0};     // workers that have not finished this round
-    std::atomic<int> n_asleep{0};
+    alignas(64) std::atomic<std::uint64_t> gate{0};
+    alignas(64) std::atomic<int> n_asleep{0};  // workers
+    std::atomic<bool> caller_asleep{false};
     std::atomic<bool> stopping{false};
     std::mutex mutex;
-    std::condition_variable wake;
+    std::condition_variable wake, all_left;
     std::exception_ptr error;  // the first exception of this call's tasks; guarded by `mutex`
+    // Of the thread that has `taken` the pool:
+    Clock::time_point begin;       // of the running call
+    Clock::duration mean_task{0};  // 0: the caller ran no task
+    Clock::time_point alone_until{};
+    Clock::duration rest{0};
+    int n_slow = 0;  // wakings in a row
 };
 
 Pool::Pool(int n_threads) : n_threads_(n_threads), state_(new State) {
@@ -59,7 +81,7 @@ Pool::~Pool() { stop_workers(); }
 
 void Pool::start_workers() {
     while (int(workers_.size()) < n_threads_ - 1)
-        workers_.emplace_back([state = state_.get(), round = state_->round.load()] { work(*state, round); });
+        workers_.emplace_back([state = state_.get(), round = round_of(state_->gate.load())] { work(*state, round); });
 }
 
 void Pool::stop_workers() {
@@ -80,26 +102,24 @@ void Pool::forget_workers() {
     state_.reset(new State);
 }
 
-void Pool::run(std::size_t n, Call call, const void* context) {
+void Pool::run(std::size_t n, Call call, const void* context, bool short_work) {
     State& state = *state_;
-    if (n < 2 || n_threads_ < 2 || state.taken.exchange(true, std::memory_order_acquire)) {
+    const auto run_alone = [&] {
         for (std::size_t i = 0; i < n; ++i) call(context, i);
-        return;
+    };
+    if (n < 2 || n_threads_ < 2 || state.taken.exchange(true, std::memory_order_acquire)) return run_alone();
+    state.begin = Clock::now();
+    if (state.begin < state.alone_until) {
+        state.taken.store(false, std::memory_order_release);
+        return run_alone();
     }
     if (workers_.empty()) start_after_fork();
     state.call = call, state.context = context, state.n = n;
     state.next.store(0, std::memory_order_relaxed);
-    state.n_working.store(int(workers_.size()), std::memory_order_relaxed);
-    state.round.fetch_add(1, std::memory_order_seq_cst);
-    if (state.n_asleep.load(std::memory_order_seq_cst) > 0) {
-        std::lock_guard lock(state.mutex);
-        state.wake.notify_all();
-    }
-    take_tasks(state);
-    for (int polls = 0; state.n_working.load(std::memory_order_acquire) > 0; ++polls) {
-        relax();
-        if (polls > 1 << 14) std::this_thread::yield();  // let a worker without a core run
-    }
+    const std::uint64_t round = round_of(state.gate.load(std::memory_order_relaxed)) + 1;
+    state.gate.store(round * one_round | open, std::memory_order_seq_cst);
+    run_own_tasks(state, short_work);
+    if (state.gate.fetch_and(~open, std::memory_order_acq_rel) & inside) wait_for_workers(state);
     const std::exception_ptr error = std::exchange(state.error, nullptr);
     state.taken.store(false, std::memory_order_release);
     if (error) std::rethrow_exception(error);
@@ -113,31 +133,96 @@ void Pool::start_after_fork() {
     }
 }
 
-void Pool::take_tasks(State& state) {
-    for (std::size_t i; (i = state.next.fetch_add(1, std::memory_order_relaxed)) < state.n;) try {
-            state.call(state.context, i);
-        } catch (...) {  // e.g. bad_alloc: an exception that leaves the worker's function would terminate the process
-            std::lock_guard lock(state.mutex);
-            if (!state.error) state.error = std::current_exception();
-        }
+void Pool::note_delay(State& state, Time begin, Time end) {
+    const bool again = begin - state.alone_until < state.rest;
+    state.rest = again ? std::min(4 * state.rest, longest_rest) : least_rest;
+    state.alone_until = end + state.rest;
 }
 
-void Pool::work(State& state, unsigned seen) {
+void Pool::wake_workers(State& state) {
+    if (state.n_asleep.exchange(0, std::memory_order_seq_cst) == 0) return;
+    const auto begin = Clock::now();
+    {
+        std::lock_guard lock(state.mutex);
+        state.wake.notify_all();
+    }
+    const auto end = Clock::now();
+    state.n_slow = end - begin > slow_waking ? state.n_slow + 1 : 0;
+    if (state.n_slow >= many_slow) note_delay(state, begin, end);
+}
+
+void Pool::run_own_tasks(State& state, bool short_work) {
+    if (!short_work) wake_workers(state);
+    std::size_t n_own = 0;
+    while (take_task(state))
+        if (++n_own == 1 && short_work && state.n_asleep.load(std::memory_order_relaxed)) {
+            const std::size_t n_taken = std::min(state.next.load(std::memory_order_relaxed), state.n);
+            if ((Clock::now() - state.begin) * (state.n - n_taken) > waking_pays) wake_workers(state);
+        }
+    state.mean_task = n_own ? (Clock::now() - state.begin) / std::int64_t(n_own) : Clock::duration(0);
+}
+
+bool Pool::take_task(State& state) {
+    const std::size_t i = state.next.fetch_add(1, std::memory_order_relaxed);
+    if (i >= state.n) return false;
+    try {
+        state.call(state.context, i);
+    } catch (...) {  // e.g. bad_alloc: an exception that leaves the worker's function would terminate the process
+        std::lock_guard lock(state.mutex);
+        if (!state.error) state.error = std::current_exception();
+    }
+    return true;
+}
+
+void Pool::wait_for_workers(State& state) {
+    const auto working = [&state] { return (state.gate.load(std::memory_order_seq_cst) & inside) != 0; };
+    const auto begin = Clock::now();
+    for (int polls = 1; working(); ++polls) {
+        relax();
+        if (polls % polls_per_clock || Clock::now() - begin < caller_spin) continue;
+        std::unique_lock lock(state.mutex);
+        state.caller_asleep.store(true, std::memory_order_seq_cst);
+        state.all_left.wait(lock, [&] { return !working(); });
+        state.caller_asleep.store(false, std::memory_order_relaxed);
+    }
+    const auto end = Clock::now();
+    if (state.mean_task.count() == 0 || end - begin < std::max<Clock::duration>(least_delay, 4 * state.mean_task))
+        return;
+    note_delay(state, begin, end);
+}
+
+void Pool::work(State& state, std::uint64_t seen) {
     for (;;) {
-        auto until = std::chrono::steady_clock::now() + spin_time;
-        for (int polls = 1; state.round.load(std::memory_order_acquire) == seen; ++polls) {
+        const auto next_round = [&] { return round_of(state.gate.load(std::memory_order_seq_cst)) != seen; };
+        const auto until = Clock::now() + worker_spin;
+        for (int polls = 1; !next_round(); ++polls) {
             relax();
-            if (polls % polls_a_clock || std::chrono::steady_clock::now() < until) continue;
+            if (polls % polls_per_clock || Clock::now() < until) continue;
             std::unique_lock lock(state.mutex);
             state.n_asleep.fetch_add(1, std::memory_order_seq_cst);
-            state.wake.wait(lock, [&] { return state.stopping || state.round.load() != seen; });
-            state.n_asleep.fetch_sub(1, std::memory_order_relaxed);
+            state.wake.wait(lock, [&] { return state.stopping || next_round(); });
             if (state.stopping) return;
         }
-        ++seen;
-        take_tasks(state);
-        state.n_working.fetch_sub(1, std::memory_order_acq_rel);
+        seen = round_of(state.gate.load(std::memory_order_acquire));
+        if (!enter(state, seen)) continue;
+        while (take_task(state)) {}
+        leave(state);
     }
+}
+
+// Counts this worker in, unless the round is over.
+bool Pool::enter(State& state, std::uint64_t round) {
+    std::uint64_t gate = state.gate.load(std::memory_order_relaxed);
+    while (round_of(gate) == round && gate & open)
+        if (state.gate.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) return true;
+    return false;
+}
+
+void Pool::leave(State& state) {
+    const std::uint64_t gate = state.gate.fetch_sub(1, std::memory_order_seq_cst);
+    if ((gate & inside) > 1 || !state.caller_asleep.load(std::memory_order_seq_cst)) return;
+    std::lock_guard lock(state.mutex);
+    state.all_left.notify_one();
 }
 
 namespace {

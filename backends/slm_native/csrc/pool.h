@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -14,6 +16,11 @@ namespace slm {
 // Runs tasks 0 .. n - 1 on the calling thread and on workers. One call owns the pool at a time. A call that finds it
 // busy runs its tasks alone: callers neither wait for each other nor oversubscribe the cores. After a call, workers
 // spin for a while, because the next step of a model follows within microseconds; then they sleep.
+//
+// On a busy machine the system takes the core from a worker for milliseconds. So the caller waits only for workers that
+// are running a task; it spins briefly, then sleeps, which leaves its core to the worker. If it waited much longer than
+// a task takes, or if waking workers took long again and again (the system let a worker run on the caller's core), the
+// next calls run alone for a while, four times as long each time that this repeats.
 class Pool {
 public:
     ~Pool();
@@ -23,10 +30,11 @@ public:
     int n_threads() const { return n_threads_; }
 
     // Runs task(i) for each i in 0 .. n - 1, in any order and in parallel. Returns when all are done. Rethrows the
-    // exception of a task.
+    // exception of a task. Sleeping workers are woken at once, or, if all tasks together are `short_work`, only if the
+    // first task shows that they take longer than waking a worker.
     template <class Task>
-    void run(std::size_t n, const Task& task) {
-        run(n, [](const void* context, std::size_t i) { (*static_cast<const Task*>(context))(i); }, &task);
+    void run(std::size_t n, const Task& task, bool short_work = false) {
+        run(n, [](const void* context, std::size_t i) { (*static_cast<const Task*>(context))(i); }, &task, short_work);
     }
 
     // The pool of n_threads threads, which all callers in this process share. After a fork, the child starts its own
@@ -36,17 +44,24 @@ public:
 private:
     using Call = void (*)(const void* context, std::size_t i);
 
+    using Time = std::chrono::steady_clock::time_point;
     struct State;
 
     explicit Pool(int n_threads);
-    void run(std::size_t n, Call call, const void* context);
+    void run(std::size_t n, Call call, const void* context, bool short_work);
     void start_workers();
     void stop_workers();
     void start_after_fork();
     void forget_workers();
     static void forget_all_workers();
-    static void work(State& state, unsigned seen);  // `seen`: number of finished rounds
-    static void take_tasks(State& state);
+    static void work(State& state, std::uint64_t seen);  // `seen`: number of finished rounds
+    static bool enter(State& state, std::uint64_t round);
+    static void leave(State& state);
+    static bool take_task(State& state);
+    static void wake_workers(State& state);
+    static void run_own_tasks(State& state, bool short_work);
+    static void wait_for_workers(State& state);
+    static void note_delay(State& state, Time begin, Time end);
 
     int n_threads_;
     std::unique_ptr<State> state_;

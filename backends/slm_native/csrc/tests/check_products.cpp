@@ -19,6 +19,7 @@
 
 #include "tests/check_layers.h"
 #include "tests/check_moe.h"
+#include "tests/check_pool.h"
 #include "matmul/embedding.h"
 #include "isa.h"
 #include "matmul/products.h"
@@ -175,7 +176,7 @@ int main(int n_arguments, char** arguments) {
     }
     try {
         const std::vector<Case> cases = read_cases(arguments[1]);
-        bool all_right = !cases.empty();
+        bool all_right = !cases.empty() && slm::check_pool(1) && slm::check_pool(3);
         for (slm::Isa isa : isas_named(n_arguments - 2, arguments + 2)) {
             for (int n_threads : {1, 3}) {
                 all_right &= check(cases, isa, n_threads);
