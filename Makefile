@@ -43,6 +43,7 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_links.py

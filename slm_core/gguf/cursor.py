@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import stat
 import struct
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,12 +29,6 @@ MAX_ITEMS = 2**23
 def shown(text: str) -> str:
     """Quote a name for an error message: one printable line of at most 80 characters."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
-
-
-def _advise(data: mmap.mmap, name: str) -> None:
-    """Give the system an advice on a mapping, if this system has it."""
-    if (advice := vars(mmap).get(name)) is not None:
-        data.madvise(advice)
 
 
 class MappedFile:
@@ -91,12 +86,15 @@ class MappedFile:
 
         Windows takes no such advice, and reads ahead.
         """
+        if sys.platform == "win32":
+            yield
+            return
         data = self.data
-        _advise(data, "MADV_RANDOM")
+        data.madvise(mmap.MADV_RANDOM)
         try:
             yield
         finally:
-            _advise(data, "MADV_NORMAL")
+            data.madvise(mmap.MADV_NORMAL)
 
     def close(self) -> None:
         """Release the mapping; existing views keep it alive."""

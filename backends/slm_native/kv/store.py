@@ -77,7 +77,7 @@ class PageLayout:
             if n_pages * self.page_bytes == 0:
                 return self.pages(n_pages)
             raise MemoryError(str(error)) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        if sys.platform == "linux":
             with contextlib.suppress(OSError):  # the system has no huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
         return np.frombuffer(memory, np.uint8).reshape(n_pages, -1)
