@@ -23,9 +23,7 @@ namespace {
 
 #if defined(SLM_HAVE_X86)
 // CPUID is read directly: compilers' builtins lack names for some of its bits, and need a library on Windows.
-struct CpuId {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
+struct CpuId { unsigned eax = 0, ebx = 0, ecx = 0, edx = 0; };
 
 CpuId cpu_id(unsigned leaf, unsigned subleaf) {
     CpuId id;
