@@ -24,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-bounds check docs mutants soak fuzz sbom lock clean
+.PHONY: help demo test test-bounds check platforms docs mutants soak fuzz sbom lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -47,11 +47,17 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/lint-imports
 	PYTHONPATH=.:backends:formatters:conformance $(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_links.py
 	$(BIN)/python tools/check_examples.py
 	$(BIN)/python tools/check_cpp.py
+
+platforms: $(VENV)/installed-dev ## cross-compile the C++ kernels for Windows and macOS (3 minutes), and check those of Windows under wine if it is installed
+	@$(PIP) 'slm-core[cross]'
+	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_windows.sh
+	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_macos.sh
 
 # Not --quiet: mkdocs would not count warnings then, and --strict fails on them.
 docs: $(VENV)/installed-docs ## build the documentation site with its API reference into build/site; a broken link fails

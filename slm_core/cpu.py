@@ -64,6 +64,6 @@ def _quota(file: Path) -> float | None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

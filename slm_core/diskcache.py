@@ -68,7 +68,7 @@ def entries() -> list[CacheEntry]:
         if manifest.parent.name.startswith(_ASIDE):
             continue
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            about = str(json.loads(manifest.read_text())["about"])
+            about = str(json.loads(manifest.read_text(encoding="utf-8"))["about"])
             n_bytes = sum(file.stat().st_size for file in manifest.parent.iterdir())
             sound.append(CacheEntry(manifest.parent.parent.name, manifest.parent.name, about, n_bytes, manifest.parent))
     return sound
@@ -109,7 +109,7 @@ class DiskCache:
         """The folder of an entry with unchanged files; None if there is none."""
         folder = cache_root() / self._kind / key
         try:
-            manifest = json.loads((folder / _MANIFEST).read_text())
+            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = manifest["files"].items()
             if all(_is_sound(folder / name, *expected) for name, expected in files):
                 return folder
@@ -133,7 +133,7 @@ class DiskCache:
                 make(folder)
                 files = {file.name: _record(file) for file in folder.iterdir()}
                 time.sleep(_TICK)  # later writes get another modification time
-                (folder / _MANIFEST).write_text(json.dumps({"about": about, "files": files}))
+                (folder / _MANIFEST).write_text(json.dumps({"about": about, "files": files}), encoding="utf-8")
                 target = cache_root() / self._kind / key
                 if target.exists():
                     shutil.rmtree(target)

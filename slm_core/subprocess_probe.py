@@ -26,13 +26,14 @@ def run(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         done = subprocess.run(  # noqa: S603  (our own code, in our own interpreter)
-            [sys.executable, "-P", "-c", code, *arguments],
+            [sys.executable, "-P", "-X", "utf8", "-c", code, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=patience_s,
             check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except subprocess.TimeoutExpired as error:
         raise BackendUnavailable(f"{engine} did not end within {patience_s:.0f} seconds") from error

@@ -142,7 +142,7 @@ def _library_files() -> list[Path]:
 
 def _cpu() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     described = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
@@ -151,7 +151,7 @@ def _cpu() -> str:
 
 def _read(verdict_file: Path) -> bool | None:
     try:
-        verdict = json.loads(verdict_file.read_text())["repack"]
+        verdict = json.loads(verdict_file.read_text(encoding="utf-8"))["repack"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return verdict if isinstance(verdict, bool) else None
@@ -161,7 +161,7 @@ def _write(verdict_file: Path, verdict: bool) -> None:
     part = verdict_file.with_name(f"{verdict_file.name}.{uuid.uuid4().hex}")
     try:
         verdict_file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"repack": verdict}))
+        part.write_text(json.dumps({"repack": verdict}), encoding="utf-8")
         part.replace(verdict_file)
     except OSError as error:
         _log.info("the verdict of the probe cannot be kept in %s: %s", verdict_file.parent, error)

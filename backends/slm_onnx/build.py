@@ -45,7 +45,7 @@ def find_build() -> Build | None:
         return None
     folder = Path(spec.submodule_search_locations[0]) / "capi"
     try:
-        text = (folder / "build_and_package_info.py").read_text()
+        text = (folder / "build_and_package_info.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
     fields = dict(re.findall(r"^(package_name|__version__) *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))

@@ -95,7 +95,7 @@ def _asked(options: LoadOptions) -> Mapping[str, object]:
 
 
 def _write(file: Path, worst: float) -> None:
-    file.write_text(json.dumps({"largest_error": worst}))
+    file.write_text(json.dumps({"largest_error": worst}), encoding="utf-8")
 
 
 def _key(device: Device, asked: Sequence[object]) -> str:
@@ -132,6 +132,6 @@ def _graphics() -> Iterator[str]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

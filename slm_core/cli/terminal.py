@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import sys
@@ -67,6 +68,15 @@ def colours(*, off: bool) -> Iterator[None]:
 def printable(text: str) -> str:
     """Text without the control characters that a terminal obeys; tabs and line feeds stay."""
     return _TERMINAL_CONTROLS.sub("", text)
+
+
+def use_utf8_in_pipes() -> None:
+    """Make pipes and redirected files UTF-8 on Windows, as Python 3.15 does: a code page lacks most of Unicode."""
+    if sys.platform != "win32" or "PYTHONIOENCODING" in os.environ:
+        return
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
 
 
 def complain(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -177,8 +178,10 @@ _SHOWN = 16
 
 def rss_bytes() -> int | None:
     """Resident memory of this process; None if the system does not provide it."""
+    if sys.platform != "linux":
+        return None
     try:
-        n_pages = int(_STATM.read_text().split()[1])
+        n_pages = int(_STATM.read_text(encoding="utf-8").split()[1])
     except FileNotFoundError:
         return None
-    return n_pages * os.sysconf("SC_PAGE_SIZE")
+    return n_pages * int(os.sysconf("SC_PAGE_SIZE"))

@@ -1,5 +1,12 @@
 """GGUF, the model file format of ggml: reads it without copying, and writes it tensor by tensor."""
 
+import sys
+
+if sys.byteorder != "little":  # before NumPy views of a mapped file could show other numbers than are in it
+    raise ImportError(
+        "slm-core needs a little-endian processor: numbers in model files are little-endian, and are mapped as they are"
+    )
+
 from slm_core.gguf.file import GgufFile
 from slm_core.gguf.ggml_types import GgmlType
 from slm_core.gguf.metadata import OWN, Metadata, MetadataValue

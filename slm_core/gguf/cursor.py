@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import stat
 import struct
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -81,7 +82,13 @@ class MappedFile:
 
     @contextmanager
     def scattered_reads(self) -> Iterator[None]:
-        """Turn off read-ahead inside the block: the system could read megabytes around each page."""
+        """Turn off read-ahead inside the block: the system could read megabytes around each page.
+
+        Windows takes no such advice, and reads ahead.
+        """
+        if sys.platform == "win32":
+            yield
+            return
         data = self.data
         data.madvise(mmap.MADV_RANDOM)
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
+from slm_core.errors import InvalidOption
 from slm_core.isolation.model import IsolatedModel
 from slm_core.isolation.options import Isolation
 from slm_core.protocols import Backend
@@ -17,7 +19,12 @@ def isolated(backend: Backend, target: str, isolation: Isolation | None = None) 
         backend: the backend; it answers ``status`` and ``supports`` in this process.
         target: where another process imports it: "package.module:attribute", which is called without arguments.
         isolation: the timeouts; None for the defaults.
+
+    Raises:
+        InvalidOption: on Windows, which has no way to pass the sockets of contexts.
     """
+    if sys.platform == "win32":
+        raise InvalidOption("isolated models need Linux or macOS: Windows has no Unix sockets to pass to a process")
     return IsolatedBackend(backend, target, Isolation() if isolation is None else isolation)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +91,8 @@ class Channel:
 
     def send_socket(self, other: socket.socket) -> None:
         """Send one end of a connection to the other process."""
+        if sys.platform == "win32":
+            raise AssertionError("`isolated` refuses Windows")
         socket.send_fds(self._socket, [b"+"], [other.fileno()])
 
     def receive_socket(self) -> socket.socket:
@@ -98,6 +101,8 @@ class Channel:
         Raises:
             EOFError: the other end of this channel is closed.
         """
+        if sys.platform == "win32":
+            raise AssertionError("`isolated` refuses Windows")
         _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not descriptors:
             raise EOFError("the other end is closed")
@@ -108,6 +113,8 @@ class Channel:
         self._socket.close()
 
     def _send_all(self, parts: Sequence[bytes | memoryview], deadline: float | None) -> None:
+        if sys.platform == "win32":
+            raise AssertionError("`isolated` refuses Windows")
         while parts:
             self._limit(deadline)
             n_sent = self._socket.sendmsg(parts)

@@ -124,8 +124,8 @@ def _end_with_parent(lifeline: socket.socket) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
-    if hasattr(fcntl, "F_SETOWN") and hasattr(os, "O_ASYNC"):
-        # Native code may hold Python's global lock for ever. The default action of SIGIO ends the process (on Linux).
+    if sys.platform == "linux":
+        # Native code may hold Python's global lock for ever. The default action of SIGIO ends the process on Linux.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 

@@ -229,7 +229,7 @@ def _checked(reply: object) -> list[Any]:
 
 def _ending(status: int) -> str:
     """How a process ended, by its exit status."""
-    if status == -signal.SIGKILL:
+    if sys.platform != "win32" and status == -signal.SIGKILL:
         return "was killed (SIGKILL: perhaps no memory was left)"
     if status < 0:
         return f"ended by {_signal_name(-status)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -71,7 +72,8 @@ class _Courier:
 
 
 _courier = _Courier()
-os.register_at_fork(after_in_child=_courier.forget)
+if sys.platform != "win32":  # Windows has no fork
+    os.register_at_fork(after_in_child=_courier.forget)
 
 
 def uninterrupted(
@@ -134,6 +136,8 @@ class _Postponed:
         return is_due
 
     def _send(self) -> None:
+        if sys.platform == "win32":
+            raise AssertionError("`isolated` refuses Windows")
         if self._take():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

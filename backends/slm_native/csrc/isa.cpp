@@ -2,7 +2,9 @@
 
 #include <cstddef>
 
-#if defined(SLM_HAVE_X86)
+#if defined(SLM_HAVE_X86) && defined(_MSC_VER)
+#include <intrin.h>
+#elif defined(SLM_HAVE_X86)
 #include <cpuid.h>
 #endif
 #if defined(SLM_HAVE_X86) && defined(__linux__)
@@ -20,32 +22,68 @@ namespace slm {
 namespace {
 
 #if defined(SLM_HAVE_X86)
-// Not every compiler's builtin has a name for F16C, so that bit is read directly. The builtin also checks that the
-// operating system saves the wide registers.
-bool has_avx2() {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C)) return false;
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+// CPUID is read directly: compilers' builtins lack names for some of its bits, and need a library on Windows.
+struct CpuId { unsigned eax = 0, ebx = 0, ecx = 0, edx = 0; };
+
+CpuId cpu_id(unsigned leaf, unsigned subleaf) {
+    CpuId id;
+#if defined(_MSC_VER)
+    int most[4], all[4];
+    __cpuid(most, 0);
+    if (unsigned(most[0]) < leaf) return id;
+    __cpuidex(all, int(leaf), int(subleaf));
+    id = {unsigned(all[0]), unsigned(all[1]), unsigned(all[2]), unsigned(all[3])};
+#else
+    if (!__get_cpuid_count(leaf, subleaf, &id.eax, &id.ebx, &id.ecx, &id.edx)) return {};
+#endif
+    return id;
 }
 
-bool has_avx_vnni() {
-    if (!has_avx2()) return false;
-#if defined(SLM_CHECK_VNNI_AS_AVX512)
-    return __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-#else  // not every builtin has a name for this bit
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+bool has_bits(unsigned word, unsigned bits) { return (word & bits) == bits; }
+
+// Whether the operating system saves these registers, by their bits in the register XCR0.
+bool are_saved(unsigned registers) {
+    constexpr unsigned os_uses_xsave = 1u << 27;
+    if (!has_bits(cpu_id(1, 0).ecx, os_uses_xsave)) return false;
+#if defined(_MSC_VER)
+    const unsigned saved = unsigned(_xgetbv(0));
+#else
+    unsigned saved = 0, high = 0;
+    asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
 #endif
+#if defined(__APPLE__)  // macOS saves the registers of AVX-512 from their first use on
+    constexpr unsigned of_avx512 = 0xe0;
+    registers &= ~of_avx512;
+#endif
+    return has_bits(saved, registers);
+}
+
+bool has_avx2() {
+    constexpr unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5;
+    constexpr unsigned xmm_and_ymm = 0x6;
+    return has_bits(cpu_id(1, 0).ecx, fma | avx | f16c) && has_bits(cpu_id(7, 0).ebx, avx2) && are_saved(xmm_and_ymm);
 }
 
 bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
+    constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+    constexpr unsigned masks_and_zmm = 0xe0;
+    const CpuId id = cpu_id(7, 0);
+    return has_avx2() && has_bits(id.ebx, f | dq | bw | vl) && has_bits(id.ecx, vnni) && are_saved(masks_and_zmm);
 }
 
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx_vnni() {
+#if defined(SLM_CHECK_VNNI_AS_AVX512)
+    return has_avx512();
+#else
+    constexpr unsigned avx_vnni = 1u << 4;
+    return has_avx2() && has_bits(cpu_id(7, 1).eax, avx_vnni);
+#endif
+}
+
+bool has_avx512_bf16() {
+    constexpr unsigned bf16 = 1u << 5;
+    return has_avx512() && has_bits(cpu_id(7, 1).eax, bf16);
+}
 
 #if defined(__linux__)
 // The registers of the unit are large, so a process must request them from Linux. Linux refuses if signal stacks of
@@ -58,9 +96,7 @@ bool may_use_tiles() {
 
 bool has_amx() {
     constexpr unsigned products_of_bf16 = 1u << 22, tiles = 1u << 24;
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-    return (edx & products_of_bf16) && (edx & tiles) && may_use_tiles();
+    return has_avx512_bf16() && has_bits(cpu_id(7, 0).edx, products_of_bf16 | tiles) && may_use_tiles();
 }
 #else
 bool has_amx() { return false; }

@@ -1,6 +1,8 @@
 #include "pool.h"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -249,9 +251,11 @@ void Pool::forget_all_workers() {
 }
 
 std::shared_ptr<Pool> Pool::shared(int n_threads) {
+#if !defined(_WIN32)  // Windows has no fork
     static const int prepared =
         pthread_atfork([] { pools().mutex.lock(); }, [] { pools().mutex.unlock(); }, forget_all_workers);
     if (prepared != 0) throw std::bad_alloc();
+#endif
     std::lock_guard lock(pools().mutex);
     std::weak_ptr<Pool>& known = pools().by_size[n_threads];
     std::shared_ptr<Pool> pool = known.lock();

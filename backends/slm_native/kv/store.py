@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,12 +71,13 @@ class PageLayout:
             MemoryError: the system refuses to allocate the memory.
         """
         try:
-            memory = mmap.mmap(-1, n_pages * self.page_bytes, access=mmap.ACCESS_COPY)
+            access = mmap.ACCESS_WRITE if sys.platform == "win32" else mmap.ACCESS_COPY  # Linux: private memory
+            memory = mmap.mmap(-1, n_pages * self.page_bytes, access=access)
         except (OSError, OverflowError, ValueError) as error:
             if n_pages * self.page_bytes == 0:
                 return self.pages(n_pages)
             raise MemoryError(str(error)) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        if sys.platform == "linux":
             with contextlib.suppress(OSError):  # the system has no huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
         return np.frombuffer(memory, np.uint8).reshape(n_pages, -1)

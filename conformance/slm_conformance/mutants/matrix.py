@@ -102,14 +102,14 @@ def play_mutants(mutants: Sequence[Mutant], results: Path | None, n_processes: i
         n_processes: the number of mutants played at a time; 0 plays none.
     """
     results_so_far: dict[str, list[str]] = (
-        json.loads(results.read_text()) if results is not None and results.exists() else {}
+        json.loads(results.read_text(encoding="utf-8")) if results is not None and results.exists() else {}
     )
     new = [mutant for mutant in mutants if mutant.backend not in results_so_far] if n_processes else []
     with ProcessPoolExecutor(max(1, n_processes)) as processes:
         for job in as_completed(jobs := {processes.submit(play_mutant, mutant): mutant for mutant in new}):
             results_so_far[jobs[job].backend] = job.result()
             if results is not None:
-                results.write_text(json.dumps(results_so_far, indent=1))
+                results.write_text(json.dumps(results_so_far, indent=1), encoding="utf-8")
     return {mutant.backend: results_so_far[mutant.backend] for mutant in mutants if mutant.backend in results_so_far}
 
 
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="mutants played at a time; 0: none")
     args = parser.parse_args(arguments)
     mutants = all_mutants()
-    args.page.write_text(page(mutants, play_mutants(mutants, args.results, args.processes)))
+    args.page.write_text(page(mutants, play_mutants(mutants, args.results, args.processes)), encoding="utf-8")
 
 
 if __name__ == "__main__":

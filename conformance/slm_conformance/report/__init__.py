@@ -41,7 +41,7 @@ def _check_path(path: Path) -> Path:
         raise InvalidOption(f"unknown report format {path.suffix!r} of {path.name!r} (accepted: {', '.join(FORMATS)})")
     is_new = not path.exists()
     try:
-        path.open("a").close()
+        path.open("a", encoding="utf-8").close()
         if is_new:
             path.unlink()
     except (OSError, ValueError) as error:

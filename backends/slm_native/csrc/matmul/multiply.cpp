@@ -1,9 +1,9 @@
 #include "matmul/multiply.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace slm {
@@ -379,14 +379,15 @@ Rows rows_of(const Matrix& m) {
     return {m.data, m.row_bytes, n_spans, m.row_bytes - n_spans * per_span * m.format->block_bytes};
 }
 
-Scratch::~Scratch() { std::free(memory_); }
+constexpr std::align_val_t cache_line{64};
+
+Scratch::~Scratch() { ::operator delete(memory_, cache_line); }
 
 void* Scratch::bytes(std::size_t n) {
     if (n > size_) {
-        std::free(memory_);
+        ::operator delete(std::exchange(memory_, nullptr), cache_line);
         size_ = 0;
-        memory_ = std::aligned_alloc(64, (n + 63) / 64 * 64);
-        if (!memory_) throw std::bad_alloc();
+        memory_ = ::operator new((n + 63) / 64 * 64, cache_line);
         size_ = n;
     }
     return memory_;

@@ -15,7 +15,7 @@ inline void publish_stores() { asm volatile("" ::: "memory"); }
 
 #if defined(SLM_PLAIN_TILES)
 // The same without the unit (Isa::amx_plain), so that tests can check the code around tiles, and its numbers.
-struct PlainTiles { alignas(64) std::uint8_t at[8][unit_bytes]; };
+struct PlainTiles { std::uint8_t at[8][unit_bytes]; };  // Windows aligns no thread_local to 64 bytes
 inline thread_local PlainTiles plain_tiles;
 
 inline void configure_tiles() {}
@@ -43,7 +43,7 @@ inline float bf16_at(int tile, int row, int i) {
 // The even or the odd elements of 32 bf16, as float32.
 template <bool odd>
 inline __m512 half_of_bf16(const void* row) {
-    const __m512i pairs = _mm512_load_si512(row);
+    const __m512i pairs = _mm512_loadu_si512(row);
     const __m512i bits =
         odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))) : _mm512_slli_epi32(pairs, 16);
     return _mm512_castsi512_ps(
@@ -57,10 +57,10 @@ inline void multiply_tiles() {
         factors[2 * pair + 1] = half_of_bf16<true>(row_of_tile(right, pair));
     }
     for (int row = 0; row < unit_rows; ++row) {
-        __m512 sum = _mm512_load_ps(row_of_tile(sums, row));
+        __m512 sum = _mm512_loadu_ps(row_of_tile(sums, row));
         for (int k = 0; k < 32; ++k)
             sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_set1_ps(bf16_at(left, row, k)), factors[k]));
-        _mm512_store_ps(row_of_tile(sums, row), sum);
+        _mm512_storeu_ps(row_of_tile(sums, row), sum);
     }
 }
 #else

@@ -377,7 +377,7 @@ def resident_bytes(*, of_files: bool = True) -> int:
     gc.collect()
     with contextlib.suppress(AttributeError):  # glibc: freed memory that it keeps would hide growth
         ctypes.CDLL(None).malloc_trim(0)
-    resident, shared = map(int, _STATM.read_text().split()[1:3])
+    resident, shared = map(int, _STATM.read_text(encoding="utf-8").split()[1:3])
     return (resident if of_files else resident - shared) * mmap.PAGESIZE
 
 

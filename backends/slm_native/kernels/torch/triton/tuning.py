@@ -67,7 +67,7 @@ class Tuner:
         record = {"way": dataclasses.asdict(best), "times": dict(zip(map(str, ways), map(str, times), strict=True))}
 
         def write(folder: Path) -> None:
-            (folder / _FILE).write_text(json.dumps(record, indent=1))
+            (folder / _FILE).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
         self._cache.put(self._key(name), f"{name} on {self._about}", write)
         return best
@@ -84,7 +84,7 @@ class Tuner:
         if folder is None:
             return None
         try:
-            fields = json.loads((folder / _FILE).read_text())["way"]
+            fields = json.loads((folder / _FILE).read_text(encoding="utf-8"))["way"]
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return next((way for way in ways if dataclasses.asdict(way) == fields), None)
