@@ -178,7 +178,7 @@ class LoadedModel(Closing):
 
         Args:
             prompts: a text to continue, a list of tokens, or a list of messages; or a list of prompts.
-            sampling: how tokens are chosen; all prompts use the same seed.
+            sampling: how tokens are chosen; all prompts use the same seed; None for the defaults.
             options: see ``engine.GenerateOptions``.
 
         Returns:
@@ -187,6 +187,7 @@ class LoadedModel(Closing):
         Raises:
             RequestsFailed: some prompts of a list failed; the error contains the answers of the others.
             InvalidOption: an invalid value.
+            UnknownOption: an unknown keyword.
             ContextFull, SamplingError, DecodeFailed: a single prompt failed.
             ConstraintError: the spec of a constraint is invalid or unsupported.
             TemplateError: the model has no chat format for messages, or the chat format refuses them.

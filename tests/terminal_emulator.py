@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ import pyte
 SLM = [sys.executable, "-c", "from slm_core.cli import main; main()"]
 WIDTH = 100
 WAIT_S = 60
+_SIZE = ("COLUMNS", "LINES")  # variables that rich prefers to the size of the terminal
 
 
 class Terminal:
@@ -46,19 +48,22 @@ class Terminal:
 
     def wait_for(self, pattern: str) -> str:
         """Read until ``pattern`` appears in the text; returns the text."""
-        while re.search(pattern, self.text, re.MULTILINE) is None:
-            self.read(pattern)
-        return self.text
+        expression, deadline = re.compile(pattern, re.MULTILINE), time.monotonic() + WAIT_S
+        while expression.search(text := self.text) is None:
+            self.read_before(deadline, pattern)
+        return text
 
     def wait_for_output(self, pattern: str) -> None:
         """Read until ``pattern`` appears in the output."""
+        deadline = time.monotonic() + WAIT_S
         while re.search(pattern, self.output) is None:
-            self.read(pattern)
+            self.read_before(deadline, pattern)
 
-    def read(self, pattern: str) -> None:
-        """Read once; ``pattern`` is named if nothing comes."""
-        if not select.select([self._fd], [], [], WAIT_S)[0]:
-            raise TimeoutError(f"{pattern!r} did not appear within {WAIT_S} s in {self.text!r}")
+    def read_before(self, deadline: float, what: str) -> None:
+        """Read once; ``what`` is waited for until the deadline."""
+        left = deadline - time.monotonic()
+        if left < 0 or not select.select([self._fd], [], [], left)[0]:
+            raise TimeoutError(f"{what!r} did not appear within {WAIT_S} s in {self.text[-4000:]!r}")
         data = os.read(self._fd, 4096)
         self.output += data.decode(errors="replace")
         self._emulator.feed(data)
@@ -71,6 +76,7 @@ class Terminal:
 @contextmanager
 def terminal(*arguments: str, height: int = 40, **environment: str) -> Iterator[Terminal]:
     """``slm`` on its own pseudo-terminal."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _SIZE}
     controller, worker = pty.openpty()
     fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", height, WIDTH, 0, 0))
     process = subprocess.Popen(
@@ -80,7 +86,7 @@ def terminal(*arguments: str, height: int = 40, **environment: str) -> Iterator[
         stderr=worker,
         start_new_session=True,
         preexec_fn=lambda: os.close(os.open(os.ttyname(worker), os.O_RDWR)),  # makes it the controlling terminal
-        env={**os.environ, "TERM": "xterm-256color", **environment},
+        env={**inherited, "TERM": "xterm-256color", **environment},
     )
     os.close(worker)
     try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from tests.terminal_emulator import WIDTH, Terminal, terminal
+from tests.terminal_emulator import WAIT_S, WIDTH, Terminal, terminal
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "chat.svg"
 HEIGHT = 24
@@ -42,8 +43,9 @@ def picture_of_chat() -> str:
 def _say(tty: Terminal, line: str) -> None:
     n_sent = tty.output.count("\x1b[?2004l")
     tty.type(line + "\r")
+    deadline = time.monotonic() + WAIT_S
     while tty.output.count("\x1b[?2004l") == n_sent:  # bracketed paste ends when the line is sent
-        tty.read("the line is sent")
+        tty.read_before(deadline, "the end of bracketed paste")
     tty.wait_for(_PROMPT)
 
 

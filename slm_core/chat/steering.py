@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slm_core.chat.answers import check_kind
 from slm_core.chat.tools import ToolErrors, ToolUse
@@ -13,8 +13,6 @@ from slm_core.generation.speculation import Speculation
 from slm_core.protocols import Constraint, Sampler
 from slm_core.sampling import Sampling
 from slm_core.types import PrefillProgress, Tool
-
-_REPLACED = ("max_tokens", "temperature", "top_p", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +58,10 @@ class Steering:
         """
         check_kind("sampling", self.sampling, Sampling)
         options = self.sampling if self.sampling is not None else base
-        named = ((name, getattr(self, name)) for name in _REPLACED)
-        options = replace(options, **{name: value for name, value in named if value is not None})
-        if self.stop is None:
-            return options
-        return replace(options, stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        return options.override(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=self.stop,
+        )

@@ -111,8 +111,8 @@ class Conversation:
             tokens_per_second = self.last.tokens_per_second
         if tokens_per_second:
             parts.append(f"{tokens_per_second:.0f} tokens/s")
-        if n_new:
-            parts.append(f"{n_new} tokens, Ctrl-C stops")
+        if n_new:  # the end of the line is missing on a narrow terminal
+            parts = ["Ctrl-C stops", f"{n_new} tokens", *reversed(parts)]
         return " · ".join(parts)
 
     # Talking.

@@ -18,6 +18,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.keywords import checked_keywords
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 
@@ -33,6 +34,7 @@ class GenerateOptions(TypedDict, total=False):
     """Options of ``LoadedModel.generate``.
 
     Attributes:
+        max_tokens, temperature, top_p, seed, stop: replace these options of ``sampling``; None keeps them.
         constraint: restricts the answers; each answer has a copy.
         speculation: drafts for the answers, while they pay; see ``Engine.submit``.
         stopping_criteria: called in order after each token of each answer; PAUSE fails a request.
@@ -45,6 +47,11 @@ class GenerateOptions(TypedDict, total=False):
         progress: whether to show a progress bar; None shows it on a terminal (standard error) and in a notebook.
     """
 
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
     constraint: Constraint | Spec | None
     speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
@@ -67,11 +74,17 @@ class _Model(Protocol):
     def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context: ...
 
 
+@checked_keywords
 def generate(
     model: _Model,
     prompts: Prompt | Sequence[Prompt],
     sampling: Sampling | None = None,
     *,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
     constraint: Constraint | Spec | None = None,
     speculation: Speculation | None = None,
     stopping_criteria: Sequence[StoppingCriterion] = (),
@@ -91,7 +104,9 @@ def generate(
         return []
     options = EngineOptions(n_parallel)
     check_kind("speculation", speculation, Speculation)
-    sampling = sampling if sampling is not None else Sampling()
+    sampling = (sampling if sampling is not None else Sampling()).override(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+    )
     rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
     encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in prompt_list]
     if n_ctx is None:

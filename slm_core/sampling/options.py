@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Self
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
 from slm_core.display import changed_fields
 from slm_core.errors import InvalidOption
@@ -152,6 +152,30 @@ class Sampling:
     def from_dict(cls, values: Mapping[str, object]) -> Self:
         """The options from the result of ``to_dict``, or from a mapping in any spelling; see ``create``."""
         return cls(**canonical(values, _names()))  # type: ignore[arg-type]  # checked on creation
+
+    def override(
+        self,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> Self:
+        """These options with others for one answer; None keeps an option.
+
+        Raises:
+            InvalidOption: an invalid value.
+        """
+        stops = (stop,) if isinstance(stop, str) else stop
+        named: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "stop": stops,
+        }
+        return replace(self, **{name: value for name, value in named.items() if value is not None})
 
     def to_dict(self) -> dict[str, object]:
         """The options as JSON values; -inf as the text "-inf"."""

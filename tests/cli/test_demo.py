@@ -63,7 +63,7 @@ def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch
 
     def other_on_the_second(self: slm.Chat, content: str, **options: object) -> slm.ChatStream:
         calls.append(content)
-        return honest(self, "Hello!" if calls.count(content) == 2 else content)
+        return honest(self, "Hello!" if calls.count(content) == 2 else content, **options)
 
     monkeypatch.setattr(slm.Chat, "stream", other_on_the_second)
     outcome = run("demo")

@@ -44,10 +44,11 @@ def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
 
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
-    with terminal("chat", *ENDLESS) as tty:
+    """On 80 columns, too, the line of status says how to stop."""
+    with terminal("chat", *ENDLESS, COLUMNS="80") as tty:
         tty.wait_for("^>$")
         tty.type("Hello!\r")
-        tty.wait_for(r"· context \d+/100000 .*· \d+ tokens, Ctrl-C stops")
+        tty.wait_for(r"^Ctrl-C stops · \d+ tokens · \d+ tokens/s · context ")
         tty.type("\x03")
         tty.wait_for(r"^\(stopped\)\n>$")
         tty.type("/forget\r")

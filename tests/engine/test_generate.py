@@ -80,8 +80,19 @@ def test_invalid_prompts_are_refused(model: slm.LoadedModel, bad: object) -> Non
 
 
 def test_an_unknown_option_is_an_error(model: slm.LoadedModel) -> None:
-    with pytest.raises(TypeError, match="max_tokens"):
-        model.generate("a", max_tokens=3)  # type: ignore[call-overload]
+    with pytest.raises(slm.UnknownOption, match=r"'max_token'.*did you mean 'max_tokens'"):
+        model.generate("a", max_token=3)  # type: ignore[call-overload]
+
+
+def test_keywords_replace_options_of_the_sampling(model: slm.LoadedModel) -> None:
+    keywords = {"max_tokens": 5, "temperature": 3.0, "top_p": 0.9, "seed": 11, "stop": "xyz"}
+    sampling = slm.Sampling(max_tokens=5, temperature=3.0, top_p=0.9, seed=11, stop=("xyz",))
+    expected = model.generate("My dog is", sampling)
+    for base in (None, slm.Sampling(max_tokens=9, seed=4)):
+        assert model.generate("My dog is", base, **keywords).tokens == expected.tokens  # type: ignore[call-overload]
+    assert len(model.generate("My dog is", GREEDY, max_tokens=0).tokens) == 0
+    with pytest.raises(slm.InvalidOption, match="temperature"):
+        model.generate("My dog is", temperature=-1)
 
 
 def test_no_prompts_give_no_answers(model: slm.LoadedModel) -> None:
