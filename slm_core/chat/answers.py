@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slm_core.chat.session_dump import OwnSampler, UnfinishedAnswer, restore_constraint
 from slm_core.chat.source import SessionSource
@@ -15,7 +15,7 @@ from slm_core.generation.speculation.source import SpeculativeSource
 from slm_core.generation.token_loop import Progress
 from slm_core.generation.top import TopChoice, top_choice
 from slm_core.protocols import Constraint, Sampler, Vocab
-from slm_core.sampling import SamplerChain
+from slm_core.sampling import LogitsProcessor, ProcessedChain, SamplerChain
 
 
 def check_kind(name: str, value: object, kind: type, *others: type) -> None:
@@ -87,6 +87,18 @@ def begun(
     )
 
 
+def check_processors(processors: Sequence[LogitsProcessor], sampler: Sampler | None) -> None:
+    """Refuse logits processors together with a sampler.
+
+    Raises:
+        InvalidOption: there are both, or the processors are no list.
+    """
+    if callable(processors) or isinstance(processors, str):
+        raise InvalidOption(f"logits_processors={processors!r} (accepted: a list of functions)")
+    if processors and sampler is not None:
+        raise InvalidOption("logits_processors and sampler together (accepted: one of them)")
+
+
 def kept(running: Generation | None, sampler: Sampler) -> UnfinishedAnswer | None:
     """An unfinished answer for a dump; None if there is none.
 
@@ -155,6 +167,8 @@ def _top_choice(history: SessionSource, sampler: Sampler, vocab: Vocab) -> TopCh
 def _own_sampler(running: Generation, sampler: Sampler) -> OwnSampler | None:
     if running.sampler is sampler:
         return None
-    if not isinstance(running.sampler, SamplerChain):
-        raise SessionError("an answer with a custom sampler cannot be dumped: let it end, or roll back")
-    return OwnSampler(running.sampler.sampling, running.sampler.state())
+    own = running.sampler
+    if not isinstance(own, SamplerChain) or isinstance(own, ProcessedChain):
+        kind = "logits processors" if isinstance(own, ProcessedChain) else "a custom sampler"
+        raise SessionError(f"an answer with {kind} cannot be dumped: let it end, or roll back")
+    return OwnSampler(own.sampling, own.state())

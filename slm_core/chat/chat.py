@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from slm_core.atomic_write import read_whole, write_whole
 from slm_core.chat import chat_dump, picture
+from slm_core.chat.answers import check_processors
 from slm_core.chat.chatstream import ChatStream
 from slm_core.chat.guard import Guard
 from slm_core.chat.messages import MessageLike, as_messages, to_json
@@ -30,7 +31,7 @@ from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionErr
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
 from slm_core.protocols import Context, Formatter, Vocab
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import Sampling, chain_for
 from slm_core.types import EditLevel, Message, ModelInfo, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -392,8 +393,9 @@ class Chat(Talking, Closing):
 
         sampling = replace(sampling, stop=(*sampling.stop, *self.formatter.stops))
         sampler = steering.sampler
+        check_processors(steering.logits_processors, sampler)
         if sampler is None:
-            sampler = SamplerChain.for_vocab(sampling, self.session.vocab, stream=self._n_answers)
+            sampler = chain_for(sampling, self.session.vocab, steering.logits_processors, stream=self._n_answers)
         generation = self.session.generate(
             sampling,
             sampler=sampler,

@@ -35,7 +35,7 @@ from slm_core.generation.speculation import Speculation
 from slm_core.generation.token_loop import Progress
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import LogitsProcessor, SamplerChain, Sampling, chain_for
 from slm_core.types import Capability, EditLevel, PrefillProgress, Segment
 
 
@@ -148,6 +148,7 @@ class Session(Closing):
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         constraint: Constraint | Spec | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         special: bool = False,
         speculation: Speculation | None = None,
         shift: TokenShift | None = None,
@@ -166,6 +167,8 @@ class Session(Closing):
             stopping_criteria: called in order after each token.
             constraint: restricts the answer; a constraint object is copied and not advanced.
             sampler: instead of the chain of ``sampling``, which then only sets length and stops.
+            logits_processors: change each row before the chain of ``sampling`` reads it, in order; see
+                ``sampling.LogitsProcessor``.
             special: whether control tokens other than EOG become text.
             speculation: drafts for the answer; the answer is the same, or drawn from the same distribution.
             shift: continue when the context is full, by dropping tokens; ``Answer.overflowed`` counts them.
@@ -186,7 +189,7 @@ class Session(Closing):
         if not self._source.tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
-            if special or any(option is not None for option in (sampling, constraint, sampler, shift)):
+            if special or logits_processors or any(o is not None for o in (sampling, constraint, sampler, shift)):
                 raise SessionError("a generation is paused: go on without options, or roll back first")
             if speculation is not None or self._generation.needs_drafter:
                 self._generation.draft_with(speculation)
@@ -194,8 +197,10 @@ class Session(Closing):
         seconds = checked_timeout(timeout)
         rule = answers.own_constraint(constraint, self.vocab)
         options = sampling if sampling is not None else self.sampling
+        answers.check_processors(logits_processors, sampler)
         if sampler is None:
-            sampler = self._sampler if sampling is None else SamplerChain.for_vocab(sampling, self.vocab)
+            is_own = sampling is None and not logits_processors
+            sampler = self._sampler if is_own else chain_for(options, self.vocab, logits_processors)
         sampler.set_history(self._source.tokens)
         self._abandon()  # only now: an error above must not end the current answer
         self._source.decoded.settle()

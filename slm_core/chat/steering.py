@@ -11,7 +11,7 @@ from slm_core.constraints import Spec
 from slm_core.generation import Event, StoppingCriterion
 from slm_core.generation.speculation import Speculation
 from slm_core.protocols import Constraint, Sampler
-from slm_core.sampling import Sampling
+from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import PrefillProgress, Tool
 
 
@@ -26,6 +26,7 @@ class Steering:
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     sampler: Sampler | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
     constraint: Constraint | Spec | None = None
     stopping_criteria: Sequence[StoppingCriterion] | None = None
     speculation: Speculation | None = None

@@ -14,7 +14,7 @@ from slm_core.generation import Answer, Event, StoppingCriterion
 from slm_core.generation.speculation import Speculation
 from slm_core.keywords import checked_keywords
 from slm_core.protocols import Constraint, Sampler
-from slm_core.sampling import Sampling
+from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import Message, PrefillProgress, Tool
 
 
@@ -33,6 +33,7 @@ class Talking(ABC):
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         constraint: Constraint | Spec | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         speculation: Speculation | None = None,
@@ -60,6 +61,8 @@ class Talking(ABC):
             seed: the seed of the draws.
             stop: texts that end an answer.
             sampler: chooses tokens instead of the chain of ``sampling``, which then only sets length and stops.
+            logits_processors: change each row of logits before the chain of ``sampling`` reads it, in order; see
+                ``sampling.LogitsProcessor``.
             constraint: restricts the answer.
             stopping_criteria: called in order after each token.
             speculation: drafts for the answer; the answer is the same, or drawn from the same distribution.
@@ -88,6 +91,7 @@ class Talking(ABC):
             seed=seed,
             stop=stop,
             sampler=sampler,
+            logits_processors=logits_processors,
             constraint=constraint,
             stopping_criteria=stopping_criteria,
             speculation=speculation,
@@ -115,6 +119,7 @@ class Talking(ABC):
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         constraint: Constraint | Spec | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         speculation: Speculation | None = None,
@@ -141,6 +146,7 @@ class Talking(ABC):
             seed=seed,
             stop=stop,
             sampler=sampler,
+            logits_processors=logits_processors,
             constraint=constraint,
             stopping_criteria=stopping_criteria,
             speculation=speculation,
@@ -166,6 +172,7 @@ class Talking(ABC):
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         constraint: Constraint | Spec | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         speculation: Speculation | None = None,
@@ -188,6 +195,7 @@ class Talking(ABC):
             seed=seed,
             stop=stop,
             sampler=sampler,
+            logits_processors=logits_processors,
             constraint=constraint,
             stopping_criteria=stopping_criteria,
             speculation=speculation,
@@ -212,6 +220,7 @@ class Talking(ABC):
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         constraint: Constraint | Spec | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         speculation: Speculation | None = None,
@@ -240,6 +249,7 @@ class Talking(ABC):
             seed=seed,
             stop=stop,
             sampler=sampler,
+            logits_processors=logits_processors,
             constraint=constraint,
             stopping_criteria=stopping_criteria,
             speculation=speculation,
@@ -265,6 +275,7 @@ class Talking(ABC):
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         sampler: Sampler | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         constraint: Constraint | Spec | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         speculation: Speculation | None = None,
@@ -292,6 +303,7 @@ class Talking(ABC):
             seed=seed,
             stop=stop,
             sampler=sampler,
+            logits_processors=logits_processors,
             constraint=constraint,
             stopping_criteria=stopping_criteria,
             speculation=speculation,

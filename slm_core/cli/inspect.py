@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_core.backend_choice import support_of
-from slm_core.checkpoints import INDEX, SINGLE, open_model
+from slm_core.checkpoints import INDEX, SINGLE, open_model, vocabulary_of
 from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.loading import backends as list_backends
@@ -103,7 +103,8 @@ def _quoted(piece: bytes) -> str:
 
 def _file_facts(path: Path) -> dict[str, object]:
     """The metadata of a model file or directory; only the vocabulary of a directory without safetensors."""
-    if path.is_dir() and not (path / SINGLE).exists() and not (path / INDEX).exists():
+    has_weights = (path / SINGLE).exists() or (path / INDEX).exists()
+    if path.is_dir() and not has_weights and vocabulary_of(path).is_file():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}
     with open_model(path) as file:
         full, windowed = (

@@ -39,7 +39,8 @@ class Draft:
     text: str
 
 
-StoppingCriterion: TypeAlias = Callable[[Event, Draft], StoppingAction]
+StoppingCriterion: TypeAlias = Callable[[Event, Draft], StoppingAction | bool]
+"""Returns its decision; True for FINISH, False for NEXT."""
 
 
 def ask(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
@@ -50,10 +51,10 @@ def ask(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Dra
     """
     for criterion in stopping_criteria:
         action = criterion(event, draft)
+        if isinstance(action, bool):
+            action = StoppingAction.FINISH if action else StoppingAction.NEXT
         if not isinstance(action, StoppingAction):
-            raise InvalidOption(
-                f"a stopping criterion gave {action!r} (accepted: a StoppingAction; NEXT for no opinion)"
-            )
+            raise InvalidOption(f"a stopping criterion gave {action!r} (accepted: a StoppingAction, True or False)")
         if action is not StoppingAction.NEXT:
             return action
     return StoppingAction.NEXT

@@ -81,8 +81,7 @@ class SamplerChain:
         Raises:
             InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains.
         """
-        breaker_ids = _breaker_ids(vocab, sampling.dry_breakers) if sampling.dry_multiplier else None
-        return cls(sampling, stream=stream, known=Known(vocab.eog_ids, breaker_ids, vocab.size))
+        return cls(sampling, stream=stream, known=known_of(sampling, vocab))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits, float32 [V]; the row is not changed.
@@ -253,6 +252,16 @@ class SamplerChain:
         tau, eta = self.sampling.mirostat_tau, self.sampling.mirostat_eta
         surprise = -float(np.log2(probs[index]))
         self._memory[MU] = next_mu(self._memory.get(MU, 2 * tau), surprise, tau=tau, eta=eta)
+
+
+def known_of(sampling: Sampling, vocab: Vocab) -> Known:
+    """The properties of a vocabulary that the options need.
+
+    Raises:
+        InvalidOption: a breaker that no token contains.
+    """
+    breaker_ids = _breaker_ids(vocab, sampling.dry_breakers) if sampling.dry_multiplier else None
+    return Known(vocab.eog_ids, breaker_ids, vocab.size)
 
 
 def _place(probs: NDArray[np.float64], number: float) -> int:

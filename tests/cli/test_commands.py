@@ -155,6 +155,8 @@ def test_run_shows_reasoning_before_the_answer(run, model) -> None:
         (("run", "no-such-file.gguf", "-p", "hi"), "no-such-file.gguf: no such file"),
         (("info", "no-such-file.gguf"), "no-such-file.gguf: no such file"),
         (("tokenize", "no-such-file.gguf", "hi"), "no-such-file.gguf: no such file"),
+        (("info", "backends"), "backends: a directory without a config.json"),
+        (("info", "slm_core/data"), "a config.json, but with GGUF files (such as demo.gguf): give the path of one"),
         (("run", "-p", "hi", "--backend", "nosuch"), "unknown backend 'nosuch' (registered: "),
         (("run", "-p", "hi", "--backend", "native", "--option", "nosuch=1"), "nosuch"),
         (("run", "-p", "hi", "--option", "novalue"), "'novalue' (accepted: KEY=VALUE)"),

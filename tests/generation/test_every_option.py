@@ -59,6 +59,14 @@ def check_sampler() -> None:
     assert session().generate(sampler=AlwaysOneToken()).run().tokens == (START,) * 8
 
 
+def check_logits_processors() -> None:
+    def only_start(tokens: Sequence[int], logits: Logits) -> Logits:
+        logits[np.arange(len(logits)) != START] = -np.inf
+        return logits
+
+    assert session().generate(logits_processors=[only_start]).run().tokens == (START,) * 8
+
+
 def check_special() -> None:
     texts = [session().generate(sampler=AlwaysOneToken(), special=special).run().text for special in (False, True)]
     assert texts == ["", "<|start|>" * 8]
@@ -145,7 +153,7 @@ def test_a_value_of_the_wrong_kind_is_refused(name: str) -> None:
     assert s.generate().run().tokens == plain_tokens(), "the session is unchanged"
 
 
-@pytest.mark.parametrize("returned", [None, True, "stop"])
+@pytest.mark.parametrize("returned", [None, 1, "stop"])
 def test_a_stopping_criterion_returns_an_action(returned: object) -> None:
     s = session()
     with pytest.raises(InvalidOption, match=r"^a stopping criterion gave .* \(accepted: a StoppingAction"):

@@ -93,7 +93,7 @@ class ContinueAsksOn(Above):
     def broken(stopping_criteria: Sequence[StoppingCriterion], event: Event, draft: Draft) -> StoppingAction:
         """Call the next criterion after CONTINUE, too."""
         for criterion in stopping_criteria:
-            action = criterion(event, draft)
+            action = ask([criterion], event, draft)
             if action not in (StoppingAction.NEXT, StoppingAction.CONTINUE):
                 return action
         return StoppingAction.NEXT
