@@ -91,10 +91,8 @@ def check_processors(processors: Sequence[LogitsProcessor], sampler: Sampler | N
     """Refuse logits processors together with a sampler.
 
     Raises:
-        InvalidOption: there are both, or the processors are no list.
+        InvalidOption: there are both.
     """
-    if callable(processors) or isinstance(processors, str):
-        raise InvalidOption(f"logits_processors={processors!r} (accepted: a list of functions)")
     if processors and sampler is not None:
         raise InvalidOption("logits_processors and sampler together (accepted: one of them)")
 

@@ -24,7 +24,7 @@ from slm_core.generation.loop import Generation
 from slm_core.generation.scoring import Score, score_tokens
 from slm_core.generation.token_loop import Progress
 from slm_core.protocols import Constraint
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import LogitsProcessor, Sampling, chain_for
 from slm_core.types import Pos, PrefillProgress
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def completions(
     n_tokens, n_cached = session.n_tokens, session.n_tokens - session.n_pending
 
     def generation(i: int) -> Generation:
-        sampler = SamplerChain.for_vocab(sampling, session.vocab, stream=i)
+        sampler = chain_for(sampling, session.vocab, plan.logits_processors, stream=i)
         sampler.set_history(session.tokens)
         return Generation(
             Branch(group, i, n_tokens),
@@ -111,9 +111,18 @@ def completions(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Options that all completions share: sampling, constraint, whether control tokens are text, timeout."""
+    """Options that all completions share.
+
+    Attributes:
+        sampling: how tokens are chosen.
+        logits_processors: change each row of logits.
+        constraint: restricts the answers; None for no constraint.
+        special: whether control tokens other than EOG become text.
+        timeout: seconds after which they are cancelled; None for no limit.
+    """
 
     sampling: Sampling
+    logits_processors: Sequence[LogitsProcessor]
     constraint: Constraint | None
     special: bool
     timeout: float | None

@@ -287,6 +287,7 @@ class Session(Closing):
         sampling: Sampling | None = None,
         *,
         best_of: int | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
         special: bool = False,
@@ -304,6 +305,8 @@ class Session(Closing):
             n: the number of completions.
             sampling: instead of the session's.
             best_of: generate this many, and keep the n with the largest mean log probability.
+            logits_processors: change each row of logits of each completion before it is sampled; see
+                ``sampling.LogitsProcessor``.
             stopping_criteria: called in order after each token of each completion.
             constraint: restricts the answers; each completion has a copy.
             special: whether control tokens other than EOG become text.
@@ -321,7 +324,7 @@ class Session(Closing):
         answers.check_kind("sampling", sampling, Sampling)
         options = sampling if sampling is not None else self.sampling
         rule = answers.own_constraint(constraint, self.vocab)
-        plan = branching.Plan(options, rule, special=special, timeout=checked_timeout(timeout))
+        plan = branching.Plan(options, logits_processors, rule, special=special, timeout=checked_timeout(timeout))
         return branching.completions(
             self, n, best_of, plan, Control(tuple(stopping_criteria), None, progress), on_event
         )

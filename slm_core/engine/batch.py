@@ -20,7 +20,7 @@ from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.keywords import checked_keywords
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
-from slm_core.sampling import Sampling
+from slm_core.sampling import LogitsProcessor, Sampling
 
 Advance = Callable[[int], None]
 """Called with the number of requests that are over."""
@@ -38,6 +38,8 @@ class GenerateOptions(TypedDict, total=False):
         constraint: restricts the answers; each answer has a copy.
         speculation: drafts for the answers, while they pay; see ``Engine.submit``.
         stopping_criteria: called in order after each token of each answer; PAUSE fails a request.
+        logits_processors: change each row of logits of each answer before it is sampled; see
+            ``sampling.LogitsProcessor``.
         thinking: turn reasoning on or off; None uses the template's default. Messages only.
         special: whether control tokens other than EOG become text; with messages they always do.
         timeout: seconds from the call on after which answers end as cancelled; None for no limit.
@@ -55,6 +57,7 @@ class GenerateOptions(TypedDict, total=False):
     constraint: Constraint | Spec | None
     speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
+    logits_processors: Sequence[LogitsProcessor]
     thinking: bool | None
     special: bool
     timeout: float | None
@@ -88,6 +91,7 @@ def generate(
     constraint: Constraint | Spec | None = None,
     speculation: Speculation | None = None,
     stopping_criteria: Sequence[StoppingCriterion] = (),
+    logits_processors: Sequence[LogitsProcessor] = (),
     thinking: bool | None = None,
     special: bool = False,
     timeout: float | None = None,
@@ -119,6 +123,7 @@ def generate(
             constraint=own_constraint(prompt.constraint(rule), model.vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
+            logits_processors=logits_processors,
             special=special or prompt.formatter is not None,
             timeout=seconds,
         )

@@ -30,7 +30,7 @@ from slm_core.generation.events import Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.protocols import Constraint, Context, Formatter, Vocab
-from slm_core.sampling import Sampling
+from slm_core.sampling import LogitsProcessor, Sampling
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -47,6 +47,7 @@ class SharedOptions(TypedDict, total=False):
 
     speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
+    logits_processors: Sequence[LogitsProcessor]
     special: bool
     timeout: float | None
     priority: float
@@ -150,6 +151,7 @@ class Engine(Closing):
         constraint: Constraint | Spec | None = None,
         speculation: Speculation | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
+        logits_processors: Sequence[LogitsProcessor] = (),
         thinking: bool | None = None,
         special: bool = False,
         timeout: float | None = None,
@@ -167,6 +169,8 @@ class Engine(Closing):
             speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
                 distribution. A draft model or a ``SuffixIndex`` serves one history, and is refused.
             stopping_criteria: called in order after each token, in the engine's thread; PAUSE fails the request.
+            logits_processors: change each row of logits before the chain of ``sampling`` reads it, in order, in the
+                engine's thread; see ``sampling.LogitsProcessor``.
             thinking: turn reasoning on or off; None uses the template's default. Messages only.
             special: whether control tokens other than EOG become text; with messages they always do.
             timeout: seconds from now on, including the time in the queue, after which the answer ends as cancelled;
@@ -192,6 +196,7 @@ class Engine(Closing):
             own_constraint(encoded.constraint(constraint), self._vocab),
             speculation=speculation,
             stopping_criteria=stopping_criteria,
+            logits_processors=logits_processors,
             special=special,
             timeout=timeout,
             priority=priority,
@@ -277,6 +282,7 @@ class Engine(Closing):
             special=options.get("special", False) or prompt.formatter is not None,
             timeout=checked_timeout(options.get("timeout")),
             stopping_criteria=options.get("stopping_criteria", ()),
+            logits_processors=options.get("logits_processors", ()),
             priority=options.get("priority", 0),
             key=options.get("key", ""),
             salt=options.get("salt", ""),

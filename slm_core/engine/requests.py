@@ -19,7 +19,7 @@ from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.generation.token_loop import Progress, TokenLoop
 from slm_core.protocols import Constraint, Vocab
-from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling import LogitsProcessor, Sampling, chain_for
 
 _NUMBERS = itertools.count()
 _LONGEST_ID = 128
@@ -50,6 +50,7 @@ class Request:
         constraint: restricts the answer; not shared with other requests. None for no constraint.
         speculation: how tokens are drafted; None for no drafts.
         stopping_criteria: called in order after each token.
+        logits_processors: change each row of logits before it is sampled.
         special: whether control tokens other than EOG become text.
         timeout: seconds from now on after which the answer ends as cancelled; None for no limit.
         priority: requests of larger priority come first.
@@ -83,7 +84,8 @@ class Request:
         origin: the origin of the request, for tracing.
 
     Raises:
-        InvalidOption: no tokens, a priority that is not a number, an invalid id, or a drafter for sessions only.
+        InvalidOption: no tokens, a priority that is not a number, an invalid id, a drafter for sessions only,
+            or logits processors that are not a list of functions.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Request:
         constraint: Constraint | None = None,
         speculation: Speculation | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
+        logits_processors: Sequence[LogitsProcessor] = (),
         special: bool = False,
         timeout: float | None = None,
         priority: float = 0,
@@ -119,7 +122,7 @@ class Request:
         self.message_ends = message_ends
         self._stops: set[int] = set()
         self.sampling = sampling
-        sampler = SamplerChain.for_vocab(sampling, vocab, stream=stream)
+        sampler = chain_for(sampling, vocab, logits_processors, stream=stream)
         sampler.set_history(prompt)
         progress = Progress(len(prompt), 0, sampling.max_tokens, sampling.stop, time_left_s=timeout)
         self.drafts: RequestDrafts | None = None

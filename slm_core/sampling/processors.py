@@ -80,7 +80,13 @@ class ProcessedChain(SamplerChain):
 def chain_for(
     sampling: Sampling, vocab: Vocab, processors: Sequence[LogitsProcessor] = (), *, stream: int = 0
 ) -> SamplerChain:
-    """The chain of the options, with logits processors if there are any; see ``SamplerChain.for_vocab``."""
+    """The chain of the options, with logits processors if there are any; see ``SamplerChain.for_vocab``.
+
+    Raises:
+        InvalidOption: the processors are not a list of functions.
+    """
+    if callable(processors) or isinstance(processors, str):
+        raise InvalidOption(f"logits_processors={processors!r} (accepted: a list of functions)")
     if not processors:
         return SamplerChain.for_vocab(sampling, vocab, stream=stream)
     return ProcessedChain(sampling, known=known_of(sampling, vocab), processors=processors, stream=stream)

@@ -148,3 +148,38 @@ def test_chats_take_processors_and_criteria_that_return_bools() -> None:
         with pytest.raises(InvalidOption, match="logits_processors and sampler together"):
             third.send("And?", sampler=slm.SamplerChain(Sampling()), logits_processors=[no_first])
         assert len(third.messages) == 2
+
+
+def test_requests_and_completions_take_processors() -> None:
+    """Each of several answers that are computed together is the one that a session gives."""
+    options = Sampling(temperature=0, max_tokens=12)
+
+    def no_space(tokens: Sequence[int], logits: Row) -> Row:
+        logits[spaces] = -np.inf
+        return logits
+
+    def broken(tokens: Sequence[int], logits: Row) -> Row:
+        raise ValueError("a defect of a processor")
+
+    with slm.load(slm.demo_model_path(), backend="native") as model:
+        spaces = [i for i in range(model.vocab.size) if b" " in model.vocab.token_bytes(i)]
+        prompts = ["My dog is", "Once upon a time"]
+        expected = []
+        for prompt in prompts:
+            with model.session(n_ctx=256) as s:
+                s.append(prompt)
+                (completion,) = s.completions(1, options, logits_processors=[no_space]).run()
+                expected.append(s.generate(options, logits_processors=[no_space]).run().tokens)
+                assert completion.answer.tokens == expected[-1]
+        assert [a.tokens for a in model.generate(prompts, options, logits_processors=[no_space])] == expected
+        assert not set(expected[0]) & set(spaces)
+        with model.engine(n_ctx=512) as engine:
+            streams = [
+                engine.submit(prompt, options, logits_processors=[processor])
+                for prompt, processor in zip(prompts, (broken, no_space), strict=True)
+            ]
+            with pytest.raises(ValueError, match="a defect of a processor"):
+                streams[0].run()
+            assert streams[1].run().tokens == expected[1]
+            with pytest.raises(InvalidOption, match="accepted: a list of functions"):
+                engine.submit(prompts[0], options, logits_processors=no_space)  # type: ignore[arg-type]
