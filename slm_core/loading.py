@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
@@ -16,7 +17,7 @@ from slm_core.chat.overflow import Overflow
 from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
 from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
-from slm_core.errors import InvalidOption, TemplateError
+from slm_core.errors import BackendCrashed, InvalidOption, TemplateError
 from slm_core.formatting import choose, source_of
 from slm_core.generation import Answer
 from slm_core.generation.scoring import Score, checked_top, score_windows
@@ -24,6 +25,7 @@ from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, dr
 from slm_core.gguf import GgufFile
 from slm_core.isolation import Isolation, isolation_of
 from slm_core.isolation import isolated as in_a_process
+from slm_core.isolation.model import IsolatedModel
 from slm_core.keywords import checked_keywords
 from slm_core.paths import local
 from slm_core.plugins import Registry, registry
@@ -75,6 +77,11 @@ class LoadedModel(Closing):
     def model(self) -> Model:
         """The backend's model; see ``protocols.Model``."""
         return self._model
+
+    @property
+    def crashed(self) -> Future[BackendCrashed] | None:
+        """With ``isolated``, gets the error when the model's process ends unexpectedly; None without it."""
+        return self._model.crashed if isinstance(self._model, IsolatedModel) else None
 
     @property
     def vocab(self) -> Vocab:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import weakref
+from concurrent.futures import Future
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self
 
 from slm_core.context import ModelBase
-from slm_core.errors import InvalidOption
+from slm_core.errors import BackendCrashed, InvalidOption
 from slm_core.isolation.channel import Channel
 from slm_core.isolation.context import IsolatedContext, declared_of
 from slm_core.isolation.control import Control
@@ -58,6 +59,11 @@ class IsolatedModel(ModelBase):
     def pid(self) -> int:
         """The id of the model's process."""
         return self._control.process.pid
+
+    @property
+    def crashed(self) -> Future[BackendCrashed]:
+        """Gets the error when the model's process ends unexpectedly, also between calls."""
+        return self._control.process.crashed
 
     def _engine_context(self, options: ContextOptions) -> IsolatedContext:
         ours, theirs = socket.socketpair()

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import IO, Any
 
 from slm_core.errors import BackendCrashed, BackendUnavailable, ModelClosed
@@ -36,6 +38,9 @@ class Process:
         backend: the backend's name, for messages.
         isolation: the timeouts.
 
+    Attributes:
+        crashed: gets the error when the process ends unexpectedly, also between calls.
+
     Raises:
         BackendUnavailable: no process can be started.
     """
@@ -43,7 +48,10 @@ class Process:
     def __init__(self, backend: str, isolation: Isolation) -> None:
         self._backend = backend
         self.isolation = isolation
+        self.crashed: Future[BackendCrashed] = Future()
         self._lock = threading.Lock()
+        self._n_calls = 0
+        self._is_ending = False
         self._crash = ""
         self._is_stopped = False
         self._pid = os.getpid()
@@ -58,7 +66,7 @@ class Process:
                 raise BackendUnavailable(f"no process could be started for {backend}: {error}") from error
         self.control = Channel(control)
         assert self._child.stdout is not None
-        self._output = _Output(self._child.stdout)
+        self._output = _Output(self._child.stdout, self._note_end)
 
     @property
     def pid(self) -> int:
@@ -126,23 +134,50 @@ class Process:
         def give_up() -> None:
             self.fail(f"was killed: {call} was interrupted")
 
-        return uninterrupted(work, give_up, at_once=at_once)
+        with self._calling():
+            return uninterrupted(work, give_up, at_once=at_once)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call, which reports the end of the process itself."""
+        with self._lock:
+            self._n_calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_calls -= 1
+
+    def _note_end(self) -> None:
+        """The output ended, and most likely the process: report it if no call does."""
+        try:
+            self._child.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:  # only its output is closed
+            return
+        if not self._n_calls and not self._is_ending:
+            self.fail(None)
 
     def fail(self, what: str | None, call: str = "") -> BackendCrashed:
         """End the process; returns the error that all later calls raise, too.
 
         Args:
             what: what happened; None if the process closed its connection, which it does when it ends.
-            call: the call during which it did.
+            call: the call during which it did; "" for none.
         """
         with self._lock:
             if not self._crash:
                 status = self._end(patience_s=_ENDS_S if what is None else 0)
                 if what is None:
-                    what = f"{_ending(status)} during {call}"
+                    what = f"{_ending(status)} {f'during {call}' if call else 'between calls'}"
                 last = self._output.last_words()
                 self._crash = f"the process of an isolated {self._backend} model {what}{f': {last}' if last else ''}"
-        return BackendCrashed(self._crash)
+                is_new = True
+            else:
+                is_new = False
+        error = BackendCrashed(self._crash)
+        if is_new:
+            self.crashed.set_result(error)  # outside of the lock: it calls the functions of others
+        return error
 
     def stop(self, patience_s: float = 0) -> None:
         """End the process without an error, and close the connections. Twice is fine.
@@ -161,6 +196,7 @@ class Process:
 
     def _end(self, patience_s: float) -> int:
         """Wait for the end of the process, or kill it; returns its exit status."""
+        self._is_ending = True
         try:
             status = self._child.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -172,17 +208,24 @@ class Process:
 
 
 class _Output:
-    """Logs what a process prints, and keeps the line that explains its end."""
+    """Logs what a process prints, and keeps the line that explains its end.
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    Args:
+        stream: the output.
+        on_end: called at its end.
+    """
+
+    def __init__(self, stream: IO[bytes], on_end: Callable[[], None]) -> None:
         self._reason = ""
         self._last = ""
+        self._on_end = on_end
         self._thread = threading.Thread(target=self._read, args=(stream,), name="slm-isolation-output", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
         """Wait for the end of the output; another process may still hold it open."""
-        self._thread.join(timeout=1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1)
 
     def last_words(self) -> str:
         """The last failed assertion or fatal error, which a long backtrace may follow; else the last line."""
@@ -191,15 +234,18 @@ class _Output:
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
             while data := stream.readline(_LONGEST_LINE):
-                line = "".join(c for c in data.decode("utf-8", "replace").rstrip() if c.isprintable())
-                record = _RECORD.fullmatch(line)
-                if record is not None:
-                    _log.log(int(record[1]), "%s", record[2])
-                    continue
-                _log.debug("%s", line)
-                if line and not _FRAME.search(line):
-                    self._last = line
-                    self._reason = line if _REASON.search(line) else self._reason
+                self._note("".join(c for c in data.decode("utf-8", "replace").rstrip() if c.isprintable()))
+        self._on_end()
+
+    def _note(self, line: str) -> None:
+        record = _RECORD.fullmatch(line)
+        if record is not None:
+            _log.log(int(record[1]), "%s", record[2])
+            return
+        _log.debug("%s", line)
+        if line and not _FRAME.search(line):
+            self._last = line
+            self._reason = line if _REASON.search(line) else self._reason
 
 
 def deadline_after(timeout_s: float | None) -> float | None:

@@ -131,6 +131,39 @@ def test_a_crash_is_an_error_of_all_later_calls(load: Load, fault: str) -> None:
     assert not Path(f"/proc/{model.pid}").exists(), "the process is still there, perhaps as a zombie"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_ends_between_calls_is_noticed_at_once(load: Load, number: signal.Signals) -> None:
+    """Without a call, and without polling."""
+    model = load("")
+    context = context_of(model)
+    decode(context, 5)
+    assert not model.crashed.done()
+    os.kill(model.pid, number)
+    error = model.crashed.result(timeout=30)
+    assert "between calls" in str(error)
+    with pytest.raises(BackendCrashed) as crash:
+        decode(context, 5)
+    assert str(crash.value) == str(error)
+
+
+def test_a_crash_in_a_call_is_reported_once(load: Load) -> None:
+    model = load("abort")
+    crashes: list[str] = []
+    model.crashed.add_done_callback(lambda future: crashes.append(str(future.result())))
+    context = context_of(model)
+    decode(context, 5, 6)
+    with pytest.raises(BackendCrashed) as crash:
+        decode(context, 1)
+    assert crashes == [str(crash.value)]
+
+
+def test_a_model_that_is_closed_has_not_crashed(load: Load) -> None:
+    model = load("")
+    model.close()
+    assert has_ended(model.pid)
+    assert not model.crashed.done()
+
+
 def test_a_process_that_is_killed_in_a_decode(load: Load) -> None:
     model = load("hang")
     context = context_of(model)
