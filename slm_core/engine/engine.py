@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -91,6 +92,7 @@ class Engine(Closing):
 
     Attributes:
         recorder: measures its requests.
+        ended: gets the error that ended the engine, or ``EngineClosed`` after ``close``.
 
     Raises:
         MissingExtra: there is a ``tracer_provider``, but OpenTelemetry is not installed.
@@ -119,6 +121,8 @@ class Engine(Closing):
         self._inbox: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._step_began: float | None = None
+        self.ended: Future[BaseException] = Future()
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
 
@@ -315,6 +319,12 @@ class Engine(Closing):
             async for event in stream:
                 yield event
 
+    @property
+    def step_s(self) -> float:
+        """Seconds since the running step began; 0.0 between steps. Any thread may call this."""
+        began = self._step_began
+        return 0.0 if began is None else self.recorder.clock() - began
+
     def stats(self) -> EngineStats:
         """The engine's state and counters. Any thread may call this."""
         core, recorded, now = self._core, self.recorder.recorded(), self.recorder.clock()
@@ -385,8 +395,10 @@ class Engine(Closing):
         try:
             busy = False
             while self._receive(wait=not busy):
+                self._step_began = self.recorder.clock()
                 busy = self._core.step()
                 self._note_positions(busy)
+                self._step_began = None
         except BaseException as error:
             self._end(error)
             if not isinstance(error, BackendError):  # requests raise it; any other is a defect, and is printed, too
@@ -419,4 +431,7 @@ class Engine(Closing):
         for request in arrived:
             self._core.add(request)
         self._core.abort(error)
-        self._core.close()
+        try:
+            self._core.close()
+        finally:
+            self.ended.set_result(error)

@@ -213,6 +213,7 @@ def test_an_engine_fails_its_requests_with_the_crash(load: Load) -> None:
         for stream in streams:
             with pytest.raises(BackendCrashed, match="SIGABRT"):
                 stream.run()
+        assert isinstance(engine.ended.result(timeout=60), BackendCrashed)
         with pytest.raises(EngineClosed):
             engine.submit([5], greedy)
 

@@ -274,3 +274,23 @@ def test_a_slow_reader_delays_no_other_request(engine: Engine) -> None:
     unread = engine.submit("nobody reads this", GREEDY)
     assert engine.submit("but somebody this", GREEDY).run().tokens == tokens_alone("but somebody this")
     assert unread.run().tokens == tokens_alone("nobody reads this")
+
+
+def test_the_seconds_of_the_running_step() -> None:
+    context = SlowContext(n_ctx=200, n_seq_max=4)
+    now = 0.0
+    with Engine(context, VOCAB, lambda: TagFormatter(), EngineOptions(), clock=lambda: now) as engine:  # type: ignore[arg-type,return-value]
+        assert engine.step_s == 0.0
+        stream = engine.submit("abc", Sampling(temperature=0, max_tokens=1))
+        assert context.begun.acquire(timeout=WAIT_S)
+        now = 7.5
+        assert engine.step_s == 7.5
+        context.may_go_on.release()
+        stream.run()
+    assert engine.step_s == 0.0
+
+
+def test_the_error_that_ended_it() -> None:
+    with engine_over(ScriptedContext(n_ctx=200, n_seq_max=4)) as engine:
+        assert not engine.ended.done()
+    assert isinstance(engine.ended.result(timeout=WAIT_S), EngineClosed)
