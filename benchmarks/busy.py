@@ -24,7 +24,7 @@ from cpu import machine
 
 import slm_core as slm
 from slm_core.cpu import usable_cores
-from slm_core.loading import LoadedModel, demo_model_path
+from slm_core.loading import Model, demo_model_path
 
 SECONDS = 0.5  # of each case, in each round
 N_PROMPT = 16
@@ -34,7 +34,7 @@ LOOP = "while True: pass"
 class Decoder:
     """Decodes one sequence, token by token."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: Model) -> None:
         self._context = model.new_context(n_ctx=1024, n_seq_max=1, n_batch=N_PROMPT)
         self._batch = self._context.new_batch()
         self._n_vocab = model.vocab.size

@@ -42,7 +42,7 @@ def random_prompts(n: int, length: int, seed: int) -> list[list[int]]:
     return [random.integers(10, 1000, length).tolist() for _ in range(n)]
 
 
-def fixed(model: slm.LoadedModel, n: int) -> slm.Sampling:
+def fixed(model: slm.Model, n: int) -> slm.Sampling:
     """Greedy answers of ``n`` tokens: EOG tokens are excluded."""
     return slm.Sampling(temperature=0, max_tokens=n, logit_bias=dict.fromkeys(model.vocab.eog_ids, -100.0))
 
@@ -50,7 +50,7 @@ def fixed(model: slm.LoadedModel, n: int) -> slm.Sampling:
 class Ours:
     """The measurements of slm-core."""
 
-    def __init__(self, model: slm.LoadedModel, n_prompts: int) -> None:
+    def __init__(self, model: slm.Model, n_prompts: int) -> None:
         self._model = model
         self._n_prompts = n_prompts
 

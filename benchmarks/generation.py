@@ -24,7 +24,7 @@ import slm_core as slm
 from slm_core.generation import Answer, Generation
 from slm_core.generation.speculation import Drafter, PromptLookup, Speculation, SuffixIndex
 from slm_core.generation.token_loop import Progress
-from slm_core.loading import LoadedModel, demo_model_path
+from slm_core.loading import Model, demo_model_path
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Pos, PrefillProgress
 
@@ -134,7 +134,7 @@ def chain_seconds(chain: SamplerChain, rows: NDArray[np.float32], n_tokens: int)
     return seconds(run)
 
 
-def engine_overhead(model: LoadedModel, n_tokens: int) -> str:
+def engine_overhead(model: Model, n_tokens: int) -> str:
     """A row of the second table: raw decoding of some tokens, and an answer of the same tokens."""
     tokens = prompt_of(model)
     sampling = Sampling(seed=1, max_tokens=n_tokens, min_tokens=n_tokens)
@@ -144,7 +144,7 @@ def engine_overhead(model: LoadedModel, n_tokens: int) -> str:
     return f"| {model.info.backend} | {model.info.n_vocab:,} | {raw:.0f} | {loop:.0f} | {loop - raw:.0f} |"
 
 
-def raw_seconds(model: LoadedModel, tokens: Sequence[int], n_tokens: int) -> float:
+def raw_seconds(model: Model, tokens: Sequence[int], n_tokens: int) -> float:
     """Seconds to decode ``n_tokens`` - 1 tokens one by one after the prompt."""
     with model.new_context(n_ctx=len(tokens) + n_tokens + 1) as context:
         batch = context.new_batch()
@@ -161,7 +161,7 @@ def raw_seconds(model: LoadedModel, tokens: Sequence[int], n_tokens: int) -> flo
 
 
 def answer_of(
-    model: LoadedModel,
+    model: Model,
     tokens: Sequence[int],
     n_tokens: int,
     sampling: Sampling,
@@ -177,7 +177,7 @@ def answer_of(
         ).run()
 
 
-def speculation_rows(model: LoadedModel, n_tokens: int) -> list[str]:
+def speculation_rows(model: Model, n_tokens: int) -> list[str]:
     """Rows of the third table: text that repeats the prompt, and new text."""
     prompt = prompt_of(model)
     repeated = (prompt * (1 + n_tokens // len(prompt)))[:n_tokens]
@@ -203,7 +203,7 @@ def speculation_rows(model: LoadedModel, n_tokens: int) -> list[str]:
     return rows
 
 
-def prompt_of(model: LoadedModel) -> list[int]:
+def prompt_of(model: Model) -> list[int]:
     return model.vocab.encode(REPEATED, add_special=False, parse_special=False)
 
 

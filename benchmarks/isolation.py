@@ -17,7 +17,7 @@ import numpy as np
 
 from slm_core.context import ContextBase, ModelBase
 from slm_core.isolation import isolated
-from slm_core.protocols import Batch, Context, Model
+from slm_core.protocols import BackendModel, Batch, Context
 from slm_core.types import BackendStatus, ContextOptions, EditLevel, Logits, ModelInfo, ModelOptions, Pos, Support
 
 N_TOKENS = 1000
@@ -86,7 +86,7 @@ class Stored:
         return StoredModel(int(str(options.backend_options["n_vocab"])))
 
 
-def microseconds(model: Model) -> float:
+def microseconds(model: BackendModel) -> float:
     """The median time of a decode of one token."""
     times = []
     with model.new_context(ContextOptions(2 * N_TOKENS)) as context:
@@ -114,7 +114,7 @@ def main() -> None:
             results = {"main": (microseconds(own), microseconds(other))}
 
             def measure(
-                own: Model = own, other: Model = other, results: dict[str, tuple[float, float]] = results
+                own: BackendModel = own, other: BackendModel = other, results: dict[str, tuple[float, float]] = results
             ) -> None:
                 results["another"] = microseconds(own), microseconds(other)
 

@@ -84,7 +84,7 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.isolation import Isolation
-from slm_core.loading import LoadedModel, backends, demo_model_path, load, load_vocab, supports
+from slm_core.loading import Model, backends, demo_model_path, load, load_vocab, supports
 from slm_core.plugins import add_plugin
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import (
@@ -165,12 +165,12 @@ __all__ = [
     "InvalidToken",
     "Isolation",
     "KvType",
-    "LoadedModel",
     "Logprobs",
     "MalformedCall",
     "Mark",
     "Message",
     "MissingExtra",
+    "Model",
     "ModelClosed",
     "ModelError",
     "ModelInfo",

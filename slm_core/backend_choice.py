@@ -11,7 +11,7 @@ from typing import TypeAlias
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
 from slm_core.hints import did_you_mean
 from slm_core.plugins import Registry
-from slm_core.protocols import Backend, Context, Model
+from slm_core.protocols import Backend, BackendModel, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, Support
 
 BACKEND_VARIABLE = "SLM_BACKEND"
@@ -97,7 +97,9 @@ def candidates(
     return [(name, why(name, rank)) for name, rank in able]
 
 
-def first_that_has(needs: Needs, tried: Sequence[Candidate], load: Callable[[str], Model]) -> tuple[Model, str]:
+def first_that_has(
+    needs: Needs, tried: Sequence[Candidate], load: Callable[[str], BackendModel]
+) -> tuple[BackendModel, str]:
     """Load the model on the first backend whose contexts have what is needed; returns why it was chosen, too.
 
     Raises:
@@ -152,7 +154,7 @@ def _support(plugins: Registry, name: str, source: ModelSource, device: str) -> 
     return support_of(engine, source, device)
 
 
-def _missing(needs: Needs, model: Model) -> list[str]:
+def _missing(needs: Needs, model: BackendModel) -> list[str]:
     if needs == Needs.of(()):
         return []
     with model.new_context(_SMALL) as context:

@@ -29,7 +29,7 @@ from slm_core.isolation.model import IsolatedModel
 from slm_core.keywords import checked_keywords
 from slm_core.paths import local
 from slm_core.plugins import Registry, registry
-from slm_core.protocols import Context, Formatter, Model, Vocab
+from slm_core.protocols import BackendModel, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import (
     BackendStatus,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
-class LoadedModel(Closing):
+class Model(Closing):
     """A loaded model, returned by ``slm.load``. Threads can share it.
 
     Args:
@@ -60,7 +60,9 @@ class LoadedModel(Closing):
         origin: the origin of the chat format; "" for its name.
     """
 
-    def __init__(self, model: Model, formatter: Formatter | TemplateError, reason: str, origin: str = "") -> None:
+    def __init__(
+        self, model: BackendModel, formatter: Formatter | TemplateError, reason: str, origin: str = ""
+    ) -> None:
         self._model = model
         self._formatter = formatter
         if not origin:
@@ -74,8 +76,8 @@ class LoadedModel(Closing):
         return self.info._repr_html_()
 
     @property
-    def model(self) -> Model:
-        """The backend's model; see ``protocols.Model``."""
+    def model(self) -> BackendModel:
+        """The backend's model; see ``protocols.BackendModel``."""
         return self._model
 
     @property
@@ -264,7 +266,7 @@ class LoadedModel(Closing):
             raise
 
     def drafter(
-        self, target: LoadedModel, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None
+        self, target: Model, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None
     ) -> DraftModel | TranslatedDraftModel:
         """A drafter that uses this smaller model for answers of ``target``; see ``speculation.draft_model``.
 
@@ -363,7 +365,7 @@ def load(
     formatter: str | Formatter | None = None,
     chat_template: str | None = None,
     **backend_options: object,
-) -> LoadedModel:
+) -> Model:
     """Load a model file, or a directory of a model.
 
     Args:
@@ -400,7 +402,7 @@ def load(
     needs = Needs.of(require)
     options = ModelOptions(device, n_threads, progress, backend_options)
 
-    def loaded(name: str) -> Model:
+    def loaded(name: str) -> BackendModel:
         engine = plugins.backend(name)
         if isolation is not None:
             engine = in_a_process(engine, plugins.backend_target(name), isolation)
@@ -411,7 +413,7 @@ def load(
         reason = f"{reason}; in its own process"
     try:
         chat_format, origin = _formatter(plugins, model, formatter, chat_template)
-        return LoadedModel(model, chat_format, reason, origin)
+        return Model(model, chat_format, reason, origin)
     except BaseException:
         model.close()
         raise
@@ -469,7 +471,7 @@ def _kv_type(name: KvType | str) -> KvType:
 
 
 def _formatter(
-    plugins: Registry, model: Model, requested: str | Formatter | None, template: str | None
+    plugins: Registry, model: BackendModel, requested: str | Formatter | None, template: str | None
 ) -> tuple[Formatter | TemplateError, str]:
     """The chat format and its origin; if the model has none, the error to raise when a chat format is needed."""
     if requested is not None and not isinstance(requested, str):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.protocols import Context
 from slm_core.types import Pos
 
@@ -77,7 +77,7 @@ def bench(
         _print(result)
 
 
-def _measure(loaded: LoadedModel, prompt_tokens: int, new_tokens: int, rounds: int) -> tuple[list[float], list[float]]:
+def _measure(loaded: Model, prompt_tokens: int, new_tokens: int, rounds: int) -> tuple[list[float], list[float]]:
     """Tokens per second of prefill and decode in each round."""
     prompt = np.random.default_rng(_SEED).integers(0, loaded.vocab.size, prompt_tokens)
     prefill, decode = [], []

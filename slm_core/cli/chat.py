@@ -18,7 +18,7 @@ from slm_core.cli.slash import LEAVE, Commands, write_private
 from slm_core.cli.streaming import MarkdownView, PlainView, View
 from slm_core.cli.terminal import colours, complain, note, out
 from slm_core.errors import ContextFull, InvalidOption, SlmError
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Role
 
@@ -51,7 +51,7 @@ def chat(
     conversation = ConversationOptions(session, system, ctx, overflow, thinking)
     changed = sampling.sampling() if sampling.set_flags() else None
 
-    def load_on(backend: str) -> LoadedModel:
+    def load_on(backend: str) -> Model:
         return o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
 
     with colours(off=plain):
@@ -85,7 +85,7 @@ class ConversationOptions:
     overflow: str | None
     thinking: bool | None
 
-    def begin(self, loaded: LoadedModel, sampling: Sampling | None) -> Chat:
+    def begin(self, loaded: Model, sampling: Sampling | None) -> Chat:
         """Continue the conversation of the file, or begin one.
 
         Options of the command line (sampling, reasoning, context, overflow) override the options of the file.

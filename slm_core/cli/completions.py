@@ -14,7 +14,7 @@ from slm_core.chat import Session
 from slm_core.cli.terminal import PrefillBar, stopping, write
 from slm_core.errors import InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.sampling import Sampling
 
 
@@ -39,7 +39,7 @@ class Request:
     thinking: bool | None = None
 
 
-def sample_completions(loaded: LoadedModel, request: Request, n: int, best_of: int | None) -> tuple[Completion, ...]:
+def sample_completions(loaded: Model, request: Request, n: int, best_of: int | None) -> tuple[Completion, ...]:
     """``n`` sampled completions. Ctrl-C ends all of them and keeps their text so far."""
     with _prompted(loaded, request, best_of or n) as session, PrefillBar() as bar:
         sampling = dataclasses.replace(request.sampling, stop=(*request.sampling.stop, *_stops(loaded, request)))
@@ -48,7 +48,7 @@ def sample_completions(loaded: LoadedModel, request: Request, n: int, best_of: i
             return running.run()
 
 
-def beam_search(loaded: LoadedModel, request: Request, width: int, n_best: int) -> BeamAnswer:
+def beam_search(loaded: Model, request: Request, width: int, n_best: int) -> BeamAnswer:
     """The ``n_best`` hypotheses of ``width`` beams. Ctrl-C ends the search and keeps its best hypotheses so far.
 
     Raises:
@@ -71,9 +71,7 @@ def beam_search(loaded: LoadedModel, request: Request, width: int, n_best: int) 
         return session.beam_search(beams, special=not request.raw, cancelled=cancelled.is_set, progress=bar)
 
 
-def show_all(
-    loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer, console: Console
-) -> None:
+def show_all(loaded: Model, request: Request, answers: Sequence[Completion] | BeamAnswer, console: Console) -> None:
     """Write the answers, each with its number and the score that ranks it."""
     for heading, text in _listed(loaded, request, answers):
         write(console, f"[{heading}]", "dim")
@@ -88,7 +86,7 @@ def was_cancelled(answers: Sequence[Completion] | BeamAnswer) -> bool:
     return any(completion.answer.finish_reason is FinishReason.CANCELLED for completion in answers)
 
 
-def as_json(loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer) -> dict[str, object]:
+def as_json(loaded: Model, request: Request, answers: Sequence[Completion] | BeamAnswer) -> dict[str, object]:
     """The answers as JSON values."""
     listed: list[dict[str, object]]
     total: dict[str, object] = {}
@@ -116,7 +114,7 @@ def usage_json(answer: Answer | BeamAnswer) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _prompted(loaded: LoadedModel, request: Request, n: int) -> Iterator[Session]:
+def _prompted(loaded: Model, request: Request, n: int) -> Iterator[Session]:
     """A session with the prompt, and room for ``n`` branches and for the scratch branch of a chat."""
     if request.raw:
         with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1) as session:
@@ -128,17 +126,15 @@ def _prompted(loaded: LoadedModel, request: Request, n: int) -> Iterator[Session
         yield session
 
 
-def _stops(loaded: LoadedModel, request: Request) -> Sequence[str]:
+def _stops(loaded: Model, request: Request) -> Sequence[str]:
     return () if request.raw else loaded.formatter.stops
 
 
-def _content(loaded: LoadedModel, request: Request, text: str) -> str:
+def _content(loaded: Model, request: Request, text: str) -> str:
     return text if request.raw else loaded.formatter.parse(text).content
 
 
-def _listed(
-    loaded: LoadedModel, request: Request, answers: Sequence[Completion] | BeamAnswer
-) -> Iterator[tuple[str, str]]:
+def _listed(loaded: Model, request: Request, answers: Sequence[Completion] | BeamAnswer) -> Iterator[tuple[str, str]]:
     if isinstance(answers, BeamAnswer):
         for i, hypothesis in enumerate(answers.hypotheses, 1):
             yield f"{i}, score {hypothesis.score:.3f}", _content(loaded, request, hypothesis.text)
@@ -148,7 +144,7 @@ def _listed(
             yield heading, _content(loaded, request, completion.answer.text)
 
 
-def _hypothesis_json(loaded: LoadedModel, request: Request, hypothesis: Hypothesis) -> dict[str, object]:
+def _hypothesis_json(loaded: Model, request: Request, hypothesis: Hypothesis) -> dict[str, object]:
     return {
         "text": _content(loaded, request, hypothesis.text),
         "score": hypothesis.score,

@@ -14,7 +14,7 @@ from slm_core.constraints import AfterThinking, JsonSchema, Spec
 from slm_core.constraints import compile as compile_constraint
 from slm_core.errors import SessionError, SlmError
 from slm_core.generation import Answer, FinishReason
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.types import Message, Role, ToolCall
 
 FULL = "/clear begins anew; /undo and /forget make room; /set ctx N is larger; /set overflow shift drops old messages"
@@ -39,8 +39,8 @@ class Conversation:
 
     def __init__(
         self,
-        load_on: Callable[[str], LoadedModel],
-        loaded: LoadedModel,
+        load_on: Callable[[str], Model],
+        loaded: Model,
         chat: Chat,
         view: Callable[[], View],
         *,
@@ -219,7 +219,7 @@ class Conversation:
         """Continue with other messages, in a context of the same size."""
         self._become(self._fresh(self.loaded, messages))
 
-    def _fresh(self, loaded: LoadedModel, messages: Sequence[Message]) -> Chat:
+    def _fresh(self, loaded: Model, messages: Sequence[Message]) -> Chat:
         context, options = self.chat.session.context, self.chat.options
         return loaded.chat(
             messages=messages,

@@ -18,7 +18,7 @@ from slm_core.cli.inspect import remarks
 from slm_core.cli.terminal import out, write
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError
 from slm_core.generation import Answer
-from slm_core.loading import LoadedModel, backends, demo_model_path, load
+from slm_core.loading import Model, backends, demo_model_path, load
 from slm_core.sampling import Sampling
 from slm_core.types import BackendStatus, EditLevel, ModelInfo
 
@@ -58,7 +58,7 @@ class Engine:
     """
 
     name: str
-    model: LoadedModel
+    model: Model
     load_s: float
     chat: Chat
     n_decoded: int = 0
@@ -268,7 +268,7 @@ class Show:
         return [*map(Text, facts), remark]
 
 
-def _load(name: str) -> LoadedModel:
+def _load(name: str) -> Model:
     """The demo model on an engine; on one thread if possible, because more threads do not help such a small model."""
     try:
         return load(demo_model_path(), backend=name, n_threads=1)

@@ -18,7 +18,7 @@ import typer
 
 from slm_core.cli.terminal import progress_of
 from slm_core.errors import ContextFull, InvalidOption
-from slm_core.loading import LoadedModel, demo_model_path, load
+from slm_core.loading import Model, demo_model_path, load
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS
@@ -126,7 +126,7 @@ class EngineOptions:
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
     ] = None
 
-    def load(self, model: Path | None, formatter: str | None = None) -> LoadedModel:
+    def load(self, model: Path | None, formatter: str | None = None) -> Model:
         """Load a model (None: the demo model), with a progress bar on a terminal."""
         source = demo_model_path() if model is None else model
         with progress_of(f"Loading {source.name}") as progress:
@@ -238,7 +238,7 @@ def _flags(group: type) -> Iterator[inspect.Parameter]:
         )
 
 
-def context_size(model: LoadedModel, n_ctx: int | None) -> int:
+def context_size(model: Model, n_ctx: int | None) -> int:
     """``n_ctx``; if None, the context the model was trained with, at most 4096 tokens."""
     return min(model.info.n_ctx_train, _DEFAULT_CTX) if n_ctx is None else n_ctx
 

@@ -19,7 +19,7 @@ from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.hub import is_reference
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 
 STDIN_NOTE_S = 3.0
 """Seconds of waiting for standard input, beside a prompt, before a note says so."""
@@ -76,7 +76,7 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: bool) -> bool:
+def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) -> bool:
     """Stream one answer; returns whether it was cancelled."""
     stream: ChatStream | Generation
     with PrefillBar() as bar:
@@ -98,7 +98,7 @@ def _answer_one(loaded: LoadedModel, request: Request, *, stats: bool, as_json: 
 
 
 def _answer_several(
-    loaded: LoadedModel, request: Request, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
+    loaded: Model, request: Request, n: int, best_of: int | None, beams: int | None, *, stats: bool, as_json: bool
 ) -> bool:
     """Show several answers when all are complete; returns whether they were cancelled."""
     if beams is not None and best_of is not None:
@@ -175,7 +175,7 @@ def _standard_input(*, beside_prompt: bool) -> str:
         waiting.cancel()
 
 
-def _as_json(answer: Answer, loaded: LoadedModel) -> dict[str, object]:
+def _as_json(answer: Answer, loaded: Model) -> dict[str, object]:
     return {
         "text": answer.text,
         "reasoning": answer.reasoning,

@@ -1,4 +1,4 @@
-"""The part of ``protocols.Model`` that all backends share: open contexts, and closing."""
+"""The part of ``protocols.BackendModel`` that all backends share: open contexts, and closing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelBase(Closing):
         return self._vocab
 
     def new_context(self, options: ContextOptions) -> Context:
-        """Create an empty KV cache; see ``protocols.Model.new_context``."""
+        """Create an empty KV cache; see ``protocols.BackendModel.new_context``."""
         with self._lock:
             self._check_open()
             context = self._engine_context(options)

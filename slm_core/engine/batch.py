@@ -31,7 +31,7 @@ LARGEST = 32768
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Options of ``LoadedModel.generate``.
+    """Options of ``Model.generate``.
 
     Attributes:
         max_tokens, temperature, top_p, seed, stop: replace these options of ``sampling``; None keeps them.
@@ -100,7 +100,7 @@ def generate(
     n_parallel: int = 16,
     progress: bool | None = None,
 ) -> Answer | list[Answer]:
-    """See ``LoadedModel.generate``."""
+    """See ``Model.generate``."""
     if not is_prompt(prompts):
         check_prompts(prompts)
     prompt_list = [cast("Prompt", prompts)] if is_prompt(prompts) else cast("Sequence[Prompt]", prompts)

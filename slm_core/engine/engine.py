@@ -79,7 +79,7 @@ def _request_tracer(provider: TracerProvider, model_name: str) -> RequestTracer:
 
 
 class Engine(Closing):
-    """Answers requests of any number of threads and tasks over one context; ``LoadedModel.engine`` returns it.
+    """Answers requests of any number of threads and tasks over one context; ``Model.engine`` returns it.
 
     Args:
         context: the KV cache; closed with the engine.

@@ -28,7 +28,7 @@ from slm_core.isolation.channel import Channel
 from slm_core.isolation.raised import described
 from slm_core.isolation.served_context import ServedContext, declared
 from slm_core.isolation.values import pack
-from slm_core.protocols import Backend, Model, Vocab
+from slm_core.protocols import Backend, BackendModel, Vocab
 from slm_core.types import ContextOptions, KvType, ModelInfo, ModelOptions, ModelSource
 
 
@@ -41,7 +41,7 @@ class Server:
 
     def __init__(self, control: Channel) -> None:
         self._control = control
-        self._model: Model | None = None
+        self._model: BackendModel | None = None
         self._calls: dict[str, Callable[..., object]] = {
             "load": self._load,
             "new_context": self._new_context,
@@ -62,7 +62,7 @@ class Server:
                     return
 
     @property
-    def _loaded(self) -> Model:
+    def _loaded(self) -> BackendModel:
         assert self._model is not None, "the first call is load"
         return self._model
 

@@ -23,7 +23,7 @@ from slm_core.isolation.process import Process
 from slm_core.isolation.raised import rebuilt
 from slm_core.isolation.uninterrupted import postponed
 from slm_core.isolation.values import Garbled, Message, pack
-from slm_core.protocols import Batch, Model
+from slm_core.protocols import BackendModel, Batch
 from slm_core.types import Capability, EditLevel, Logits, ModelInfo, Pos, States, TopLogits
 
 _SMALL = 1 << 16
@@ -70,7 +70,7 @@ class IsolatedContext(Closing):
         declared: what the context declares.
     """
 
-    def __init__(self, model: Model, process: Process, channel: Channel, declared: Declared) -> None:
+    def __init__(self, model: BackendModel, process: Process, channel: Channel, declared: Declared) -> None:
         self._model = model
         self._process = process
         self._channel = channel

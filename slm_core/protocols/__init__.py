@@ -5,7 +5,7 @@ from slm_core.protocols.batch import Batch
 from slm_core.protocols.context import Context
 from slm_core.protocols.converter import Converter
 from slm_core.protocols.formatter import AnswerFormat, Formatter, StreamParser
-from slm_core.protocols.model import Model
+from slm_core.protocols.model import BackendModel
 from slm_core.protocols.sampler import Advance, Constraint, FastForward, Forward, Sampler, Stop
 from slm_core.protocols.vocab import Vocab
 
@@ -13,6 +13,7 @@ __all__ = [
     "Advance",
     "AnswerFormat",
     "Backend",
+    "BackendModel",
     "Batch",
     "Constraint",
     "Context",
@@ -20,7 +21,6 @@ __all__ = [
     "FastForward",
     "Formatter",
     "Forward",
-    "Model",
     "Sampler",
     "Stop",
     "StreamParser",

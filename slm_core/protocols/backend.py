@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from slm_core.protocols.model import Model
+from slm_core.protocols.model import BackendModel
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
 
 
@@ -37,7 +37,7 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, source: ModelSource, options: ModelOptions) -> Model:
+    def load(self, source: ModelSource, options: ModelOptions) -> BackendModel:
         """Load a model.
 
         Raises:

@@ -10,7 +10,7 @@ from slm_core.protocols.vocab import Vocab
 from slm_core.types import ContextOptions, ModelInfo
 
 
-class Model(Protocol):
+class BackendModel(Protocol):
     """A loaded model. Immutable; any thread may use it."""
 
     @property

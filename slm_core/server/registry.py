@@ -13,13 +13,13 @@ from anyio import to_thread
 
 from slm_core.engine import Engine, Reuse
 from slm_core.errors import InvalidOption
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.server.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Options of each model's engine; see ``LoadedModel.engine``."""
+    """Options of each model's engine; see ``Model.engine``."""
 
     n_ctx: int = 32768
     n_batch: int = 512
@@ -32,7 +32,7 @@ class EngineSettings:
     cache_dir: Path | None = None
     cache_dir_bytes: int = 4 << 30
 
-    def start(self, model: LoadedModel) -> Engine:
+    def start(self, model: Model) -> Engine:
         """An engine with these options."""
         directory = None if self.cache_dir is None else self.cache_dir / model.info.fingerprint[:16]
         return model.engine(
@@ -61,7 +61,7 @@ class ServedModel:
     """
 
     name: str
-    load: Callable[[], LoadedModel]
+    load: Callable[[], Model]
     aliases: tuple[str, ...] = ()
     settings: EngineSettings = field(default_factory=EngineSettings)
 

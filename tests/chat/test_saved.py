@@ -17,12 +17,12 @@ SURE = slm.Sampling(temperature=0, max_tokens=10, logprobs=2)
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[slm.LoadedModel]:
+def model() -> Iterator[slm.Model]:
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as loaded:
         yield loaded
 
 
-def test_a_saved_chat_goes_on(model: slm.LoadedModel, tmp_path: Path) -> None:
+def test_a_saved_chat_goes_on(model: slm.Model, tmp_path: Path) -> None:
     chat = model.chat(n_ctx=256, sampling=GREEDY)
     chat.send("My name is Ada.")
     chat.save(tmp_path / "chat.slm")
@@ -32,7 +32,7 @@ def test_a_saved_chat_goes_on(model: slm.LoadedModel, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["chat.slm"]
 
 
-def test_a_file_that_cannot_be_used_is_one_line(model: slm.LoadedModel, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_one_line(model: slm.Model, tmp_path: Path) -> None:
     chat = model.chat(n_ctx=64)
     with pytest.raises(slm.InvalidOption, match="cannot be written: No such file"):
         chat.save(tmp_path / "absent" / "chat.slm")
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_used_is_one_line(model: slm.LoadedModel, tmp_path
         slm.Chat.load(model, tmp_path / "chat.slm")
 
 
-def test_a_saved_answer_is_json_with_all_its_attributes(model: slm.LoadedModel, tmp_path: Path) -> None:
+def test_a_saved_answer_is_json_with_all_its_attributes(model: slm.Model, tmp_path: Path) -> None:
     def fail(city: str) -> str:
         """Get the weather of a city.
 
@@ -65,7 +65,7 @@ def test_a_saved_answer_is_json_with_all_its_attributes(model: slm.LoadedModel, 
 
 
 @pytest.mark.parametrize("way", ["send", "session", "generate"])
-def test_the_logprobs_of_an_answer_are_those_of_the_models_rows(model: slm.LoadedModel, way: str) -> None:
+def test_the_logprobs_of_an_answer_are_those_of_the_models_rows(model: slm.Model, way: str) -> None:
     session = model.session(n_ctx=256)
     session.append("The capital of France is")
     prompt = session.tokens
@@ -92,11 +92,11 @@ def test_the_logprobs_of_an_answer_are_those_of_the_models_rows(model: slm.Loade
         row_of.append_tokens([each.token])
 
 
-def text_of(model: slm.LoadedModel, token: int) -> str:
+def text_of(model: slm.Model, token: int) -> str:
     return model.vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
 
-def test_logprobs_are_not_kept_unless_they_are_asked_for(model: slm.LoadedModel) -> None:
+def test_logprobs_are_not_kept_unless_they_are_asked_for(model: slm.Model) -> None:
     assert model.chat(n_ctx=256, sampling=GREEDY).send("Hello").logprobs is None
 
 

@@ -19,12 +19,12 @@ GREEDY = ("--backend", "native", "--temperature", "0")
 
 
 @pytest.fixture(scope="module")
-def model() -> slm.LoadedModel:
+def model() -> slm.Model:
     return slm.load(slm.demo_model_path(), backend="native")
 
 
 @pytest.fixture
-def chat(model: slm.LoadedModel) -> slm.Chat:
+def chat(model: slm.Model) -> slm.Chat:
     return model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0))
 
 

@@ -47,7 +47,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def model() -> slm.LoadedModel:
+def model() -> slm.Model:
     return slm.load(slm.demo_model_path(), backend="native")
 
 

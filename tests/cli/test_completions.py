@@ -14,7 +14,7 @@ SAMPLING = slm.Sampling(temperature=3, top_k=0, top_p=1, min_p=0, seed=4, max_to
 
 
 @pytest.fixture(scope="module")
-def model() -> slm.LoadedModel:
+def model() -> slm.Model:
     return slm.load(slm.demo_model_path(), backend="native")
 
 

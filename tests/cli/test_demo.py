@@ -74,7 +74,7 @@ def test_engines_that_disagree_are_an_error(run, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("two_engines")
 def test_an_engine_that_fails_to_load_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str) -> slm.LoadedModel:
+    def load(name: str) -> slm.Model:
         if name == "two":
             raise slm.SlmError("out of order")
         return slm.load(slm.demo_model_path(), backend="native")

@@ -13,7 +13,7 @@ from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.weights import Weights
 from slm_conformance.suite.spec import make_backend
 from slm_conformance.suite.tolerance import relative_errors
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 
 BACKENDS = ("native", "llamacpp", "onnx")
@@ -24,7 +24,7 @@ PAIRS += [(name, DIRECTORY) for name in (*BACKENDS, DIRECTORY)]
 SIZES = ContextOptions(128, 2, 64, KvType.F32, KvType.F32)
 
 
-def load(name: str, path: Path) -> Model:
+def load(name: str, path: Path) -> BackendModel:
     backend = make_backend(name)
     status = backend.status()
     if not status.installed:

@@ -15,7 +15,7 @@ from slm_core.architectures import read_spec
 from slm_core.errors import UnsupportedEdit
 from slm_core.gguf import GgufFile
 from slm_core.plugins import registry
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.quant import dequantize_rows
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 
@@ -33,7 +33,7 @@ def path(request, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(path) -> Iterator[dict[str, Model]]:
+def models(path) -> Iterator[dict[str, BackendModel]]:
     loaded = {}
     for name in BACKENDS:
         backend = registry().backend(name)
@@ -49,7 +49,7 @@ def tokens(random_tokens) -> list[int]:
     return random_tokens(N, seed=3)
 
 
-def new_context(model: Model) -> Context:
+def new_context(model: BackendModel) -> Context:
     return model.new_context(ContextOptions(n_ctx=256, n_seq_max=2, kv_type_k=KvType.F32, kv_type_v=KvType.F32))
 
 

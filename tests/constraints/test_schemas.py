@@ -21,7 +21,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.constraints import JsonSchema, compile  # noqa: A004
 from slm_core.errors import ConstraintError
 from slm_core.generation import FinishReason
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.sampling import Sampling
 
 N_SCHEMAS = 300
@@ -107,13 +107,13 @@ def check(schema: dict[str, object], text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path: Path = make_tiny_model("llama", "f32").write(tmp_path_factory.mktemp("models") / "tiny.gguf")
     with slm.load(path, backend="native") as model:
         yield model
 
 
-def test_answers_of_a_random_model_under_random_schemas_validate(tiny: LoadedModel) -> None:
+def test_answers_of_a_random_model_under_random_schemas_validate(tiny: Model) -> None:
     """Every finished answer is valid; a bias towards closing tokens makes most answers finish."""
     counts = dict.fromkeys(("finished", "unfinished", "refused"), 0)
     closing = [i for i in range(tiny.vocab.size) if tiny.vocab.token_bytes(i) in (b'"', b"}", b"]", b":", b",", b"0")]

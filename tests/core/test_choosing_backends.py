@@ -16,11 +16,11 @@ def no_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLM_BACKEND", raising=False)
 
 
-def load(**options: Any) -> slm.LoadedModel:
+def load(**options: Any) -> slm.Model:
     return slm.load(slm.demo_model_path(), **options)
 
 
-def engine_of(model: slm.LoadedModel) -> str:
+def engine_of(model: slm.Model) -> str:
     return model.info.backend.partition(" ")[0]
 
 

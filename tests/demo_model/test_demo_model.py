@@ -25,7 +25,7 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[dict[str, slm.LoadedModel]]:
+def models() -> Iterator[dict[str, slm.Model]]:
     if not INSTALLED:
         pytest.skip("no backends are registered: slm-core is not installed here, only on the path")
     loaded = {name: slm.load(slm.demo_model_path(), backend=name) for name in INSTALLED}
@@ -35,7 +35,7 @@ def models() -> Iterator[dict[str, slm.LoadedModel]]:
 
 
 @pytest.fixture
-def chats(models: dict[str, slm.LoadedModel]) -> Iterator[list[Chat]]:
+def chats(models: dict[str, slm.Model]) -> Iterator[list[Chat]]:
     chats = [model.chat(system="You are terse.", n_ctx=1024, sampling=GREEDY) for model in models.values()]
     yield chats
     for chat in chats:
@@ -73,7 +73,7 @@ def test_a_skill(chats: list[Chat], fact: str, question: str, expected: str) -> 
     assert expected in ask(chats, question)
 
 
-def test_decomposed_text_has_the_same_ids_everywhere(models: dict[str, slm.LoadedModel]) -> None:
+def test_decomposed_text_has_the_same_ids_everywhere(models: dict[str, slm.Model]) -> None:
     composed, decomposed = "caf\u00e9 \uac00", "cafe\u0301 \u1100\u1161"
     for name, model in models.items():
         first, second = (model.vocab.encode(t, add_special=False, parse_special=False) for t in (composed, decomposed))
@@ -101,7 +101,7 @@ def test_facts_of_the_conversation_become_json(chats: list[Chat]) -> None:
         assert extracted.value == {"name": "Ada", "city": "Oslo"}
 
 
-def test_a_tool_is_called_and_its_result_used(models: dict[str, slm.LoadedModel]) -> None:
+def test_a_tool_is_called_and_its_result_used(models: dict[str, slm.Model]) -> None:
     chats = [model.chat(n_ctx=1024, sampling=GREEDY, tools=[WEATHER]) for model in models.values()]
     answers = [chat.send("What is the weather in Paris?") for chat in chats]
     for answer in answers:
@@ -114,7 +114,7 @@ def test_a_tool_is_called_and_its_result_used(models: dict[str, slm.LoadedModel]
     assert "21" in text
 
 
-def test_it_reasons_on_request(models: dict[str, slm.LoadedModel]) -> None:
+def test_it_reasons_on_request(models: dict[str, slm.Model]) -> None:
     for model in models.values():
         with model.chat(n_ctx=512, sampling=GREEDY, thinking=True) as chat:
             chat.send("My name is Ada.")
@@ -125,7 +125,7 @@ def test_it_reasons_on_request(models: dict[str, slm.LoadedModel]) -> None:
 
 
 def test_every_backend_gives_the_same_tokens_on_generated_conversations(
-    models: dict[str, slm.LoadedModel], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, slm.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if len(models) < 2:
         pytest.skip(f"only {INSTALLED} is installed: there is nothing to compare with")
@@ -151,7 +151,7 @@ def _prompt(conversation: object) -> list[slm.Message]:
     return [slm.Message(slm.Role(m.role), m.content, reasoning=m.reasoning or None) for m in messages]
 
 
-def _greedy(model: slm.LoadedModel, messages: list[slm.Message]) -> tuple[int, ...]:
+def _greedy(model: slm.Model, messages: list[slm.Message]) -> tuple[int, ...]:
     with model.session(n_ctx=1024, sampling=GREEDY) as session:
         session.append(model.formatter.render(messages))
         return session.generate().run().tokens

@@ -37,7 +37,7 @@ HOSTILE = st.lists(st.one_of(st.sampled_from(ATTACKS), st.text(PLAIN)), min_size
 
 
 @pytest.fixture(scope="module")
-def model() -> slm.LoadedModel:
+def model() -> slm.Model:
     return slm.load(slm.demo_model_path(), backend="native", n_threads=1)
 
 
@@ -85,7 +85,7 @@ def test_every_text_can_be_shown_and_saved(text: str) -> None:
     assert "".join(a for a, b in zip(text, shown, strict=True) if a != b).isprintable() is (text == shown)
 
 
-def test_a_model_with_a_hostile_name_is_text(model: slm.LoadedModel) -> None:
+def test_a_model_with_a_hostile_name_is_text(model: slm.Model) -> None:
     info = replace(model.info, name="".join(ATTACKS), path=Path("/<script>x"), reason="<b>", formatter="&amp;")
     parsed = checked(info._repr_html_())
     assert "".join(ATTACKS) in parsed.texts
@@ -93,7 +93,7 @@ def test_a_model_with_a_hostile_name_is_text(model: slm.LoadedModel) -> None:
     assert checked(model._repr_html_()).text.count("2,829,120") == 1
 
 
-def test_a_chat_shows_its_messages_as_text(model: slm.LoadedModel) -> None:
+def test_a_chat_shows_its_messages_as_text(model: slm.Model) -> None:
     messages = [Message("user", attack) for attack in ATTACKS]
     with model.chat(system="Be <b>kind</b>.", messages=messages, n_ctx=1024) as chat:
         parsed = checked(chat._repr_html_())
@@ -103,7 +103,7 @@ def test_a_chat_shows_its_messages_as_text(model: slm.LoadedModel) -> None:
     assert repr(chat) == "<Chat: closed>"
 
 
-def test_a_chat_marks_what_the_next_answer_computes(model: slm.LoadedModel) -> None:
+def test_a_chat_marks_what_the_next_answer_computes(model: slm.Model) -> None:
     with model.chat(system="You are terse.", n_ctx=512, sampling=GREEDY) as chat:
         chat.send("My dog is called Rex.")
         chat.send("What is my dog called?")
@@ -133,7 +133,7 @@ def computed_by_hand(chat: slm.Chat) -> list[bool]:
     return [tuple(ids[: -1 - newline]) == held[: len(ids) - 1 - newline] for ids in prefixes]
 
 
-def test_a_context_shows_whose_cells_are_whose(model: slm.LoadedModel) -> None:
+def test_a_context_shows_whose_cells_are_whose(model: slm.Model) -> None:
     with model.new_context(n_ctx=64, n_seq_max=4) as context:
         batch = context.new_batch()
         batch.extend(range(10, 30), slm.Pos(0, 0), logits="none")
@@ -153,7 +153,7 @@ def test_a_context_shows_whose_cells_are_whose(model: slm.LoadedModel) -> None:
     assert "closed" in checked(context._repr_html_()).text
 
 
-def test_a_large_context_has_a_small_map(model: slm.LoadedModel) -> None:
+def test_a_large_context_has_a_small_map(model: slm.Model) -> None:
     with model.new_context(n_ctx=100_000) as context:
         parsed = checked(context._repr_html_())
         assert 200 <= len(parsed.titles) <= 256
@@ -176,7 +176,7 @@ def test_an_isolated_context_has_a_map_too() -> None:
         assert repr(context) == "<IsolatedContext: 20 of 64 positions used, 1 of 2 sequences>"
 
 
-def test_an_engine_shows_how_its_positions_are_used(model: slm.LoadedModel) -> None:
+def test_an_engine_shows_how_its_positions_are_used(model: slm.Model) -> None:
     with model.engine(n_ctx=512) as engine:
         engine.submit("Once upon a time", GREEDY, request_id="<script>").run()
         parsed = checked(engine._repr_html_())
@@ -198,7 +198,7 @@ def test_embeddings_show_cosines() -> None:
     assert "0 vectors" in checked(empty._repr_html_()).text
 
 
-def test_a_scored_text_is_coloured(model: slm.LoadedModel) -> None:
+def test_a_scored_text_is_coloured(model: slm.Model) -> None:
     score = model.score("My dog is called Rex. €", top=2)
     shown = slm.ColouredText.of_score(score, model.vocab)
     assert shown.text == model.vocab.decode(score.tokens, special=True)
@@ -210,7 +210,7 @@ def test_a_scored_text_is_coloured(model: slm.LoadedModel) -> None:
     )
 
 
-def test_a_streamed_answer_is_coloured(model: slm.LoadedModel) -> None:
+def test_a_streamed_answer_is_coloured(model: slm.Model) -> None:
     with model.chat(n_ctx=256, sampling=replace(GREEDY, logprobs=3)) as chat:
         events = list(chat.stream("My dog is called Rex."))
     shown = slm.ColouredText.of_events(events, model.vocab)

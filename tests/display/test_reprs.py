@@ -16,12 +16,12 @@ LONG = "word " * 2000
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[slm.LoadedModel]:
+def model() -> Iterator[slm.Model]:
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as loaded:
         yield loaded
 
 
-def printed(model: slm.LoadedModel) -> Iterator[object]:
+def printed(model: slm.Model) -> Iterator[object]:
     """One object of every class that a user holds."""
     greedy = slm.Sampling(temperature=0, max_tokens=8)
     yield from (model, model.model, model.info, model.vocab, model.formatter, greedy, slm.Beams(width=2))
@@ -53,15 +53,15 @@ def printed(model: slm.LoadedModel) -> Iterator[object]:
     yield from (model.embed(["Hello", "Hi"]), slm.ColouredText.of_score(model.score(LONG), model.vocab))
 
 
-def test_every_repr_is_one_short_line(model: slm.LoadedModel) -> None:
+def test_every_repr_is_one_short_line(model: slm.Model) -> None:
     for thing in printed(model):
         line = repr(thing)
         assert len(line) < 300 and "\n" not in line, (type(thing), line)
         assert " object at 0x" not in line, line
 
 
-def test_the_words_of_a_repr(model: slm.LoadedModel) -> None:
-    assert repr(model) == "<LoadedModel: 'Pip', qwen3, 2.83M parameters, Q8_0, 2.9 MiB, native (cpu)>"
+def test_the_words_of_a_repr(model: slm.Model) -> None:
+    assert repr(model) == "<Model: 'Pip', qwen3, 2.83M parameters, Q8_0, 2.9 MiB, native (cpu)>"
     with model.chat(system="Be brief.", n_ctx=256, sampling=slm.Sampling(temperature=0)) as chat:
         answer = chat.send("My dog is called Rex.")
         assert repr(answer) == f"<Answer: 'What a nice name!', stop, {len(answer.tokens)} tokens>"

@@ -1,4 +1,4 @@
-"""``LoadedModel.generate``: one prompt or many, answered in order, with the same tokens as each prompt alone."""
+"""``Model.generate``: one prompt or many, answered in order, with the same tokens as each prompt alone."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ PROMPTS = ["My dog is called", "Once upon a time", "The capital of France is", "
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[slm.LoadedModel]:
+def model() -> Iterator[slm.Model]:
     with slm.load(slm.demo_model_path()) as loaded:
         yield loaded
 
 
-def answer_alone(model: slm.LoadedModel, prompt: str, sampling: slm.Sampling = GREEDY) -> slm.Answer:
+def answer_alone(model: slm.Model, prompt: str, sampling: slm.Sampling = GREEDY) -> slm.Answer:
     with model.session() as session:
         session.append(prompt)
         return session.generate(sampling).run()
 
 
-def test_a_list_of_prompts(model: slm.LoadedModel) -> None:
+def test_a_list_of_prompts(model: slm.Model) -> None:
     answers = model.generate(PROMPTS, GREEDY)
     assert [answer.tokens for answer in answers] == [answer_alone(model, prompt).tokens for prompt in PROMPTS]
 
 
-def test_sampled_tokens_are_the_same_as_alone(model: slm.LoadedModel) -> None:
+def test_sampled_tokens_are_the_same_as_alone(model: slm.Model) -> None:
     sampling = slm.Sampling(seed=11, max_tokens=10)
     answers = model.generate(PROMPTS, sampling, n_parallel=2)
     assert [answer.tokens for answer in answers] == [answer_alone(model, prompt, sampling).tokens for prompt in PROMPTS]
 
 
-def test_one_prompt(model: slm.LoadedModel) -> None:
+def test_one_prompt(model: slm.Model) -> None:
     assert model.generate(PROMPTS[0], GREEDY).text == answer_alone(model, PROMPTS[0]).text
     ids = model.vocab.encode(PROMPTS[0], add_special=True, parse_special=False)
     assert model.generate(ids, GREEDY).text == answer_alone(model, PROMPTS[0]).text
 
 
-def test_messages_are_prompts(model: slm.LoadedModel) -> None:
+def test_messages_are_prompts(model: slm.Model) -> None:
     question = "My dog is called Rex. What is my dog called?"
     with model.chat(sampling=GREEDY) as chat:
         expected = chat.send(question)
@@ -55,7 +55,7 @@ def test_messages_are_prompts(model: slm.LoadedModel) -> None:
     assert [a.text for a in model.generate([messages, messages], GREEDY)] == [expected.text] * 2
 
 
-def test_one_failure_keeps_the_other_answers(model: slm.LoadedModel) -> None:
+def test_one_failure_keeps_the_other_answers(model: slm.Model) -> None:
     prompts = [PROMPTS[0], "too long " * 200, PROMPTS[1]]
     with pytest.raises(slm.RequestsFailed, match=r"1 of 3 .* prompt 1: ContextFull") as failed:
         model.generate(prompts, GREEDY, n_ctx=200)
@@ -68,23 +68,23 @@ def test_one_failure_keeps_the_other_answers(model: slm.LoadedModel) -> None:
     assert set(failed.value.errors) == {1}
 
 
-def test_the_failure_of_a_single_prompt_is_raised_unchanged(model: slm.LoadedModel) -> None:
+def test_the_failure_of_a_single_prompt_is_raised_unchanged(model: slm.Model) -> None:
     with pytest.raises(slm.SlmError, match="context is full"):
         model.generate("too long " * 200, GREEDY, n_ctx=200)
 
 
 @pytest.mark.parametrize("bad", [None, 3, [None], [["a"]], [PROMPTS[0], 3], {"role": "user"}])
-def test_invalid_prompts_are_refused(model: slm.LoadedModel, bad: object) -> None:
+def test_invalid_prompts_are_refused(model: slm.Model, bad: object) -> None:
     with pytest.raises(slm.SlmError, match="accepted: a text"):
         model.generate(bad)  # type: ignore[call-overload]
 
 
-def test_an_unknown_option_is_an_error(model: slm.LoadedModel) -> None:
+def test_an_unknown_option_is_an_error(model: slm.Model) -> None:
     with pytest.raises(slm.UnknownOption, match=r"'max_token'.*did you mean 'max_tokens'"):
         model.generate("a", max_token=3)  # type: ignore[call-overload]
 
 
-def test_keywords_replace_options_of_the_sampling(model: slm.LoadedModel) -> None:
+def test_keywords_replace_options_of_the_sampling(model: slm.Model) -> None:
     keywords = {"max_tokens": 5, "temperature": 3.0, "top_p": 0.9, "seed": 11, "stop": "xyz"}
     sampling = slm.Sampling(max_tokens=5, temperature=3.0, top_p=0.9, seed=11, stop=("xyz",))
     expected = model.generate("My dog is", sampling)
@@ -95,11 +95,11 @@ def test_keywords_replace_options_of_the_sampling(model: slm.LoadedModel) -> Non
         model.generate("My dog is", temperature=-1)
 
 
-def test_no_prompts_give_no_answers(model: slm.LoadedModel) -> None:
+def test_no_prompts_give_no_answers(model: slm.Model) -> None:
     assert model.generate([]) == []
 
 
-def test_a_timeout_ends_all_requests(model: slm.LoadedModel) -> None:
+def test_a_timeout_ends_all_requests(model: slm.Model) -> None:
     endless = slm.Sampling(temperature=0, max_tokens=3000, logit_bias=dict.fromkeys(model.vocab.eog_ids, -1000000000.0))
     answers = model.generate(["a", "b"], endless, timeout=0.05)
     assert all(answer.timed_out for answer in answers)
@@ -113,7 +113,7 @@ def test_n_ctx_fits_the_requests_that_run_together() -> None:
     assert n_ctx_for([EncodedPrompt(range(50_000))], 10, 16) == 50_011
 
 
-def test_the_progress_bar_counts_answers(model: slm.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_counts_answers(model: slm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Recorded(ProgressBar):
@@ -128,6 +128,6 @@ def test_the_progress_bar_counts_answers(model: slm.LoadedModel, monkeypatch: py
     assert seen[-1] == 5 and len(set(seen)) > 1
 
 
-def test_without_a_terminal_there_is_no_progress_bar(model: slm.LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_no_progress_bar(model: slm.Model, capfd: pytest.CaptureFixture[str]) -> None:
     model.generate(PROMPTS[:2], GREEDY)
     assert capfd.readouterr() == ("", "")

@@ -18,7 +18,7 @@ from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.container import unpack
 from slm_core.generation import StoppingAction
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Pos, Role
 
@@ -42,7 +42,7 @@ def small_model(weight_type: str = "q8_0") -> bytes:
 
 
 @cache
-def loaded() -> LoadedModel:
+def loaded() -> Model:
     """The small model, loaded on the native engine."""
     model = slm.load(small_model(), backend="native", device="cpu", n_threads=1)
     atexit.register(model.close)

@@ -20,7 +20,7 @@ from slm_core.container import pack
 from slm_core.errors import SlmError
 from slm_core.gguf import GgufFile
 from slm_core.jsonfile import read_json
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.modelinfo import chat_template
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
@@ -145,7 +145,7 @@ def _restore(kind: str, data: bytes) -> None:
             assert context.tokens(0) == (5, 6, 7), "another sequence changed"
 
 
-def _go_on(context: Context, model: LoadedModel, data: bytes) -> None:
+def _go_on(context: Context, model: Model, data: bytes) -> None:
     with Session.restore(context, model.vocab, data, seq_id=1) as session:
         for _, _event in zip(range(3), session.generate(), strict=False):
             pass

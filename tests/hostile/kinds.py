@@ -16,7 +16,7 @@ from slm_conformance.suite.spec import make_backend
 from slm_core import constraints
 from slm_core.errors import InvalidOption, InvalidToken, SlmError
 from slm_core.gguf import GgufFile
-from slm_core.protocols import Context, Model, Vocab
+from slm_core.protocols import BackendModel, Context, Vocab
 from slm_core.tokenization import build_vocab
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
 from tests.hostile import dump_mutations, folders, gguf_mutations, template_mutations, text_mutations
@@ -93,7 +93,7 @@ def use_file(backend: Any, path: Path) -> None:
         model.close()
 
 
-def _use(model: Model) -> None:
+def _use(model: BackendModel) -> None:
     vocab = model.vocab
     for parse_special in (False, True):
         ids = vocab.encode(_TEXT, add_special=True, parse_special=parse_special)
@@ -181,7 +181,7 @@ class StateDumps(Dumps):
 
 
 class _Target:
-    def __init__(self, model: Model, kv_type: KvType) -> None:
+    def __init__(self, model: BackendModel, kv_type: KvType) -> None:
         self._model = model
         self._options = ContextOptions(64, 4, 32, kv_type, kv_type)
         self._context = model.new_context(self._options)

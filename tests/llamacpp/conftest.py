@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from slm_conformance.oracle.factories import tiny_model
-from slm_core.protocols import Model
+from slm_core.protocols import BackendModel
 from slm_core.types import ModelOptions
 from slm_llamacpp.backend import LlamaCppBackend
 from slm_llamacpp.context import LlamaCppContext
 
-LoadModel = Callable[..., Model]
+LoadModel = Callable[..., BackendModel]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,9 +59,9 @@ def no_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def load() -> Iterator[LoadModel]:
     """``load(path, **options)``: a model on one thread, closed when the test ends."""
-    models: list[Model] = []
+    models: list[BackendModel] = []
 
-    def load_model(path: Path, **backend_options: object) -> Model:
+    def load_model(path: Path, **backend_options: object) -> BackendModel:
         models.append(LlamaCppBackend().load(path, ModelOptions(n_threads=1, backend_options=backend_options)))
         return models[-1]
 

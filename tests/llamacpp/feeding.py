@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.types import ContextOptions, KvType, Pos
 
 
-def new_context(model: Model, *, n_ctx: int = 256, n_seq_max: int = 3, kv_type: KvType = KvType.F32) -> Context:
+def new_context(model: BackendModel, *, n_ctx: int = 256, n_seq_max: int = 3, kv_type: KvType = KvType.F32) -> Context:
     options = ContextOptions(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=64, kv_type_k=kv_type, kv_type_v=kv_type)
     return model.new_context(options)
 

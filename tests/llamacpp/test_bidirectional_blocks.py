@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slm_conformance.oracle.families import family_model
 from slm_core.architectures import EMBEDDING
 from slm_core.gguf import GgufFile
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.quant import dequantize_rows
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
 from slm_llamacpp.backend import LlamaCppBackend
@@ -55,7 +55,7 @@ def test_bidirectional_blocks_in_windows_equal_the_native_engine(gemma3: Path) -
     assert errors.max() <= BOUND
 
 
-def _rows_of(model: Model, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def _rows_of(model: BackendModel, tokens: list[int], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     with model.new_context(ContextOptions(n_ctx=128, n_seq_max=1, n_batch=WINDOW, **F32)) as context:
         assert Capability.BIDIRECTIONAL_BLOCKS in context.capabilities
         return decode(context, tokens, rows)

@@ -12,7 +12,7 @@ from slm_conformance.oracle.family_table import ENCODERS
 from slm_core.embedding import embed
 from slm_core.errors import ContextClosed, InvalidOption, InvalidPosition, UnsupportedOutput
 from slm_core.plugins import registry
-from slm_core.protocols import Model
+from slm_core.protocols import BackendModel
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pooling, Pos
 
 OPTIONS = ContextOptions(n_ctx=256, n_seq_max=3, n_batch=256)
@@ -27,7 +27,7 @@ def family(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def models(family, tmp_path_factory) -> Iterator[dict[str, Model]]:
+def models(family, tmp_path_factory) -> Iterator[dict[str, BackendModel]]:
     path, models = family_model(tmp_path_factory.mktemp("encoder"), family), {}
     for name in ("native", "llamacpp"):
         backend = registry().backend(name)

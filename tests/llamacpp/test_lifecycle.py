@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slm_core.errors import ContextBusy, ContextClosed, ModelClosed
-from slm_core.protocols import Model
+from slm_core.protocols import BackendModel
 from slm_core.types import ContextOptions
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import feed, new_context, some_tokens
@@ -153,7 +153,7 @@ def test_a_model_with_a_busy_context_cannot_be_closed(load: LoadModel, llama_fil
 
 
 def test_threads_may_share_a_model(load: LoadModel, llama_file: Path) -> None:
-    model: Model = load(llama_file)
+    model: BackendModel = load(llama_file)
     expected = feed(new_context(model), some_tokens(30))
     results: dict[int, Any] = {}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.types import Capability, EditLevel, Pos
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
@@ -19,12 +19,12 @@ TOLERANCE = 1e-2  # clause 9 for 16 bit: llama.cpp computes Gemma's GELU by a ta
 
 
 @pytest.fixture
-def model(load: LoadModel, tmp_path: Path) -> Model:
+def model(load: LoadModel, tmp_path: Path) -> BackendModel:
     return load(windowed_model(tmp_path / "gemma2.gguf", WINDOW))
 
 
 @pytest.fixture
-def context(model: Model) -> Context:
+def context(model: BackendModel) -> Context:
     return new_context(model)
 
 
@@ -72,6 +72,6 @@ def test_a_dump_replays(context: Context) -> None:
     assert error(feed(context, [5], 2), feed(context, [5])) <= TOLERANCE
 
 
-def test_every_sequence_has_a_twin_sequence(model: Model) -> None:
+def test_every_sequence_has_a_twin_sequence(model: BackendModel) -> None:
     context = new_context(model, n_seq_max=128)
     assert feed(context, [1], 127).shape == (1, model.vocab.size)

@@ -70,7 +70,7 @@ def frames(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[slm.LoadedModel]:
+def demo() -> Iterator[slm.Model]:
     """The demo model."""
     with slm.load(slm.demo_model_path()) as model:
         yield model
@@ -92,7 +92,7 @@ def client() -> Iterator[Client]:
 def client_with() -> Callable[..., Client]:
     """A function that makes a client of a server with options; its model is never loaded."""
 
-    def never() -> slm.LoadedModel:
+    def never() -> slm.Model:
         raise AssertionError("no request of this test may reach the model")
 
     def make(**options: Any) -> Client:

@@ -79,7 +79,7 @@ class Fixture:
 
 
 @pytest.fixture
-def info(demo: slm.LoadedModel) -> Any:
+def info(demo: slm.Model) -> Any:
     return replace(demo.info, fingerprint="scripted")
 
 

@@ -56,7 +56,7 @@ def plain(message: Body) -> Body:
     }
 
 
-def test_the_answer_is_the_model_s(client: Client, demo: slm.LoadedModel) -> None:
+def test_the_answer_is_the_model_s(client: Client, demo: slm.Model) -> None:
     expected = demo.generate(QUESTION["messages"], slm.Sampling(temperature=0))
     body = client.chat()
     (choice,) = body["choices"]
@@ -138,7 +138,7 @@ def test_a_seed_repeats_an_answer(client: Client) -> None:
     assert client.chat(**fields)["choices"] != client.chat(**{**fields, "seed": 12})["choices"]
 
 
-def test_a_bias_bans_a_token(client: Client, demo: slm.LoadedModel) -> None:
+def test_a_bias_bans_a_token(client: Client, demo: slm.Model) -> None:
     first = client.chat()["choices"][0]["message"]["content"][0]
     (banned,) = demo.vocab.encode(first, add_special=False, parse_special=False)[-1:]
     assert client.chat(logit_bias={str(banned): -100})["choices"][0]["message"]["content"][:1] != first
@@ -164,7 +164,7 @@ def test_a_continued_message(client: Client) -> None:
     assert body["choices"][0]["message"]["content"].strip() == "42"
 
 
-def test_a_prompt_too_long_is_refused(client: Client, demo: slm.LoadedModel) -> None:
+def test_a_prompt_too_long_is_refused(client: Client, demo: slm.Model) -> None:
     """[silently truncated]"""
     messages = [{"role": "user", "content": "hi " * 3000}]
     response = client.post("/v1/chat/completions", {**QUESTION, "messages": messages})

@@ -22,7 +22,7 @@ from slm_core.errors import (
     SlmError,
     SnapshotMismatch,
 )
-from slm_core.protocols import Context, Model
+from slm_core.protocols import BackendModel, Context
 from slm_core.types import ContextOptions, EditLevel, ModelSource, Pos
 from soaking.checks import Wrong, next_row, refused, require, same_row
 from soaking.site import MODELS, N_BATCH, N_CTX, N_SEQ_MAX, Site
@@ -174,7 +174,7 @@ def _fixed_options(site: Site, name: str) -> ContextOptions:
     return ContextOptions(N_CTX, 2, N_BATCH, kv_type, kv_type)
 
 
-def fingerprint(model: Model, options: ContextOptions, seed: int) -> bytes:
+def fingerprint(model: BackendModel, options: ContextOptions, seed: int) -> bytes:
     """A digest of all logits of random decodes, forks and truncates in a fresh context."""
     rng, digest = random.Random(seed), hashlib.blake2b()
     with model.new_context(options) as context:

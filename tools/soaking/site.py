@@ -15,7 +15,7 @@ from slm_conformance.suite.bench import Bench, Workshop
 from slm_conformance.suite.spec import make_backend
 from slm_core.chat import Chat, Session
 from slm_core.formatting import formatter
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions
 
@@ -110,10 +110,10 @@ class Site:
         """The file of a model."""
         return self.workshop.source(name).path
 
-    def model(self, name: str) -> LoadedModel:
+    def model(self, name: str) -> Model:
         """A model, loaded once per run."""
         model = self.workshop.model(name)
-        return LoadedModel(model, formatter(model=model), "named by the caller")
+        return Model(model, formatter(model=model), "named by the caller")
 
     @contextmanager
     def bench(self, name: str) -> Iterator[Bench]:

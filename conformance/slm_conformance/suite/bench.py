@@ -35,7 +35,7 @@ from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tole
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.formatting import formatter
 from slm_core.loading import demo_model_path
-from slm_core.protocols import Backend, Batch, Context, Formatter, Model, Vocab
+from slm_core.protocols import Backend, BackendModel, Batch, Context, Formatter, Vocab
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos, Progress
 
 Rows = NDArray[np.floating]
@@ -89,7 +89,7 @@ class Workshop:
         self.effort = effort or Effort()
         self.directory = directory
         self.backend = make_backend(fixtures.backend, isolated=fixtures.isolated)
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, BackendModel] = {}
         self._sources: dict[str, Source] = {}
         # Caches of methods, in the instance so that they end with it.
         self.tolerance = functools.cache(self._tolerance)
@@ -113,7 +113,7 @@ class Workshop:
             self._sources[name] = self._make_source(name)
         return self._sources[name]
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> BackendModel:
         """The loaded model; loaded once."""
         if name not in self._models:
             self._models[name] = self.load(self.source(name).path)
@@ -126,7 +126,7 @@ class Workshop:
         support = self.backend.supports(self.source(name).path, self.fixtures.device)
         return None if support.supported else support.reason
 
-    def load(self, path: Path) -> Model:
+    def load(self, path: Path) -> BackendModel:
         """Load a file again, with the adopter's options."""
         return self.backend.load(path, self.options())
 
@@ -252,7 +252,7 @@ class Bench:
         return self.workshop.backend
 
     @property
-    def model(self) -> Model:
+    def model(self) -> BackendModel:
         """The model; shared, so no scenario may close it."""
         return self.workshop.model(self.name)
 
@@ -296,7 +296,7 @@ class Bench:
         """An empty directory, deleted afterwards."""
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
 
-    def own_model(self) -> Model:
+    def own_model(self) -> BackendModel:
         """The model, loaded for this scenario only."""
         return self._stack.enter_context(self.workshop.load(self.path))
 
@@ -314,7 +314,7 @@ class Bench:
         n_ctx: int = 256,
         n_seq_max: int = 4,
         n_batch: int = 64,
-        model: Model | None = None,
+        model: BackendModel | None = None,
         kv_type: KvType | None = None,
     ) -> Context:
         """An empty context."""

@@ -35,7 +35,7 @@ from slm_core.chat import Chat, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidSequence, SessionError
 from slm_core.formatting import formatter
 from slm_core.generation import Answer, FinishReason, StoppingAction
-from slm_core.protocols import Context, Formatter, Model, Vocab
+from slm_core.protocols import BackendModel, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Message, Role
 
@@ -74,7 +74,7 @@ class PlainModel:
         kv_type: KV type of contexts.
     """
 
-    def __init__(self, model: Model, kv_type: KvType) -> None:
+    def __init__(self, model: BackendModel, kv_type: KvType) -> None:
         self._model, self._kv_type = model, kv_type
         self.info, self.vocab, self.formatter = model.info, model.vocab, formatter(model=model)
 

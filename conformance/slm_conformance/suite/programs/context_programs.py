@@ -30,7 +30,7 @@ from slm_conformance.suite.programs.contract_model import ContractModel
 from slm_conformance.suite.tolerance import relative_errors
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SlmError
-from slm_core.protocols import Batch, Context, Model
+from slm_core.protocols import BackendModel, Batch, Context
 from slm_core.types import Capability, LogitsSelection, Pos, TopLogits
 
 _FIRST_DUMP, _PROBE = 100, 99
@@ -269,7 +269,7 @@ _IMPORTS = (
 
 
 def decode(
-    context: Context, model: Model, *runs: Placed, call: Call = "decode", every: int = 1, woven: bool = False
+    context: Context, model: BackendModel, *runs: Placed, call: Call = "decode", every: int = 1, woven: bool = False
 ) -> Rows | TopLogits:
     """Decode a batch of runs.
 

@@ -16,7 +16,7 @@ from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, OracleError
 from slm_core.formatting import formatter
 from slm_core.generation import Draft, Event, FinishReason, StoppingAction
-from slm_core.loading import LoadedModel
+from slm_core.loading import Model
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Message, Role
@@ -341,7 +341,7 @@ class TestMeaning(Scenarios):
     def test_what_was_told_is_known(self, bench: Bench) -> None:
         """Chat: the model repeats a fact that it was told, also after a dump is restored."""
         chat = _chat_that_knows_a_name(bench)
-        with Chat.restore(LoadedModel(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
+        with Chat.restore(Model(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
             for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
                 answer = which.send("What is my name?").text
                 assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
