@@ -213,6 +213,7 @@ class Answer:
         results: the results of these tool calls.
         logprobs: the log-probabilities of its tokens, in order, if ``Sampling.logprobs`` is set; None without it, and
             for an answer that was restored from a dump.
+        stop: the stop text that ended it; None if none did.
     """
 
     text: str
@@ -229,6 +230,7 @@ class Answer:
     rounds: Sequence[Answer] = field(default=())
     results: Sequence[ToolResult] = field(default=())
     logprobs: Sequence[TokenLogprob] | None = None
+    stop: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the answer with its attributes to a JSON file, whole or not at all.

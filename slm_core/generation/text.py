@@ -12,21 +12,26 @@ class StopMatcher:
     Args:
         stops: the stop texts, not empty.
         held: held-back text of a resumed stream.
+
+    Attributes:
+        found: the stop text that was found; None before.
     """
 
     def __init__(self, stops: Sequence[str], held: str = "") -> None:
         self._stops = tuple(stops)
         self.held = held
+        self.found: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Add text; returns the text that cannot belong to a stop text, and whether a stop text was found."""
         if not self._stops:
             return text, False
         text = self.held + text
-        offsets = [offset for offset in (text.find(stop) for stop in self._stops) if offset >= 0]
-        if offsets:
+        found = [(offset, stop) for stop in self._stops if (offset := text.find(stop)) >= 0]
+        if found:
+            first, self.found = min(found, key=lambda each: each[0])
             self.held = ""
-            return text[: min(offsets)], True
+            return text[:first], True
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - n_held :]
         return text[: len(text) - n_held], False
@@ -60,6 +65,11 @@ class TextStream:
     def held(self) -> str:
         """Text that may become a stop text."""
         return self._matcher.held
+
+    @property
+    def stop(self) -> str | None:
+        """The stop text that was found; None before."""
+        return self._matcher.found
 
     def feed(self, data: bytes) -> tuple[str, bool]:
         """Add the bytes of a token; returns new text, and whether a stop text was found."""

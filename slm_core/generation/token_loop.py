@@ -202,6 +202,7 @@ class TokenLoop:
             speculation=None if self.speculation is None else self.speculation.stats,
             overflowed=None if self.shifting is None else self.shifting.overflowed,
             logprobs=self._answer_logprobs(),
+            stop=self._stream.stop,
         )
 
     def _answer_logprobs(self) -> tuple[TokenLogprob, ...] | None:

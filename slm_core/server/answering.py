@@ -31,10 +31,17 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one answer: its number, and "stop", "length" or "tool_calls"."""
+    """The end of one answer.
+
+    Attributes:
+        index: its number.
+        finish_reason: "stop", "length" or "tool_calls".
+        stop: the stop text of the request that ended it; None if none did.
+    """
 
     index: int
     finish_reason: str
+    stop: str | None = None
 
 
 class Answering:
@@ -149,7 +156,9 @@ class Answering:
         reason, reader = completion.answer.finish_reason, self._readers[completion.index]
         if reason is FinishReason.CANCELLED and not reader.over:
             raise ApiError(503, "the server cancelled the answer", "cancelled")
-        return Outcome(completion.index, finish_reason(reason, reader))
+        stop = completion.answer.stop
+        requested = stop if stop in self._request.sampling.stop else None  # not a stop of the chat format
+        return Outcome(completion.index, finish_reason(reason, reader), requested)
 
     @property
     def usage(self) -> TokenUsage:

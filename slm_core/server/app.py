@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from slm_core.errors import SlmError
-from slm_core.server import health, openai_chat, openai_completions, openai_models
+from slm_core.server import anthropic_messages, health, openai_chat, openai_completions, openai_models
 from slm_core.server.calls import ClientLost, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
 from slm_core.server.log import ServerLog
@@ -26,7 +26,13 @@ from slm_core.server.options import ServerOptions
 from slm_core.server.registry import ModelRegistry, ServedModel
 from slm_core.server.sse import json_response, log_of
 
-_ROUTERS = (openai_chat.router, openai_completions.router, openai_models.router, health.router)
+_ROUTERS = (
+    openai_chat.router,
+    openai_completions.router,
+    openai_models.router,
+    anthropic_messages.router,
+    health.router,
+)
 _LOST = 499
 
 

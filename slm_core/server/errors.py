@@ -112,7 +112,7 @@ def api_error(error: BaseException) -> ApiError:
 
 def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     """The answer for a body that does not fit the request model: it names the first parameter that is wrong."""
-    first = errors[0]
+    first = _deepest(errors)
     location = first["loc"]
     assert isinstance(location, tuple)
     param = _dotted(location)
@@ -125,6 +125,18 @@ def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON", "invalid_json")
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param or None)
+
+
+def _deepest(errors: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """The first error. If it says that a value is no text, but the value may be a list: the error in the list."""
+    first = errors[0]
+    location = first["loc"]
+    assert isinstance(location, tuple)
+    if location[-1:] != ("str",):
+        return first
+    place = location[:-1]
+    inner = [error for error in errors if tuple(error["loc"])[: len(place)] == place]  # type: ignore[arg-type]
+    return max(inner, key=lambda error: len(error["loc"]))  # type: ignore[arg-type]  # pydantic's errors have untyped values
 
 
 def _dotted(location: Sequence[object]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from slm_core.generation import Event, FinishReason
 from slm_core.types import CallArguments, CallEnd, CallStart, MalformedCall
 
+Kind: TypeAlias = Literal["content", "reasoning", "call"]
+"""What a part of an answer is."""
 _ID_LETTERS = string.ascii_letters + string.digits
 
 
@@ -60,6 +63,18 @@ class Piece:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
+    def in_order(self) -> Iterator[tuple[Kind, str | CallPiece]]:
+        """Its parts, as they follow each other: the rest of an open call, reasoning, content, new calls."""
+        calls = list(self.calls)
+        while calls and calls[0].id is None:
+            yield "call", calls.pop(0)
+        if self.reasoning:
+            yield "reasoning", self.reasoning
+        if self.content:
+            yield "content", self.content
+        for call in calls:
+            yield "call", call
+
 
 @dataclass(slots=True)
 class JoinedCall:
@@ -71,17 +86,45 @@ class JoinedCall:
 
 
 @dataclass(slots=True)
+class Part:
+    """A joined part of an answer: a text, or a call."""
+
+    kind: Kind
+    text: str = ""
+    call: JoinedCall | None = None
+
+
+@dataclass(slots=True)
 class Choice:
-    """A joined answer."""
+    """A joined answer.
+
+    Attributes:
+        index: its number.
+        content, reasoning, calls: its parts by kind.
+        parts: its parts in order.
+        logprobs: its tokens, if log-probabilities were requested.
+    """
 
     index: int
     content: str = ""
     reasoning: str = ""
     calls: list[JoinedCall] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
+        self._join(piece)
+        for kind, part in piece.in_order():
+            if isinstance(part, CallPiece):
+                if part.id is not None:
+                    self.parts.append(Part(kind, call=self.calls[part.index]))
+                continue
+            if not self.parts or self.parts[-1].kind != kind:
+                self.parts.append(Part(kind))
+            self.parts[-1].text += part
+
+    def _join(self, piece: Piece) -> None:
         self.content += piece.content
         self.reasoning += piece.reasoning
         for call in piece.calls:

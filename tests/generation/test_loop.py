@@ -111,6 +111,21 @@ def test_a_stop_string_across_token_boundaries_never_leaks() -> None:
     assert not any("S" in e.text for e in events)
 
 
+@pytest.mark.parametrize(
+    ("text", "stops", "found"),
+    [
+        ("one STOP two", ("two", "STOP"), "STOP"),
+        ("abcd", ("bcd", "c"), "c"),
+        ("abcd", ("bc", "b", "abcd"), "b"),
+        ("abcd", ("x",), None),
+        ("abcd", (), None),
+    ],
+)
+def test_an_answer_names_the_stop_text_that_ended_it(text: str, stops: tuple[str, ...], found: str | None) -> None:
+    """The one that is complete first."""
+    assert session(text).generate(Sampling(temperature=0, stop=stops)).run().stop == found
+
+
 def test_held_text_is_emitted_at_the_end_of_the_answer() -> None:
     for limit, reason in ((None, FinishReason.STOP), (3, FinishReason.LENGTH)):
         generation = session("aST").generate(Sampling(temperature=0, stop=("STOP",), max_tokens=limit))
