@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import anyio
 from anyio import to_thread
 
 from slm_core.constraints import AfterThinking, Spec
-from slm_core.engine import CompletionsStream, Conversation
+from slm_core.engine import CompletionsStream, Conversation, RequestMetrics
 from slm_core.generation import Completion, FinishReason
 from slm_core.server.errors import ApiError
 from slm_core.server.pieces import Choice, Piece, PieceReader, finish_reason
@@ -56,6 +57,7 @@ class Answering:
     Attributes:
         running: the model.
         request_id: the request's id.
+        load_s: seconds that it waited for the model.
     """
 
     running: Running
@@ -65,6 +67,7 @@ class Answering:
         self._request = request
         self._key = key
         self.request_id = request_id
+        self.load_s = 0.0
         self._stack = AsyncExitStack()
         self._stream: CompletionsStream | None = None
         logprobs = request.sampling.logprobs is not None
@@ -73,7 +76,9 @@ class Answering:
 
     async def __aenter__(self) -> Self:
         try:
+            began = time.perf_counter()
             self.running = await self._stack.enter_async_context(self._registry.lease(self._request.model))
+            self.load_s = time.perf_counter() - began
             with anyio.CancelScope(shield=True):  # a submitted request must not be lost
                 self._stream = stream = await to_thread.run_sync(self._submit)
             self._stack.callback(stream.close)
@@ -167,6 +172,11 @@ class Answering:
         return TokenUsage(
             self._submitted.n_prompt, sum(each.completion_tokens for each in metrics), metrics[0].cached_tokens
         )
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """The times of the first answer, so far."""
+        return self._submitted.metrics[0]
 
     @property
     def _submitted(self) -> CompletionsStream:

@@ -16,7 +16,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from slm_core.errors import SlmError
-from slm_core.server import anthropic_messages, health, openai_chat, openai_completions, openai_models
+from slm_core.server import (
+    anthropic_messages,
+    health,
+    ollama,
+    ollama_models,
+    openai_chat,
+    openai_completions,
+    openai_models,
+)
 from slm_core.server.calls import ClientLost, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
 from slm_core.server.log import ServerLog
@@ -31,6 +39,8 @@ _ROUTERS = (
     openai_completions.router,
     openai_models.router,
     anthropic_messages.router,
+    ollama.router,
+    ollama_models.router,
     health.router,
 )
 _LOST = 499

@@ -22,6 +22,11 @@ from slm_core.server.registry import ModelRegistry
 from slm_core.server.requests import GenerationRequest
 
 ENCODER = msgspec.json.Encoder()
+EVENT_STREAM = "text/event-stream"
+LINES = "application/x-ndjson"
+"""Lines of JSON."""
+_NO_PING_S = 365 * 86400
+"""Seconds between pings where the format has none: longer than any answer."""
 
 
 class StreamWriter(Protocol):
@@ -55,7 +60,12 @@ def frame(data: object, event: str | None = None) -> bytes:
 
 
 async def answer(
-    http: Request, request: GenerationRequest, *, join: Join, writer: Callable[[Answering], StreamWriter] | None
+    http: Request,
+    request: GenerationRequest,
+    *,
+    join: Join,
+    writer: Callable[[Answering], StreamWriter] | None,
+    media_type: str = EVENT_STREAM,
 ) -> Response:
     """The answer to a generation request. If the client is lost, the request is cancelled.
 
@@ -64,6 +74,7 @@ async def answer(
         request: what to generate.
         join: makes the JSON of a whole answer.
         writer: makes the writer of a stream; None for a whole answer.
+        media_type: the media type of a stream.
 
     Raises:
         SlmError: the request is refused, or failed before the first byte of the answer.
@@ -86,7 +97,7 @@ async def answer(
         return await until_lost(http, whole)
     await until_lost(http, answering.__aenter__)
     call.facts["model"] = answering.running.name
-    return AnswerEvents(answering, writer(answering), call, options_of(http), log_of(http))
+    return AnswerStream(answering, writer(answering), call, options_of(http), log_of(http), media_type)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -112,14 +123,20 @@ def log_of(http: Request) -> ServerLog:
     return log
 
 
-class AnswerEvents(EventSourceResponse):
-    """The event stream of a request: it ends with the writer's last frames, or with an error event.
+class AnswerStream(EventSourceResponse):
+    """The stream of a request: it ends with the writer's last frames, or with an error.
 
-    It cancels the request when the client is lost, or reads nothing for too long.
+    It cancels the request when the client is lost, or reads nothing for too long. An event stream has pings.
     """
 
     def __init__(
-        self, answering: Answering, writer: StreamWriter, call: Call, options: ServerOptions, log: ServerLog
+        self,
+        answering: Answering,
+        writer: StreamWriter,
+        call: Call,
+        options: ServerOptions,
+        log: ServerLog,
+        media_type: str,
     ) -> None:
         self._answering = answering
         self._writer = writer
@@ -127,7 +144,8 @@ class AnswerEvents(EventSourceResponse):
         self._log = log
         super().__init__(
             self._frames(),
-            ping=options.ping_s,
+            media_type=media_type,
+            ping=options.ping_s if media_type == EVENT_STREAM else _NO_PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             send_timeout=options.send_timeout_s,
             shutdown_grace_period=options.grace_s,

@@ -1,0 +1,129 @@
+"""Ollama's lists of models: /api/tags, /api/ps, /api/show, /api/version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from slm_core.errors import TemplateError
+from slm_core.server.ollama_fields import ShowRequest
+from slm_core.server.registry import ModelRegistry, Running
+from slm_core.server.sse import json_response, registry_of
+from slm_core.types import ModelInfo
+
+router = APIRouter(tags=["Ollama"])
+_UNKNOWN = {"format": "gguf", "family": "", "families": None, "parameter_size": "", "quantization_level": ""}
+"""Details of a model that is not loaded."""
+
+
+@router.head("/")
+async def root() -> Response:
+    """Whether the server answers."""
+    return Response(status_code=200)
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    """The version of slm-core."""
+    return json_response({"version": importlib.metadata.version("slm-core")})
+
+
+@router.get("/api/tags")
+async def tags(http: Request) -> Response:
+    """The models. Size and details of a model are known when it is loaded."""
+    registry = registry_of(http)
+    running = {each.name: each for each in registry.running}
+    return json_response({"models": [_listed(registry, name, running.get(name)) for name in registry.models]})
+
+
+@router.get("/api/ps")
+async def ps(http: Request) -> Response:
+    """The loaded models."""
+    registry = registry_of(http)
+    models = [
+        {
+            **_listed(registry, each.name, each),
+            "expires_at": datetime.max.replace(tzinfo=UTC).isoformat(),
+            "size_vram": 0,
+            "context_length": registry.models[each.name].settings.n_ctx,
+        }
+        for each in registry.running
+    ]
+    return json_response({"models": models})
+
+
+@router.post("/api/show")
+async def show(body: ShowRequest, http: Request) -> Response:
+    """The properties of a model, which is loaded for them."""
+    registry = registry_of(http)
+    async with registry.lease(body.model_name) as running:
+        info = running.model.info
+        return json_response(
+            {
+                "modelfile": "",
+                "parameters": "",
+                "template": info.chat_template or "",
+                "details": _details(info),
+                "model_info": _metadata(info),
+                "capabilities": _capabilities(running),
+                "modified_at": _since(registry),
+            }
+        )
+
+
+def _listed(registry: ModelRegistry, name: str, running: Running | None) -> Mapping[str, object]:
+    info = None if running is None else running.model.info
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _since(registry),
+        "size": 0 if info is None else info.n_bytes,
+        "digest": "" if info is None else info.fingerprint,
+        "details": _UNKNOWN if info is None else _details(info),
+    }
+
+
+def _since(registry: ModelRegistry) -> str:
+    return datetime.fromtimestamp(registry.started, UTC).isoformat()
+
+
+def _details(info: ModelInfo) -> Mapping[str, object]:
+    millions = info.n_params / 1e6
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.1f}M",
+        "quantization_level": info.quantization,
+    }
+
+
+def _metadata(info: ModelInfo) -> Mapping[str, object]:
+    """Metadata under the keys of GGUF."""
+    return {
+        "general.architecture": info.architecture,
+        "general.name": info.name,
+        "general.parameter_count": info.n_params,
+        f"{info.architecture}.block_count": info.n_layers,
+        f"{info.architecture}.context_length": info.n_ctx_train,
+        f"{info.architecture}.embedding_length": info.n_embd,
+        f"{info.architecture}.vocab_size": info.n_vocab,
+    }
+
+
+def _capabilities(running: Running) -> list[str]:
+    try:
+        formatter = running.model.formatter
+    except TemplateError:
+        return ["completion"]
+    has = {
+        "completion": True,
+        "tools": formatter.call_format is not None,
+        "thinking": formatter.reasoning_end(thinking=True) is not None,
+    }
+    return [name for name, is_there in has.items() if is_there]
