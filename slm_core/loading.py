@@ -305,7 +305,7 @@ class Model(Closing):
 
     def embed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str | Sequence[int]],
         *,
         pooling: Pooling | str | None = None,
         normalize: bool = True,
@@ -314,7 +314,7 @@ class Model(Closing):
         """Embed one text, or several.
 
         Args:
-            texts: the texts; control tokens in them are not parsed.
+            texts: the texts, in which control tokens are not parsed, or their tokens.
             pooling: how hidden states of tokens become one vector: "last", "mean", "max" or "cls"; None for the pooling
                 of the file; if the file has none, the mean for encoders and the last token for other models.
             normalize: divide vectors by their length, so that their dot products are cosines.
@@ -335,8 +335,11 @@ class Model(Closing):
             (states,) = token_states(context, ids)
             return states
 
-    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.vocab.encode(text, add_special=True, parse_special=False) for text in texts]
+    def _encoded(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        return [
+            self.vocab.encode(text, add_special=True, parse_special=False) if isinstance(text, str) else list(text)
+            for text in texts
+        ]
 
     def _context_for(self, texts: Sequence[Sequence[int]], n_batch: int) -> Context:
         """A context with room for the longest text."""

@@ -18,12 +18,14 @@ from starlette.responses import Response
 from slm_core.errors import SlmError
 from slm_core.server import (
     anthropic_messages,
+    embeddings,
     health,
     ollama,
     ollama_models,
     openai_chat,
     openai_completions,
     openai_models,
+    tokens,
 )
 from slm_core.server.calls import ClientLost, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
@@ -41,6 +43,8 @@ _ROUTERS = (
     anthropic_messages.router,
     ollama.router,
     ollama_models.router,
+    embeddings.router,
+    tokens.router,
     health.router,
 )
 _LOST = 499

@@ -16,11 +16,12 @@ from slm_core.errors import (
     SamplingError,
     SlmError,
     TemplateError,
+    UnsupportedOutput,
     VocabError,
 )
 from slm_core.sampling import Sampling
 
-_REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError)
+_REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError, UnsupportedOutput)
 """Errors that the client causes."""
 _PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority"}
 _INTERNAL = "internal error; the server's log has the details under this request's id"

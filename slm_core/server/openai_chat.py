@@ -15,7 +15,7 @@ from slm_core.engine import Conversation
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
-from slm_core.server.fields import Strict
+from slm_core.server.fields import EngineFields, Strict
 from slm_core.server.openai_fields import Header, OpenAiFields, chat_logprobs, usage_json
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
@@ -152,23 +152,62 @@ class SchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatCompletionRequest(OpenAiFields):
-    """The body of a request."""
+class PromptFields(EngineFields):
+    """Fields of the prompt."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1, description="The older name of max_completion_tokens.")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
-    response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     continue_final_message: bool = Field(False, description="Continue the last message, an assistant's.")
+
+    def conversation(self) -> Conversation:
+        """The conversation.
+
+        Raises:
+            ApiError: parameters contradict each other.
+        """
+        choice, tools = self.chosen_tool(), self.tools or []
+        if not tools and choice not in ("auto", "none"):
+            raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
+        kwargs = dict(self.chat_template_kwargs or {})
+        return Conversation(
+            messages_of(self.messages),
+            tools=[tool.model_dump(exclude_none=True) for tool in tools],
+            tool_choice=choice if tools else "auto",
+            strict_tools=any(tool.function.strict for tool in tools) and choice == "auto",
+            thinking=self._thinking(kwargs),
+            continue_final_message=self.continue_final_message,
+            template_kwargs=kwargs,
+        )
+
+    def chosen_tool(self) -> str:
+        """Which tools the answer calls: "auto", "none", "required", or the name of one."""
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, ToolChoice) else choice or "auto"
+
+    def _thinking(self, kwargs: dict[str, Any]) -> bool | None:
+        """Whether to reason; removes the variable from ``kwargs``, because templates name it differently."""
+        if "enable_thinking" in kwargs and self.reasoning_effort is not None:
+            raise ApiError(400, "reasoning_effort and enable_thinking say the same: give one", param="reasoning_effort")
+        thinking = kwargs.pop("enable_thinking", None)
+        if thinking is not None and not isinstance(thinking, bool):
+            raise ApiError(400, "enable_thinking is a boolean", param="chat_template_kwargs.enable_thinking")
+        return thinking if self.reasoning_effort is None else self.reasoning_effort != "none"
+
+
+class ChatCompletionRequest(OpenAiFields, PromptFields):
+    """The body of a request."""
+
+    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, description="The older name of max_completion_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
+    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
     metadata: dict[str, str] | None = Field(None, description=_NO_EFFECT)
     store: Literal[False] | None = Field(None, description="Only false: chat completions are not stored.")
@@ -190,7 +229,7 @@ class ChatCompletionRequest(OpenAiFields):
             raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", param="max_tokens")
         return GenerationRequest(
             model=self.model,
-            prompt=self._conversation(),
+            prompt=self.conversation(),
             sampling=self.sampling(
                 Sampling(),
                 max_tokens=self.max_completion_tokens or self.max_tokens,
@@ -203,39 +242,10 @@ class ChatCompletionRequest(OpenAiFields):
             salt=self.cache_salt or "",
         )
 
-    def _conversation(self) -> Conversation:
-        choice, tools = self._tool_choice(), self.tools or []
-        if not tools and choice not in ("auto", "none"):
-            raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
-        kwargs = dict(self.chat_template_kwargs or {})
-        return Conversation(
-            messages_of(self.messages),
-            tools=[tool.model_dump(exclude_none=True) for tool in tools],
-            tool_choice=choice if tools else "auto",
-            strict_tools=any(tool.function.strict for tool in tools) and choice == "auto",
-            thinking=self._thinking(kwargs),
-            continue_final_message=self.continue_final_message,
-            template_kwargs=kwargs,
-        )
-
-    def _tool_choice(self) -> str:
-        return (
-            self.tool_choice.function.name if isinstance(self.tool_choice, ToolChoice) else self.tool_choice or "auto"
-        )
-
-    def _thinking(self, kwargs: dict[str, Any]) -> bool | None:
-        """Whether to reason; removes the variable from ``kwargs``, because templates name it differently."""
-        if "enable_thinking" in kwargs and self.reasoning_effort is not None:
-            raise ApiError(400, "reasoning_effort and enable_thinking say the same: give one", param="reasoning_effort")
-        thinking = kwargs.pop("enable_thinking", None)
-        if thinking is not None and not isinstance(thinking, bool):
-            raise ApiError(400, "enable_thinking is a boolean", param="chat_template_kwargs.enable_thinking")
-        return thinking if self.reasoning_effort is None else self.reasoning_effort != "none"
-
     def _constraint(self) -> Spec | None:
         if self.response_format is None or isinstance(self.response_format, TextFormat):
             return None
-        if self.tools and self._tool_choice() != "none":
+        if self.tools and self.chosen_tool() != "none":
             message = 'response_format does not go with tools, unless tool_choice is "none"'
             raise ApiError(400, message, param="response_format")
         if isinstance(self.response_format, ObjectFormat):

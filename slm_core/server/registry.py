@@ -73,10 +73,12 @@ class Running:
         name: its name in the API.
         model: the model.
         engine: its engine.
+        embedding: held while embeddings are computed: one group of texts at a time.
     """
 
     def __init__(self, served: ServedModel) -> None:
         self.name = served.name
+        self.embedding = anyio.Lock()
         self.model = served.load()
         try:
             self.engine = served.settings.start(self.model)

@@ -1,0 +1,95 @@
+"""Tokens of texts: POST /tokenize, /detokenize and /apply-template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from slm_core.chat.toolbox import Toolbox
+from slm_core.engine.prompts import encode
+from slm_core.loading import Model
+from slm_core.server.errors import ApiError
+from slm_core.server.fields import Strict
+from slm_core.server.openai_chat import ChatMessage, PromptFields
+from slm_core.server.sse import json_response, registry_of
+
+router = APIRouter(tags=["Tokens"])
+
+
+class TokenizeRequest(PromptFields):
+    """The body of a request for tokens: of a text, or of the prompt of a conversation."""
+
+    content: str | None = Field(None, description="The text.")
+    prompt: str | None = Field(None, description="Another name of content.")
+    messages: list[ChatMessage] = Field(default_factory=list, description="The conversation, instead of a text.")
+    add_special: bool = Field(False, description="Add the special tokens that the model has around a text.")
+    parse_special: bool = Field(False, description="Whether texts of control tokens become control tokens.")
+    with_pieces: bool = Field(False, description="Each token with its text, or its bytes if they are not UTF-8.")
+
+    def encode(self, model: Model) -> list[int]:
+        """The tokens.
+
+        Raises:
+            ApiError: not one of content, prompt and messages.
+        """
+        texts = [text for text in (self.content, self.prompt) if text is not None]
+        if len(texts) + bool(self.messages) != 1:
+            raise ApiError(400, "give one of content, prompt and messages", param="content")
+        if not texts:
+            return list(encode(model.vocab, lambda: model.formatter, self.conversation(), None).tokens)
+        return model.vocab.encode(texts[0], add_special=self.add_special, parse_special=self.parse_special)
+
+
+class DetokenizeRequest(Strict):
+    """The body of a request for a text."""
+
+    model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, http: Request) -> Response:
+    """The tokens of a text or a conversation."""
+    async with registry_of(http).lease(body.model) as running:
+        tokens = await to_thread.run_sync(body.encode, running.model)
+        shown = [_piece(running.model, token) for token in tokens] if body.with_pieces else tokens
+        n_ctx = running.engine.stats().n_ctx
+    return json_response({"tokens": shown, "count": len(tokens), "max_model_len": n_ctx})
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, http: Request) -> Response:
+    """The text of tokens, control tokens included. Bytes that are not UTF-8 become U+FFFD."""
+    async with registry_of(http).lease(body.model) as running:
+        vocab = running.model.vocab
+        text = await to_thread.run_sync(lambda: vocab.decode(body.tokens, special=True))
+    return json_response({"content": text, "prompt": text})
+
+
+@router.post("/apply-template")
+async def apply_template(body: PromptFields, http: Request) -> Response:
+    """The prompt of a conversation, with control tokens as text."""
+    conversation = body.conversation()
+    async with registry_of(http).lease(body.model) as running:
+        segments = running.model.formatter.render(
+            conversation.messages,
+            tools=Toolbox(conversation.tools).schemas,
+            add_generation_prompt=not conversation.continue_final_message,
+            continue_final_message=conversation.continue_final_message,
+            thinking=conversation.thinking,
+            **conversation.template_kwargs,
+        )
+    return json_response({"prompt": "".join(segment.text for segment in segments)})
+
+
+def _piece(model: Model, token: int) -> Mapping[str, Any]:
+    data = model.vocab.token_bytes(token, special=True)
+    try:
+        return {"id": token, "piece": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
