@@ -28,6 +28,7 @@ class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,10 @@ class Answering:
         """Tokens of all answers, so far. The prompt counts once."""
         metrics = self._submitted.metrics
         return TokenUsage(
-            self._submitted.n_prompt, sum(each.completion_tokens for each in metrics), metrics[0].cached_tokens
+            self._submitted.n_prompt,
+            sum(each.completion_tokens for each in metrics),
+            metrics[0].cached_tokens,
+            sum(reader.n_reasoning for reader in self._readers),
         )
 
     @property

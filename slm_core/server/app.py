@@ -25,6 +25,7 @@ from slm_core.server import (
     openai_chat,
     openai_completions,
     openai_models,
+    responses,
     tokens,
 )
 from slm_core.server.calls import ClientLost, call_of
@@ -34,12 +35,14 @@ from slm_core.server.metrics import HttpMetrics
 from slm_core.server.middleware import Access, Recording
 from slm_core.server.options import ServerOptions
 from slm_core.server.registry import ModelRegistry, ServedModel
+from slm_core.server.response_store import ResponseStore
 from slm_core.server.sse import json_response, log_of
 
 _ROUTERS = (
     openai_chat.router,
     openai_completions.router,
     openai_models.router,
+    responses.router,
     anthropic_messages.router,
     ollama.router,
     ollama_models.router,
@@ -65,6 +68,7 @@ def create_app(
     """
     options = options if options is not None else ServerOptions()
     registry, metrics, server_log = ModelRegistry(models), HttpMetrics(), ServerLog(log)
+    stored = ResponseStore()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,6 +77,7 @@ def create_app(
                 pass
             yield
         finally:
+            await stored.close(options.grace_s)
             await registry.close()
 
     app = FastAPI(
@@ -85,7 +90,7 @@ def create_app(
         responses={400: {"description": "A parameter is invalid, unknown or not supported."}},
     )
     app.state.registry, app.state.options = registry, options
-    app.state.metrics, app.state.log = metrics, server_log
+    app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:
         app.include_router(router)
     for kind in (SlmError, HTTPException, RequestValidationError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
@@ -75,6 +76,7 @@ def usage_json(usage: TokenUsage) -> Mapping[str, object]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -88,7 +90,7 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
 
 
-def chat_logprobs(vocab: Vocab, tokens: Sequence[TokenLogprobs]) -> Mapping[str, object]:
+def chat_logprobs(vocab: Vocab, tokens: Sequence[TokenLogprobs]) -> Mapping[str, Any]:
     """Log-probabilities in the form of chat completions."""
 
     def entry(token: int, logprob: float) -> dict[str, object]:

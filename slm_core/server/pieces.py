@@ -147,6 +147,7 @@ class PieceReader:
 
     Attributes:
         n_calls: the number of calls so far.
+        n_reasoning: the number of tokens that gave text of the reasoning.
         over: whether the answer ended after its first call.
     """
 
@@ -155,6 +156,7 @@ class PieceReader:
         self._logprobs = logprobs
         self._single_call = single_call
         self._numbers: dict[int, int] = {}
+        self.n_reasoning = 0
         self.over = False
 
     @property
@@ -167,6 +169,7 @@ class PieceReader:
         if self.over:
             return Piece(self._index)
         content, calls = event.text, []
+        self.n_reasoning += bool(event.reasoning and event.token is not None)
         for call in event.calls:
             if isinstance(call, CallStart):
                 self._numbers[call.index] = number = len(self._numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -80,24 +80,53 @@ async def answer(
         SlmError: the request is refused, or failed before the first byte of the answer.
         ClientLost: the client closed the connection.
     """
-    call, registry = call_of(http.scope), registry_of(http)
-    answering = Answering(registry, request, key=call.key, request_id=call.engine_id)
-    call.facts["stream"] = writer is not None
 
-    async def whole() -> Response:
-        async with answering:
+    async def collect(answering: Answering) -> Mapping[str, object]:
+        return join(answering, await answering.choices())
+
+    if writer is None:
+        return await whole_answer(http, request, collect)
+    answering, call = await submit(http, request), call_of(http.scope)
+    call.facts["stream"] = True
+    return AnswerStream(answering, writer(answering), call, options_of(http), log_of(http), media_type)
+
+
+async def whole_answer(
+    http: Request, request: GenerationRequest, collect: Callable[[Answering], Awaitable[Mapping[str, object]]]
+) -> Response:
+    """The answer to a request that is not streamed; see ``answer`` for the errors.
+
+    Args:
+        http: the HTTP request; its body was read.
+        request: what to generate.
+        collect: reads the answer, and makes its JSON.
+    """
+    call = call_of(http.scope)
+    call.facts["stream"] = False
+
+    async def work() -> Response:
+        async with answering_of(http, request) as answering:
             call.facts["model"] = answering.running.name
             try:
-                choices = await answering.choices()
-                return json_response(join(answering, choices))
+                return json_response(await collect(answering))
             finally:
                 _note_usage(call, answering)
 
-    if writer is None:
-        return await until_lost(http, whole)
+    return await until_lost(http, work)
+
+
+async def submit(http: Request, request: GenerationRequest) -> Answering:
+    """A request to which the engine has said yes; see ``answer`` for the errors. The caller leaves it."""
+    answering = answering_of(http, request)
     await until_lost(http, answering.__aenter__)
-    call.facts["model"] = answering.running.name
-    return AnswerStream(answering, writer(answering), call, options_of(http), log_of(http), media_type)
+    call_of(http.scope).facts["model"] = answering.running.name
+    return answering
+
+
+def answering_of(http: Request, request: GenerationRequest) -> Answering:
+    """A request that is not submitted yet."""
+    call = call_of(http.scope)
+    return Answering(registry_of(http), request, key=call.key, request_id=call.engine_id)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -139,35 +168,15 @@ class AnswerStream(EventSourceResponse):
         media_type: str,
     ) -> None:
         self._answering = answering
-        self._writer = writer
         self._call = call
-        self._log = log
         super().__init__(
-            self._frames(),
+            stream_frames(answering, writer, call, log),
             media_type=media_type,
             ping=options.ping_s if media_type == EVENT_STREAM else _NO_PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             send_timeout=options.send_timeout_s,
             shutdown_grace_period=options.grace_s,
         )
-
-    async def _frames(self) -> AsyncIterator[bytes]:
-        writer = self._writer
-        try:
-            for each in writer.begin():
-                yield each
-            async for piece in self._answering.pieces():
-                for each in writer.piece(piece):
-                    yield each
-            last = list(writer.end(self._answering.outcomes, self._answering.usage))
-        except Exception as error:  # the status is sent already: the stream says it
-            refusal = api_error(error)
-            self._call.facts["error"] = refusal.code
-            if refusal.status >= 500:
-                self._log.failure(self._call, error)
-            last = list(writer.error(refusal))
-        for each in last:
-            yield each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; whatever ends it, the request is over afterwards."""
@@ -177,6 +186,25 @@ class AnswerStream(EventSourceResponse):
             _note_usage(self._call, self._answering)
             with anyio.CancelScope(shield=True):
                 await self._answering.__aexit__(None, None, None)
+
+
+async def stream_frames(answering: Answering, writer: StreamWriter, call: Call, log: ServerLog) -> AsyncIterator[bytes]:
+    """The frames of a request's stream: the last ones are those of its end, or of an error."""
+    try:
+        for each in writer.begin():
+            yield each
+        async for piece in answering.pieces():
+            for each in writer.piece(piece):
+                yield each
+        for each in writer.end(answering.outcomes, answering.usage):
+            yield each
+    except Exception as error:  # the status is sent already: the stream says it
+        refusal = api_error(error)
+        call.facts["error"] = refusal.code
+        if refusal.status >= 500:
+            log.failure(call, error)
+        for each in writer.error(refusal):
+            yield each
 
 
 def _note_usage(call: Call, answering: Answering) -> None:

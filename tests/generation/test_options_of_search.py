@@ -341,6 +341,16 @@ def check_best_of() -> None:
     assert completions(2, best_of=11) == sorted(completions(11), key=mean_logprob, reverse=True)[:2]
 
 
+def check_completions_logits_processors() -> None:
+    def no_a(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        logits[ord("a")] = -np.inf
+        return logits
+
+    banned = Sampling(temperature=1.2, seed=3, max_tokens=6, logit_bias={ord("a"): -np.inf})
+    found = session().completions(2, logits_processors=[no_a]).run()
+    assert [c.answer.tokens for c in found] == [c.answer.tokens for c in session().completions(2, banned).run()]
+
+
 def check_stopping_criteria() -> None:
     assert [len(t) for t in completions(stopping_criteria=[lambda event, draft: StoppingAction.STOP])] == [1, 1]
 
@@ -383,6 +393,7 @@ OF_COMPLETIONS = {
     "n": check_n,
     "sampling": check_sampling,
     "best_of": check_best_of,
+    "logits_processors": check_completions_logits_processors,
     "stopping_criteria": check_stopping_criteria,
     "constraint": check_completions_constraint,
     "special": check_completions_special,
