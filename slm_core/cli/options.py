@@ -18,6 +18,7 @@ import typer
 
 from slm_core.cli.terminal import progress_of
 from slm_core.errors import ContextFull, InvalidOption
+from slm_core.isolation import Isolation
 from slm_core.loading import Model, demo_model_path, load
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
@@ -126,8 +127,8 @@ class EngineOptions:
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
     ] = None
 
-    def load(self, model: Path | None, formatter: str | None = None) -> Model:
-        """Load a model (None: the demo model), with a progress bar on a terminal."""
+    def load(self, model: Path | None, formatter: str | None = None, isolation: Isolation | None = None) -> Model:
+        """Load a model (None: the demo model), with a progress bar on a terminal; ``isolation`` replaces --isolated."""
         source = demo_model_path() if model is None else model
         with progress_of(f"Loading {source.name}") as progress:
             return load(
@@ -135,7 +136,7 @@ class EngineOptions:
                 backend=self.backend,
                 device=self.device,
                 n_threads=self.threads,
-                isolated=self.isolated,
+                isolated=self.isolated if isolation is None else isolation,
                 progress=progress,
                 formatter=formatter,
                 **dict(map(read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.terminal import note
 from slm_core.errors import InvalidOption, MissingExtra
+from slm_core.isolation import Isolation
+from slm_core.loading import Model, demo_model_path
+from slm_core.modelinfo import model_info
+from slm_core.paths import local
 
 if TYPE_CHECKING:
     from slm_core.server import EngineSettings, ServedModel, ServerOptions
@@ -57,6 +64,17 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ALIAS=NAME", help="Another name of a model; may be repeated."),
     ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of all loaded models, such as 6G: others make room."),
+    ] = None,
+    keep_alive: Annotated[
+        float | None, typer.Option(min=0, metavar="S", help="Seconds without requests after which a model is unloaded.")
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run models in the server's process: a crash ends the server.")
+    ] = False,
+    hang: Annotated[float, typer.Option(min=1, help="Seconds of a step after which a model is restarted.")] = 120.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for running answers after SIGTERM.")] = 30.0,
     engine: o.EngineOptions,
     format: o.Format = None,  # noqa: A002  # the name of the option
@@ -92,6 +110,9 @@ def serve(
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         grace_s=grace,
+        hang_s=hang,
+        memory_bytes=None if memory_budget is None else _bytes(memory_budget),
+        keep_alive_s=keep_alive,
     )
     settings = EngineSettings(
         n_ctx=ctx,
@@ -101,13 +122,20 @@ def serve(
         reuse="cut" if reuse == "cut" else "prefix",
         cache_dir=cache_dir,
     )
-    served = _served(models or [], alias or [], engine, format, settings)
+    isolation = None if in_process else Isolation(call_timeout_s=hang)
+    load = partial(engine.load, formatter=format, isolation=isolation)
+    served = _served(models or [], alias or [], load, settings, has_budget=memory_budget is not None)
     app = create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
 
 
 def _served(
-    models: list[str], aliases: list[str], engine: o.EngineOptions, formatter: str | None, settings: EngineSettings
+    models: list[str],
+    aliases: list[str],
+    load: Callable[[Path | None], Model],
+    settings: EngineSettings,
+    *,
+    has_budget: bool,
 ) -> list[ServedModel]:
     from slm_core.server import ServedModel
 
@@ -116,7 +144,8 @@ def _served(
         name, path = _named(text)
         if name in served:
             raise InvalidOption(f"two models have the name {name!r}: name one as NAME=MODEL")
-        served[name] = ServedModel(name, partial(engine.load, path, formatter), settings=settings)
+        n_bytes = _needed(path, settings) if has_budget else 0
+        served[name] = ServedModel(name, partial(load, path), settings=settings, n_bytes=n_bytes)
     for text in aliases:
         alias, equals, name = text.partition("=")
         if not equals or not alias or name not in served:
@@ -132,6 +161,22 @@ def _named(text: str) -> tuple[str, Path | None]:
         return name, Path(path) if path else None
     name = text.rstrip("/").rpartition("/")[2]
     return name.removesuffix(".gguf"), Path(text)
+
+
+def _needed(path: Path | None, settings: EngineSettings) -> int:
+    """The memory of a model's weights and of its engine's KV cache, in bytes, from its header."""
+    with open_model(demo_model_path() if path is None else local(path)) as file:
+        info = model_info(file, backend="", device="")
+    per_token, per_sequence = info.state_bytes_per_token or 0, info.state_bytes_per_sequence or 0
+    return info.n_bytes + settings.n_ctx * per_token + 2 * settings.n_parallel * per_sequence
+
+
+def _bytes(text: str) -> int:
+    """The number of bytes of a size such as 6G or 500M."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InvalidOption(f"--memory-budget {text!r} (accepted: a size, such as 6G or 500M)")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def _announce(url: str, options: ServerOptions) -> None:

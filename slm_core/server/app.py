@@ -64,17 +64,17 @@ def create_app(
         log: the file of the log; None for no log.
 
     Raises:
-        InvalidOption: no models, or two models with one name.
+        InvalidOption: no models, two models with one name, or a model larger than the memory budget.
     """
     options = options if options is not None else ServerOptions()
-    registry, metrics, server_log = ModelRegistry(models), HttpMetrics(), ServerLog(log)
+    registry = ModelRegistry(models, memory_bytes=options.memory_bytes, keep_alive_s=options.keep_alive_s)
+    metrics, server_log = HttpMetrics(), ServerLog(log)
     stored = ResponseStore()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
-            async with registry.lease(None):
-                pass
+            await _load_default(app, registry)
             yield
         finally:
             await stored.close(options.grace_s)
@@ -89,7 +89,7 @@ def create_app(
         middleware=_middleware(options, server_log, metrics),
         responses={400: {"description": "A parameter is invalid, unknown or not supported."}},
     )
-    app.state.registry, app.state.options = registry, options
+    app.state.registry, app.state.options, app.state.startup_error = registry, options, None
     app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:
         app.include_router(router)
@@ -98,6 +98,15 @@ def create_app(
     app.add_exception_handler(ClientLost, _answer_nobody)
     _declare_only_what_is_answered(app)
     return app
+
+
+async def _load_default(app: FastAPI, registry: ModelRegistry) -> None:
+    try:
+        async with registry.lease(None):
+            pass
+    except SlmError as error:
+        app.state.startup_error = error
+        raise
 
 
 def _middleware(options: ServerOptions, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:

@@ -43,9 +43,12 @@ async def generate(body: GenerateRequest, http: Request) -> Response:
 async def _answer(
     http: Request, body: OllamaFields, request: Callable[[int], GenerationRequest] | None, form: _Form
 ) -> Response:
-    """The answer to a request; without one, the model is loaded."""
+    """The answer to a request; without one, the model is loaded, or unloaded if ``keep_alive`` is 0."""
     registry = registry_of(http)
     served = registry.find(body.model_name)
+    if request is None and body.keep_alive in (0, "0", "0s"):
+        await registry.unload(body.model_name)
+        return json_response({**_header(served.name), **form(), "done": True, "done_reason": "unload"})
     if request is None:
         async with registry.lease(body.model_name):
             return json_response({**_header(served.name), **form(), "done": True, "done_reason": "load"})

@@ -140,7 +140,7 @@ class OllamaFields(Strict):
     think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether the model reasons.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    keep_alive: float | str | None = Field(None, description=_NO_EFFECT)
+    keep_alive: float | str | None = Field(None, description="0 without a prompt unloads; otherwise without effect.")
 
     @property
     def model_name(self) -> str:

@@ -27,6 +27,22 @@ async def model(name: str, http: Request) -> Response:
     return json_response(_model(registry, registry.find(name)))
 
 
+@router.post("/v1/models/{name:path}/load", tags=["Server"])
+async def load(name: str, http: Request) -> Response:
+    """Load a model, if it is not loaded."""
+    registry = registry_of(http)
+    async with registry.lease(name):
+        return json_response(_model(registry, registry.find(name)))
+
+
+@router.post("/v1/models/{name:path}/unload", tags=["Server"])
+async def unload(name: str, http: Request) -> Response:
+    """Unload a model after its running requests. Its next request loads it again."""
+    registry = registry_of(http)
+    await registry.unload(name)
+    return json_response(_model(registry, registry.find(name)))
+
+
 def _model(registry: ModelRegistry, served: ServedModel) -> Mapping[str, object]:
     running = {each.name: each for each in registry.running}.get(served.name)
     entry: dict[str, object] = {

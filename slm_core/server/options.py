@@ -12,7 +12,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Who may call the server, and how it streams.
+    """Who may call the server, how it streams, and which models stay loaded.
 
     Attributes:
         host: the address that it listens on.
@@ -23,6 +23,9 @@ class ServerOptions:
         ping_s: seconds between the pings of a stream.
         send_timeout_s: seconds after which a client that reads nothing is lost.
         grace_s: seconds for which running answers continue after SIGTERM.
+        hang_s: seconds of one step after which an engine counts as hanging: /health says so.
+        memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
+        keep_alive_s: seconds without requests after which a model is unloaded; None for never.
 
     Raises:
         InvalidOption: no keys for an address that other machines reach, or an invalid value.
@@ -36,6 +39,9 @@ class ServerOptions:
     ping_s: float = 15.0
     send_timeout_s: float = 60.0
     grace_s: float = 30.0
+    hang_s: float = 120.0
+    memory_bytes: int | None = None
+    keep_alive_s: float | None = None
 
     def __post_init__(self) -> None:
         if any(not key or not key.isascii() or not key.isprintable() for key in self.keys):

@@ -1,10 +1,11 @@
-"""The models of a server: their names, and loading them when they are needed."""
+"""The models of a server: their names, loading them when they are needed, and unloading them."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import anyio
 from anyio import to_thread
 
 from slm_core.engine import Engine, Reuse
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, SlmError
 from slm_core.loading import Model
 from slm_core.server.errors import ApiError
+
+_MOST_CRASHES = 3
+"""Crashes without an answer between them after which a model is not loaded again before its next request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +62,14 @@ class ServedModel:
         load: loads it.
         aliases: other names of it.
         settings: the options of its engine.
+        n_bytes: the memory of its weights and its KV cache, in bytes, for the memory budget; 0 if it is unknown.
     """
 
     name: str
     load: Callable[[], Model]
     aliases: tuple[str, ...] = ()
     settings: EngineSettings = field(default_factory=EngineSettings)
+    n_bytes: int = 0
 
 
 class Running:
@@ -86,41 +92,99 @@ class Running:
             self.model.close()
             raise
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its process has crashed, or its engine ended by an error."""
+        crashed = self.model.crashed
+        return self.engine.ended.done() or (crashed is not None and crashed.done())
+
     def close(self) -> None:
         """Close the engine and the model."""
         self.engine.close()
         self.model.close()
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """What is known of a model: whether it is loaded, and who uses it.
+
+    Attributes:
+        served: the model.
+        running: the loaded model; None if it is not loaded.
+        n_leases: requests that use it.
+        used: the time at which the last request ended, in seconds of the registry's clock.
+        is_draining: whether it will be unloaded as soon as no request uses it: new requests wait.
+        n_crashes: crashes since the last request that ended without one.
+    """
+
+    served: ServedModel
+    running: Running | None = None
+    n_leases: int = 0
+    used: float = 0.0
+    is_draining: bool = False
+    n_crashes: int = 0
+
+
 class ModelRegistry:
     """The models of a server. A model is loaded with its first request, one model at a time.
 
+    If the memory budget has no room for it, the least recently used models are unloaded, each after its requests.
+    A model whose process crashed is loaded again at once.
+
     Args:
         models: the models; the first one is the default.
+        memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
+        keep_alive_s: seconds without requests after which a model is unloaded; None for never.
+        clock: the clock of ``keep_alive_s``, in seconds.
 
     Attributes:
+        models: the models by name.
         started: the time of the start, in seconds since 1970.
 
     Raises:
-        InvalidOption: no models, or two models with one name.
+        InvalidOption: no models, two models with one name, or a model larger than ``memory_bytes``.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        memory_bytes: int | None = None,
+        keep_alive_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         names = [name for model in models for name in (model.name, *model.aliases)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if not models or twice:
             raise InvalidOption(f"two models have the name {twice[0]!r}" if twice else "there are no models to serve")
+        for model in models:
+            if memory_bytes is not None and model.n_bytes > memory_bytes:
+                raise InvalidOption(
+                    f"the model {model.name!r} needs about {model.n_bytes / 2**30:.2f} GiB with its KV cache, but the"
+                    f" memory budget is {memory_bytes / 2**30:.2f} GiB"
+                )
         self.models: Mapping[str, ServedModel] = {model.name: model for model in models}
         self.started = int(time.time())
         self._default = models[0]
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
-        self._running: dict[str, Running] = {}
+        self._places = {model.name: _Place(model) for model in models}
+        self._memory_bytes = memory_bytes
+        self._keep_alive_s = keep_alive_s
+        self._clock = clock
         self._loading = anyio.Lock()
+        self._released = anyio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @property
     def running(self) -> Sequence[Running]:
         """The loaded models."""
-        return tuple(self._running.values())
+        return tuple(place.running for place in self._places.values() if place.running is not None)
+
+    @property
+    def restarting(self) -> Sequence[str]:
+        """The models that crashed and are loaded again now."""
+        return tuple(name for name, place in self._places.items() if place.n_crashes and place.running is None)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a name or alias; None for the default.
@@ -139,19 +203,124 @@ class ModelRegistry:
         """A loaded model, which stays loaded within the block.
 
         Raises:
+            ApiError: there is no such model, or it cannot be loaded.
+        """
+        place = self._places[self.find(name).name]
+        running = await self._acquire(place)
+        try:
+            yield running
+        finally:
+            place.n_leases -= 1
+            place.used = self._clock()
+            place.n_crashes = place.n_crashes if running.has_failed else 0
+            self._wake()
+            if not place.n_leases and self._keep_alive_s is not None:
+                asyncio.get_running_loop().call_later(self._keep_alive_s, self._start, self.unload_idle)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model after its requests; new requests wait, and load it again.
+
+        Raises:
             ApiError: there is no such model.
         """
-        served = self.find(name)
+        place = self._places[self.find(name).name]
         async with self._loading:
-            if served.name not in self._running:
-                with anyio.CancelScope(shield=True):  # a load cannot be interrupted, and must not be lost
-                    self._running[served.name] = await to_thread.run_sync(Running, served)
-            running = self._running[served.name]
-        yield running
+            await self._drain(place)
+
+    async def unload_idle(self) -> None:
+        """Unload the models that had no request for ``keep_alive_s`` seconds."""
+        async with self._loading:
+            for place in self._places.values():
+                idle_s = self._clock() - place.used
+                if not place.n_leases and self._keep_alive_s is not None and idle_s >= self._keep_alive_s:
+                    await self._drain(place)
 
     async def close(self) -> None:
         """Close all models."""
-        running, self._running = self._running, {}
+        self._is_closed = True
+        for task in list(self._tasks):
+            task.cancel()
         with anyio.CancelScope(shield=True):
-            for each in running.values():
-                await to_thread.run_sync(each.close)
+            for place in self._places.values():
+                await self._close(place)
+
+    async def _acquire(self, place: _Place) -> Running:
+        if place.running is None or place.is_draining or place.running.has_failed:
+            async with self._loading:
+                if place.running is not None and place.running.has_failed:
+                    await self._close(place)
+                if place.running is None:
+                    await self._make_room(place.served)
+                    with anyio.CancelScope(shield=True):  # a load cannot be interrupted, and must not be lost
+                        await self._load(place)
+                place.n_leases += 1
+        else:
+            place.n_leases += 1
+        assert place.running is not None
+        return place.running
+
+    async def _load(self, place: _Place) -> None:
+        try:
+            running = await to_thread.run_sync(Running, place.served)
+        except SlmError as error:
+            message = f"the model {place.served.name!r} cannot be loaded: {error}"
+            raise ApiError(503, message, "model_load_failed", "model") from error
+        place.running, place.used = running, self._clock()
+        loop = asyncio.get_running_loop()
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._start, self._reload, place, running)
+
+        running.engine.ended.add_done_callback(ended)
+        if running.model.crashed is not None:
+            running.model.crashed.add_done_callback(ended)
+
+    async def _reload(self, place: _Place, failed: Running) -> None:
+        """Load a model again whose process crashed. If it does without answering, its next request loads it."""
+        if place.running is failed and place.n_crashes < _MOST_CRASHES:
+            place.n_crashes += 1
+            await self._acquire(place)
+            place.n_leases -= 1
+            self._wake()
+
+    async def _make_room(self, served: ServedModel) -> None:
+        """Unload models until there is memory for one."""
+        while self._memory_bytes is not None:
+            loaded = [place for place in self._places.values() if place.running is not None]
+            if sum(place.served.n_bytes for place in loaded) + served.n_bytes <= self._memory_bytes or not loaded:
+                return
+            await self._drain(min(loaded, key=lambda place: (place.n_leases > 0, place.used)))
+
+    async def _drain(self, place: _Place) -> None:
+        """Unload a model after its requests. The caller holds the lock of loads."""
+        place.is_draining = True
+        try:
+            while place.n_leases:
+                await self._released.wait()
+            with anyio.CancelScope(shield=True):
+                await self._close(place)
+        finally:
+            place.is_draining = False
+
+    async def _close(self, place: _Place) -> None:
+        running, place.running = place.running, None
+        if running is not None:
+            await to_thread.run_sync(running.close)
+
+    def _wake(self) -> None:
+        released, self._released = self._released, anyio.Event()
+        released.set()
+
+    def _start(self, work: Callable[..., Coroutine[None, None, None]], *arguments: object) -> None:
+        """Do work in a task, unless the registry is closed. A failed load is told to the next request."""
+        if self._is_closed:
+            return
+
+        async def run() -> None:
+            with suppress(ApiError):
+                await work(*arguments)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 
@@ -36,7 +37,15 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
 
     Raises:
         InvalidOption: it cannot listen on the address.
+        SlmError: the first model cannot be loaded.
     """
+    errors = logging.getLogger("uvicorn.error")
+    errors.disabled = True  # a failed start is raised, not logged
+
+    def say(url: str) -> None:
+        errors.disabled = False
+        started(url)
+
     with _bound(options.host, port) as listener:
         url = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
@@ -46,7 +55,15 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
             server_header=False,
             timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
         )
-        _Server(config, lambda: started(url)).run([listener])
+        try:
+            _Server(config, lambda: say(url)).run([listener])
+        except SystemExit:  # a failed start
+            if app.state.startup_error is None:
+                raise
+        finally:
+            errors.disabled = False
+    if app.state.startup_error is not None:
+        raise app.state.startup_error
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -15,7 +16,7 @@ import slm_core as slm
 from scripted import ByteVocab, ScriptedContext, TagFormatter
 from server.conftest import Client, frames
 from slm_core.engine import Engine, EngineOptions
-from slm_core.errors import DecodeFailed
+from slm_core.errors import BackendCrashed, DecodeFailed
 from slm_core.server import ServedModel, create_app
 
 WAIT_S = 60
@@ -30,6 +31,7 @@ class StubModel:
         self.vocab = ByteVocab()
         self.formatter = TagFormatter()
         self.context = context
+        self.crashed: Future[BackendCrashed] | None = None
 
     def engine(self, **_: object) -> Engine:
         return Engine(self.context, self.vocab, lambda: self.formatter, EngineOptions())  # type: ignore[arg-type,return-value]

@@ -149,6 +149,16 @@ def test_a_request_without_a_prompt_loads_the_model(client: Client, body: Body) 
     assert (answer.done, answer.done_reason) == (True, "load")
 
 
+def test_a_model_is_unloaded_and_loaded_again(client: Client) -> None:
+    answer = ask(client, "generate", model="demo", prompt="", keep_alive=0)
+    assert (answer.done, answer.done_reason) == (True, "unload")
+    assert ask(client, "ps").models == []
+    assert not client.get("/v1/models/demo").json()["loaded"]
+    for path, is_loaded in (("load", True), ("unload", False), ("load", True)):
+        assert client.post(f"/v1/models/demo/{path}", {}).json()["loaded"] is is_loaded
+    assert client.post("/v1/models/none/unload", {}).status_code == 404
+
+
 def test_models(client: Client, demo: slm.Model) -> None:
     client.chat()
     (model,) = ask(client, "list").models

@@ -51,6 +51,25 @@ def api(server: Server) -> Iterator[openai.OpenAI]:
         yield api
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["missing.gguf"], r"error: the model 'missing' cannot be loaded: missing\.gguf: no such file"),
+        (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
+        (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
+        (["--alias", "a=none"], r"error: --alias 'a=none'"),
+        (["--host", "0.0.0.0"], r"error: host='0\.0\.0\.0' can be reached by other machines"),
+    ],
+)
+def test_a_failed_start_is_one_line(options: list[str], message: str) -> None:
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0", *options]
+    environment = {name: value for name, value in os.environ.items() if name != "SLM_API_KEY"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert re.match(message, line), line
+
+
 def test_the_openai_client_gets_answers(api: openai.OpenAI) -> None:
     options: Any = {**QUESTION, "model": "demo"}
     whole = api.chat.completions.create(**options)
