@@ -47,6 +47,13 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys with names and limits (docs/serving.md).", rich_help_panel=_ACCESS),
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Requests at a time; more are refused with 429.", rich_help_panel=_ACCESS)
+    ] = 256,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Serve other machines without a key.", rich_help_panel=_ACCESS)
     ] = False,
@@ -98,6 +105,7 @@ def serve(
     """Serve models over HTTP, with OpenAI's API. Ctrl-C or SIGTERM stops it after the running answers."""
     try:
         from slm_core.server import EngineSettings, ServerOptions, create_app
+        from slm_core.server.keys import read_keys
         from slm_core.server.run import run
     except ImportError as error:
         raise MissingExtra(f'slm serve needs pip install "slm-core[serve]" ({error})') from error
@@ -105,7 +113,8 @@ def serve(
         raise InvalidOption(f"--reuse {reuse!r} (accepted: prefix, cut)")
     options = ServerOptions(
         host=host,
-        keys=tuple(key or ()),
+        keys=(*(key or ()), *([] if key_file is None else read_keys(key_file))),
+        max_requests=max_requests,
         no_auth=no_auth,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allow_origin or ()),

@@ -16,6 +16,7 @@ from slm_core.constraints import AfterThinking, Spec
 from slm_core.engine import CompletionsStream, Conversation, RequestMetrics
 from slm_core.generation import Completion, FinishReason
 from slm_core.server.errors import ApiError
+from slm_core.server.keys import Limits
 from slm_core.server.pieces import Choice, Piece, PieceReader, finish_reason
 from slm_core.server.registry import ModelRegistry, Running
 from slm_core.server.requests import GenerationRequest
@@ -51,6 +52,7 @@ class Answering:
 
     Args:
         registry: the models.
+        limits: the limits of keys.
         request: the request.
         key: the client, for fair shares.
         request_id: the request's id in the engine's metrics and logs.
@@ -63,8 +65,11 @@ class Answering:
 
     running: Running
 
-    def __init__(self, registry: ModelRegistry, request: GenerationRequest, *, key: str, request_id: str) -> None:
+    def __init__(
+        self, registry: ModelRegistry, limits: Limits, request: GenerationRequest, *, key: str, request_id: str
+    ) -> None:
         self._registry = registry
+        self._limits = limits
         self._request = request
         self._key = key
         self.request_id = request_id
@@ -77,12 +82,15 @@ class Answering:
 
     async def __aenter__(self) -> Self:
         try:
+            self._stack.enter_context(self._limits.place(self._key))
             began = time.perf_counter()
             self.running = await self._stack.enter_async_context(self._registry.lease(self._request.model))
             self.load_s = time.perf_counter() - began
             with anyio.CancelScope(shield=True):  # a submitted request must not be lost
                 self._stream = stream = await to_thread.run_sync(self._submit)
             self._stack.callback(stream.close)
+            n, max_tokens = len(self._readers), self._request.sampling.max_tokens
+            self._stack.enter_context(self._limits.cells(self._key, stream.n_prompt, n, max_tokens))
             await anyio.lowlevel.checkpoint()
         except BaseException:
             await self._stack.aclose()

@@ -30,6 +30,7 @@ from slm_core.server import (
 )
 from slm_core.server.calls import ClientLost, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
+from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
 from slm_core.server.metrics import HttpMetrics
 from slm_core.server.middleware import Access, Recording
@@ -51,6 +52,14 @@ _ROUTERS = (
     health.router,
 )
 _LOST = 499
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter is invalid, unknown or not supported."},
+    401: {"description": "The API key is missing or wrong."},
+    403: {"description": "The Host or Origin header is not allowed."},
+    404: {"description": "There is no such model."},
+    429: {"description": "A limit is reached; Retry-After has the seconds to wait."},
+    503: {"description": "The model cannot be loaded, has crashed, or is being unloaded."},
+}
 
 
 def create_app(
@@ -68,6 +77,7 @@ def create_app(
     """
     options = options if options is not None else ServerOptions()
     registry = ModelRegistry(models, memory_bytes=options.memory_bytes, keep_alive_s=options.keep_alive_s)
+    limits = Limits(options.api_keys, options.max_requests)
     metrics, server_log = HttpMetrics(), ServerLog(log)
     stored = ResponseStore()
 
@@ -86,10 +96,11 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # these pages would load scripts of another origin
         redoc_url=None,
-        middleware=_middleware(options, server_log, metrics),
-        responses={400: {"description": "A parameter is invalid, unknown or not supported."}},
+        middleware=_middleware(options, limits, server_log, metrics),
+        responses=_REFUSALS,
     )
     app.state.registry, app.state.options, app.state.startup_error = registry, options, None
+    app.state.limits = limits
     app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:
         app.include_router(router)
@@ -109,9 +120,9 @@ async def _load_default(app: FastAPI, registry: ModelRegistry) -> None:
         raise
 
 
-def _middleware(options: ServerOptions, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
+def _middleware(options: ServerOptions, limits: Limits, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
     """The middleware, outermost first."""
-    layers = [Middleware(Recording, log=log, metrics=metrics), Middleware(Access, options=options)]
+    layers = [Middleware(Recording, log=log, metrics=metrics), Middleware(Access, options=options, limits=limits)]
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slm_core.server.calls import begin_call, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for
+from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
 from slm_core.server.metrics import HttpMetrics
 from slm_core.server.options import ServerOptions
@@ -72,12 +73,14 @@ class Access:
     Args:
         app: the application.
         options: who may call.
+        limits: counts the requests of keys.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, limits: Limits) -> None:
         self._app = app
         self._options = options
-        self._digests = {_digest(key): _name_of(key) for key in options.keys}
+        self._limits = limits
+        self._digests = {_digest(key.key): key.name for key in options.api_keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it; see the ASGI specification."""
@@ -115,6 +118,10 @@ class Access:
             message = "the API key is missing or wrong (Authorization: Bearer KEY)"
             return ApiError(401, message, "invalid_api_key", headers=hint)
         call_of(scope).key = names[0]
+        try:
+            self._limits.count(names[0])
+        except ApiError as error:
+            return error
         return None
 
 
@@ -131,8 +138,3 @@ def _is_preflight(headers: Mapping[str, str], scope: Scope) -> bool:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
-
-
-def _name_of(key: str) -> str:
-    """A name of a key for logs and fair shares, from which the key does not follow."""
-    return hashlib.sha256(b"slm-core key " + key.encode()).hexdigest()[:12]

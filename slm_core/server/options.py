@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from slm_core.errors import InvalidOption
+from slm_core.server.keys import ApiKey
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -16,7 +17,7 @@ class ServerOptions:
 
     Attributes:
         host: the address that it listens on.
-        keys: API keys; () for none.
+        keys: API keys, or texts as keys without limits; () for none.
         no_auth: whether another address than loopback works without keys.
         allowed_hosts: additional names in the Host header; "*" allows all.
         allowed_origins: the origins of web pages that may call it; () for none but its own.
@@ -24,6 +25,7 @@ class ServerOptions:
         send_timeout_s: seconds after which a client that reads nothing is lost.
         grace_s: seconds for which running answers continue after SIGTERM.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
+        max_requests: the most requests that are generated or wait at a time.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
         keep_alive_s: seconds without requests after which a model is unloaded; None for never.
 
@@ -32,7 +34,7 @@ class ServerOptions:
     """
 
     host: str = "127.0.0.1"
-    keys: tuple[str, ...] = ()
+    keys: tuple[str | ApiKey, ...] = ()
     no_auth: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -40,12 +42,15 @@ class ServerOptions:
     send_timeout_s: float = 60.0
     grace_s: float = 30.0
     hang_s: float = 120.0
+    max_requests: int = 256
     memory_bytes: int | None = None
     keep_alive_s: float | None = None
 
     def __post_init__(self) -> None:
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.keys):
-            raise InvalidOption("a key is empty or not printable ASCII (it has to fit into a header)")
+        names = [key.name for key in self.api_keys]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidOption(f"two keys have the name {twice[0]!r}")
         if self.keys and self.no_auth:
             raise InvalidOption("keys and no_auth contradict each other")
         if not is_loopback(self.host) and not self.keys and not self.no_auth:
@@ -55,6 +60,11 @@ class ServerOptions:
         for origin in self.allowed_origins:
             if "://" not in origin or origin.endswith("/"):
                 raise InvalidOption(f"allowed_origins={origin!r} (accepted: origins, such as https://example.org)")
+
+    @property
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        """The keys with their limits."""
+        return tuple(key if isinstance(key, ApiKey) else ApiKey(key) for key in self.keys)
 
     def allows_host(self, host: str) -> bool:
         """Whether a Host header is allowed. The check stops web pages whose DNS name points here (DNS rebinding)."""

@@ -126,7 +126,7 @@ async def submit(http: Request, request: GenerationRequest) -> Answering:
 def answering_of(http: Request, request: GenerationRequest) -> Answering:
     """A request that is not submitted yet."""
     call = call_of(http.scope)
-    return Answering(registry_of(http), request, key=call.key, request_id=call.engine_id)
+    return Answering(registry_of(http), http.app.state.limits, request, key=call.key, request_id=call.engine_id)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,0 +1,155 @@
+"""API keys with limits, and the requests that count for them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from slm_core.errors import InvalidOption
+from slm_core.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key, its name, and its limits; None is no limit.
+
+    Attributes:
+        key: the key, printable ASCII: it has to fit into a header.
+        name: its name in logs and for fair shares; "" for one from which the key does not follow.
+        rate: the most requests in a minute.
+        requests: the most requests that are generated or wait at a time.
+        cells: the most cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
+
+    Raises:
+        InvalidOption: an invalid value.
+    """
+
+    key: str
+    name: str = ""
+    rate: int | None = None
+    requests: int | None = None
+    cells: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) or not self.key or not self.key.isascii() or not self.key.isprintable():
+            raise InvalidOption("a key is empty or not printable ASCII (it has to fit into a header)")
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise InvalidOption(f"name={self.name!r:.80} of a key (accepted: printable characters)")
+        if not self.name:
+            digest = hashlib.sha256(b"slm-core key " + self.key.encode()).hexdigest()
+            object.__setattr__(self, "name", digest[:12])
+        for limit in ("rate", "requests", "cells"):
+            value = getattr(self, limit)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidOption(f"{limit}={value!r:.80} of the key {self.name!r} (accepted: an integer from 1 on)")
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """The keys of a TOML file: a table ``[[key]]`` for each, with the attributes of ``ApiKey``.
+
+    Raises:
+        InvalidOption: the file cannot be read, or is invalid.
+    """
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"{path}: {error}") from error
+    tables = content.pop("key", [])
+    known = {field.name for field in fields(ApiKey)}
+    if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidOption(f"{path}: {next(iter(content), 'key')!r} (accepted: tables [[key]])")
+    for table in tables:
+        unknown = next((name for name in table if name not in known), None)
+        if unknown is not None or "key" not in table:
+            what = "a table without key" if unknown is None else repr(unknown)
+            raise InvalidOption(f"{path}: {what} (accepted: {', '.join(sorted(known))})")
+    return [ApiKey(**table) for table in tables]
+
+
+class Limits:
+    """Counts requests, and refuses those beyond a limit with status 429.
+
+    Args:
+        keys: the keys.
+        most_requests: the most requests of all clients that are generated or wait at a time.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey], most_requests: int) -> None:
+        self._keys = {key.name: key for key in keys}
+        self._most_requests = most_requests
+        self._rates = MovingWindowRateLimiter(MemoryStorage())
+        self._n_requests: Counter[str] = Counter()
+        self._n_cells: Counter[str] = Counter()
+
+    def count(self, name: str) -> None:
+        """Count a request for the rate of a key.
+
+        Raises:
+            ApiError: it is beyond the rate.
+        """
+        key = self._keys.get(name)
+        if key is None or key.rate is None:
+            return
+        rate = RateLimitItemPerMinute(key.rate)
+        if not self._rates.hit(rate, name):
+            wait_s = self._rates.get_window_stats(rate, name).reset_time - time.time()
+            raise _refused(f"the key may send {key.rate} requests in a minute", wait_s)
+
+    @contextmanager
+    def place(self, name: str) -> Iterator[None]:
+        """A place for a request that is generated or waits.
+
+        Raises:
+            ApiError: there is none.
+        """
+        key = self._keys.get(name)
+        if self._n_requests.total() >= self._most_requests:
+            raise _refused(f"the server answers {self._most_requests} requests at a time")
+        if key is not None and key.requests is not None and self._n_requests[name] >= key.requests:
+            raise _refused(f"the key may have {key.requests} requests at a time")
+        self._n_requests[name] += 1
+        try:
+            yield
+        finally:
+            self._n_requests[name] -= 1
+
+    @contextmanager
+    def cells(self, name: str, n_prompt: int, n: int, max_tokens: int | None) -> Iterator[None]:
+        """Cells for ``n`` answers to a prompt.
+
+        Raises:
+            ApiError: there are too few now, or the request needs more than the key has; then the status is 400.
+        """
+        key = self._keys.get(name)
+        if key is None or key.cells is None:
+            yield
+            return
+        if max_tokens is None:
+            raise ApiError(400, f"max_tokens is missing: the key may use {key.cells} cells", param="max_tokens")
+        needed = n_prompt + n * max_tokens
+        if needed > key.cells:
+            message = f"the request needs {needed} cells (prompt and max_tokens), but the key may use {key.cells}"
+            raise ApiError(400, message, param="max_tokens")
+        if self._n_cells[name] + needed > key.cells:
+            raise _refused(f"the key may use {key.cells} cells, and {self._n_cells[name]} of them are in use")
+        self._n_cells[name] += needed
+        try:
+            yield
+        finally:
+            self._n_cells[name] -= needed
+
+
+def _refused(limit: str, wait_s: float = 1.0) -> ApiError:
+    headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
+    return ApiError(429, f"{limit}: try again later", "rate_limit_exceeded", headers=headers)

@@ -1,0 +1,159 @@
+"""Limits of keys: status 429, with the limit and when to try again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import slm_core as slm
+from server.conftest import Client
+from server.test_lost_clients import ENDLESS, WAIT_S, Fixture
+from slm_core.errors import InvalidOption
+from slm_core.server import ApiKey, ServedModel, ServerOptions, create_app
+from slm_core.server.errors import ApiError
+from slm_core.server.keys import Limits, read_keys
+
+KEYS = (
+    ApiKey("r", "rate", rate=3),
+    ApiKey("q", "requests", requests=2),
+    ApiKey("c", "cells", cells=300),
+    ApiKey("f", "free"),
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time, in a list that a test changes."""
+    now = [1_000_000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    yield now
+
+
+def test_the_rate_of_a_key(clock: list[float]) -> None:
+    """Three requests in any minute; a refused request does not count."""
+    limits = Limits(KEYS, 100)
+    for seconds in (0, 10, 20):
+        clock[0] = 1_000_000.0 + seconds
+        limits.count("rate")
+    for seconds, wait in ((20, 40), (59, 1)):
+        clock[0] = 1_000_000.0 + seconds
+        with pytest.raises(ApiError, match="the key may send 3 requests in a minute") as refused:
+            limits.count("rate")
+        assert (refused.value.status, refused.value.headers["retry-after"]) == (429, str(wait))
+    for _ in range(10):
+        limits.count("free")
+    clock[0] = 1_000_000.0 + 61
+    limits.count("rate")
+    with pytest.raises(ApiError):
+        limits.count("rate")
+
+
+def test_requests_at_a_time() -> None:
+    limits = Limits(KEYS, 4)
+    with limits.place("requests"), limits.place("requests"):
+        with pytest.raises(ApiError, match="the key may have 2 requests at a time"), limits.place("requests"):
+            pass
+        with limits.place("free"), limits.place("free"):
+            with pytest.raises(ApiError, match="the server answers 4 requests at a time") as refused:
+                limits.place("rate").__enter__()
+            assert refused.value.status == 429
+    with limits.place("requests"):
+        pass
+
+
+def test_cells() -> None:
+    limits = Limits(KEYS, 4)
+    with limits.cells("cells", 100, 2, 50):
+        with pytest.raises(ApiError, match="300 cells, and 200 of them are in use") as refused:
+            limits.cells("cells", 100, 1, 1).__enter__()
+        assert refused.value.status == 429
+        with limits.cells("cells", 50, 1, 50), limits.cells("free", 10_000, 1, None):
+            pass
+    for arguments, message in (((100, 1, None), "max_tokens is missing"), ((100, 3, 100), "needs 400 cells")):
+        with pytest.raises(ApiError, match=message) as error:
+            limits.cells("cells", *arguments).__enter__()  # type: ignore[arg-type]
+        assert error.value.status == 400
+
+
+def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None:
+    """Complete, refused, failed and lost requests all do."""
+    fixture = Fixture(demo.info)
+    options = ServerOptions(keys=KEYS)
+    fixture.app = create_app([ServedModel("stub", lambda: fixture.model)], options, log=StringIO())  # type: ignore[arg-type,return-value]
+    client = Client(fixture.app, fixture.log)
+    short = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+
+    def status(key: str, **fields: Any) -> int:
+        return client.post("/v1/chat/completions", {**short, **fields}, authorization=f"Bearer {key}").status_code
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(fixture.app)
+        headers = {"authorization": "Bearer q"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=WAIT_S, headers=headers
+        ) as http:
+            endless = [asyncio.create_task(http.post("/v1/chat/completions", json=ENDLESS)) for _ in range(2)]
+            while not fixture.app.state.registry.running or fixture.engine.stats().n_active < 2:
+                await asyncio.sleep(0.01)
+            for path, error in (("/v1/chat/completions", "rate_limit_error"), ("/v1/messages", "rate_limit_error")):
+                refused = await http.post(path, json=short)
+                assert (refused.status_code, refused.json()["error"]["type"]) == (429, error)
+                assert int(refused.headers["retry-after"]) >= 1
+            for task in endless:
+                task.cancel()
+            await asyncio.gather(*endless, return_exceptions=True)
+            assert (await http.post("/v1/chat/completions", json=short)).status_code == 200
+
+    client.run(main())
+    assert [status("r") for _ in range(4)] == [200, 200, 200, 429]
+    assert [status("r", temperature=-1), status("wrong")] == [429, 401]
+    assert [status("c"), status("c", max_tokens=None), status("c", max_tokens=1000), status("c")] == [
+        200,
+        400,
+        400,
+        200,
+    ]
+    assert [status("q", temperature=-1) for _ in range(3)] == [400] * 3
+    assert status("q") == 200
+    client.run(fixture.app.state.registry.close())
+
+
+def test_a_file_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[key]]\nkey = "a"\nname = "alice"\nrate = 60\n\n[[key]]\nkey = "b"\ncells = 8192\n')
+    first, second = read_keys(path)
+    assert first == ApiKey("a", "alice", rate=60)
+    assert (second.cells, len(second.name)) == (8192, 12) and second.name != "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[key]", "keys.toml: "),
+        ("other = 1", "'other' .accepted: tables"),
+        ("key = 1", "'key' .accepted: tables"),
+        ('[[key]]\nname = "a"', "a table without key"),
+        ('[[key]]\nkey = "a"\nlimit = 1', "'limit' .accepted: cells, key, name, rate, requests"),
+        ('[[key]]\nkey = "a"\nrate = 0', "rate=0 of the key"),
+        ('[[key]]\nkey = "ä"', "not printable ASCII"),
+        ("[[key]]\nkey = 7", "not printable ASCII"),
+    ],
+)
+def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match=message):
+        read_keys(path)
+    with pytest.raises(InvalidOption, match="No such file"):
+        read_keys(tmp_path / "none.toml")
+
+
+def test_names_are_distinct() -> None:
+    with pytest.raises(InvalidOption, match="two keys have the name 'a'"):
+        ServerOptions(keys=(ApiKey("1", "a"), ApiKey("2", "a")))
