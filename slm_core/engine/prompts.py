@@ -12,7 +12,7 @@ from slm_core.chat.stream import parsed, separated
 from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import ToolUse
 from slm_core.constraints import Spec
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.generation.events import Answer, Event
 from slm_core.protocols import Constraint, Formatter, StreamParser, Vocab
 from slm_core.sampling import Sampling
@@ -154,6 +154,7 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
 
     Raises:
         InvalidOption: not a prompt, or ``thinking`` with a text.
+        InvalidToken: a token outside the vocabulary.
         TemplateError: there is no chat format, or it refuses the messages.
     """
     if not is_prompt(prompt):
@@ -167,8 +168,15 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
             raise InvalidOption("thinking= is for messages: a text is continued as it is")
         if isinstance(prompt, str):
             return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
-        return EncodedPrompt(cast("Sequence[int]", prompt))
+        return EncodedPrompt(_checked(cast("Sequence[int]", prompt), vocab.size))
     return _encode_conversation(vocab, formatter(), Conversation(cast("Messages", prompt), thinking=thinking))
+
+
+def _checked(tokens: Sequence[int], n_vocab: int) -> Sequence[int]:
+    invalid = next((token for token in tokens if not 0 <= token < n_vocab), None)
+    if invalid is not None:
+        raise InvalidToken(f"token {invalid} (accepted: 0 to {n_vocab - 1})")
+    return tokens
 
 
 def _encode_conversation(vocab: Vocab, formatter: Formatter, conversation: Conversation) -> EncodedPrompt:

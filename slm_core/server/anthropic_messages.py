@@ -14,12 +14,12 @@ from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.anthropic_fields import CountRequest, MessagesRequest
 from slm_core.server.errors import ApiError, anthropic_envelope
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Part, Piece
-from slm_core.server.sse import answer, frame, json_response, registry_of
+from slm_core.server.sse import STREAMED, answer, frame, json_response, registry_of
 
 router = APIRouter(tags=["Anthropic"])
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", responses=STREAMED)
 async def messages(body: MessagesRequest, http: Request) -> Response:
     """Answer a conversation."""
 

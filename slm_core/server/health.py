@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from slm_core.server.metrics import metrics_page
 from slm_core.server.registry import Running
@@ -30,7 +30,7 @@ async def ready(http: Request) -> Response:
     return json_response({"status": "ready" if names else "loading", "models": names}, 200 if names else 503)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
     """Metrics of all requests and engines, for Prometheus."""
     page = metrics_page(http.app.state.metrics, registry_of(http))

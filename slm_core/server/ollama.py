@@ -16,7 +16,7 @@ from slm_core.server.ollama_fields import ChatRequest, GenerateRequest, OllamaFi
 from slm_core.server.openai_fields import finite, token_text
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
-from slm_core.server.sse import ENCODER, LINES, answer, json_response, registry_of
+from slm_core.server.sse import ENCODER, LINED, LINES, answer, json_response, registry_of
 
 router = APIRouter(tags=["Ollama"])
 Fields = Mapping[str, object]
@@ -28,13 +28,13 @@ class _Form(Protocol):
     def __call__(self, content: str = "", thinking: str = "", calls: Sequence[Fields] = ()) -> Fields: ...
 
 
-@router.post("/api/chat")
+@router.post("/api/chat", responses=LINED)
 async def chat(body: ChatRequest, http: Request) -> Response:
     """Answer a conversation."""
     return await _answer(http, body, body.generation if body.messages else None, _message)
 
 
-@router.post("/api/generate")
+@router.post("/api/generate", responses=LINED)
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Answer one prompt, or continue a text."""
     return await _answer(http, body, body.generation if body.prompt else None, _response)

@@ -20,7 +20,7 @@ _UNKNOWN = {"format": "gguf", "family": "", "families": None, "parameter_size": 
 """Details of a model that is not loaded."""
 
 
-@router.head("/")
+@router.head("/", include_in_schema=False)
 async def root() -> Response:
     """Whether the server answers."""
     return Response(status_code=200)

@@ -19,7 +19,7 @@ from slm_core.server.fields import EngineFields, Strict
 from slm_core.server.openai_fields import Header, OpenAiFields, chat_logprobs, usage_json
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
-from slm_core.server.sse import answer, frame
+from slm_core.server.sse import STREAMED, answer, frame
 from slm_core.types import Message, Role, ToolCall
 
 router = APIRouter(tags=["OpenAI"])
@@ -382,7 +382,7 @@ def _call_delta(call: CallPiece) -> Mapping[str, object]:
     return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMED)
 async def chat_completions(body: ChatCompletionRequest, http: Request) -> Response:
     """Answer a conversation."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage

@@ -15,7 +15,7 @@ from slm_core.server.errors import ApiError, openai_envelope
 from slm_core.server.openai_fields import Header, OpenAiFields, finite, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
-from slm_core.server.sse import answer, frame
+from slm_core.server.sse import STREAMED, answer, frame
 
 router = APIRouter(tags=["OpenAI"])
 _DEFAULT_MAX_TOKENS = 16
@@ -152,7 +152,7 @@ class ChunkWriter:
         return frame(self._header.with_choices([choice]))
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMED)
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continue a text."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage

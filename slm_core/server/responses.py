@@ -20,6 +20,7 @@ from slm_core.server.responses_events import ResponseWriter
 from slm_core.server.responses_fields import InputItem, MessageItem, ResponsesRequest
 from slm_core.server.sse import (
     EVENT_STREAM,
+    STREAMED,
     AnswerStream,
     json_response,
     log_of,
@@ -33,7 +34,7 @@ router = APIRouter(tags=["Responses"])
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"description": "There is no such response."}}
 
 
-@router.post("/v1/responses", responses=_NOT_FOUND)
+@router.post("/v1/responses", responses=STREAMED)
 async def create(body: ResponsesRequest, http: Request) -> Response:
     """Answer items of a conversation."""
     body.check()
@@ -62,7 +63,7 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     return _events(http, stored, 0) if body.stream else json_response(stored.response)
 
 
-@router.get("/v1/responses/{response_id}", responses=_NOT_FOUND)
+@router.get("/v1/responses/{response_id}", responses={**STREAMED, **_NOT_FOUND})
 async def retrieve(
     response_id: str, http: Request, stream: bool = False, starting_after: int | None = None
 ) -> Response:

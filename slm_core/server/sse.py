@@ -25,6 +25,10 @@ ENCODER = msgspec.json.Encoder()
 EVENT_STREAM = "text/event-stream"
 LINES = "application/x-ndjson"
 """Lines of JSON."""
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {}}}}
+"""For routes: an answer may be an event stream."""
+LINED: dict[int | str, dict[str, Any]] = {200: {"content": {LINES: {}}}}
+"""For routes: an answer may be lines of JSON."""
 _NO_PING_S = 365 * 86400
 """Seconds between pings where the format has none: longer than any answer."""
 

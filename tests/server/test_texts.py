@@ -130,3 +130,12 @@ def test_what_is_refused(client: Client, path: str, body: Body, message: str | N
         return
     assert response.status_code == 400, response.text
     assert re.search(message, response.json()["error"]["message"]), response.text
+
+
+@pytest.mark.parametrize("token", [-1, 10**5, 2**31, 2**63, -(10**12)])
+def test_a_prompt_of_unknown_tokens_is_refused(client: Client, demo: slm.Model, token: int) -> None:
+    response = client.post("/v1/completions", {"prompt": [1, token]})
+    assert response.status_code == 400, response.text
+    assert f"token {token} (accepted: 0 to {demo.vocab.size - 1})" in response.json()["error"]["message"]
+    with pytest.raises(slm.errors.InvalidToken):
+        demo.generate([1, token])
