@@ -1,4 +1,4 @@
-"""Random requests that the OpenAPI document allows, and many that it does not: the answer is declared, and never 5xx."""
+"""Random requests, as the OpenAPI document allows them or not: each answer is declared, and never 5xx."""
 
 from __future__ import annotations
 
