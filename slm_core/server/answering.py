@@ -186,6 +186,11 @@ class Answering:
         )
 
     @property
+    def shifted_tokens(self) -> int:
+        """Cached tokens of a complete answer that were computed after tokens which are gone; see ``reuse="cut"``."""
+        return self._submitted.answers[0].answer.usage.shifted_tokens
+
+    @property
     def metrics(self) -> RequestMetrics:
         """The times of the first answer, so far."""
         return self._submitted.metrics[0]

@@ -26,6 +26,7 @@ from slm_core.server import (
     openai_completions,
     openai_models,
     responses,
+    sessions,
     tokens,
 )
 from slm_core.server.calls import ClientLost, call_of
@@ -37,6 +38,7 @@ from slm_core.server.middleware import Access, Recording
 from slm_core.server.options import ServerOptions
 from slm_core.server.registry import ModelRegistry, ServedModel
 from slm_core.server.response_store import ResponseStore
+from slm_core.server.session_store import SessionStore
 from slm_core.server.sse import json_response, log_of
 
 _ROUTERS = (
@@ -44,6 +46,7 @@ _ROUTERS = (
     openai_completions.router,
     openai_models.router,
     responses.router,
+    sessions.router,
     anthropic_messages.router,
     ollama.router,
     ollama_models.router,
@@ -100,7 +103,7 @@ def create_app(
         responses=_REFUSALS,
     )
     app.state.registry, app.state.options, app.state.startup_error = registry, options, None
-    app.state.limits = limits
+    app.state.limits, app.state.sessions = limits, SessionStore()
     app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:
         app.include_router(router)

@@ -1,0 +1,227 @@
+"""/v1/sessions: the answers are those of chat completions with the same messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+import slm_core as slm
+from server.conftest import Body, Client, frames
+from server.test_openai_chat import WEATHER, message_of, plain
+from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions, create_app
+from slm_core.server.session_store import MOST_SESSIONS, ServedSession, SessionStore
+
+
+def user(text: str) -> Body:
+    return {"role": "user", "content": text}
+
+
+def made(client: Client, **fields: Any) -> str:
+    response = client.post("/v1/sessions", fields)
+    assert response.status_code == 200, response.text
+    session_id: str = response.json()["id"]
+    return session_id
+
+
+def say(client: Client, session_id: str, text: str, **fields: Any) -> Body:
+    body = {"messages": [user(text)], "temperature": 0, "max_tokens": 60, **fields}
+    response = client.post(f"/v1/sessions/{session_id}/messages", body)
+    assert response.status_code == 200, response.text
+    found: Body = response.json()["choices"][0]["message"]
+    return found
+
+
+def messages(client: Client, session_id: str) -> list[Body]:
+    found: list[Body] = client.get(f"/v1/sessions/{session_id}").json()["messages"]
+    return found
+
+
+def alone(client: Client, *history: Body) -> str:
+    """The answer of chat completions."""
+    text: str = client.chat(messages=list(history), max_tokens=60)["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_session_keeps_its_messages(client: Client) -> None:
+    session_id = made(client, messages=[{"role": "system", "content": "Be short."}], name="sums")
+    system = {"role": "system", "content": "Be short."}
+    first = say(client, session_id, "My dog is called Rex.")["content"]
+    assert first == alone(client, system, user("My dog is called Rex."))
+    history = [system, user("My dog is called Rex."), {"role": "assistant", "content": first}]
+    assert messages(client, session_id) == history
+    second = say(client, session_id, "What is my dog called?")["content"]
+    assert second == alone(client, *history, user("What is my dog called?"))
+    found = client.get(f"/v1/sessions/{session_id}").json()
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    cells = client.get(f"/v1/sessions/{session_id}/cells").json()
+    assert sum(cells[use] for use in ("own", "shared", "cached", "free")) == cells["n_ctx"] == 2048
+    assert cells["session_tokens"] == found["usage"]["total_tokens"]
+
+
+def test_a_streamed_turn_is_kept(client: Client) -> None:
+    whole, streamed = made(client, tools=[WEATHER]), made(client, tools=[WEATHER])
+    asked = {"messages": [user("What is the weather in Rome?")], "temperature": 0}
+    message = client.post(f"/v1/sessions/{whole}/messages", asked).json()["choices"][0]["message"]
+    chunks = client.stream(f"/v1/sessions/{streamed}/messages", **asked)
+    assert message_of(chunks) == plain(message)
+    kept = [messages(client, session_id)[-1] for session_id in (whole, streamed)]
+    for each in kept:
+        for call in each["tool_calls"]:
+            del call["id"]
+    assert kept[0] == kept[1]
+
+
+def test_edits(client: Client) -> None:
+    """Each edit changes the messages, and the next answer is that of the changed messages."""
+    session_id = made(client)
+    path = f"/v1/sessions/{session_id}"
+    say(client, session_id, "My dog is called Rex.")
+    say(client, session_id, "What is 12 + 30?")
+    twin = client.post(f"{path}/fork", {}).json()["id"]
+    before = client.post(f"{path}/fork", {"n_messages": 2, "name": "before"}).json()
+    assert before["name"] == "before" and before["messages"] == messages(client, session_id)[:2]
+    client.call("PATCH", f"{path}/messages/0", json={"message": user("My dog is called Luna.")})
+    client.call("DELETE", f"{path}/messages/3")
+    client.call("DELETE", f"{path}/messages/2")
+    history = messages(client, session_id)
+    assert history[0]["content"] == "My dog is called Luna." and len(history) == 2
+    asked = user("What is my dog called?")
+    assert say(client, session_id, asked["content"])["content"] == alone(client, *history, asked)
+    client.post(f"{path}/truncate", {"n_messages": 1})
+    assert messages(client, session_id) == [user("My dog is called Luna.")]
+    assert len(messages(client, twin)) == 4, "a fork is another session"
+
+
+def test_a_dump_is_restored(client: Client) -> None:
+    session_id = made(client, tools=[WEATHER], name="n")
+    say(client, session_id, "What is the weather in Rome?")
+    dump = client.get(f"/v1/sessions/{session_id}/dump").json()
+    twin = client.post("/v1/sessions/restore", dump).json()["id"]
+    assert twin != session_id
+    assert client.get(f"/v1/sessions/{twin}/dump").json() == dump
+    result = {"role": "tool", "tool_call_id": dump["messages"][-1]["tool_calls"][0]["id"], "content": "Sunny."}
+    answers = [
+        client.post(f"/v1/sessions/{each}/messages", {"messages": [result], "temperature": 0}).json()["choices"]
+        for each in (session_id, twin)
+    ]
+    assert answers[0][0]["message"]["content"] == answers[1][0]["message"]["content"]
+    for changes in ({"version": 2}, {"object": "x"}, {"messages": [{"role": "none"}]}, {"more": 1}, {"model": 7}):
+        assert client.post("/v1/sessions/restore", {**dump, **changes}).status_code == 400
+
+
+def test_forgotten_messages_are_cut_out_of_the_cache() -> None:
+    """What follows them is not computed again; the engine cuts between 8 tokens before and 32 after."""
+    settings = EngineSettings(n_ctx=2048, reuse="cut")
+    app = create_app([ServedModel("demo", lambda: slm.load(slm.demo_model_path()), settings=settings)], log=None)
+    client = Client(app, None)  # type: ignore[arg-type]
+    system = {"role": "system", "content": "You are a friendly helper who answers every question."}
+    session_id = made(client, messages=[system])
+    long = "I live in Rome, near the river, in a small house with a green door, two old cats and a garden."
+    for text in ("My dog is called Rex.", long, "What is 12 + 30?"):
+        say(client, session_id, text)
+    history = messages(client, session_id)
+    forgot = client.post(f"/v1/sessions/{session_id}/forget", {"start": 1, "end": 3}).json()
+    assert forgot["messages"] == [system, *history[3:]]
+    say(client, session_id, "And 1 + 1?")
+    usage = client.get(f"/v1/sessions/{session_id}").json()["usage"]
+    assert usage["shifted_tokens"] > 0
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["shifted_tokens"]
+    for body in ({"start": 0, "end": 99}, {"start": 2, "end": 2}):
+        assert client.post(f"/v1/sessions/{session_id}/forget", body).status_code == 400
+    client.run(app.state.registry.close())
+
+
+def test_forgetting_needs_reuse(client: Client) -> None:
+    session_id = made(client, messages=[user("a"), user("b")])
+    refused = client.post(f"/v1/sessions/{session_id}/forget", {"start": 0, "end": 1})
+    assert refused.status_code == 400 and "--reuse cut" in refused.json()["error"]["message"]
+
+
+def test_a_failed_turn_changes_nothing(client: Client) -> None:
+    session_id = made(client, messages=[user("My dog is called Rex.")])
+    path = f"/v1/sessions/{session_id}/messages"
+    for changes in (
+        {"temperature": -1},
+        {"n": 2},
+        {"messages": []},
+        {"unknown": 1},
+        {"continue_final_message": True},
+        {"messages": [user("word " * 5000)]},
+        {"messages": [user("word " * 5000)], "stream": True},
+    ):
+        body = {"messages": [user("And?")], **changes}
+        assert client.post(path, body).status_code == 400, changes
+    assert messages(client, session_id) == [user("My dog is called Rex.")]
+    assert say(client, session_id, "And?")["content"] is not None, "it is not busy"
+
+
+def test_a_session_answers_one_request_at_a_time(client: Client) -> None:
+    session_id = made(client)
+    endless = {"messages": [user("x")], "logit_bias": {"2": -100}, "max_tokens": 1500}
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
+            path = f"/v1/sessions/{session_id}"
+            task = asyncio.create_task(http.post(f"{path}/messages", json=endless))
+            await asyncio.sleep(0)
+            while (refused := await http.post(f"{path}/truncate", json={"n_messages": 0})).status_code == 200:
+                await asyncio.sleep(0.001)
+            assert refused.status_code == 409 and refused.json()["error"]["code"] == "session_busy"
+            assert (await http.post(f"{path}/fork", json={})).status_code == 200
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert (await http.post(f"{path}/truncate", json={"n_messages": 0})).status_code == 200
+
+    client.run(main())
+    assert messages(client, session_id) == [], "a lost client's turn is not kept"
+
+
+def test_sessions_belong_to_a_key() -> None:
+    options = ServerOptions(keys=(ApiKey("a"), ApiKey("b")))
+
+    def never() -> slm.Model:
+        raise AssertionError("no request of this test may reach the model")
+
+    client = Client(create_app([ServedModel("none", never)], options, log=None), None)  # type: ignore[arg-type]
+    made = client.post("/v1/sessions", {"messages": [user("secret")]}, authorization="Bearer a").json()
+    path = f"/v1/sessions/{made['id']}"
+    assert client.get(path, authorization="Bearer a").status_code == 200
+    for rest in ("", "/dump", "/cells"):
+        assert client.get(path + rest, authorization="Bearer b").status_code == 404
+    assert client.get("/v1/sessions", authorization="Bearer b").json()["data"] == []
+    (listed,) = client.get("/v1/sessions", authorization="Bearer a").json()["data"]
+    assert listed["n_messages"] == 1 and "messages" not in listed
+    assert client.call("DELETE", path, headers={"authorization": "Bearer a"}).json()["deleted"]
+    assert client.get(path, authorization="Bearer a").status_code == 404
+    assert client.get(path, authorization="Bearer a").json()["error"]["code"] == "session_not_found"
+
+
+def test_sessions_are_bounded() -> None:
+    store = SessionStore()
+    for _ in range(MOST_SESSIONS):
+        store.add(ServedSession("", "m", "", [], []))
+    with pytest.raises(slm.SlmError, match=f"the server keeps {MOST_SESSIONS} sessions: delete some first"):
+        store.add(ServedSession("", "m", "", [], []))
+    store.remove(store.of("")[0])
+    store.add(ServedSession("", "m", "", [], []))
+    with pytest.raises(slm.SlmError, match="64 MiB of messages"):
+        store.check_size(65 << 20)
+
+
+def test_a_stream_that_fails_is_not_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slm_core.server import sessions
+
+    def fail(*_: object) -> None:
+        raise slm.errors.DecodeFailed("a fault")
+
+    session_id = made(client)
+    monkeypatch.setattr(sessions, "usage_json", fail)
+    response = client.post(f"/v1/sessions/{session_id}/messages", {"messages": [user("a")], "stream": True})
+    assert "[DONE]" not in frames(response.text)
+    monkeypatch.undo()
+    found = client.get(f"/v1/sessions/{session_id}").json()
+    assert (found["messages"], found["usage"]) == ([], None)
