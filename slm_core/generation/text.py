@@ -27,11 +27,11 @@ class StopMatcher:
         if not self._stops:
             return text, False
         text = self.held + text
-        found = [(offset, stop) for stop in self._stops if (offset := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
-            first, self.found = min(found, key=lambda each: each[0])
+            _, start, self.found = min(found)  # the first that is complete, wherever the text was split
             self.held = ""
-            return text[:first], True
+            return text[:start], True
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - n_held :]
         return text[: len(text) - n_held], False

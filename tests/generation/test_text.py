@@ -42,9 +42,13 @@ def test_the_result_does_not_depend_on_the_split(text: str, stop: list[str]) -> 
     data = text.encode()
     by_byte = run([data[i : i + 1] for i in range(len(data))], stop)
     by_two = run([data[i : i + 2] for i in range(0, len(data), 2)], stop)
-    assert by_byte[1] == by_two[1]
-    if len(stop) <= 1:
-        assert by_byte[0] == by_two[0]
+    assert by_byte[:2] == by_two[:2] == run([data], stop)[:2]
+
+
+def test_the_first_complete_stop_string_of_a_piece_ends_the_text() -> None:
+    for stop in (["abcd", "bc"], ["bc", "abcd"], ["d", "bc"]):
+        assert run([b"xabcd"], stop)[:2] == ("xa", True)
+    assert run([b"xabc"], ["bc", "abc"])[:2] == ("x", True), "of two that are complete together, the longer one"
 
 
 def test_no_piece_splits_a_character() -> None:

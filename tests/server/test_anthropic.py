@@ -12,8 +12,9 @@ import httpx2
 import pytest
 
 import slm_core as slm
-from server.conftest import Body, Client
+from server.conftest import Body, Client, frames
 from server.test_openai_chat import PERSON
+from slm_core.server.anthropic_fields import CountRequest
 
 T = TypeVar("T")
 TOOL = {
@@ -99,6 +100,30 @@ def test_a_stream_joins_to_the_whole_message(client: Client, case: str) -> None:
     assert answered(joined) == answered(message)
     assert joined.usage.output_tokens == message.usage.output_tokens
     assert message.content and message.id.startswith("msg_")
+
+
+@pytest.mark.parametrize("case", ["text", "reasoning", "a call", "a cut call"])
+def test_the_events_of_a_block_are_in_order(client: Client, case: str) -> None:
+    """Each block starts, has deltas, and stops before the next one."""
+    text = client.post("/v1/messages", {**CASES[case], "stream": True}).text
+    events = [json.loads(data) for data in frames(text)]
+    shape = "".join(
+        {"content_block_start": "(", "content_block_delta": ".", "content_block_stop": ")"}.get(event["type"], "|")
+        for event in events
+    )
+    assert re.fullmatch(r"\|(\(\.*\))+\|\|", shape), shape
+    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
+    assert starts == list(range(len(starts)))
+    indexes = [event["index"] for event in events if event["type"].startswith("content_block")]
+    assert indexes == sorted(indexes)
+
+
+def test_a_result_has_the_name_of_its_call() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "Sunny."}
+    messages = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    request = CountRequest.model_validate({"messages": [*WEATHER["messages"], *messages], "tools": [TOOL]})
+    assert [message.name for message in request.conversation().messages] == [None, None, "get_weather"]
 
 
 def test_the_answer_is_the_model_s(client: Client, demo: slm.Model) -> None:

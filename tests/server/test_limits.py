@@ -75,6 +75,8 @@ def test_cells() -> None:
         assert refused.value.status == 429
         with limits.cells("cells", 50, 1, 50), limits.cells("free", 10_000, 1, None):
             pass
+    with limits.cells("cells", 100, 2, 100):
+        pass
     for arguments, message in (((100, 1, None), "max_tokens is missing"), ((100, 3, 100), "needs 400 cells")):
         with pytest.raises(ApiError, match=message) as error:
             limits.cells("cells", *arguments).__enter__()  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -134,6 +135,36 @@ def test_a_lost_client_does_not_wait_for_a_swap(info: Any) -> None:
     assert models.run(work) == ["load a"]
 
 
+def test_a_model_that_is_back_waits_for_no_other_load(info: Any) -> None:
+    models = Models("a", "b", info=info)
+    load, is_free = models.load, threading.Event()
+
+    def slowly(name: str) -> Any:
+        assert name == "a" or is_free.wait(WAIT_S)
+        return load(name)
+
+    models.load = slowly  # type: ignore[method-assign]
+
+    async def ask(name: str) -> None:
+        async with models.registry.lease(name):
+            pass
+
+    async def work() -> None:
+        await ask("a")
+        await models.registry.unload("a")
+        await ask("a")
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "b")
+            await settled()
+            try:
+                await ask("a")
+                assert models.notes == ["load a", "close a", "load a"]
+            finally:
+                is_free.set()
+
+    assert models.run(work)[-1] == "load b"
+
+
 def test_the_least_recently_used_model_is_unloaded(info: Any) -> None:
     models = Models("a", "b", "c", info=info, memory_bytes=25)
 
@@ -229,6 +260,12 @@ def test_a_model_that_crashed_is_loaded_again(info: Any) -> None:
         for _ in range(4):
             await crash()
         assert models.notes == ["load a", *["close a", "load a"] * 3]
+        app = create_app([ServedModel("a", lambda: models.load("a"))], log=None)
+        app.state.registry = models.registry
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            health, ready = await http.get("/health"), await http.get("/ready")
+        assert (health.status_code, health.json()["models"]) == (503, {"a": "failed"})
+        assert (ready.status_code, ready.json()["models"]) == (503, [])
         async with models.registry.lease("a"):
             pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -178,6 +179,41 @@ def test_a_session_answers_one_request_at_a_time(client: Client) -> None:
 
     client.run(main())
     assert messages(client, session_id) == [], "a lost client's turn is not kept"
+
+
+def test_a_session_is_busy_until_its_stream_ends(client: Client) -> None:
+    session_id = made(client)
+    asked = {"messages": [user("What is 12 + 30?")], "stream": True}
+    statuses = []
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
+
+            async def refused(message: Any) -> None:
+                if message["type"] == "http.response.body" and message.get("body"):
+                    path = f"/v1/sessions/{session_id}/truncate"
+                    statuses.append((await http.post(path, json={"n_messages": 0})).status_code)
+
+            body = json.dumps(asked).encode()
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": f"/v1/sessions/{session_id}/messages",
+                "scheme": "http",
+                "query_string": b"",
+                "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            }
+            received = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> Any:
+                return received.pop() if received else await asyncio.Future()
+
+            await client.app(scope, receive, refused)
+
+    client.run(main())
+    assert len(statuses) > 2 and set(statuses) == {409}
+    assert len(messages(client, session_id)) == 2
 
 
 def test_sessions_belong_to_a_key() -> None:
