@@ -25,7 +25,9 @@ from slm_core.server import (
     openai_chat,
     openai_completions,
     openai_models,
+    page,
     responses,
+    session_turns,
     sessions,
     tokens,
 )
@@ -42,11 +44,13 @@ from slm_core.server.session_store import SessionStore
 from slm_core.server.sse import json_response, log_of
 
 _ROUTERS = (
+    page.router,
     openai_chat.router,
     openai_completions.router,
     openai_models.router,
     responses.router,
     sessions.router,
+    session_turns.router,
     anthropic_messages.router,
     ollama.router,
     ollama_models.router,

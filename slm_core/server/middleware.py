@@ -17,8 +17,8 @@ from slm_core.server.metrics import HttpMetrics
 from slm_core.server.options import ServerOptions
 from slm_core.server.sse import json_response
 
-_OPEN = ("/health", "/ready")
-"""Paths that need no key."""
+_OPEN = ("/", "/health", "/ready")
+"""Paths that need no key. The page asks for it."""
 _LOST = 499
 """The status in the log if the client was lost before there was one; nginx uses it, too."""
 

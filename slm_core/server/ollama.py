@@ -149,12 +149,8 @@ def _complete(calls: Sequence[JoinedCall]) -> tuple[list[Fields], str]:
     complete: list[Fields] = []
     rest = ""
     for call in calls:
-        try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if isinstance(arguments, dict):
-            complete.append({"function": {"name": call.name, "arguments": arguments}})
+        if call.is_complete:
+            complete.append({"function": {"name": call.name, "arguments": json.loads(call.arguments or "{}")}})
         else:
             rest += call.name + call.arguments
     return complete, rest

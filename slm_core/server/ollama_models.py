@@ -20,12 +20,6 @@ _UNKNOWN = {"format": "gguf", "family": "", "families": None, "parameter_size": 
 """Details of a model that is not loaded."""
 
 
-@router.head("/", include_in_schema=False)
-async def root() -> Response:
-    """Whether the server answers."""
-    return Response(status_code=200)
-
-
 @router.get("/api/version")
 async def version() -> Response:
     """The version of slm-core."""

@@ -53,6 +53,7 @@ def _model(registry: ModelRegistry, served: ServedModel) -> Mapping[str, object]
         "aliases": served.aliases,
         "loaded": running is not None,
         "context_length": served.settings.n_ctx,
+        "reuse": served.settings.reuse,
     }
     if running is not None:
         info = running.model.info

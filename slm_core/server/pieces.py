@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,14 @@ class JoinedCall:
     id: str
     name: str
     arguments: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the arguments are an object: an answer may end within them."""
+        try:
+            return isinstance(json.loads(self.arguments or "{}"), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 @dataclass(slots=True)

@@ -70,7 +70,14 @@ class ServedSession:
 
     def json(self) -> dict[str, Any]:
         """The session as clients see it."""
-        return {"id": self.id, "object": "session", "created": self.created, **self.content(), "usage": self.usage}
+        return {
+            "id": self.id,
+            "object": "session",
+            "created": self.created,
+            **self.content(),
+            "usage": self.usage,
+            "answering": self._is_busy,
+        }
 
     @property
     def n_bytes(self) -> int:

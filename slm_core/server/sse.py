@@ -90,6 +90,16 @@ async def answer(
 
     if writer is None:
         return await whole_answer(http, request, collect)
+    return await stream_answer(http, request, writer, media_type)
+
+
+async def stream_answer(
+    http: Request,
+    request: GenerationRequest,
+    writer: Callable[[Answering], StreamWriter],
+    media_type: str = EVENT_STREAM,
+) -> Response:
+    """The stream of a request; see ``answer`` for arguments and errors."""
     answering, call = await submit(http, request), call_of(http.scope)
     call.facts["stream"] = True
     return AnswerStream(answering, writer(answering), call, options_of(http), log_of(http), media_type)

@@ -88,8 +88,10 @@ async def apply_template(body: PromptFields, http: Request) -> Response:
 
 
 def _piece(model: Model, token: int) -> Mapping[str, Any]:
+    """A token; ``special`` is true for a control token."""
     data = model.vocab.token_bytes(token, special=True)
+    fields = {"id": token, "special": bool(data) and not model.vocab.token_bytes(token)}
     try:
-        return {"id": token, "piece": data.decode("utf-8")}
+        return {**fields, "piece": data.decode("utf-8")}
     except UnicodeDecodeError:
-        return {"id": token, "piece": list(data)}
+        return {**fields, "piece": list(data)}

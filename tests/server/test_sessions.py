@@ -147,9 +147,9 @@ def test_a_failed_turn_changes_nothing(client: Client) -> None:
     for changes in (
         {"temperature": -1},
         {"n": 2},
-        {"messages": []},
         {"unknown": 1},
         {"continue_final_message": True},
+        {"keep_partial": True},
         {"messages": [user("word " * 5000)]},
         {"messages": [user("word " * 5000)], "stream": True},
     ):
@@ -196,24 +196,80 @@ def test_a_session_is_busy_until_its_stream_ends(client: Client) -> None:
                     statuses.append((await http.post(path, json={"n_messages": 0})).status_code)
 
             body = json.dumps(asked).encode()
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": f"/v1/sessions/{session_id}/messages",
-                "scheme": "http",
-                "query_string": b"",
-                "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-            }
             received = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def receive() -> Any:
                 return received.pop() if received else await asyncio.Future()
 
-            await client.app(scope, receive, refused)
+            await client.app(scope_of(f"/v1/sessions/{session_id}/messages"), receive, refused)
 
     client.run(main())
     assert len(statuses) > 2 and set(statuses) == {409}
     assert len(messages(client, session_id)) == 2
+
+
+def test_the_last_message_is_answered_again(client: Client) -> None:
+    session_id = made(client)
+    path = f"/v1/sessions/{session_id}"
+    refused = client.post(f"{path}/messages", {})
+    assert refused.status_code == 400 and "no message to answer" in refused.json()["error"]["message"]
+    answer = say(client, session_id, "My dog is called Rex.")
+    assert client.post(f"{path}/messages", {}).status_code == 400, "the last message is an answer"
+    client.post(f"{path}/truncate", {"n_messages": 1})
+    again = client.post(f"{path}/messages", {"temperature": 0, "max_tokens": 60}).json()
+    assert again["choices"][0]["message"]["content"] == answer["content"]
+    assert [message["role"] for message in messages(client, session_id)] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("n_pieces", [0, 5])
+def test_a_lost_client_may_keep_its_partial_answer(client: Client, n_pieces: int) -> None:
+    session_id = made(client)
+    body = {"messages": [user("x")], "logit_bias": {"2": -100}, "max_tokens": 1500, "stream": True}
+
+    async def main() -> list[str]:
+        lost, texts = asyncio.Event(), []
+
+        async def send(message: Any) -> None:
+            for data in frames(message.get("body", b"").decode()):
+                delta = json.loads(data)["choices"][0]["delta"]
+                texts.append(delta["content"])
+            if len(texts) > n_pieces:  # the first one has the role only
+                lost.set()
+
+        received = [{"type": "http.request", "body": json.dumps({**body, "keep_partial": True}).encode()}]
+
+        async def receive() -> Any:
+            if not received:
+                await lost.wait()
+                return {"type": "http.disconnect"}
+            return received.pop()
+
+        await client.app(scope_of(f"/v1/sessions/{session_id}/messages"), receive, send)
+        return texts
+
+    texts = client.run(main())
+    found = client.get(f"/v1/sessions/{session_id}").json()
+    assert found["answering"] is False and found["messages"][0] == user("x")
+    answer = [*found["messages"], {"content": ""}][1]
+    assert answer["content"].startswith("".join(texts)), "what was sent is kept"
+    assert len(answer["content"]) < len("".join(texts)) + 200, "it ended soon afterwards"
+    if n_pieces:
+        assert found["usage"]["completion_tokens"] >= n_pieces
+
+
+def test_a_call_that_is_cut_is_kept_as_text(client: Client) -> None:
+    """So the session stays usable."""
+    session_id = made(client, tools=[WEATHER])
+    say(client, session_id, "What is the weather in Rome?", max_tokens=14)
+    kept = messages(client, session_id)[-1]
+    assert "tool_calls" not in kept and "get_weather" in kept["content"]
+    assert say(client, session_id, "What is 12 + 30?")["content"] is not None
+
+
+def scope_of(path: str) -> Body:
+    """The ASGI scope of a POST request with a JSON body."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    return {"type": "http", "method": "POST", "path": path, "scheme": "http", "query_string": b"", "headers": headers}
 
 
 def test_sessions_belong_to_a_key() -> None:
@@ -249,13 +305,13 @@ def test_sessions_are_bounded() -> None:
 
 
 def test_a_stream_that_fails_is_not_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slm_core.server import sessions
+    from slm_core.server import session_turns
 
     def fail(*_: object) -> None:
         raise slm.errors.DecodeFailed("a fault")
 
     session_id = made(client)
-    monkeypatch.setattr(sessions, "usage_json", fail)
+    monkeypatch.setattr(session_turns, "usage_json", fail)
     response = client.post(f"/v1/sessions/{session_id}/messages", {"messages": [user("a")], "stream": True})
     assert "[DONE]" not in frames(response.text)
     monkeypatch.undo()
