@@ -21,6 +21,7 @@ from slm_core.isolation import Isolation
 from slm_core.loading import Model, demo_model_path
 from slm_core.modelinfo import model_info
 from slm_core.paths import local
+from slm_core.plugins import registry
 
 if TYPE_CHECKING:
     from slm_core.server import EngineSettings, ServedModel, ServerOptions
@@ -33,7 +34,9 @@ def serve(
     *,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=]MODEL", help=f"{o.A_MODEL}; may be repeated. Without one, the demo model."),
+        typer.Argument(
+            metavar="[NAME=][ENGINE:]MODEL", help=f"{o.A_MODEL}; may be repeated. Without one, the demo model."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free port.", rich_help_panel=_ACCESS)] = 8080,
@@ -102,7 +105,10 @@ def serve(
         Path | None, typer.Option(help="A directory for answered histories.", rich_help_panel=_ENGINE)
     ] = None,
 ) -> None:
-    """Serve models over HTTP, with OpenAI's API. Ctrl-C or SIGTERM stops it after the running answers."""
+    """Serve models over HTTP: a page to chat, and OpenAI's, Anthropic's and Ollama's APIs.
+
+    Ctrl-C or SIGTERM stops it after the running answers.
+    """
     try:
         from slm_core.server import EngineSettings, ServerOptions, create_app
         from slm_core.server.keys import read_keys
@@ -132,7 +138,11 @@ def serve(
         cache_dir=cache_dir,
     )
     isolation = None if in_process else Isolation(call_timeout_s=hang)
-    load = partial(engine.load, formatter=format, isolation=isolation)
+
+    def load(path: Path | None, backend: str | None) -> Model:
+        chosen = engine if backend is None else replace(engine, backend=backend)
+        return chosen.load(path, format, isolation)
+
     served = _served(models or [], alias or [], load, settings, has_budget=memory_budget is not None)
     app = create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
@@ -141,7 +151,7 @@ def serve(
 def _served(
     models: list[str],
     aliases: list[str],
-    load: Callable[[Path | None], Model],
+    load: Callable[[Path | None, str | None], Model],
     settings: EngineSettings,
     *,
     has_budget: bool,
@@ -150,11 +160,11 @@ def _served(
 
     served = {}
     for text in models or ["demo="]:
-        name, path = _named(text)
+        name, backend, path = _named(text)
         if name in served:
             raise InvalidOption(f"two models have the name {name!r}: name one as NAME=MODEL")
         n_bytes = _needed(path, settings) if has_budget else 0
-        served[name] = ServedModel(name, partial(load, path), settings=settings, n_bytes=n_bytes)
+        served[name] = ServedModel(name, partial(load, path, backend), settings=settings, n_bytes=n_bytes)
     for text in aliases:
         alias, equals, name = text.partition("=")
         if not equals or not alias or name not in served:
@@ -163,13 +173,17 @@ def _served(
     return list(served.values())
 
 
-def _named(text: str) -> tuple[str, Path | None]:
-    """The name and path of ``[NAME=]MODEL``; without a path, the demo model."""
-    name, equals, path = text.partition("=")
-    if equals and "/" not in name:
-        return name, Path(path) if path else None
-    name = text.rstrip("/").rpartition("/")[2]
-    return name.removesuffix(".gguf"), Path(text)
+def _named(text: str) -> tuple[str, str | None, Path | None]:
+    """The name, engine and path of ``[NAME=][ENGINE:]MODEL``; without a path, the demo model."""
+    name, equals, rest = text.partition("=")
+    if not equals or "/" in name:
+        name, rest = "", text
+    engine, colon, path = rest.partition(":")
+    backend = engine if colon and engine in registry().backends else None
+    if backend is None:
+        path = rest
+    name = name or path.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or backend or "demo"
+    return name, backend, Path(path) if path else None
 
 
 def _needed(path: Path | None, settings: EngineSettings) -> int:
@@ -191,5 +205,8 @@ def _bytes(text: str) -> int:
 def _announce(url: str, options: ServerOptions) -> None:
     key = ' -H "Authorization: Bearer $SLM_API_KEY"' if options.keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "What is 12 + 30?"}]})
-    note(f"Serving on {url} (Ctrl-C stops). OpenAI's API is at {url}/v1; its description is at {url}/openapi.json.")
+    note(
+        f"Serving on {url} (Ctrl-C stops): that is a page to chat. OpenAI's API is at {url}/v1;"
+        f" its description is at {url}/openapi.json."
+    )
     note(f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")

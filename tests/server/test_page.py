@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 import slm_core as slm
+from browser import CHROMIUM, answered, press, say, serving
 from server.conftest import Client
 from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions, create_app
 from slm_core.server import page as page_module
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="the page is not tested: no Chromium (apt install chromium)"
 )
@@ -66,23 +62,6 @@ x = '<b>'
 ---
 2 * 3 * 4 and a_b_c"""
 ENDLESS_MARKS = ("`" * 20_000, "> " * 5_000 + "x", "- " * 5_000 + "x", "*a " * 9_000, "|" * 9_000, "[" * 9_000)
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The address of a server."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
-        (socket,) = server.servers[0].sockets
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -134,29 +113,12 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     )
 
 
-def say(page: Page, text: str) -> None:
-    """Send a message, and wait for its answer."""
-    page.get_by_label("Your message").fill(text)
-    page.keyboard.press("Enter")
-    answered(page)
-
-
-def answered(page: Page) -> None:
-    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    expect(page.get_by_role("button", name="Again")).to_be_visible()
-
-
 def texts(page: Page) -> list[str]:
     """The roles and texts of the messages."""
     return [
         f"{each.locator('header b').inner_text()}: {each.locator('.text, .plain').first.inner_text()}"
         for each in page.locator("article").all()
     ]
-
-
-def press(page: Page, number: int, name: str) -> None:
-    """Press a button of a message."""
-    page.locator("article").nth(number).get_by_role("button", name=name, exact=True).click()
 
 
 def stored(page: Page, address: str) -> dict[str, Any]:

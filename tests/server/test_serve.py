@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from server.test_openai_chat import ASKED, QUESTION
+from slm_core.cli.serve import _named
 
 
 @dataclass
@@ -41,6 +43,25 @@ def server() -> Iterator[Server]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("models/small.gguf", ("small", None, Path("models/small.gguf"))),
+        ("a=models/small.gguf", ("a", None, Path("models/small.gguf"))),
+        ("onnx:models/small.gguf", ("small", "onnx", Path("models/small.gguf"))),
+        ("a=onnx:small.gguf", ("a", "onnx", Path("small.gguf"))),
+        ("native:", ("native", "native", None)),
+        ("demo=", ("demo", None, None)),
+        ("hf://org/name/small.gguf", ("small", None, Path("hf://org/name/small.gguf"))),
+        ("a=hf://org/name", ("a", None, Path("hf://org/name"))),
+        ("other:small.gguf", ("other:small", None, Path("other:small.gguf"))),
+        ("folder/a=b.gguf", ("a=b", None, Path("folder/a=b.gguf"))),
+    ],
+)
+def test_names_and_engines_of_models(text: str, expected: object) -> None:
+    assert _named(text) == expected
 
 
 @pytest.fixture(scope="module")
