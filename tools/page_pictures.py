@@ -11,7 +11,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import slm_core as slm
 from slm_core.server import EngineSettings, ServedModel, create_app
-from tests.browser import CHROMIUM, press, say, serving
+from tests.browser import CHROMIUM, press, say
+from tests.http_server import serving
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 LINES = (

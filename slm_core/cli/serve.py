@@ -57,6 +57,9 @@ def serve(
     max_requests: Annotated[
         int, typer.Option(min=1, help="Requests at a time; more are refused with 429.", rich_help_panel=_ACCESS)
     ] = 256,
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="The longest request, such as 16M.", rich_help_panel=_ACCESS)
+    ] = "16M",
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Serve other machines without a key.", rich_help_panel=_ACCESS)
     ] = False,
@@ -121,12 +124,13 @@ def serve(
         host=host,
         keys=(*(key or ()), *([] if key_file is None else read_keys(key_file))),
         max_requests=max_requests,
+        max_body_bytes=_bytes(max_body, "--max-body"),
         no_auth=no_auth,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         grace_s=grace,
         hang_s=hang,
-        memory_bytes=None if memory_budget is None else _bytes(memory_budget),
+        memory_bytes=None if memory_budget is None else _bytes(memory_budget, "--memory-budget"),
         keep_alive_s=keep_alive,
     )
     settings = EngineSettings(
@@ -194,11 +198,11 @@ def _needed(path: Path | None, settings: EngineSettings) -> int:
     return info.n_bytes + settings.n_ctx * per_token + 2 * settings.n_parallel * per_sequence
 
 
-def _bytes(text: str) -> int:
+def _bytes(text: str, option: str) -> int:
     """The number of bytes of a size such as 6G or 500M."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise InvalidOption(f"--memory-budget {text!r} (accepted: a size, such as 6G or 500M)")
+        raise InvalidOption(f"{option} {text!r} (accepted: a size, such as 6G or 500M)")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 

@@ -31,6 +31,7 @@ from slm_core.server import (
     sessions,
     tokens,
 )
+from slm_core.server.bodies import Bodies
 from slm_core.server.calls import ClientLost, call_of
 from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
 from slm_core.server.keys import Limits
@@ -64,6 +65,8 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong."},
     403: {"description": "The Host or Origin header is not allowed."},
     404: {"description": "There is no such model."},
+    408: {"description": "The body did not arrive in time."},
+    413: {"description": "The body is too long."},
     429: {"description": "A limit is reached; Retry-After has the seconds to wait."},
     503: {"description": "The model cannot be loaded, has crashed, or is being unloaded."},
 }
@@ -129,7 +132,11 @@ async def _load_default(app: FastAPI, registry: ModelRegistry) -> None:
 
 def _middleware(options: ServerOptions, limits: Limits, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
     """The middleware, outermost first."""
-    layers = [Middleware(Recording, log=log, metrics=metrics), Middleware(Access, options=options, limits=limits)]
+    layers = [
+        Middleware(Recording, log=log, metrics=metrics),
+        Middleware(Access, options=options, limits=limits),
+        Middleware(Bodies, options=options),
+    ]
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

@@ -12,11 +12,12 @@ from starlette.responses import Response
 
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, ollama_envelope
+from slm_core.server.json_text import encoded
 from slm_core.server.ollama_fields import ChatRequest, GenerateRequest, OllamaFields
 from slm_core.server.openai_fields import finite, token_text
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
-from slm_core.server.sse import ENCODER, LINED, LINES, answer, json_response, registry_of
+from slm_core.server.sse import LINED, LINES, answer, json_response, registry_of
 
 router = APIRouter(tags=["Ollama"])
 Fields = Mapping[str, object]
@@ -107,7 +108,7 @@ class LineWriter:
 
     def error(self, error: ApiError) -> Iterable[bytes]:
         """The error in place of the end."""
-        return [ENCODER.encode(ollama_envelope(error, "")) + b"\n"]
+        return [encoded(ollama_envelope(error, "")) + b"\n"]
 
     def _write_calls(self) -> Iterable[bytes]:
         calls, self._calls = self._calls, []
@@ -119,7 +120,7 @@ class LineWriter:
         line: dict[str, object] = {**_header(self._model), "done": False, **fields}
         if logprobs:
             line["logprobs"] = _logprobs(self._answering, logprobs)
-        return ENCODER.encode(line) + b"\n"
+        return encoded(line) + b"\n"
 
 
 def _message(content: str = "", thinking: str = "", calls: Sequence[Fields] = ()) -> Fields:

@@ -23,6 +23,8 @@ class ServerOptions:
         allowed_origins: the origins of web pages that may call it; () for none but its own.
         ping_s: seconds between the pings of a stream.
         send_timeout_s: seconds after which a client that reads nothing is lost.
+        receive_timeout_s: seconds within which the body of a request has to arrive.
+        max_body_bytes: the longest body of a request; all together may be eight times as long.
         grace_s: seconds for which running answers continue after SIGTERM.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
         max_requests: the most requests that are generated or wait at a time.
@@ -40,6 +42,8 @@ class ServerOptions:
     allowed_origins: tuple[str, ...] = ()
     ping_s: float = 15.0
     send_timeout_s: float = 60.0
+    receive_timeout_s: float = 60.0
+    max_body_bytes: int = 16 << 20
     grace_s: float = 30.0
     hang_s: float = 120.0
     max_requests: int = 256

@@ -12,8 +12,8 @@ import anyio
 from pydantic import TypeAdapter
 
 from slm_core.server.errors import ApiError
+from slm_core.server.json_text import encoded
 from slm_core.server.responses_fields import InputItem
-from slm_core.server.sse import ENCODER
 
 MOST_RESPONSES = 1024
 MOST_BYTES = 64 << 20
@@ -51,8 +51,8 @@ class StoredResponse:
     @property
     def n_bytes(self) -> int:
         """Its size."""
-        items = _ITEMS.dump_json([*self.items])
-        return len(ENCODER.encode(self.response)) + len(items) + sum(map(len, self.frames))
+        items = encoded(_ITEMS.dump_python([*self.items]))
+        return len(encoded(self.response)) + len(items) + sum(map(len, self.frames))
 
     def conversation(self) -> list[InputItem]:
         """All items up to the end of this response.

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from slm_core.errors import InvalidOption
+from slm_core.server.connections import TimedProtocol
 from slm_core.server.options import ServerOptions
 
 
@@ -48,15 +49,8 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
 
     with _bound(options.host, port) as listener:
         url = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
-        )
         try:
-            _Server(config, lambda: say(url)).run([listener])
+            _Server(config_of(app, options), lambda: say(url)).run([listener])
         except SystemExit:  # a failed start
             if app.state.startup_error is None:
                 raise
@@ -64,6 +58,18 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
             errors.disabled = False
     if app.state.startup_error is not None:
         raise app.state.startup_error
+
+
+def config_of(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """How uvicorn runs the server."""
+    return uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
+    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from slm_core.server.errors import ApiError
+from slm_core.server.json_text import encoded
 from slm_core.server.openai_chat import ChatMessage, Tool
 
 MOST_SESSIONS = 256
@@ -82,7 +83,12 @@ class ServedSession:
     @property
     def n_bytes(self) -> int:
         """The size of its messages."""
-        return len(_MESSAGES.dump_json(self.messages))
+        return size_of(self.messages)
+
+
+def size_of(messages: Sequence[ChatMessage]) -> int:
+    """The size of messages, in bytes of JSON."""
+    return len(encoded(_MESSAGES.dump_python([*messages])))
 
 
 class SessionStore:

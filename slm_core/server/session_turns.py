@@ -15,7 +15,7 @@ from slm_core.server.errors import ApiError
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
-from slm_core.server.session_store import ServedSession
+from slm_core.server.session_store import ServedSession, size_of
 from slm_core.server.sessions import BUSY, found_session, store_of
 from slm_core.server.sse import STREAMED, registry_of, stream_answer, whole_answer
 
@@ -65,7 +65,7 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
         changing.close()
 
     try:
-        store_of(http).check_size(sum(len(message.model_dump_json()) for message in body.messages))
+        store_of(http).check_size(size_of(body.messages))
         if body.stream:
             return _Ending(await stream_answer(http, request, writer), end)
         response = await whole_answer(http, request, collect)

@@ -15,7 +15,7 @@ from slm_core.server.openai_chat import (
     ChatMessage,
     Tool,
 )
-from slm_core.server.session_store import ServedSession, SessionStore
+from slm_core.server.session_store import ServedSession, SessionStore, size_of
 from slm_core.server.sse import (
     json_response,
     registry_of,
@@ -125,7 +125,7 @@ async def edit(session_id: str, number: int, body: EditRequest, http: Request) -
     found = found_session(http, session_id)
     with found.changing():
         number = _checked_number(found, number)
-        store_of(http).check_size(len(body.message.model_dump_json()))
+        store_of(http).check_size(size_of([body.message]))
         found.messages[number] = body.message
     return json_response(found.json())
 

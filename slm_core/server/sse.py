@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Protocol
 
 import anyio
-import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import Call, call_of, until_lost
 from slm_core.server.errors import ApiError, api_error
+from slm_core.server.json_text import encoded
 from slm_core.server.log import ServerLog
 from slm_core.server.options import ServerOptions
 from slm_core.server.pieces import Choice, Piece
 from slm_core.server.registry import ModelRegistry
 from slm_core.server.requests import GenerationRequest
 
-ENCODER = msgspec.json.Encoder()
 EVENT_STREAM = "text/event-stream"
 LINES = "application/x-ndjson"
 """Lines of JSON."""
@@ -60,7 +59,7 @@ Join = Callable[[Answering, Sequence[Choice]], Mapping[str, object]]
 def frame(data: object, event: str | None = None) -> bytes:
     """A frame of an event stream with JSON data."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + ENCODER.encode(data) + b"\n\n"
+    return name + b"data: " + encoded(data) + b"\n\n"
 
 
 async def answer(
@@ -145,7 +144,7 @@ def answering_of(http: Request, request: GenerationRequest) -> Answering:
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer."""
-    return Response(ENCODER.encode(value), status, headers, "application/json")
+    return Response(encoded(value), status, headers, "application/json")
 
 
 def registry_of(http: Request) -> ModelRegistry:

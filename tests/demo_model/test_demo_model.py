@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,14 @@ from slm_core.chat import Chat
 
 GENERATOR = Path(__file__).resolve().parents[2] / "tools" / "demo_model"
 GREEDY = slm.Sampling(temperature=0, max_tokens=80)
-INSTALLED = [status.name for status in slm.backends() if status.installed]
+
+
+@functools.cache
+def installed() -> list[str]:
+    """The installed backends; asking takes seconds, which tests of other files need not wait for."""
+    return [status.name for status in slm.backends() if status.installed]
+
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -26,9 +34,9 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[dict[str, slm.Model]]:
-    if not INSTALLED:
+    if not installed():
         pytest.skip("no backends are registered: slm-core is not installed here, only on the path")
-    loaded = {name: slm.load(slm.demo_model_path(), backend=name) for name in INSTALLED}
+    loaded = {name: slm.load(slm.demo_model_path(), backend=name) for name in installed()}
     yield loaded
     for model in loaded.values():
         model.close()
@@ -128,17 +136,17 @@ def test_every_backend_gives_the_same_tokens_on_generated_conversations(
     models: dict[str, slm.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if len(models) < 2:
-        pytest.skip(f"only {INSTALLED} is installed: there is nothing to compare with")
+        pytest.skip(f"only {installed()} is installed: there is nothing to compare with")
     monkeypatch.syspath_prepend(str(GENERATOR))
     conversations = __import__("conversations")
     rng = random.Random(20261120)
     prompts = [_prompt(conversations.generate(rng, held_out=True)) for _ in range(16)]
     answers = {name: [_greedy(model, prompt) for prompt in prompts] for name, model in models.items()}
-    first = answers.pop(INSTALLED[0])
+    first = answers.pop(installed()[0])
     for name, others in answers.items():
         differing = [p for p, a, b in zip(prompts, first, others, strict=True) if a != b]
         assert not differing, (
-            f"{INSTALLED[0]} and {name} answer {len(differing)} prompts differently, such as {differing[0]}"
+            f"{installed()[0]} and {name} answer {len(differing)} prompts differently, such as {differing[0]}"
         )
     assert len(set(first)) > 8, "the prompts have different answers"
 

@@ -14,7 +14,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 import slm_core as slm
-from browser import CHROMIUM, answered, press, say, serving
+from browser import CHROMIUM, answered, press, say
+from http_server import serving
 from server.conftest import Client
 from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions, create_app
 from slm_core.server import page as page_module
