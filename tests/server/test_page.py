@@ -134,10 +134,11 @@ def endlessly(route: Route) -> None:
 
 
 def begin_endless(page: Page) -> None:
+    page.get_by_label("Temperature").fill("0")
     page.route("**/messages", endlessly)
     page.get_by_label("Your message").fill("Tell me a story.")
     page.keyboard.press("Enter")
-    expect(page.locator("#partial")).to_contain_text(re.compile(r"\w{3}.*\w{3}", re.DOTALL))
+    expect(page.locator("#partial")).to_contain_text(re.compile(r"\S.{5}", re.DOTALL))
 
 
 def test_the_page_is_small_and_loads_nothing(client: Client) -> None:
@@ -194,7 +195,7 @@ def test_a_stopped_answer_is_kept(visit: Callable[..., Page], address: str) -> N
     page.route("**/messages", endlessly)
     page.get_by_label("Your message").fill("Go on.")
     page.keyboard.press("Enter")
-    expect(page.locator("#partial")).to_contain_text(re.compile(r"\w{3}"))
+    expect(page.locator("#partial")).to_contain_text(re.compile(r"\S{3}"))
     page.keyboard.press("Escape")
     answered(page)
     assert len(stored(page, address)["messages"]) == 4

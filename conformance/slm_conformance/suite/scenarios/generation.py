@@ -175,7 +175,7 @@ class TestGeneration(Scenarios):
                 self._stops(bench, script, stop, text.partition(stop)[0])
 
     def test_the_first_of_several_stop_texts(self, bench: Bench) -> None:
-        """Generation: with several stop texts, the answer ends before the one that begins first."""
+        """Generation: with several stop texts, the answer ends before the one that is complete first."""
         script = bench.vocab.encode("hello dog, the assistant", add_special=False, parse_special=False)
         words = [token for token in script if len(_text(bench, [token])) > 2]
         for token in words:
@@ -184,9 +184,9 @@ class TestGeneration(Scenarios):
             for several in (stops, stops[::-1]):
                 answer = _say(bench, [script[0], token, script[-1]], stop=several)
                 text = _text(bench, [script[0], token, script[-1]])
-                first = min(text.find(stop) for stop in several if stop in text)
-                assert answer.text == text[:first], (
-                    f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:first]!r}"
+                _, start = min((text.find(stop) + len(stop), text.find(stop)) for stop in several if stop in text)
+                assert answer.text == text[:start], (
+                    f"with stop texts {several}, {text!r} ended as {answer.text!r}, expected {text[:start]!r}"
                 )
 
     def test_a_criterion_that_raises_at_the_end(self, bench: Bench) -> None:
