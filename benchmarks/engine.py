@@ -5,7 +5,7 @@
 
 All engines take turns and use one thread per core. Prompts are random tokens of fixed length; answers are greedy and of
 fixed length. llama-cpp-python answers one prompt after another. llama-server answers over HTTP
-(``benchmarks/llama_server.py``); the engine runs in this process. transformers reads the same file (this needs
+(``benchmarks/http_servers.py``); the engine runs in this process. transformers reads the same file (this needs
 accelerate) and answers all prompts as one batch.
 """
 
@@ -17,13 +17,14 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 from cpu import machine
-from llama_server import LlamaServer
+from http_servers import HttpServer, LlamaServer
 
 import slm_core as slm
 from slm_core.cpu import usable_cores
@@ -31,6 +32,7 @@ from slm_core.types import Pos
 
 N_PROMPT, N_ANSWER, N_STREAMS = 128, 128, 16
 N_CTX, N_SHARED, N_LONG = 32768, 2048, 4096
+N_ALONE = 9
 N_ASKED, N_SAID = 96, 32
 CHATS_CTX = 8 * 6 * (N_ASKED + N_SAID) + 64
 SMALL_BATCH = 64
@@ -196,51 +198,73 @@ def median_of_chats(ask: Callable[[list[int]], tuple[float, list[int]]], seed: i
         return statistics.median(itertools.chain.from_iterable(threads.map(four_chats, range(8))))
 
 
-class Theirs:
-    """The same measurements of llama-server, restarted for each."""
+class OverHttp:
+    """The same measurements of a server, restarted for each.
 
-    def __init__(self, program: Path, model: Path) -> None:
-        self._program = program
-        self._model = model
+    Args:
+        start: starts it with so many positions and parallel requests.
+    """
+
+    def __init__(self, start: Callable[[int, int], HttpServer]) -> None:
+        self._start = start
 
     def streams(self, seed: int) -> float:
         """Tokens per second of 16 streams."""
-        with LlamaServer(self._program, self._model, N_CTX, N_STREAMS) as server:
+        with self._start(N_CTX, N_STREAMS) as server:
             started = time.perf_counter()
             server.together(random_prompts(N_STREAMS, N_PROMPT, seed), N_ANSWER)
             return N_STREAMS * N_ANSWER / (time.perf_counter() - started)
 
+    def one_stream(self, seed: int) -> float:
+        """Median of seconds to the first token of prompts that come one after another, after one more."""
+        with self._start(N_CTX, N_STREAMS) as server:
+            first, *others = random_prompts(1 + N_ALONE, N_PROMPT, seed)
+            server.stream(first, 1)
+            return statistics.median(server.stream(prompt, 1).first_token_s for prompt in others)
+
     def shared_prompt(self, seed: int) -> tuple[float, float]:
         """95th percentiles of seconds to the first token, cold and warm."""
         cold, warm = shared_prompts(seed)
-        with LlamaServer(self._program, self._model, 40_000, 16) as server:
+        with self._start(40_000, 16) as server:
             return self._first_token(server, cold), self._first_token(server, warm)
 
     @staticmethod
-    def _first_token(server: LlamaServer, prompts: list[list[int]]) -> float:
-        return float(np.percentile([times[0] - started for started, times, _ in server.together(prompts, 2)], 95))
+    def _first_token(server: HttpServer, prompts: list[list[int]]) -> float:
+        return float(np.percentile([each.first_token_s for each in server.together(prompts, 2)], 95))
 
-    def long_prompt(self, seed: int, n_batch: int | None) -> float:
+    def long_prompt(self, seed: int) -> float:
         """The 99th percentile of the gaps of 8 streams while a prompt of 4,096 tokens is computed."""
         (prompt,), others = random_prompts(1, N_LONG, seed), random_prompts(8, 32, seed + 1)
-        with LlamaServer(self._program, self._model, 16_000, 16, n_batch) as server, ThreadPoolExecutor(8) as threads:
-            server.stream(others[0], 1)
-            streams = [threads.submit(server.stream, other, 500) for other in others]
-            time.sleep(3)
-            begun, times, _ = server.stream(prompt, 1)
-            all_times = [stream.result()[1] for stream in streams]
+        all_times: list[list[float]] = [[] for _ in others]
+        over = Event()
+        with self._start(16_000, 16) as server, ThreadPoolExecutor(8) as threads:
+            streams = [
+                threads.submit(server.stream, other, 1000, times, over)
+                for other, times in zip(others, all_times, strict=True)
+            ]
+            while not all(all_times):
+                time.sleep(0.01)
+            begun, ended, _ = server.stream(prompt, 1)
+            over.set()
+            for stream in streams:
+                stream.result()
         pairs = [pair for mine in all_times for pair in itertools.pairwise(mine)]
-        return float(np.percentile([b - a for a, b in pairs if b >= begun and a <= times[0]], 99))
+        return float(np.percentile([b - a for a, b in pairs if b >= begun and a <= ended[0]], 99))
 
     def chats(self, seed: int) -> float:
-        """The median of seconds to the first token; by default, 8 GiB of memory cache the chats that do not fit."""
-        with LlamaServer(self._program, self._model, CHATS_CTX, 8) as server:
+        """The median of seconds to the first token; llama-server keeps the chats that do not fit in 8 GiB of memory."""
+        with self._start(CHATS_CTX, 8) as server:
 
             def ask(history: list[int]) -> tuple[float, list[int]]:
-                started, times, tokens = server.stream(history, N_SAID)
-                return times[0] - started, tokens
+                arrivals = server.stream(history, N_SAID)
+                return arrivals.first_token_s, arrivals.tokens
 
             return median_of_chats(ask, seed)
+
+
+def llama_server(program: Path, model: Path, n_batch: int | None = None) -> OverHttp:
+    """The measurements of llama-server."""
+    return OverHttp(lambda n_ctx, n_parallel: LlamaServer(program, model, n_ctx, n_parallel, n_batch))
 
 
 def one_by_one(path: Path, n_prompts: int) -> Callable[[int], float]:
@@ -280,10 +304,10 @@ def as_one_batch(path: Path, n_prompts: int) -> Callable[[int], float]:
     return measure
 
 
-def beside(theirs: Theirs, ours: dict[str, float], seed: int) -> dict[str, float]:
+def beside(theirs: OverHttp, small_batch: OverHttp, ours: dict[str, float], seed: int) -> dict[str, float]:
     """llama-server's measurements, and the ratios of ours to them; for times, below 1 is better."""
     rate, (cold, warm) = theirs.streams(seed), theirs.shared_prompt(seed + 2)
-    default, small = theirs.long_prompt(seed + 3, None), theirs.long_prompt(seed + 3, SMALL_BATCH)
+    default, small = theirs.long_prompt(seed + 3), small_batch.long_prompt(seed + 3)
     measured = {
         "16 streams of 128 + 128, tokens/s": rate,
         "16 prompts share 2,048 tokens: first token p95 cold, s": cold,
@@ -311,7 +335,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder for the table")
     options = parser.parse_args()
     rows: dict[str, list[float]] = {}
-    theirs = None if options.llama_server is None else Theirs(options.llama_server, options.model)
+    theirs = small = None
+    if options.llama_server is not None:
+        theirs = llama_server(options.llama_server, options.model)
+        small = llama_server(options.llama_server, options.model, SMALL_BATCH)
     with slm.load(options.model, backend=options.backend, n_threads=usable_cores()) as model:
         ours = Ours(model, options.prompts)
         llama = one_by_one(options.model, max(1, options.prompts // 8))
@@ -343,21 +370,26 @@ def main() -> None:
                 measured[f"generate of {options.prompts} prompts over transformers"] = many / together
             if options.memory and turn == 0:
                 measured["500 prompts of 1,000 tokens add to memory, MiB"] = ours.memory(seed + 7)
-            if theirs is None:
+            if theirs is None or small is None:
                 measured["16 prompts share nothing: first token p95, s"] = ours.apart(seed + 5)
             else:
-                measured |= beside(theirs, measured, seed)
+                measured |= beside(theirs, small, measured, seed)
             for name, value in measured.items():
                 rows.setdefault(name, []).append(value)
                 print(f"{turn}  {name}: {value:.4g}", flush=True)
+    write_table(f"engine-{options.model.stem}", rows, options)
+
+
+def write_table(name: str, rows: Mapping[str, Sequence[float]], options: argparse.Namespace) -> None:
+    """Print the table of the medians, and write it to ``options.out``, if that is given."""
     page = f"{machine()}; {datetime.date.today()}; {options.model.name}; medians of {options.rounds} turns\n\n"
     page += "| | median | from | to |\n|---|---|---|---|\n"
-    for name, values in rows.items():
-        page += f"| {name} | {statistics.median(values):.4g} | {min(values):.4g} | {max(values):.4g} |\n"
+    for row, values in rows.items():
+        page += f"| {row} | {statistics.median(values):.4g} | {min(values):.4g} | {max(values):.4g} |\n"
     print(page)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"engine-{options.model.stem}-{datetime.date.today()}.md").write_text(page)
+        (options.out / f"{name}-{datetime.date.today()}.md").write_text(page)
 
 
 if __name__ == "__main__":

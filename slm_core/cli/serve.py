@@ -73,6 +73,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="A name of this server; may be repeated.", rich_help_panel=_ACCESS),
     ] = None,
+    sessions_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where sessions are kept; by default in memory only.")
+    ] = None,
     alias: Annotated[
         list[str] | None,
         typer.Option(metavar="ALIAS=NAME", help="Another name of a model; may be repeated."),
@@ -132,6 +135,7 @@ def serve(
         hang_s=hang,
         memory_bytes=None if memory_budget is None else _bytes(memory_budget, "--memory-budget"),
         keep_alive_s=keep_alive,
+        sessions_dir=sessions_dir,
     )
     settings = EngineSettings(
         n_ctx=ctx,

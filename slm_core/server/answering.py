@@ -78,7 +78,8 @@ class Answering:
         self._stream: CompletionsStream | None = None
         logprobs = request.sampling.logprobs is not None
         n = max(request.n, request.best_of or 0)
-        self._readers = [PieceReader(i, logprobs=logprobs, single_call=not request.parallel_calls) for i in range(n)]
+        tokens, single_call = request.return_tokens, not request.parallel_calls
+        self._readers = [PieceReader(i, logprobs=logprobs, tokens=tokens, single_call=single_call) for i in range(n)]
 
     async def __aenter__(self) -> Self:
         try:
@@ -111,6 +112,11 @@ class Answering:
     def has_logprobs(self) -> bool:
         """Whether pieces carry log-probabilities."""
         return self._request.sampling.logprobs is not None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether pieces carry tokens."""
+        return self._request.return_tokens
 
     def _submit(self) -> CompletionsStream:
         request = self._request

@@ -68,7 +68,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     408: {"description": "The body did not arrive in time."},
     413: {"description": "The body is too long."},
     429: {"description": "A limit is reached; Retry-After has the seconds to wait."},
-    503: {"description": "The model cannot be loaded, has crashed, or is being unloaded."},
+    503: {"description": "The model cannot be loaded, has crashed, or is being unloaded; the disk is full."},
 }
 
 
@@ -83,7 +83,8 @@ def create_app(
         log: the file of the log; None for no log.
 
     Raises:
-        InvalidOption: no models, two models with one name, or a model larger than the memory budget.
+        InvalidOption: no models, two models with one name, a model larger than the memory budget, or a file in
+            ``sessions_dir`` that is not a session.
     """
     options = options if options is not None else ServerOptions()
     registry = ModelRegistry(models, memory_bytes=options.memory_bytes, keep_alive_s=options.keep_alive_s)
@@ -110,7 +111,7 @@ def create_app(
         responses=_REFUSALS,
     )
     app.state.registry, app.state.options, app.state.startup_error = registry, options, None
-    app.state.limits, app.state.sessions = limits, SessionStore()
+    app.state.limits, app.state.sessions = limits, SessionStore(options.sessions_dir)
     app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:
         app.include_router(router)

@@ -32,6 +32,7 @@ class CompletionRequest(OpenAiFields):
     max_tokens: int | None = Field(None, ge=1, description="16 by default.")
     best_of: int | None = Field(None, ge=1, le=128, description="Generate this many, and return the n likeliest.")
     logprobs: int | None = Field(None, ge=0, le=20)
+    return_token_ids: bool = Field(False, description="Choices have token_ids, the tokens of the answer (as in vLLM).")
 
     def generation(self) -> GenerationRequest:
         """The request to the engine.
@@ -50,6 +51,7 @@ class CompletionRequest(OpenAiFields):
             ),
             n=self.n or 1,
             best_of=self.best_of,
+            return_tokens=self.return_token_ids,
             priority=self.priority,
             salt=self.cache_salt or "",
         )
@@ -107,7 +109,8 @@ def completion(answering: Answering, choices: Sequence[Choice]) -> Mapping[str, 
 
 def _choice(answering: Answering, index: int, choice: Choice, reason: str) -> Mapping[str, object]:
     logprobs = LogprobsWriter(answering.running.model.vocab).write(choice.logprobs) if answering.has_logprobs else None
-    return {"index": index, "text": choice.content, "logprobs": logprobs, "finish_reason": reason}
+    fields = {"index": index, "text": choice.content, "logprobs": logprobs, "finish_reason": reason}
+    return {**fields, "token_ids": choice.tokens} if answering.has_tokens else fields
 
 
 class ChunkWriter:
@@ -121,6 +124,7 @@ class ChunkWriter:
     def __init__(self, answering: Answering, *, include_usage: bool) -> None:
         self._header = Header(answering, "cmpl", "text_completion")
         self._include_usage = include_usage
+        self._has_tokens = answering.has_tokens
         self._logprobs = [LogprobsWriter(answering.running.model.vocab) for _ in range(answering.n)]
 
     def begin(self) -> Iterable[bytes]:
@@ -132,7 +136,7 @@ class ChunkWriter:
         logprobs = None
         if piece.logprobs is not None:
             logprobs = self._logprobs[piece.index].write([piece.logprobs])
-        return [self._chunk(piece.index, piece.content, logprobs)]
+        return [self._chunk(piece.index, piece.content, logprobs, tokens=[] if piece.token is None else [piece.token])]
 
     def end(self, outcomes: Sequence[Outcome], usage: TokenUsage) -> Iterable[bytes]:
         """The finish reasons, the usage, and the end."""
@@ -145,8 +149,12 @@ class ChunkWriter:
         """The error in place of the end."""
         return [frame(openai_envelope(error, ""))]
 
-    def _chunk(self, index: int, text: str, logprobs: object = None, reason: object = None) -> bytes:
+    def _chunk(
+        self, index: int, text: str, logprobs: object = None, reason: object = None, tokens: Sequence[int] = ()
+    ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if self._has_tokens:
+            choice["token_ids"] = tokens
         if self._include_usage:
             return frame(self._header.with_choices([choice], usage=None))
         return frame(self._header.with_choices([choice]))

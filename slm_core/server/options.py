@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from slm_core.errors import InvalidOption
 from slm_core.server.keys import ApiKey
@@ -30,6 +31,7 @@ class ServerOptions:
         max_requests: the most requests that are generated or wait at a time.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
         keep_alive_s: seconds without requests after which a model is unloaded; None for never.
+        sessions_dir: the folder that keeps /v1/sessions on the disk; None to keep them in memory only.
 
     Raises:
         InvalidOption: no keys for an address that other machines reach, or an invalid value.
@@ -49,6 +51,7 @@ class ServerOptions:
     max_requests: int = 256
     memory_bytes: int | None = None
     keep_alive_s: float | None = None
+    sessions_dir: Path | None = None
 
     def __post_init__(self) -> None:
         names = [key.name for key in self.api_keys]

@@ -53,6 +53,7 @@ class Piece:
         reasoning: text to add to the reasoning.
         calls: pieces of tool calls, in order.
         logprobs: the token; None if log-probabilities were not requested, or the piece has no token.
+        token: the token; None if tokens were not requested, or the piece has none.
     """
 
     index: int
@@ -60,9 +61,10 @@ class Piece:
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
     logprobs: TokenLogprobs | None = None
+    token: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls or self.logprobs)
+        return bool(self.content or self.reasoning or self.calls or self.logprobs) or self.token is not None
 
     def in_order(self) -> Iterator[tuple[Kind, str | CallPiece]]:
         """Its parts, as they follow each other: the rest of an open call, reasoning, content, new calls."""
@@ -112,6 +114,7 @@ class Choice:
         content, reasoning, calls: its parts by kind.
         parts: its parts in order.
         logprobs: its tokens, if log-probabilities were requested.
+        tokens: its tokens, if they were requested.
     """
 
     index: int
@@ -120,6 +123,7 @@ class Choice:
     calls: list[JoinedCall] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
@@ -142,6 +146,8 @@ class Choice:
             self.calls[call.index].arguments += call.arguments
         if piece.logprobs is not None:
             self.logprobs.append(piece.logprobs)
+        if piece.token is not None:
+            self.tokens.append(piece.token)
 
 
 class PieceReader:
@@ -152,6 +158,7 @@ class PieceReader:
     Args:
         index: the number of the answer.
         logprobs: whether pieces carry log-probabilities.
+        tokens: whether pieces carry tokens.
         single_call: whether the answer ends after its first call.
 
     Attributes:
@@ -160,9 +167,10 @@ class PieceReader:
         over: whether the answer ended after its first call.
     """
 
-    def __init__(self, index: int, *, logprobs: bool = False, single_call: bool = False) -> None:
+    def __init__(self, index: int, *, logprobs: bool = False, tokens: bool = False, single_call: bool = False) -> None:
         self._index = index
         self._logprobs = logprobs
+        self._tokens = tokens
         self._single_call = single_call
         self._numbers: dict[int, int] = {}
         self.n_reasoning = 0
@@ -189,13 +197,14 @@ class PieceReader:
                 break
             elif isinstance(call.call, MalformedCall) and call.index not in self._numbers:
                 content += call.call.text
-        return Piece(self._index, content, event.reasoning, tuple(calls), self._token(event))
+        token = event.token if self._tokens else None
+        return Piece(self._index, content, event.reasoning, tuple(calls), self._token_logprobs(event), token)
 
     def _ends(self, end: CallEnd) -> bool:
         self.over = self._single_call and not isinstance(end.call, MalformedCall)
         return self.over
 
-    def _token(self, event: Event) -> TokenLogprobs | None:
+    def _token_logprobs(self, event: Event) -> TokenLogprobs | None:
         if not self._logprobs or event.token is None:
             return None
         return TokenLogprobs(event.token, event.logprob, () if event.logprobs is None else event.logprobs.model)

@@ -21,6 +21,7 @@ class GenerationRequest:
         constraint: restricts the answers, after reasoning; None for no constraint.
         n: the number of answers.
         best_of: generate this many, and keep the n likeliest; None for n. Not for streams.
+        return_tokens: whether pieces carry the tokens.
         parallel_calls: whether an answer may call several tools; otherwise it ends after the first call.
         priority: larger ones come first.
         salt: requests share cached prefixes only with requests of the same salt.
@@ -32,6 +33,7 @@ class GenerationRequest:
     constraint: Spec | None = None
     n: int = 1
     best_of: int | None = None
+    return_tokens: bool = False
     parallel_calls: bool = True
     priority: float = 0
     salt: str = ""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
+from slm_core.errors import InvalidOption
 from slm_core.server.errors import ApiError
+from slm_core.server.fields import Strict
 from slm_core.server.json_text import encoded
 from slm_core.server.openai_chat import ChatMessage, Tool
+from slm_core.server.session_files import SessionFiles
 
 MOST_SESSIONS = 256
 MOST_BYTES = 64 << 20
@@ -91,22 +96,65 @@ def size_of(messages: Sequence[ChatMessage]) -> int:
     return len(encoded(_MESSAGES.dump_python([*messages])))
 
 
-class SessionStore:
-    """Sessions by id, at most ``MOST_SESSIONS`` of all clients, with messages of at most ``MOST_BYTES``."""
+class _SessionFile(Strict):
+    """The content of a session's file."""
 
-    def __init__(self) -> None:
+    object: Literal["session.file"] = "session.file"
+    version: Literal[1] = 1
+    id: str = Field(pattern=r"^sess_[0-9a-f]{24}$")
+    created: int
+    key: str
+    model: str
+    name: str
+    messages: list[ChatMessage]
+    tools: list[Tool]
+    usage: dict[str, Any] | None
+
+
+class SessionStore:
+    """Sessions by id, at most ``MOST_SESSIONS`` of all clients, with messages of at most ``MOST_BYTES``.
+
+    Args:
+        folder: keeps them on the disk, too: each change is there when its method returns; None for memory alone.
+
+    Raises:
+        InvalidOption: the folder cannot be used, or a file in it is not a session.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         self._sessions: dict[str, ServedSession] = {}
+        self._files = None if folder is None else SessionFiles(folder)
+        if self._files is not None:
+            for path, content in self._files.read():
+                session = _read(path, content)
+                self._sessions[session.id] = session
 
     def add(self, session: ServedSession) -> None:
         """Keep a session.
 
         Raises:
-            ApiError: there are too many, or they are too large.
+            ApiError: there are too many, they are too large, or the session cannot be saved.
         """
         if len(self._sessions) >= MOST_SESSIONS:
             raise _full(f"the server keeps {MOST_SESSIONS} sessions")
         self.check_size(session.n_bytes)
+        self._save(session, session.messages, session.usage)
         self._sessions[session.id] = session
+
+    def update(self, session: ServedSession, messages: list[ChatMessage], usage: dict[str, Any] | None = None) -> None:
+        """Replace the messages of a session.
+
+        Args:
+            session: a session of this store.
+            messages: its messages from now on.
+            usage: the numbers of tokens of an answer; None for those of the answer before.
+
+        Raises:
+            ApiError: the session cannot be saved; it is unchanged.
+        """
+        usage = session.usage if usage is None else usage
+        self._save(session, messages, usage)
+        session.messages, session.usage = messages, usage
 
     def check_size(self, n_bytes: int) -> None:
         """Refuse messages for which there is no memory.
@@ -133,8 +181,50 @@ class SessionStore:
         return [session for session in self._sessions.values() if session.key == key]
 
     def remove(self, session: ServedSession) -> None:
-        """Forget a session."""
+        """Forget a session.
+
+        Raises:
+            ApiError: its file cannot be removed.
+        """
+        if self._files is not None:
+            self._files.remove(session.id)
         del self._sessions[session.id]
+
+    def _save(self, session: ServedSession, messages: list[ChatMessage], usage: dict[str, Any] | None) -> None:
+        if self._files is None:
+            return
+        content = _SessionFile(
+            id=session.id,
+            created=session.created,
+            key=session.key,
+            model=session.model,
+            name=session.name,
+            messages=messages,
+            tools=session.tools,
+            usage=usage,
+        )
+        self._files.write(session.id, encoded(content.model_dump(exclude_none=True) | {"usage": usage}))
+
+
+def _read(path: Path, content: bytes) -> ServedSession:
+    """The session of a file.
+
+    Raises:
+        InvalidOption: it is not a session's file.
+    """
+    try:
+        found = _SessionFile.model_validate(json.loads(content))
+        if path.stem != found.id:
+            raise ValueError(f"it is the file of {found.id}")
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        message = f"{path}: not a session's file: {where}: {error.errors()[0]['msg']}"
+        raise InvalidOption(f"{message} (move it away to start without it)") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"{path}: not a session's file: {error} (move it away to start without it)") from error
+    return ServedSession(
+        found.key, found.model, found.name, found.messages, found.tools, found.usage, found.id, found.created
+    )
 
 
 def _full(limit: str) -> ApiError:

@@ -11,13 +11,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from slm_core.server.answering import Answering, Outcome, TokenUsage
+from slm_core.server.calls import call_of
 from slm_core.server.errors import ApiError
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
 from slm_core.server.session_store import ServedSession, size_of
 from slm_core.server.sessions import BUSY, found_session, store_of
-from slm_core.server.sse import STREAMED, registry_of, stream_answer, whole_answer
+from slm_core.server.sse import STREAMED, log_of, registry_of, stream_answer, whole_answer
 
 router = APIRouter(tags=["Sessions"])
 
@@ -42,8 +43,8 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
 
     def keep(answering: Answering, answer: Choice | None, shifted_tokens: int) -> None:
         usage = {**usage_json(answering.usage), "shifted_tokens": shifted_tokens}
-        session.messages += [*body.messages, *([] if answer is None else [_message(answer)])]
-        session.usage = usage
+        added = [*body.messages, *([] if answer is None else [_message(answer)])]
+        store_of(http).update(session, [*session.messages, *added], usage)
 
     async def collect(answering: Answering) -> Mapping[str, object]:
         choices = await answering.choices()
@@ -60,9 +61,12 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     changing.enter_context(session.changing())
 
     def end() -> None:
-        if body.keep_partial:
-            writers[0].keep_partial()
-        changing.close()
+        with changing:
+            if body.keep_partial:
+                try:
+                    writers[0].keep_partial()
+                except ApiError as error:  # nobody listens
+                    log_of(http).failure(call_of(http.scope), error)
 
     try:
         store_of(http).check_size(size_of(body.messages))

@@ -126,7 +126,7 @@ async def edit(session_id: str, number: int, body: EditRequest, http: Request) -
     with found.changing():
         number = _checked_number(found, number)
         store_of(http).check_size(size_of([body.message]))
-        found.messages[number] = body.message
+        store_of(http).update(found, [*found.messages[:number], body.message, *found.messages[number + 1 :]])
     return json_response(found.json())
 
 
@@ -135,7 +135,8 @@ async def delete_message(session_id: str, number: int, http: Request) -> Respons
     """Delete a message; later messages stay, and are computed again for the next answer."""
     found = found_session(http, session_id)
     with found.changing():
-        del found.messages[_checked_number(found, number)]
+        number = _checked_number(found, number)
+        store_of(http).update(found, [*found.messages[:number], *found.messages[number + 1 :]])
     return json_response(found.json())
 
 
@@ -144,7 +145,7 @@ async def truncate(session_id: str, body: TruncateRequest, http: Request) -> Res
     """Keep the first messages only."""
     found = found_session(http, session_id)
     with found.changing():
-        del found.messages[_checked(found, body.n_messages, "n_messages") :]
+        store_of(http).update(found, found.messages[: _checked(found, body.n_messages, "n_messages")])
     return json_response(found.json())
 
 
@@ -161,7 +162,7 @@ async def forget(session_id: str, body: ForgetRequest, http: Request) -> Respons
         _checked(found, body.end, "end")
         if body.start >= body.end:
             raise ApiError(400, f"start is {body.start}, and end is {body.end}", param="start")
-        del found.messages[body.start : body.end]
+        store_of(http).update(found, [*found.messages[: body.start], *found.messages[body.end :]])
     return json_response(found.json())
 
 

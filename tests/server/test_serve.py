@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -26,9 +28,10 @@ class Server:
     url: str
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0"]
+@contextmanager
+def started(*options: str) -> Iterator[Server]:
+    """``slm serve`` with a key, "secret"."""
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0", *options]
     environment = {**os.environ, "SLM_API_KEY": "secret"}
     process = subprocess.Popen(
         [*command, "--ctx", "2048"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
@@ -43,6 +46,21 @@ def server() -> Iterator[Server]:
     finally:
         process.kill()
         process.communicate()
+
+
+_LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x"}],
+    "logit_bias": {"2": -100},
+    "max_tokens": 500,
+    "stream": True,
+}
+"""An answer during which the server is killed: it was never acknowledged."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with started() as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -142,3 +160,30 @@ def test_a_running_answer_survives_sigterm(server: Server, api: openai.OpenAI) -
         rest = list(iterator)
     assert rest[-1].choices[0].finish_reason in ("stop", "length")
     assert server.process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_saved_sessions_survive_kill_9(tmp_path: Path) -> None:
+    """The next server goes on with each session that was answered, token for token as one that was never killed."""
+    questions = ("My dog is called Rex.", "What is my dog called?", "Is Rex a cat?")
+
+    def ask(api: httpx.Client, session: str, question: str) -> str:
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 40}
+        answer = api.post(f"/v1/sessions/{session}/messages", json=body).raise_for_status().json()
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+    def client(server: Server) -> httpx.Client:
+        headers = {"authorization": "Bearer secret"}
+        return httpx.Client(base_url=server.url, headers=headers, timeout=60)
+
+    options = ("--sessions-dir", str(tmp_path))
+    with started(*options) as server, client(server) as api:
+        never_killed, killed = (api.post("/v1/sessions", json={}).json()["id"] for _ in range(2))
+        expected = [ask(api, never_killed, question) for question in questions]
+        answers = [ask(api, killed, question) for question in questions[:2]]
+        with api.stream("POST", f"/v1/sessions/{killed}/messages", json=_LONG) as response:
+            next(response.iter_lines())
+            server.process.kill()
+            server.process.wait()
+    with started(*options) as server, client(server) as api:
+        assert [*answers, ask(api, killed, questions[2])] == expected

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +18,7 @@ import pytest
 import slm_core as slm
 from server.conftest import Body, Client, frames
 from server.test_openai_chat import WEATHER, message_of, plain
-from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions, create_app
+from slm_core.server import ApiKey, EngineSettings, ServedModel, create_app, session_files
 from slm_core.server.session_store import MOST_SESSIONS, ServedSession, SessionStore
 
 
@@ -272,13 +278,8 @@ def scope_of(path: str) -> Body:
     return {"type": "http", "method": "POST", "path": path, "scheme": "http", "query_string": b"", "headers": headers}
 
 
-def test_sessions_belong_to_a_key() -> None:
-    options = ServerOptions(keys=(ApiKey("a"), ApiKey("b")))
-
-    def never() -> slm.Model:
-        raise AssertionError("no request of this test may reach the model")
-
-    client = Client(create_app([ServedModel("none", never)], options, log=None), None)  # type: ignore[arg-type]
+def test_sessions_belong_to_a_key(client_with: Callable[..., Client]) -> None:
+    client = client_with(keys=(ApiKey("a"), ApiKey("b")))
     made = client.post("/v1/sessions", {"messages": [user("secret")]}, authorization="Bearer a").json()
     path = f"/v1/sessions/{made['id']}"
     assert client.get(path, authorization="Bearer a").status_code == 200
@@ -302,6 +303,98 @@ def test_sessions_are_bounded() -> None:
     store.add(ServedSession("", "m", "", [], []))
     with pytest.raises(slm.SlmError, match="64 MiB of messages"):
         store.check_size(65 << 20)
+
+
+def test_sessions_are_in_their_folder_when_a_change_is_answered(
+    client_with: Callable[..., Client], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "sessions"
+    client = client_with(sessions_dir=folder)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [user("lone \ud800 surrogate"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("b")]
+    body = json.dumps({"messages": history, "name": "a", "tools": [WEATHER]})
+    first = client.call("POST", "/v1/sessions", content=body, headers={"content-type": "application/json"}).json()["id"]
+    changes = [
+        ("PATCH", f"/{first}/messages/2", {"message": user("c")}),
+        ("POST", f"/{first}/fork", {"n_messages": 1}),
+        ("DELETE", f"/{first}/messages/1", None),
+        ("POST", f"/{first}/truncate", {"n_messages": 1}),
+        ("DELETE", f"/{first}", None),
+    ]
+
+    def all_of(client: Client) -> list[Body]:
+        ids = [session["id"] for session in client.get("/v1/sessions").json()["data"]]
+        return sorted((client.get(f"/v1/sessions/{each}").json() for each in ids), key=lambda session: session["id"])
+
+    for method, path, body in changes:
+        assert all_of(client_with(sessions_dir=folder)) == all_of(client)
+        assert client.call(method, f"/v1/sessions{path}", json=body).status_code == 200, path
+    (twin,) = all_of(client_with(sessions_dir=folder))
+    assert twin["messages"] == history[:1] and twin["tools"] == [WEATHER] and twin["name"] == "a"
+    if os.name == "posix":
+        assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600], "others may not read it"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "Expecting value"),
+        (b"[" * 100_000, "recursion"),
+        (b"\xff", "codec can't decode"),
+        (b"{}", "id: Field required"),
+        ({"version": 2}, "version: Input should be 1"),
+        ({"id": f"sess_{'0' * 24}"}, f"it is the file of sess_{'0' * 24}"),
+        ({"messages": [{"role": "nobody"}]}, "messages"),
+        ({"extra": 1}, "extra: Extra inputs are not permitted"),
+    ],
+)
+def test_a_damaged_file_stops_the_start(
+    client_with: Callable[..., Client], tmp_path: Path, content: bytes | Body, message: str
+) -> None:
+    made(client_with(sessions_dir=tmp_path))
+    (path,) = tmp_path.iterdir()
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(path.read_text()), **content}).encode()
+    path.write_bytes(content)
+    with pytest.raises(slm.InvalidOption, match=re.escape(message)) as error:
+        client_with(sessions_dir=tmp_path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_made_stops_the_start(client_with: Callable[..., Client], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(slm.InvalidOption, match="file/sessions: Not a directory"):
+        client_with(sessions_dir=tmp_path / "file" / "sessions")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_saved_is_unchanged(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, stream: bool
+) -> None:
+    monkeypatch.setattr(client.app.state.sessions, "_files", session_files.SessionFiles(tmp_path))
+    session_id = made(client, messages=[user("a")])
+    before = client.get(f"/v1/sessions/{session_id}").json()
+    path = f"/v1/sessions/{session_id}"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(session_files, "atomic_file", full)
+    refused = [
+        client.post("/v1/sessions", {}),
+        client.post(f"{path}/fork", {}),
+        client.post(f"{path}/truncate", {"n_messages": 0}),
+        client.call("PATCH", f"{path}/messages/0", json={"message": user("b")}),
+        client.call("DELETE", f"{path}/messages/0"),
+    ]
+    answer = client.post(f"{path}/messages", {"messages": [user("b")], "max_tokens": 4, "stream": stream})
+    if stream:
+        assert "No space left on device" in answer.text and "[DONE]" not in frames(answer.text)
+    else:
+        refused.append(answer)
+    for response in refused:
+        assert response.status_code == 503 and response.json()["error"]["code"] == "session_not_saved"
+    assert client.get(path).json() == before
 
 
 def test_a_stream_that_fails_is_not_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
