@@ -24,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-bounds check platforms docs mutants soak fuzz sbom lock clean
+.PHONY: help demo test test-bounds check platforms docs mutants soak fuzz clients sbom lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -76,6 +76,9 @@ soak: $(VENV)/installed-dev ## an hour of mixed work on every engine, then an ho
 fuzz: $(VENV)/installed-dev ## fuzz all readers of untrusted bytes for a minute each (SECONDS=), the C++ kernels where clang++ is
 	@$(PIP) '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign $(or $(SECONDS),60)
+
+clients: $(VENV)/installed-dev ## run the clients of others (openai, anthropic, ollama, the AI SDK, ...) against slm serve; they come from PyPI and npm
+	$(BIN)/python -m tools.clients
 
 sbom: $(VENV)/installed $(ENGINES:%=$(VENV)/engine-%) ## write dist/sbom.json: what slm-core and its engines consist of, as installed in .venv
 	@mkdir -p dist

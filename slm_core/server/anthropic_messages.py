@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import pydantic_core
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from slm_core.engine.prompts import encode
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.anthropic_fields import CountRequest, MessagesRequest
 from slm_core.server.errors import ApiError, anthropic_envelope
@@ -37,9 +35,8 @@ async def count_tokens(body: CountRequest, http: Request) -> Response:
     """The number of tokens of a prompt."""
     conversation = body.conversation()
     async with registry_of(http).lease(body.model) as running:
-        model = running.model
-        prompt = await to_thread.run_sync(lambda: encode(model.vocab, lambda: model.formatter, conversation, None))
-    return json_response({"input_tokens": len(prompt.tokens)})
+        tokens = await running.tokens(conversation)
+    return json_response({"input_tokens": len(tokens)})
 
 
 class EventWriter:

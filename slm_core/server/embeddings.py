@@ -139,7 +139,7 @@ async def _embed(running: Running, texts: Sequence[Text]) -> tuple[States, int]:
         if longest > n_ctx:
             message = f"a text has {longest} tokens, but the context has room for {n_ctx}"
             raise ApiError(400, message, "context_length_exceeded", "input")
-        async with running.embedding:
+        async with running.apart:
             found = await to_thread.run_sync(model.embed, group)
         vectors.append(found.vectors)
         n_tokens += sum(found.n_tokens)

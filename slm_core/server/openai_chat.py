@@ -346,16 +346,18 @@ class ChunkWriter:
         return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._answering.n)]
 
     def piece(self, piece: Piece) -> Iterable[bytes]:
-        """One chunk."""
+        """One chunk, and another one for each further piece of a call: clients read the first one of a chunk only."""
         delta: dict[str, object] = {}
         if piece.content:
             delta["content"] = piece.content
         if piece.reasoning:
             delta["reasoning_content"] = piece.reasoning
-        if piece.calls:
-            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
+        calls = [_call_delta(call) for call in piece.calls]
+        if calls:
+            delta["tool_calls"] = calls[:1]
         logprobs = None if piece.logprobs is None else _logprobs(self._answering, [piece.logprobs])
-        return [self._chunk(piece.index, delta, logprobs)]
+        yield self._chunk(piece.index, delta, logprobs)
+        yield from (self._chunk(piece.index, {"tool_calls": [call]}) for call in calls[1:])
 
     def end(self, outcomes: Sequence[Outcome], usage: TokenUsage) -> Iterable[bytes]:
         """The finish reasons, the usage, and the end."""

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from slm_core.generation.scoring import Score, score_tokens
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
 from slm_core.server.openai_fields import Header, OpenAiFields, finite, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
+from slm_core.server.registry import Running
 from slm_core.server.requests import GenerationRequest
-from slm_core.server.sse import STREAMED, answer, frame
+from slm_core.server.sse import STREAMED, frame, stream_answer, total_usage, whole_answers
 
 router = APIRouter(tags=["OpenAI"])
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
+_MOST_PROMPTS = 128
+Json = Mapping[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -27,28 +35,35 @@ class CompletionRequest(OpenAiFields):
     """The body of a request."""
 
     prompt: str | list[int] | list[str] | list[list[int]] = Field(
-        description="A text to continue, or its tokens. A list has one prompt. Control tokens in a text are plain text."
+        description="A text to continue, or its tokens, or several of both. Control tokens in a text are plain text."
     )
-    max_tokens: int | None = Field(None, ge=1, description="16 by default.")
+    max_tokens: int | None = Field(None, ge=0, description="16 by default.")
+    echo: bool = Field(False, description="The answer begins with the prompt, its log-probabilities included.")
     best_of: int | None = Field(None, ge=1, le=128, description="Generate this many, and return the n likeliest.")
     logprobs: int | None = Field(None, ge=0, le=20)
     return_token_ids: bool = Field(False, description="Choices have token_ids, the tokens of the answer (as in vLLM).")
 
-    def generation(self) -> GenerationRequest:
-        """The request to the engine.
+    def generations(self) -> list[GenerationRequest]:
+        """The requests to the engine, one for each prompt.
 
         Raises:
             ApiError, InvalidOption: parameters contradict each other, or a value is invalid.
         """
         self.check_stream()
-        if self.best_of is not None and self.stream:
-            raise ApiError(400, "best_of does not go with stream", param="best_of")
+        prompts = self.prompts()
+        for param, is_given in (("best_of", self.best_of is not None), ("echo", self.echo)):
+            if self.stream and is_given:
+                raise ApiError(400, f"{param} does not go with stream", param=param)
+        if self.stream and len(prompts) > 1:
+            raise ApiError(400, f"prompt is a list of {len(prompts)} prompts (a stream has one)", param="prompt")
+        return [self._generation(prompt) for prompt in prompts]
+
+    def _generation(self, prompt: str | Sequence[int]) -> GenerationRequest:
+        max_tokens = _DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         return GenerationRequest(
             model=self.model,
-            prompt=self._prompt(),
-            sampling=self.sampling(
-                Sampling(), max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=self.logprobs
-            ),
+            prompt=prompt,
+            sampling=self.sampling(Sampling(), max_tokens=max_tokens, logprobs=self.logprobs),
             n=self.n or 1,
             best_of=self.best_of,
             return_tokens=self.return_token_ids,
@@ -56,17 +71,20 @@ class CompletionRequest(OpenAiFields):
             salt=self.cache_salt or "",
         )
 
-    def _prompt(self) -> str | Sequence[int]:
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return prompt
-        tokens = [token for token in prompt if isinstance(token, int)]
-        if tokens:
-            return tokens
-        prompts = [each for each in prompt if not isinstance(each, int)]
-        if len(prompts) != 1:
-            raise ApiError(400, f"prompt is a list of {len(prompts)} prompts (accepted: one)", param="prompt")
-        return prompts[0]
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts.
+
+        Raises:
+            ApiError: there are too many, or none.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [token for token in self.prompt if isinstance(token, int)]
+        prompts = [tokens] if tokens else [each for each in self.prompt if not isinstance(each, int)]
+        if not 0 < len(prompts) <= _MOST_PROMPTS:
+            message = f"prompt is a list of {len(prompts)} prompts (accepted: 1 to {_MOST_PROMPTS})"
+            raise ApiError(400, message, param="prompt")
+        return prompts
 
 
 class LogprobsWriter:
@@ -89,28 +107,72 @@ class LogprobsWriter:
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [finite(each.logprob) for each in tokens],
-            "top_logprobs": [
-                {token_text(self._vocab, token): finite(logprob) for token, logprob in reversed(each.top)}
-                for each in tokens
-            ],
+            "token_logprobs": [None if math.isnan(each.logprob) else finite(each.logprob) for each in tokens],
+            "top_logprobs": [self._top(each) for each in tokens],
             "text_offset": offsets,
         }
 
+    def _top(self, token: TokenLogprobs) -> Mapping[str, float] | None:
+        """The likeliest tokens; None for the first token of a prompt, which nothing predicts."""
+        if math.isnan(token.logprob):
+            return None
+        # Clients ask whether the token is the likeliest by comparing numbers: its own is not computed twice.
+        top = [(each, token.logprob if each == token.token else logprob) for each, logprob in token.top]
+        return {token_text(self._vocab, each): finite(logprob) for each, logprob in reversed(top)}
 
-def completion(answering: Answering, choices: Sequence[Choice]) -> Mapping[str, object]:
-    """The JSON of a whole answer."""
-    header, outcomes = Header(answering, "cmpl", "text_completion"), answering.outcomes
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as the beginning of its answers.
+
+    Attributes:
+        text: its text.
+        tokens: its tokens with their log-probabilities; () if those were not requested.
+    """
+
+    text: str = ""
+    tokens: Sequence[TokenLogprobs] = ()
+
+
+def completion(answerings: Sequence[Answering], echoes: Sequence[Echo], found: Sequence[Sequence[Choice]]) -> Json:
+    """The JSON of a whole answer: the choices of each prompt, numbered throughout."""
+    header = Header(answerings[0], "cmpl", "text_completion")
+    choices = [
+        _choice(answering, echo, choice, outcome.finish_reason)
+        for answering, echo, choices in zip(answerings, echoes, found, strict=True)
+        for choice, outcome in zip(choices, answering.outcomes, strict=True)
+    ]
     return header.with_choices(
-        [_choice(answering, i, choice, outcomes[i].finish_reason) for i, choice in enumerate(choices)],
-        usage=usage_json(answering.usage),
+        [{"index": i, **choice} for i, choice in enumerate(choices)], usage=usage_json(total_usage(answerings))
     )
 
 
-def _choice(answering: Answering, index: int, choice: Choice, reason: str) -> Mapping[str, object]:
-    logprobs = LogprobsWriter(answering.running.model.vocab).write(choice.logprobs) if answering.has_logprobs else None
-    fields = {"index": index, "text": choice.content, "logprobs": logprobs, "finish_reason": reason}
+def _choice(answering: Answering, echo: Echo, choice: Choice, reason: str) -> Json:
+    logprobs = None
+    if answering.has_logprobs:
+        logprobs = LogprobsWriter(answering.running.model.vocab).write([*echo.tokens, *choice.logprobs])
+    fields = {"text": echo.text + choice.content, "logprobs": logprobs, "finish_reason": reason}
     return {**fields, "token_ids": choice.tokens} if answering.has_tokens else fields
+
+
+async def _echo(running: Running, prompt: str | Sequence[int], logprobs: int | None) -> Echo:
+    """A prompt with its log-probabilities. They are computed in a context of their own."""
+    vocab = running.model.vocab
+    if isinstance(prompt, str):
+        text, tokens = prompt, vocab.encode(prompt, add_special=True, parse_special=False)
+    else:
+        text, tokens = vocab.decode(prompt, special=True), list(prompt)
+    if logprobs is None or not tokens:
+        return Echo(text)
+
+    def score() -> Score:
+        with running.model.new_context(n_ctx=len(tokens), n_batch=min(len(tokens), 512)) as context:
+            return score_tokens(context, 0, tokens, None, top=logprobs)
+
+    async with running.apart:
+        scored = await to_thread.run_sync(score)
+    tops = scored.top or [()] * len(tokens)
+    return Echo(text, [TokenLogprobs(*each) for each in zip(tokens, scored.logprobs, tops, strict=True)])
 
 
 class ChunkWriter:
@@ -164,9 +226,18 @@ class ChunkWriter:
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continue a text."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    return await answer(
-        http,
-        body.generation(),
-        join=completion,
-        writer=(lambda answering: ChunkWriter(answering, include_usage=include_usage)) if body.stream else None,
-    )
+    requests = body.generations()
+    if body.stream:
+        return await stream_answer(
+            http, requests[0], lambda answering: ChunkWriter(answering, include_usage=include_usage)
+        )
+
+    async def collect(answerings: Sequence[Answering]) -> Json:
+        choices = [await answering.choices() for answering in answerings]
+        echoes = [Echo()] * len(answerings)
+        if body.echo:
+            running = answerings[0].running
+            echoes = [await _echo(running, prompt, body.logprobs) for prompt in body.prompts()]
+        return completion(answerings, echoes, choices)
+
+    return await whole_answers(http, requests, collect)

@@ -12,7 +12,8 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from slm_core.engine import Engine, Reuse
+from slm_core.engine import Conversation, Engine, Reuse
+from slm_core.engine.prompts import encode
 from slm_core.errors import InvalidOption, SlmError
 from slm_core.loading import Model
 from slm_core.server.errors import ApiError
@@ -79,12 +80,12 @@ class Running:
         name: its name in the API.
         model: the model.
         engine: its engine.
-        embedding: held while embeddings are computed: one group of texts at a time.
+        apart: held by who computes in a context of its own, beside the engine's: one at a time.
     """
 
     def __init__(self, served: ServedModel) -> None:
         self.name = served.name
-        self.embedding = anyio.Lock()
+        self.apart = anyio.Lock()
         self.model = served.load()
         try:
             self.engine = served.settings.start(self.model)
@@ -97,6 +98,12 @@ class Running:
         """Whether its process has crashed, or its engine ended by an error."""
         crashed = self.model.crashed
         return self.engine.ended.done() or (crashed is not None and crashed.done())
+
+    async def tokens(self, conversation: Conversation) -> Sequence[int]:
+        """The tokens of a conversation's prompt."""
+        model = self.model
+        prompt = await to_thread.run_sync(lambda: encode(model.vocab, lambda: model.formatter, conversation, None))
+        return prompt.tokens
 
     def close(self) -> None:
         """Close the engine and the model."""

@@ -17,7 +17,7 @@ from slm_core.server.errors import ApiError
 from slm_core.server.log import ServerLog
 from slm_core.server.response_store import ResponseStore, StoredResponse, cancel
 from slm_core.server.responses_events import ResponseWriter
-from slm_core.server.responses_fields import InputItem, MessageItem, ResponsesRequest
+from slm_core.server.responses_fields import InputItem, MessageItem, PromptFields, ResponsesRequest
 from slm_core.server.sse import (
     EVENT_STREAM,
     STREAMED,
@@ -25,6 +25,7 @@ from slm_core.server.sse import (
     json_response,
     log_of,
     options_of,
+    registry_of,
     stream_frames,
     submit,
     whole_answer,
@@ -39,9 +40,7 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     """Answer items of a conversation."""
     body.check()
     call, store = call_of(http.scope), _store(http)
-    earlier: list[InputItem] = []
-    if body.previous_response_id is not None:
-        earlier = store.get(body.previous_response_id, call.key, "previous_response_id").conversation()
+    earlier = _earlier(http, body)
     request = body.generation(earlier)
     writer = ResponseWriter(f"resp_{call.engine_id}", body)
     stored = StoredResponse(writer.response["id"], call.key, writer.response, earlier, body.items())
@@ -61,6 +60,15 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     await asyncio.sleep(0)  # now it has begun, so that a cancel runs its `finally`
     keep()
     return _events(http, stored, 0) if body.stream else json_response(stored.response)
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: PromptFields, http: Request) -> Response:
+    """The number of tokens of a prompt."""
+    conversation = body.conversation(_earlier(http, body))
+    async with registry_of(http).lease(body.model) as running:
+        tokens = await running.tokens(conversation)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
 @router.get("/v1/responses/{response_id}", responses={**STREAMED, **_NOT_FOUND})
@@ -123,6 +131,14 @@ async def input_items(
 def _store(http: Request) -> ResponseStore:
     store: ResponseStore = http.app.state.responses
     return store
+
+
+def _earlier(http: Request, body: PromptFields) -> list[InputItem]:
+    """The items before the input."""
+    if body.previous_response_id is None:
+        return []
+    key = call_of(http.scope).key
+    return _store(http).get(body.previous_response_id, key, "previous_response_id").conversation()
 
 
 def _found(http: Request, response_id: str) -> StoredResponse:

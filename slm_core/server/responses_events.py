@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError
 from slm_core.server.openai_fields import chat_logprobs
@@ -78,7 +79,7 @@ class ResponseWriter:
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         self.response |= {"status": status, "output": self.output, "usage": _usage(usage)}
-        self.response["completed_at"] = None if is_cut else time.time()
+        self.response["completed_at"] = None if is_cut else int(time.time())
         self.on_end()
         yield self._event(f"response.{status}", response=self.response)
 
@@ -163,31 +164,36 @@ def _response(response_id: str, body: ResponsesRequest) -> Json:
         {"type": "function", "description": None, "parameters": None, "strict": None, **tool.model_dump()}
         for tool in body.tools or ()
     ]
-    choice = body.tool_choice
+    choice, sampling = body.tool_choice, body.sampling(Sampling())
     return {
         "id": response_id,
         "object": "response",
-        "created_at": time.time(),
+        "created_at": int(time.time()),
         "completed_at": None,
         "status": "queued",
         "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
+        "frequency_penalty": sampling.frequency_penalty,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "model": body.model or "",
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
         "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.is_stored,
-        "temperature": body.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
         "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
         "tools": tools,
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
+        "top_p": sampling.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

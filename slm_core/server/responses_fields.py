@@ -164,18 +164,58 @@ class StreamOptions(Strict):
     include_obfuscation: bool = Field(False, description=_NO_EFFECT)
 
 
-class ResponsesRequest(SamplingFields, EngineFields):
-    """The body of a request."""
+class PromptFields(Strict):
+    """What the model reads, and how it answers."""
 
+    model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
     input: str | list[InputItem]
     instructions: str | None = Field(None, description="The system message; later responses do not inherit it.")
     previous_response_id: str | None = Field(None, description="Continue this response; branches share its cells.")
-    max_output_tokens: int | None = Field(None, ge=1)
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
+    truncation: Literal["disabled"] | None = None
+
+    def items(self) -> list[InputItem]:
+        """The items of the input."""
+        if isinstance(self.input, str):
+            return [MessageItem.model_validate({"role": "user", "content": self.input})]
+        return self.input
+
+    def conversation(self, earlier: Sequence[InputItem]) -> Conversation:
+        """The conversation.
+
+        Args:
+            earlier: the items before the input.
+
+        Raises:
+            ApiError: parameters contradict each other, or there are no items.
+        """
+        choice, tools = self._tool_choice(), self.tools or []
+        if not tools and choice not in ("auto", "none"):
+            raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
+        effort = None if self.reasoning is None else self.reasoning.effort
+        items = [*earlier, *self.items()]
+        if not items:
+            raise ApiError(400, "input is empty", param="input")
+        return Conversation(
+            list(_messages(self.instructions, items)),
+            tools=[_as_function(tool) for tool in tools],
+            tool_choice=choice if tools else "auto",
+            strict_tools=any(tool.strict for tool in tools) and choice == "auto",
+            thinking=None if effort is None else effort != "none",
+        )
+
+    def _tool_choice(self) -> str:
+        return self.tool_choice.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice or "auto"
+
+
+class ResponsesRequest(SamplingFields, EngineFields, PromptFields):
+    """The body of a request."""
+
+    max_output_tokens: int | None = Field(None, ge=1)
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = Field(None, description="Keep the response for later requests; true by default.")
@@ -183,7 +223,6 @@ class ResponsesRequest(SamplingFields, EngineFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: dict[str, str] | None = Field(None, description="Returned with the response.")
-    truncation: Literal["disabled"] | None = None
     max_tool_calls: int | None = Field(None, description="Without effect: the server runs no tools.")
     user: str | None = Field(None, description=_NO_EFFECT)
     safety_identifier: str | None = Field(None, description=_NO_EFFECT)
@@ -195,12 +234,6 @@ class ResponsesRequest(SamplingFields, EngineFields):
     def is_stored(self) -> bool:
         """Whether the response is kept."""
         return self.store is not False
-
-    def items(self) -> list[InputItem]:
-        """The items of the input."""
-        if isinstance(self.input, str):
-            return [MessageItem.model_validate({"role": "user", "content": self.input})]
-        return self.input
 
     def check(self) -> None:
         """Refuse parameters that contradict each other.
@@ -224,33 +257,16 @@ class ResponsesRequest(SamplingFields, EngineFields):
         Raises:
             ApiError, InvalidOption: parameters contradict each other, or a value is invalid.
         """
-        choice, tools = self._tool_choice(), self.tools or []
-        if not tools and choice not in ("auto", "none"):
-            raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
-        effort = None if self.reasoning is None else self.reasoning.effort
-        items = [*earlier, *self.items()]
-        if not items:
-            raise ApiError(400, "input is empty", param="input")
-        conversation = Conversation(
-            list(_messages(self.instructions, items)),
-            tools=[_as_function(tool) for tool in tools],
-            tool_choice=choice if tools else "auto",
-            strict_tools=any(tool.strict for tool in tools) and choice == "auto",
-            thinking=None if effort is None else effort != "none",
-        )
         n_logprobs = (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
         return GenerationRequest(
             model=self.model,
-            prompt=conversation,
+            prompt=self.conversation(earlier),
             sampling=self.sampling(Sampling(), max_tokens=self.max_output_tokens, logprobs=n_logprobs),
             constraint=self._constraint(),
             parallel_calls=self.parallel_tool_calls is not False,
             priority=self.priority,
             salt=self.cache_salt or "",
         )
-
-    def _tool_choice(self) -> str:
-        return self.tool_choice.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice or "auto"
 
     def _constraint(self) -> Spec | None:
         how = None if self.text is None else self.text.format

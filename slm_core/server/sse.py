@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import anyio
@@ -114,16 +115,29 @@ async def whole_answer(
         request: what to generate.
         collect: reads the answer, and makes its JSON.
     """
+    return await whole_answers(http, [request], lambda answerings: collect(answerings[0]))
+
+
+async def whole_answers(
+    http: Request,
+    requests: Sequence[GenerationRequest],
+    collect: Callable[[Sequence[Answering]], Awaitable[Mapping[str, object]]],
+) -> Response:
+    """One answer to requests that are generated together; see ``whole_answer``."""
     call = call_of(http.scope)
     call.facts["stream"] = False
 
     async def work() -> Response:
-        async with answering_of(http, request) as answering:
-            call.facts["model"] = answering.running.name
+        async with AsyncExitStack() as stack:
+            answerings = []
+            for i, request in enumerate(requests):
+                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "")
+                answerings.append(await stack.enter_async_context(answering))
+            call.facts["model"] = answerings[0].running.name
             try:
-                return json_response(await collect(answering))
+                return json_response(await collect(answerings))
             finally:
-                _note_usage(call, answering)
+                _note_usage(call, total_usage(answerings))
 
     return await until_lost(http, work)
 
@@ -136,10 +150,16 @@ async def submit(http: Request, request: GenerationRequest) -> Answering:
     return answering
 
 
-def answering_of(http: Request, request: GenerationRequest) -> Answering:
-    """A request that is not submitted yet."""
-    call = call_of(http.scope)
-    return Answering(registry_of(http), http.app.state.limits, request, key=call.key, request_id=call.engine_id)
+def answering_of(http: Request, request: GenerationRequest, suffix: str = "") -> Answering:
+    """A request that is not submitted yet.
+
+    Args:
+        http: the HTTP request.
+        request: what to generate.
+        suffix: distinguishes its id from those of other requests that one HTTP request makes.
+    """
+    call, limits = call_of(http.scope), http.app.state.limits
+    return Answering(registry_of(http), limits, request, key=call.key, request_id=call.engine_id + suffix)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -196,7 +216,7 @@ class AnswerStream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _note_usage(self._call, self._answering)
+            _note_usage(self._call, self._answering.usage)
             with anyio.CancelScope(shield=True):
                 await self._answering.__aexit__(None, None, None)
 
@@ -220,8 +240,18 @@ async def stream_frames(answering: Answering, writer: StreamWriter, call: Call, 
             yield each
 
 
-def _note_usage(call: Call, answering: Answering) -> None:
-    usage = answering.usage
+def total_usage(answerings: Sequence[Answering]) -> TokenUsage:
+    """Tokens of several requests, so far."""
+    usages = [answering.usage for answering in answerings]
+    return TokenUsage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+        sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+def _note_usage(call: Call, usage: TokenUsage) -> None:
     facts: dict[str, Any] = call.facts
     facts |= {
         "prompt_tokens": usage.prompt_tokens,

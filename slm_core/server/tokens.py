@@ -28,6 +28,7 @@ class TokenizeRequest(PromptFields):
     prompt: str | None = Field(None, description="Another name of content.")
     messages: list[ChatMessage] = Field(default_factory=list, description="The conversation, instead of a text.")
     add_special: bool = Field(False, description="Add the special tokens that the model has around a text.")
+    add_special_tokens: bool = Field(False, description="Another name of add_special.")
     parse_special: bool = Field(False, description="Whether texts of control tokens become control tokens.")
     with_pieces: bool = Field(False, description="Each token with its text, or its bytes if they are not UTF-8.")
 
@@ -42,7 +43,8 @@ class TokenizeRequest(PromptFields):
             raise ApiError(400, "give one of content, prompt and messages", param="content")
         if not texts:
             return list(encode(model.vocab, lambda: model.formatter, self.conversation(), None).tokens)
-        return model.vocab.encode(texts[0], add_special=self.add_special, parse_special=self.parse_special)
+        add_special = self.add_special or self.add_special_tokens
+        return model.vocab.encode(texts[0], add_special=add_special, parse_special=self.parse_special)
 
 
 class DetokenizeRequest(Strict):
@@ -85,6 +87,16 @@ async def apply_template(body: PromptFields, http: Request) -> Response:
             **conversation.template_kwargs,
         )
     return json_response({"prompt": "".join(segment.text for segment in segments)})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(http: Request, model: str | None = None) -> Response:
+    """What clients need to render prompts themselves: the chat template, and the texts of BOS and EOS."""
+    async with registry_of(http).lease(model) as running:
+        vocab, info = running.model.vocab, running.model.info
+        ends = {"bos_token": vocab.bos, "eos_token": vocab.eos}
+        texts = {name: None if token is None else vocab.decode([token], special=True) for name, token in ends.items()}
+    return json_response({**texts, "pad_token": None, "chat_template": info.chat_template})
 
 
 def _piece(model: Model, token: int) -> Mapping[str, Any]:

@@ -101,10 +101,57 @@ def test_the_best_of_several_answers(client: Client) -> None:
         return sum(values) / len(values)
 
     assert best["text"] == max(alls, key=mean)["text"] == alls[0]["text"]
-    response = client.post("/v1/completions", {"prompt": "a", "best_of": 2, "stream": True})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "best_of"
 
 
-def test_several_prompts_are_refused(client: Client) -> None:
-    response = client.post("/v1/completions", {"prompt": ["a", "b"]})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "prompt"
+def test_several_prompts_have_the_answers_of_each(client: Client) -> None:
+    prompts, fields = [PROMPT, "My dog", "Rome"], {"n": 2, "temperature": 1.0, "seed": 5, "return_token_ids": True}
+    response = client.post("/v1/completions", {"prompt": prompts, "max_tokens": 8, **fields})
+    choices, usage = response.json()["choices"], response.json()["usage"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    alone = [complete(client, prompt=prompt, max_tokens=8, **fields) for prompt in prompts]
+    expected = [choice["token_ids"] for found in alone for choice in found]
+    assert [choice["token_ids"] for choice in choices] == expected
+    assert usage["completion_tokens"] == sum(map(len, expected))
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_an_echo_has_the_prompt_and_its_logprobs(
+    client: Client, demo: slm.Model, max_tokens: int, *, as_tokens: bool
+) -> None:
+    text = 'The sum of 12 and 30 is 42. {"name": "Ada"}'
+    tokens = demo.vocab.encode(text, add_special=True, parse_special=False)
+    prompt = tokens if as_tokens else text
+    (answer,) = complete(client, prompt=prompt, max_tokens=max(max_tokens, 1), logprobs=2)
+    (choice,) = complete(client, prompt=prompt, max_tokens=max_tokens, echo=True, logprobs=2)
+    assert choice["text"] == text + (answer["text"] if max_tokens else "")
+    logprobs, expected = choice["logprobs"], demo.score(text, top=2)
+    assert len(logprobs["tokens"]) == len(tokens) + max_tokens and logprobs["text_offset"][0] == 0
+    assert "".join(logprobs["tokens"]).startswith(text)
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    found = logprobs["token_logprobs"][1 : len(tokens)]
+    assert found == pytest.approx(expected.logprobs[1:], abs=1e-6)
+    likeliest = [top[0][0] == token for top, token in zip(expected.top[1:], tokens[1:], strict=True)]
+    tops = logprobs["top_logprobs"][1 : len(tokens)]
+    assert [value == max(top.values()) for value, top in zip(found, tops, strict=True)] == likeliest
+    assert any(likeliest) and not all(likeliest)
+
+
+def test_an_echo_without_logprobs_is_the_text(client: Client) -> None:
+    (answer,), (choice,) = complete(client), complete(client, echo=True)
+    assert (choice["text"], choice["logprobs"]) == (PROMPT + answer["text"], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"], "stream": True}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": "a", "echo": True, "stream": True}, "echo"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+    ],
+)
+def test_what_is_refused(client: Client, fields: Body, param: str) -> None:
+    response = client.post("/v1/completions", fields)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param

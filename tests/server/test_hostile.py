@@ -29,6 +29,7 @@ PLACES: dict[str, Body] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 2},
     "/v1/embeddings": {"input": "a"},
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages": {**CHAT, "model": "demo"},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/api/chat": {"model": "demo", "messages": [USER], "options": {"num_predict": 2}, "stream": False},

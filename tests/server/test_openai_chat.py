@@ -37,6 +37,7 @@ def message_of(chunks: Sequence[Body], index: int = 0) -> Body:
         message["role"] = delta.get("role", message["role"])
         message["content"] += delta.get("content", "")
         message["reasoning_content"] += delta.get("reasoning_content", "")
+        assert len(delta.get("tool_calls", ())) <= 1, "clients such as instructor read only the first one of a chunk"
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 assert call["index"] == len(message["tool_calls"])

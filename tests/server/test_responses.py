@@ -155,6 +155,16 @@ def test_a_tool_is_called_and_its_result_used(client: Client) -> None:
     assert answer["usage"]["input_tokens"] == same["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("case", ["text", "instructions", "reasoning", "a call", "this call"])
+def test_input_tokens_counts_the_prompt(client: Client, case: str) -> None:
+    prompt = {name: value for name, value in CASES[case].items() if name not in ("max_output_tokens", "temperature")}
+    first = create(client, CASES[case])
+    for body in (prompt, {"input": "Why?", "previous_response_id": first["id"]}):
+        counted = client.post("/v1/responses/input_tokens", body).json()
+        expected = create(client, {**body, "max_output_tokens": 1})["usage"]["input_tokens"]
+        assert counted == {"object": "response.input_tokens", "input_tokens": expected}
+
+
 def test_branches_share_their_beginning(client: Client) -> None:
     """Each continues the same response, whose tokens are not computed again."""
     first = create(client, {**SUM, "input": "Tell me about the number seven, which I like most."})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
+import jinja2
 import numpy as np
 import openai
 import pytest
@@ -24,6 +25,23 @@ def test_tokens_are_the_vocabulary_s(client: Client, demo: slm.Model, text: str,
     assert answers == [{"tokens": expected, "count": len(expected), "max_model_len": 2048}] * 2
     back = client.post("/detokenize", {"tokens": expected}).json()
     assert back["content"] == back["prompt"] == demo.vocab.decode(expected, special=True)
+
+
+def test_the_other_name_of_add_special(client: Client, demo: slm.Model) -> None:
+    expected = demo.vocab.encode("a", add_special=True, parse_special=False)
+    assert client.post("/tokenize", {"prompt": "a", "add_special_tokens": True}).json()["tokens"] == expected
+
+
+def test_a_client_can_render_prompts(client: Client, demo: slm.Model) -> None:
+    info = client.get("/tokenizer_info").json()
+    rendered = (
+        jinja2.Environment()
+        .from_string(info["chat_template"])
+        .render(messages=QUESTION["messages"], add_generation_prompt=True, bos_token=info["bos_token"])
+    )
+    assert rendered == client.post("/apply-template", {"messages": QUESTION["messages"]}).json()["prompt"]
+    assert demo.vocab.encode(info["eos_token"], add_special=False, parse_special=True) == [demo.vocab.eos]
+    assert client.get("/tokenizer_info?model=none").status_code == 404
 
 
 def test_pieces_are_texts_or_bytes(client: Client, demo: slm.Model) -> None:
