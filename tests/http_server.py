@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from slm_core.server.run import config_of
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The address of a server."""
+def serving(app: Any, send_buffer: int | None = None) -> Iterator[str]:
+    """The address of a server; ``send_buffer`` limits what the system buffers for clients, in bytes."""
     config = config_of(app, app.state.options)
     config.port = 0
     server = uvicorn.Server(config)
@@ -24,8 +25,10 @@ def serving(app: Any) -> Iterator[str]:
         while not server.started:
             assert thread.is_alive()
             thread.join(0.01)
-        (socket,) = server.servers[0].sockets
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+        (listener,) = server.servers[0].sockets
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

@@ -7,6 +7,7 @@ import hmac
 import time
 from collections.abc import Mapping
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slm_core.server.calls import begin_call, call_of
@@ -54,6 +55,9 @@ class Recording:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except SendTimeoutError:
+            call.facts["error"] = "client_reads_nothing"
+            raise  # uvicorn closes the connection
         except Exception as error:  # nothing above answers it
             self._log.failure(call, error)
             if status != _LOST:

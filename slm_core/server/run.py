@@ -62,6 +62,7 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
 
 def config_of(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
     """How uvicorn runs the server."""
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -70,6 +71,11 @@ def config_of(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the server's own log lacks it: it has the exceptions of requests."""
+    return not record.getMessage().startswith("Exception in ASGI application")
 
 
 def _bound(host: str, port: int) -> socket.socket:

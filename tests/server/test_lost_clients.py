@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
@@ -13,11 +15,12 @@ from typing import Any
 import pytest
 
 import slm_core as slm
+from http_server import serving
 from scripted import ByteVocab, ScriptedContext, TagFormatter
 from server.conftest import Client, frames
 from slm_core.engine import Engine, EngineOptions
 from slm_core.errors import BackendCrashed, DecodeFailed
-from slm_core.server import ServedModel, create_app
+from slm_core.server import ServedModel, ServerOptions, create_app
 
 WAIT_S = 60
 ENDLESS = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "logit_bias": {"257": -1e9}}
@@ -42,11 +45,12 @@ class StubModel:
 class Fixture:
     """A server over a context that says after how many decodes what happens."""
 
-    def __init__(self, info: Any, n_ctx: int = 100_000) -> None:
+    def __init__(self, info: Any, n_ctx: int = 100_000, options: ServerOptions | None = None) -> None:
         self.context = ScriptedContext(n_ctx=n_ctx, n_seq_max=8)
         self.model = StubModel(self.context, info)
         self.log = StringIO()
-        self.app = create_app([ServedModel("stub", lambda: self.model)], log=self.log)  # type: ignore[arg-type,return-value]
+        served = ServedModel("stub", lambda: self.model)  # type: ignore[arg-type,return-value]
+        self.app = create_app([served], options, log=self.log)
         self.client = Client(self.app, self.log)
 
     @property
@@ -54,7 +58,9 @@ class Fixture:
         (running,) = self.app.state.registry.running
         return running.engine
 
-    async def lose(self, body: dict[str, Any], when: asyncio.Event) -> list[dict[str, Any]]:
+    async def lose(
+        self, body: dict[str, Any], when: asyncio.Event, path: str = "/v1/chat/completions"
+    ) -> list[dict[str, Any]]:
         """Call with a client that closes the connection after ``when``; returns what the server sent."""
         sent: list[dict[str, Any]] = []
         content, first = json.dumps(body).encode(), True
@@ -73,7 +79,7 @@ class Fixture:
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions", "query_string": b"", "root_path": "",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80),
         }  # fmt: skip
         await self.app(scope, receive, send)
@@ -85,8 +91,20 @@ def info(demo: slm.Model) -> Any:
     return replace(demo.info, fingerprint="scripted")
 
 
+MESSAGE = {"messages": [{"role": "user", "content": "x"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": ENDLESS,
+    "/v1/completions": {"prompt": "x", "max_tokens": 90_000, "logit_bias": {"257": -1e9}},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {**MESSAGE, "max_tokens": 90_000},
+    "/api/chat": {**MESSAGE, "model": "stub"},
+    "/api/generate": {"prompt": "x", "model": "stub"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_lost_client_is_a_cancel(info: Any, stream: bool) -> None:
+def test_a_lost_client_is_a_cancel(info: Any, path: str, *, stream: bool) -> None:
     """[generates for nobody]"""
     fixture = Fixture(info)
 
@@ -101,7 +119,7 @@ def test_a_lost_client_is_a_cancel(info: Any, stream: bool) -> None:
                 loop.call_soon_threadsafe(lost.set)
 
         fixture.context.on_decode = count
-        await fixture.lose({**ENDLESS, "stream": stream}, lost)
+        await fixture.lose({**BODIES[path], "stream": stream}, lost, path)
         cancelled = threading.Event()
         while fixture.engine.stats().n_active:  # the running step ends
             await asyncio.to_thread(cancelled.wait, 0.001)
@@ -113,6 +131,30 @@ def test_a_lost_client_is_a_cancel(info: Any, stream: bool) -> None:
     asyncio.run(fixture.app.state.registry.close())
     (line,) = [json.loads(line) for line in fixture.log.getvalue().splitlines()]
     assert line["status"] == (200 if stream else 499)
+
+
+def test_a_client_that_stops_reading_is_lost(info: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    fixture = Fixture(info, options=ServerOptions(send_timeout_s=0.3))
+    with serving(fixture.app, send_buffer=4096) as url, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, _, port = url.removeprefix("http://").partition(":")
+        client.connect((host, int(port)))
+        body = json.dumps({**ENDLESS, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        deadline = time.monotonic() + WAIT_S
+        while not fixture.log.getvalue():  # the line of the request is written at its end
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        line = json.loads(fixture.log.getvalue())
+        assert line["error"] == "client_reads_nothing"
+        assert line["completion_tokens"] < 90_000, "it was cancelled before its end"
+        assert fixture.engine.stats().requests == ()
+        client.settimeout(WAIT_S)
+        while client.recv(1 << 16):  # what was sent before, and then the end
+            pass
+    assert capfd.readouterr().err == "", "no traceback of the web server"
 
 
 def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:

@@ -130,7 +130,7 @@ def _source(tests: OwnTests, python: Path) -> Path:
     folder = BUILD / f"{tests.package}-{tests.version}"
     if not folder.exists():
         wanted = f"{tests.package}=={tests.version}"
-        pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", ":all:", "-d", BUILD, wanted]
+        pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", tests.package, "-d", BUILD, wanted]
         subprocess.run(pip, check=True)
         with tarfile.open(BUILD / f"{tests.package}-{tests.version}.tar.gz") as archive:
             archive.extractall(BUILD, filter="data")
