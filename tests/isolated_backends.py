@@ -17,6 +17,7 @@ from slm_conformance.toy.context import ToyContext
 from slm_core.errors import ContextFull, SlmError
 from slm_core.isolation import values
 from slm_core.isolation.channel import Channel
+from slm_core.isolation.shared_rows import SharedRows
 from slm_core.protocols import Batch
 from slm_core.types import Logits, ModelOptions, ModelSource
 from slm_llamacpp import backend as llamacpp
@@ -53,6 +54,11 @@ def _framed(value: object) -> bytes:
     return struct.pack("<IQ", len(header), len(data)) + header + data
 
 
+def _no_room() -> None:
+    """A fault: no rows fit into the shared memory."""
+    SharedRows.write = lambda self, rows: False  # type: ignore[method-assign]
+
+
 class _Bomb:
     def __reduce__(self) -> tuple[object, ...]:
         return os.system, ("touch exploded",)
@@ -70,6 +76,7 @@ _FAULTS: dict[str, Callable[[], None]] = {
     "pickle": _sends(struct.pack("<IQ", len(pickle.dumps(_Bomb())), 0) + pickle.dumps(_Bomb())),
     "another shape": _sends(_framed(["ok", np.zeros((2, 7), np.float32), 3, []])),
     "an array": _sends(_framed([np.zeros(3, np.float32)])),
+    "no room": _no_room,
     "full": _raise(ContextFull(7, 3, seq_id=2)),
     "something new": _raise(SomethingNew("what nobody knows")),
     "a type error": _raise(TypeError("not a batch")),

@@ -60,12 +60,13 @@ class Ledger:
         self._share_forks = share_forks
         self._revisions = [0] * n_seq_max
         self._reserved: dict[int, int] = {}  # cells of sequences that are being restored
+        self._n_alone: dict[int, int] = {}  # cells that a sequence holds alone, where that is known
 
     def clear(self) -> None:
         """Record that all sequences were dropped, and free the memory of the ledger."""
         self._sequences = [SequenceRecord() for _ in self._sequences]
         self._n_untouched += self._n_touched
-        self._n_touched, self._released, self._reserved = 0, [], {}
+        self._n_touched, self._released, self._reserved, self._n_alone = 0, [], {}, {}
         self._references = np.zeros(min(self._n_untouched, 256), np.int32)
 
     @property
@@ -115,6 +116,7 @@ class Ledger:
 
     def put_back(self, state: LedgerState) -> None:
         """Go back to ``state``. Since then, only ``exchange`` was called, and it may have failed."""
+        self._n_alone.clear()
         self._sequences, self._references = list(state.sequences), state.references
         self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
         self._released, self._revisions = list(state.released), list(state.revisions)
@@ -131,8 +133,11 @@ class Ledger:
 
     def n_exclusive(self, seq_id: int) -> int:
         """The number of cells that ``drop`` would free."""
-        n_held = int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
-        return n_held + self._reserved.get(seq_id, 0)
+        n_alone = self._n_alone.get(seq_id)
+        if n_alone is None:
+            n_alone = int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
+            self._n_alone[seq_id] = n_alone
+        return n_alone + self._reserved.get(seq_id, 0)
 
     def is_restoring(self, seq_id: int) -> bool:
         """Whether cells are reserved for an empty sequence that is being restored."""
@@ -156,15 +161,19 @@ class Ledger:
     def append(self, seq_id: int, inputs: Iterable[Held]) -> None:
         """Record decoded tokens."""
         self._revisions[seq_id] += 1
-        record = self._sequences[seq_id]
+        record, n_alone = self._sequences[seq_id], self._n_alone.pop(seq_id, None)
         known = len(record.inputs)
         record.inputs.extend(inputs)
-        record.cells.extend(self._take(len(record.inputs) - known))
+        n_new = len(record.inputs) - known
+        record.cells.extend(self._take(n_new))
+        if n_alone is not None:
+            self._n_alone[seq_id] = n_alone + n_new
 
     def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
         """Record that the empty ``dst`` became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
         self._revisions[dst] += 1
         source = self._sequences[src]
+        self._forget_alone(src, dst)
         shared = source.cells[: end - n_copied if self._share_forks else 0]
         np.add.at(self._references, shared, 1)
         cells = [*shared, *self._take(end - len(shared))]
@@ -174,15 +183,18 @@ class Ledger:
     def truncate(self, seq_id: int, length: int) -> None:
         """Record that the tokens from ``length`` on were removed."""
         self._revisions[seq_id] += 1
-        record = self._sequences[seq_id]
-        self._release(record.cells[length:])
+        record, n_alone = self._sequences[seq_id], self._n_alone.pop(seq_id, None)
+        n_freed = self._release(record.cells[length:])
         del record.inputs[length:], record.cells[length:]
+        if n_alone is not None:
+            self._n_alone[seq_id] = n_alone - n_freed
         record.edits = truncated_edits(record.edits, length)
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
         """Record that [start, end) was removed and later tokens moved down."""
         self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
+        self._forget_alone(seq_id)
         record.edits.append(Edit(start, tuple(record.inputs[start:end]), len(record.inputs)))
         moved = record.cells[end:]
         shared = [cell for cell in moved if self._references[cell] > 1]
@@ -197,6 +209,7 @@ class Ledger:
         """Record that the sequence was dropped."""
         self._revisions[seq_id] += 1
         self._reserved.pop(seq_id, None)
+        self._forget_alone(seq_id)
         empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
         self._sequences[seq_id] = empty
@@ -204,7 +217,7 @@ class Ledger:
     def exchange(self, seq_id: int, inputs: Iterable[Held], edits: Iterable[Edit]) -> None:
         """Record new contents of a sequence, without shared cells."""
         held = list(inputs)
-        self.drop(seq_id)
+        self.drop(seq_id)  # its cells are not counted before it has new ones
         self._sequences[seq_id] = SequenceRecord(held, self._take(len(held)), edits)
 
     def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
@@ -227,13 +240,22 @@ class Ledger:
         self._references[cells] = 1
         return cells
 
-    def _release(self, cells: Sequence[int]) -> None:
+    def _forget_alone(self, *seq_ids: int) -> None:
+        for seq_id in seq_ids:
+            self._n_alone.pop(seq_id, None)
+
+    def _release(self, cells: Sequence[int]) -> int:
+        """Count a sequence less for each of its cells; returns how many became free."""
         if not cells:
-            return
+            return 0
         released = np.array(cells)
+        if (self._references[released] == 2).any():
+            self._n_alone.clear()  # another sequence holds these cells alone now
         np.subtract.at(self._references, released, 1)
         # No Python function is called here: an interrupt in one could leave cells without an owner.
-        self._released += released[self._references[released] == 0].tolist()
+        freed = released[self._references[released] == 0].tolist()
+        self._released += freed
+        return len(freed)
 
 
 def truncated_edits(edits: Sequence[Edit], length: int) -> list[Edit]:

@@ -16,6 +16,7 @@ from slm_core.closing import Closing
 from slm_core.engine.costs import StepCosts, attended
 from slm_core.engine.disk import disk_tier
 from slm_core.engine.drafting import StepDrafts
+from slm_core.engine.notifications import Notifications
 from slm_core.engine.plan import ActiveRequest, Piece, WaitingRequest, line_up, plan_step, restore_seconds
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request
@@ -125,6 +126,7 @@ class EngineCore(Closing):
     Attributes:
         totals: counters since the start.
         recorder: measures requests.
+        notifications: hold back what readers are told, while a step holds them.
     """
 
     def __init__(self, context: Context, options: EngineOptions, recorder: Recorder | None = None) -> None:
@@ -150,6 +152,7 @@ class EngineCore(Closing):
         self._served: dict[str, float] = {}
         self._batch = context.new_batch()
         self.totals = Totals()
+        self.notifications = Notifications()
 
     @property
     def n_waiting(self) -> int:
@@ -205,6 +208,8 @@ class EngineCore(Closing):
         self._restore_parts()
         if self._active:
             self._compute()
+        if not self.n_active:
+            self.notifications.flush()
         is_writing = self._disk is not None and self._disk.advance(wait=not self.n_active)
         return bool(self.n_active or self._waiting or is_writing)
 
@@ -213,6 +218,7 @@ class EngineCore(Closing):
         if not self._restores:
             self._restores_s = 0.0
             return
+        self.notifications.flush()
         started = self.recorder.clock()
         pending = [(self._length(request), *self._pending(request)) for request in self._active.values()]
         decoding = [(n_held, n) for n_held, n, is_decoding in pending if is_decoding]
@@ -231,7 +237,12 @@ class EngineCore(Closing):
 
     def _compute(self) -> None:
         self._make_room()
-        states, failed = self._drafts.draft(self._active, [self._as_active(each) for each in self._active.values()])
+        if any(request.drafts is not None for request in self._active.values()):
+            self.notifications.flush()  # drafting may take as long as a step
+        # Without a shortage in this step, nobody is preempted: what that would cost need not be known.
+        is_short = self.context.n_free < max(self.context.n_batch, _MOST_DECODING * len(self._active))
+        active = [self._as_active(each, is_short=is_short) for each in self._active.values()]
+        states, failed = self._drafts.draft(self._active, active)
         for number, error in failed.items():
             self._fail(self._active[number], error)
         plan = plan_step(states, self.context.n_free, self.context.n_batch, self._affordable)
@@ -406,9 +417,10 @@ class EngineCore(Closing):
         stop = request.next_stop(n_held + 1)
         return (n_pending if stop is None else min(n_pending, stop - n_held)), False
 
-    def _as_active(self, request: Request) -> ActiveRequest:
+    def _as_active(self, request: Request, *, is_short: bool) -> ActiveRequest:
         assert request.seq_id is not None
-        n_held, n_exclusive = self._length(request), self.context.n_exclusive(request.seq_id)
+        n_held = self._length(request)
+        n_exclusive = self.context.n_exclusive(request.seq_id) if is_short else 0
         n_pending, decoding = self._pending(request)
         return ActiveRequest(
             id=request.id,
@@ -442,6 +454,7 @@ class EngineCore(Closing):
         n_attended = sum(attended(self._length(request), piece.n_tokens + piece.n_ahead) for request, piece in work)
         try:
             n_rows = fill(self._batch, self.context, work)
+            self.notifications.flush()
             rows = self.context.decode(self._batch)
         except Exception as error:  # a backend error concerns only the requests in the batch
             self._run_apart(work, error)

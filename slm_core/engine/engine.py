@@ -193,7 +193,7 @@ class Engine(Closing):
             EngineClosed: the engine is closed.
         """
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
-        queue: EventQueue[Event] = EventQueue()
+        queue: EventQueue[Event] = EventQueue(self._core.notifications)
         request = self._request(
             encoded,
             sampling,
@@ -246,7 +246,7 @@ class Engine(Closing):
         sampling = sampling if sampling is not None else Sampling()
         if sampling.seed is None:  # one seed, with a stream for each completion
             sampling = replace(sampling, seed=secrets.randbits(63))
-        queue = CompletionsQueue(n_made)
+        queue = CompletionsQueue(n_made, self._core.notifications)
         name = checked_id(options.get("request_id"))
         requests = [
             self._request(
@@ -396,9 +396,12 @@ class Engine(Closing):
             busy = False
             while self._receive(wait=not busy):
                 self._step_began = self.recorder.clock()
+                self._core.notifications.hold()
                 busy = self._core.step()
                 self._note_positions(busy)
                 self._step_began = None
+                if not busy:
+                    self._core.notifications.release()
         except BaseException as error:
             self._end(error)
             if not isinstance(error, BackendError):  # requests raise it; any other is a defect, and is printed, too
@@ -434,4 +437,5 @@ class Engine(Closing):
         try:
             self._core.close()
         finally:
+            self._core.notifications.release()
             self.ended.set_result(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Generic, Self, TypeVar
 from slm_core.closing import Closing
 from slm_core.display import count, signature
 from slm_core.engine.metrics import RequestMetrics
+from slm_core.engine.notifications import WAKEUPS, Notifications, Waiter
 from slm_core.engine.prompts import EncodedPrompt, EventParser
 from slm_core.engine.recorder import metrics_of
 from slm_core.engine.requests import Request
@@ -25,12 +25,17 @@ _E = TypeVar("_E")
 
 
 class EventQueue(Generic[_E]):
-    """A queue of events from the engine's thread to readers on any thread or task. The writer never waits."""
+    """A queue of events from the engine's thread to readers on any thread or task. The writer never waits.
 
-    def __init__(self) -> None:
+    Args:
+        notifications: decides when readers learn of events.
+    """
+
+    def __init__(self, notifications: Notifications) -> None:
+        self._notifications = notifications
         self._events: deque[_E] = deque()
         self._changed = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[Waiter] = []
         self._ended = False
 
     @property
@@ -42,13 +47,13 @@ class EventQueue(Generic[_E]):
         """Add an event."""
         with self._changed:
             self._events.append(event)
-            self._notify()
+        self._notifications.add(self)
 
     def end(self) -> None:
         """End the queue: no event follows."""
         with self._changed:
             self._ended = True
-            self._notify()
+        self._notifications.add(self)
 
     def get(self) -> _E | None:
         """Wait for the next event; None at the end."""
@@ -74,12 +79,12 @@ class EventQueue(Generic[_E]):
                 cancel()
                 raise
 
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        waiters, self._waiters = self._waiters, []
-        for loop, future in waiters:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: no task waits
-                loop.call_soon_threadsafe(_set_done, future)
+    def notify(self) -> None:
+        """Wake the readers."""
+        with self._changed:
+            self._changed.notify_all()
+            waiters, self._waiters = self._waiters, []
+        WAKEUPS.wake(waiters)
 
 
 class CompletionsQueue(EventQueue[CompletionEvent]):
@@ -87,10 +92,11 @@ class CompletionsQueue(EventQueue[CompletionEvent]):
 
     Args:
         n: the number of completions.
+        notifications: decides when readers learn of events.
     """
 
-    def __init__(self, n: int) -> None:
-        super().__init__()
+    def __init__(self, n: int, notifications: Notifications) -> None:
+        super().__init__(notifications)
         self._logprobs: list[list[float]] = [[] for _ in range(n)]
         self._n_running = n
 
@@ -110,11 +116,6 @@ class CompletionsQueue(EventQueue[CompletionEvent]):
         """The mean log probability of the tokens of a completion."""
         logprobs = self._logprobs[index]
         return fsum(logprobs) / max(1, len(logprobs))
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class RequestStream(EventStream, Closing):

@@ -60,15 +60,12 @@ class Channel:
             parts = [b"".join(parts)]
         self._send_all(parts, deadline)
 
-    def receive(
-        self, deadline: float | None = None, *, most_bytes: int = ANY_LENGTH, room: memoryview | None = None
-    ) -> Any:
+    def receive(self, deadline: float | None = None, *, most_bytes: int = ANY_LENGTH) -> Any:
         """The value of the next message.
 
         Args:
             deadline: the latest end, in seconds of ``time.monotonic``.
             most_bytes: the longest payload.
-            room: memory for the payload, used if it is large enough. Arrays are views of it.
 
         Raises:
             EOFError: the other end is closed.
@@ -82,31 +79,26 @@ class Channel:
             raise Garbled(f"a message of {n_header} and {n_payload} bytes")
         header = memoryview(bytearray(n_header))
         self._fill(header, deadline)
-        if room is not None and n_payload <= len(room):
-            payload = room[:n_payload]
-            self._fill(payload, deadline)
-        else:
-            payload = self._grown(n_payload, deadline)
-        return unpack(bytes(header), payload)
+        return unpack(bytes(header), self._grown(n_payload, deadline))
 
-    def send_socket(self, other: socket.socket) -> None:
-        """Send one end of a connection to the other process."""
+    def send_files(self, descriptors: Sequence[int]) -> None:
+        """Send descriptors of open files or sockets to the other process."""
         if sys.platform == "win32":
             raise AssertionError("`isolated` refuses Windows")
-        socket.send_fds(self._socket, [b"+"], [other.fileno()])
+        socket.send_fds(self._socket, [b"+"], descriptors)
 
-    def receive_socket(self) -> socket.socket:
-        """Receive one end of a connection.
+    def receive_files(self, n: int) -> list[int]:
+        """Receive ``n`` descriptors, which belong to the caller.
 
         Raises:
             EOFError: the other end of this channel is closed.
         """
         if sys.platform == "win32":
             raise AssertionError("`isolated` refuses Windows")
-        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        if not descriptors:
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, n)
+        if len(descriptors) != n:
             raise EOFError("the other end is closed")
-        return socket.socket(fileno=descriptors[0])
+        return descriptors
 
     def close(self) -> None:
         """Close the socket. Twice is fine."""

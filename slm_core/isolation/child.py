@@ -27,6 +27,7 @@ from slm_core.errors import PluginError
 from slm_core.isolation.channel import Channel
 from slm_core.isolation.raised import described
 from slm_core.isolation.served_context import ServedContext, declared
+from slm_core.isolation.shared_rows import SharedRows
 from slm_core.isolation.values import pack
 from slm_core.protocols import Backend, BackendModel, Vocab
 from slm_core.types import ContextOptions, KvType, ModelInfo, ModelOptions, ModelSource
@@ -86,15 +87,18 @@ class Server:
         self._control.receive()
 
     def _new_context(self, options: dict[str, Any]) -> object:
-        channel = Channel(self._control.receive_socket())
+        connection, file = self._control.receive_files(2)
+        channel = Channel(socket.socket(fileno=connection))
         try:
+            rows = SharedRows(file)
+            os.close(file)
             kv_types = {name: options[name] and KvType(options[name]) for name in ("kv_type_k", "kv_type_v")}
             context = self._loaded.new_context(ContextOptions(**{**options, **kv_types}))
             value = declared(context)
         except BaseException:
             channel.close()
             raise
-        threading.Thread(target=ServedContext(context, channel).serve, daemon=True).start()
+        threading.Thread(target=ServedContext(context, channel, rows).serve, daemon=True).start()
         return value
 
     def _encode(self, text: str, add_special: bool, parse_special: bool) -> object:

@@ -21,6 +21,7 @@ from slm_core.errors import BackendCrashed, ContextBusy, ContextClosed, InvalidO
 from slm_core.isolation.channel import ANY_LENGTH, Channel
 from slm_core.isolation.process import Process
 from slm_core.isolation.raised import rebuilt
+from slm_core.isolation.shared_rows import N_BYTES, SharedRows
 from slm_core.isolation.uninterrupted import postponed
 from slm_core.isolation.values import Garbled, Message, pack
 from slm_core.protocols import BackendModel, Batch
@@ -28,8 +29,8 @@ from slm_core.types import Capability, EditLevel, Logits, ModelInfo, Pos, States
 
 _SMALL = 1 << 16
 """The longest payload of a reply without arrays, in bytes."""
-_KEPT_BYTES = 1 << 24
-"""The largest memory for rows that is kept for the next call."""
+_READING = frozenset({"length", "tokens", "n_exclusive", "all_exclusive", "fork_cost", "dump", "part"})
+"""Calls that change no sequence."""
 _WIDEST = 1 << 20
 """The largest width of hidden states."""
 
@@ -67,19 +68,23 @@ class IsolatedContext(Closing):
         model: the model, which is referenced as long as the context.
         process: the process.
         channel: the connection to this context.
+        rows: the memory for logits.
         declared: what the context declares.
     """
 
-    def __init__(self, model: BackendModel, process: Process, channel: Channel, declared: Declared) -> None:
+    def __init__(
+        self, model: BackendModel, process: Process, channel: Channel, rows: SharedRows, declared: Declared
+    ) -> None:
         self._model = model
         self._process = process
         self._channel = channel
         self._declared = declared
         self._n_free = declared.n_free
         self._lengths = [0] * declared.n_seq_max
+        self._exclusive: list[int] | None = None  # of each sequence, since the last call that may have changed it
         self._lock = threading.Lock()
         self._closed = False
-        self._room: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._rows = rows
         self._abandoned: deque[int] = deque()  # dumps in parts that are garbage
         weakref.finalize(self, channel.close)
 
@@ -139,7 +144,19 @@ class IsolatedContext(Closing):
     def n_exclusive(self, seq_id: int) -> int:
         """The number of positions that ``drop`` would free."""
         with self._call():
-            return self._count(self._ask("n_exclusive", seq_id))
+            if not (isinstance(seq_id, int | np.integer) and 0 <= seq_id < self.n_seq_max):
+                return self._count(self._ask("n_exclusive", seq_id))
+            if self._exclusive is None:  # one call for all sequences: an engine asks for each of them in each step
+                found = self._check_array(
+                    "all_exclusive",
+                    self._ask("all_exclusive", most_bytes=4 * self.n_seq_max + _SMALL),
+                    np.int32,
+                    (self.n_seq_max,),
+                )
+                if found.min() < 0:
+                    raise self._garbled("all_exclusive")
+                self._exclusive = found.tolist()
+            return self._exclusive[seq_id]
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
@@ -156,7 +173,9 @@ class IsolatedContext(Closing):
             arrays = _arrays(batch)
             n_rows, width = int(np.count_nonzero(arrays["logits_mask"])), self._declared.n_vocab
             n_bytes = 4 * n_rows * width
-            rows = self._ask("decode", arrays, most_bytes=n_bytes + _SMALL, room=self._rows_room(n_bytes))
+            rows = self._ask("decode", arrays, most_bytes=n_bytes + _SMALL)
+            if rows is None and n_bytes <= N_BYTES:
+                return self._rows.read((n_rows, width))
             return self._check_array("decode", rows, np.float32, (n_rows, width))
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
@@ -259,7 +278,7 @@ class IsolatedContext(Closing):
         try:
             if not self._closed:
                 self._closed = True
-                self._room = np.empty(0, np.uint8)
+                self._rows.close()
                 try:
                     self._close()
                 finally:
@@ -320,7 +339,6 @@ class IsolatedContext(Closing):
         call: str,
         *arguments: object,
         most_bytes: int = _SMALL,
-        room: memoryview | None = None,
         parts: Iterator[bytes] | None = None,
     ) -> Any:
         """Make a call in the process; returns its value.
@@ -328,9 +346,11 @@ class IsolatedContext(Closing):
         An interrupt that comes while the process works is raised now if the call failed, else by the next call.
         """
         postponed.raise_due()
+        if call not in _READING:
+            self._exclusive = None
         abandoned = [self._abandoned.popleft() for _ in range(len(self._abandoned))]
         message = pack([call, abandoned, *arguments])
-        reply, interrupt = self._process.exchange(self._channel, call, message, most_bytes=most_bytes, room=room)
+        reply, interrupt = self._process.exchange(self._channel, call, message, most_bytes=most_bytes)
         failure: BaseException | None = None
         while parts is not None and reply[0] == "next":
             answer, failure = _next_part(parts, failure or interrupt)
@@ -383,14 +403,6 @@ class IsolatedContext(Closing):
         if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
             raise self._garbled(call)
         return value
-
-    def _rows_room(self, n_bytes: int) -> memoryview:
-        """Memory for rows of logits, which are valid until the next call."""
-        if n_bytes > _KEPT_BYTES:
-            return np.empty(n_bytes, np.uint8).data
-        if n_bytes > len(self._room):
-            self._room = np.empty(n_bytes, np.uint8)
-        return self._room.data
 
 
 class _Parts:

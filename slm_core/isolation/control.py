@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from slm_core.errors import BackendCrashed
@@ -31,7 +31,7 @@ class Control:
         *arguments: object,
         timeout_s: float | None = None,
         most_bytes: int = ANY_LENGTH,
-        sent: socket.socket | None = None,
+        sent: Sequence[int] = (),
     ) -> Any:
         """Make a call that changes nothing in the parent; returns its value.
 
@@ -40,11 +40,11 @@ class Control:
             arguments: its arguments.
             timeout_s: seconds; None for the timeout of calls.
             most_bytes: the longest payload of the reply.
-            sent: a socket that is sent after the call.
+            sent: descriptors of files that are sent after the call.
         """
         postponed.raise_due()
         message, control = pack([call, *arguments]), self.process.control
-        send = None if sent is None else (lambda: control.send_socket(sent))
+        send = (lambda: control.send_files(sent)) if sent else None
         with self._lock:
             reply, interrupt = self.process.exchange(
                 control, call, message, deadline=deadline_after(timeout_s), most_bytes=most_bytes, before_reply=send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from slm_core.isolation.context import IsolatedContext, declared_of
 from slm_core.isolation.control import Control
 from slm_core.isolation.options import Isolation
 from slm_core.isolation.process import Process, deadline_after
+from slm_core.isolation.shared_rows import SharedRows, shared_file
 from slm_core.isolation.values import Garbled, Message, pack
 from slm_core.isolation.vocab import IsolatedVocab, vocab_of
 from slm_core.types import ContextOptions, ModelInfo, ModelOptions, ModelSource, Pooling
@@ -67,18 +69,21 @@ class IsolatedModel(ModelBase):
 
     def _engine_context(self, options: ContextOptions) -> IsolatedContext:
         ours, theirs = socket.socketpair()
-        channel = Channel(ours)
+        channel, file = Channel(ours), shared_file()
         try:
+            rows = SharedRows(file)
             with theirs:
-                value = self._control.ask("new_context", asdict(options), sent=theirs)
+                value = self._control.ask("new_context", asdict(options), sent=(theirs.fileno(), file))
             try:
                 declared = declared_of(value, self._info)
             except Exception:
                 raise self._control.garbled("new_context") from None
-            return IsolatedContext(self, self._control.process, channel, declared)
+            return IsolatedContext(self, self._control.process, channel, rows, declared)
         except BaseException:
             channel.close()
             raise
+        finally:
+            os.close(file)
 
     def _engine_close(self) -> None:
         process = self._control.process

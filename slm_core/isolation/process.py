@@ -93,7 +93,6 @@ class Process:
         *,
         deadline: float | None = None,
         most_bytes: int = ANY_LENGTH,
-        room: memoryview | None = None,
         before_reply: Callable[[], None] | None = None,
         at_once: bool = False,
     ) -> tuple[list[Any], BaseException | None]:
@@ -107,7 +106,6 @@ class Process:
             message: the message.
             deadline: the latest end; None for the timeout of calls.
             most_bytes: the longest payload of the reply.
-            room: memory for the payload.
             before_reply: called after the message was sent.
             at_once: whether the first interrupt kills the process, and not the second.
 
@@ -123,7 +121,7 @@ class Process:
                 channel.send(message, deadline)
                 if before_reply is not None:
                     before_reply()
-                return _checked(channel.receive(deadline, most_bytes=most_bytes, room=room))
+                return _checked(channel.receive(deadline, most_bytes=most_bytes))
             except TimeoutError:
                 raise self.fail(f"was killed: {call} exceeded its timeout") from None
             except Garbled as error:

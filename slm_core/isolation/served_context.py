@@ -10,6 +10,7 @@ import numpy as np
 from slm_core.context.batch import TokenBatch
 from slm_core.isolation.channel import Channel
 from slm_core.isolation.raised import described
+from slm_core.isolation.shared_rows import SharedRows
 from slm_core.isolation.values import pack
 from slm_core.protocols import Context
 from slm_core.types import Pos
@@ -33,10 +34,12 @@ class ServedContext:
     Args:
         context: the backend's context.
         channel: the connection.
+        rows: the memory for logits.
     """
 
-    def __init__(self, context: Context, channel: Channel) -> None:
+    def __init__(self, context: Context, channel: Channel, rows: SharedRows) -> None:
         self._context = context
+        self._rows = rows
         self._channel = channel
         self._dumps: dict[int, Iterator[bytes]] = {}
         self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # with the sequence
@@ -45,6 +48,10 @@ class ServedContext:
             "length": lambda seq_id: (context.length(seq_id), []),
             "tokens": lambda seq_id: (np.array(context.tokens(seq_id), np.int32), [seq_id]),
             "n_exclusive": lambda seq_id: (context.n_exclusive(seq_id), []),
+            "all_exclusive": lambda: (
+                np.array([context.n_exclusive(i) for i in range(context.n_seq_max)], np.int32),
+                [],
+            ),
             "decode": self._decode,
             "decode_top": self._decode_top,
             "embed": self._embed,
@@ -104,7 +111,8 @@ class ServedContext:
         self._channel.send(pack(reply))
 
     def _decode(self, arrays: dict[str, Any]) -> tuple[object, list[int]]:
-        return self._context.decode(TokenBatch.from_arrays(**arrays)), _sequences(arrays)
+        rows = self._context.decode(TokenBatch.from_arrays(**arrays))
+        return None if self._rows.write(rows) else rows, _sequences(arrays)
 
     def _decode_top(self, arrays: dict[str, Any], k: int) -> tuple[object, list[int]]:
         top = self._context.decode_top(TokenBatch.from_arrays(**arrays), k)

@@ -37,7 +37,7 @@ from slm_core.errors import (
     UnknownOption,
 )
 from slm_core.hookspecs import Entry
-from slm_core.isolation import IsolatedBackend, Isolation, isolated, raised, values
+from slm_core.isolation import IsolatedBackend, Isolation, isolated, raised, shared_rows, values
 from slm_core.isolation.channel import Channel
 from slm_core.isolation.context import IsolatedContext
 from slm_core.isolation.model import IsolatedModel
@@ -261,6 +261,23 @@ def test_an_invalid_answer_ends_the_process(
     assert "\n" not in str(crash.value)
     assert list(tmp_path.iterdir()) == [], "the answer was executed"
     assert has_ended(model.pid)
+
+
+def test_rows_are_written_to_memory_that_the_parent_sees() -> None:
+    file = shared_rows.shared_file()
+    ours, theirs = shared_rows.SharedRows(file), shared_rows.SharedRows(file)
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert theirs.write(rows) and np.array_equal(ours.read((3, 4)), rows)
+    assert not theirs.write(np.zeros((2, shared_rows.N_BYTES // 4), np.float32)), "they are sent through the socket"
+    if sys.platform == "linux":
+        with pytest.raises(PermissionError):  # reading what was cut off would kill the parent
+            os.ftruncate(file, 0)
+    os.close(file)
+
+
+def test_rows_without_room_in_that_memory_come_through_the_socket(load: Load) -> None:
+    expected, rows = (decode(context_of(load(fault)), 1).copy() for fault in ("none", "no room"))
+    assert np.array_equal(rows, expected)
 
 
 def test_invalid_replies(load: Load) -> None:

@@ -222,6 +222,42 @@ def _wait_until_idle(engine: Engine) -> EngineStats:
     return engine.stats()
 
 
+@pytest.mark.parametrize("is_task", [False, True])
+def test_readers_have_an_event_before_the_next_step_is_computed(*, is_task: bool) -> None:
+    """Notifications are held back, but only until the backend computes."""
+    context = ScriptedContext(n_ctx=5000, n_seq_max=4)
+    n_read, n_steps, changed = 0, 0, threading.Condition()
+
+    def step() -> None:
+        nonlocal n_steps
+        n_steps += 1
+        if n_steps > 2:  # the first two steps decode the prompt, which is longer than a batch
+            with changed:
+                assert changed.wait_for(lambda: n_read >= n_steps - 2, WAIT_S), "the reader was not told"
+
+    def note() -> None:
+        nonlocal n_read
+        with changed:
+            n_read += 1
+            changed.notify_all()
+
+    context.on_decode = step
+    with engine_over(context) as engine:
+        stream = engine.submit("a prompt of 20 bytes", Sampling(temperature=0, max_tokens=8, logit_bias={257: -100.0}))
+        if is_task:
+
+            async def main() -> None:
+                async for _ in stream:
+                    note()
+
+            asyncio.run(main())
+        else:
+            for _ in stream:
+                note()
+        assert len(stream.answer.tokens) == 8
+    assert n_steps == 2 + 7
+
+
 def test_closing_ends_running_and_waiting_requests() -> None:
     engine = engine_over(ScriptedContext(n_ctx=100_000, n_seq_max=2), n_parallel=1)
     streams = [engine.submit("never ends", ENDLESS) for _ in range(3)]

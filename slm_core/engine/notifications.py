@@ -1,0 +1,98 @@
+"""When and how the engine's thread wakes the readers of events.
+
+A reader that is woken takes Python's lock, and the engine's thread waits for it. If readers were woken after each
+token, a step with 16 requests would wait 16 times. So readers are woken when the next batch is about to be computed:
+they work while the backend does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
+
+Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Notified(Protocol):
+    """Something with readers."""
+
+    def notify(self) -> None:
+        """Wake the readers."""
+        ...
+
+
+class Notifications:
+    """Holds notifications of the engine's thread back until ``flush``. Those of other threads are not held back."""
+
+    def __init__(self) -> None:
+        self._holder: int | None = None
+        self._held: dict[Notified, None] = {}
+
+    def hold(self) -> None:
+        """From now on, hold notifications of this thread back."""
+        self._holder = threading.get_ident()
+
+    def add(self, notified: Notified) -> None:
+        """Notify, now or at the next ``flush``."""
+        if self._holder == threading.get_ident():
+            self._held[notified] = None
+        else:
+            notified.notify()
+
+    def flush(self) -> None:
+        """Notify what was held back."""
+        held, self._held = self._held, {}
+        for notified in held:
+            notified.notify()
+
+    def release(self) -> None:
+        """Notify what was held back, and hold nothing back any more."""
+        self._holder = None
+        self.flush()
+
+
+class Wakeups:
+    """Sets futures of event loops, from a thread of its own: waking a loop is a system call that releases the lock."""
+
+    def __init__(self) -> None:
+        self._waiters: SimpleQueue[Waiter] = SimpleQueue()
+        self._start = threading.Lock()
+        self._is_started = False
+
+    def wake(self, waiters: Sequence[Waiter]) -> None:
+        """Set futures soon. Any thread may call this; it does not wait."""
+        for waiter in waiters:
+            self._waiters.put(waiter)
+        if waiters and not self._is_started:
+            with self._start:
+                if not self._is_started:
+                    self._is_started = True
+                    threading.Thread(target=self._serve, name="slm-engine-wakeups", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            futures = defaultdict(list)
+            loop, future = self._waiters.get()
+            futures[loop].append(future)
+            with contextlib.suppress(Empty):
+                while True:
+                    loop, future = self._waiters.get_nowait()
+                    futures[loop].append(future)
+            for loop, each in futures.items():
+                with contextlib.suppress(RuntimeError):  # the event loop is closed: no task waits
+                    loop.call_soon_threadsafe(_set, each)
+
+
+WAKEUPS = Wakeups()
+"""Of this process."""
+
+
+def _set(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
