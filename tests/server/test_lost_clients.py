@@ -12,6 +12,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
+import httpx
 import pytest
 
 import slm_core as slm
@@ -180,3 +181,40 @@ def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:
     assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
     assert "the prompt was" not in response.text + whole.text + fixture.log.getvalue()
     assert "DecodeFailed" in fixture.log.getvalue()
+
+
+def test_health_is_ok_the_engine_hangs(info: Any) -> None:
+    """[health is ok, the engine hangs]"""
+    fixture = Fixture(info, options=ServerOptions(hang_s=0.05))
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        assert goes_on.wait(WAIT_S)
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(fixture.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=WAIT_S) as http:
+
+            async def answer() -> int:
+                body = {**ENDLESS, "max_tokens": 3}
+                return (await http.post("/v1/chat/completions", json=body)).status_code
+
+            async def health() -> tuple[int, dict[str, str]]:
+                response = await http.get("/health")
+                return response.status_code, response.json()["models"]
+
+            assert await answer() == 200
+            assert await health() == (200, {"stub": "ok"})
+            fixture.context.on_decode = hang
+            asked = asyncio.create_task(answer())
+            await asyncio.to_thread(hangs.wait, WAIT_S)
+            while (await health())[0] == 200:
+                await asyncio.sleep(0.01)
+            assert await health() == (503, {"stub": "hangs"})
+            goes_on.set()
+            assert await asked == 200
+            assert await health() == (200, {"stub": "ok"})
+        await fixture.app.state.registry.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))

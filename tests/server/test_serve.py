@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,6 +149,26 @@ def test_the_openai_client_raises_its_errors(server: Server, api: openai.OpenAI)
     with pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(**options, extra_body={"unknown": 1})
     assert (refused.value.param, refused.value.code) == ("unknown", "unknown_parameter")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU time of a process is read in /proc, which this system lacks")
+def test_an_idle_server_takes_no_cpu(server: Server, api: openai.OpenAI) -> None:
+    api.models.list()
+
+    def ticks() -> int:
+        """CPU time of the server and its engine, in ticks of 10 ms."""
+        pids, total = [server.process.pid], 0
+        while pids:
+            folder = Path("/proc") / str(pids.pop())
+            pids += map(int, " ".join(path.read_text() for path in folder.glob("task/*/children")).split())
+            user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            total += int(user) + int(system)
+        return total
+
+    time.sleep(0.5)  # what follows a request
+    before = ticks()
+    time.sleep(2)
+    assert ticks() - before <= 2, "1 % of a core"
 
 
 def test_a_running_answer_survives_sigterm(server: Server, api: openai.OpenAI) -> None:
