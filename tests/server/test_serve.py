@@ -168,7 +168,7 @@ def test_an_idle_server_takes_no_cpu(server: Server, api: openai.OpenAI) -> None
     time.sleep(0.5)  # what follows a request
     before = ticks()
     time.sleep(2)
-    assert ticks() - before <= 2, "1 % of a core"
+    assert ticks() - before <= 6, "3 % of a core: uvicorn looks after itself ten times a second"
 
 
 def test_a_running_answer_survives_sigterm(server: Server, api: openai.OpenAI) -> None:
