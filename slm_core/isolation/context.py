@@ -147,15 +147,15 @@ class IsolatedContext(Closing):
             if not (isinstance(seq_id, int | np.integer) and 0 <= seq_id < self.n_seq_max):
                 return self._count(self._ask("n_exclusive", seq_id))
             if self._exclusive is None:  # one call for all sequences: an engine asks for each of them in each step
-                found = self._check_array(
+                counts = self._check_array(
                     "all_exclusive",
                     self._ask("all_exclusive", most_bytes=4 * self.n_seq_max + _SMALL),
                     np.int32,
                     (self.n_seq_max,),
                 )
-                if found.min() < 0:
+                if counts.min() < 0:
                     raise self._garbled("all_exclusive")
-                self._exclusive = found.tolist()
+                self._exclusive = counts.tolist()
             return self._exclusive[seq_id]
 
     def new_batch(self, capacity: int | None = None) -> Batch:

@@ -213,9 +213,9 @@ def _read(path: Path, content: bytes) -> ServedSession:
         InvalidOption: it is not a session's file.
     """
     try:
-        found = _SessionFile.model_validate(json.loads(content))
-        if path.stem != found.id:
-            raise ValueError(f"it is the file of {found.id}")
+        saved = _SessionFile.model_validate(json.loads(content))
+        if path.stem != saved.id:
+            raise ValueError(f"it is the file of {saved.id}")
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         message = f"{path}: not a session's file: {where}: {error.errors()[0]['msg']}"
@@ -223,7 +223,7 @@ def _read(path: Path, content: bytes) -> ServedSession:
     except (ValueError, RecursionError) as error:
         raise InvalidOption(f"{path}: not a session's file: {error} (move it away to start without it)") from error
     return ServedSession(
-        found.key, found.model, found.name, found.messages, found.tools, found.usage, found.id, found.created
+        saved.key, saved.model, saved.name, saved.messages, saved.tools, saved.usage, saved.id, saved.created
     )
 
 

@@ -76,15 +76,15 @@ def serving() -> Iterator[str]:
     with log.open("w") as file, subprocess.Popen(command, stderr=file, stdout=subprocess.DEVNULL) as process:
         try:
             for _ in range(600):
-                found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-                if found is not None:
+                address = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+                if address is not None:
                     break
                 if process.poll() is not None:
                     raise SystemExit(f"slm serve ended: {log.read_text()}")
                 time.sleep(0.1)
             else:
                 raise SystemExit("slm serve was not ready within a minute")
-            yield found[0]
+            yield address[0]
         finally:
             process.terminate()
 

@@ -65,7 +65,8 @@ OPENAI = OwnTests(
         r"test_embeddings.*create\[(strict|aiohttp)\]": (
             "the client asks for base64, and checks types before it decodes it"
         ),
-        r"test_responses.*(create|compact)|test_input_tokens.*count": "no input",
+        r"test_responses.*compact": "the server compacts no responses",
+        r"test_responses.*create|test_input_tokens.*count": "no input",
         r"test_responses.*(retrieve|delete|cancel)|test_input_items.*list": "there is no such response",
     },
 )
