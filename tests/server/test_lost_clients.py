@@ -62,8 +62,12 @@ class Fixture:
     async def lose(
         self, body: dict[str, Any], when: asyncio.Event, path: str = "/v1/chat/completions"
     ) -> list[dict[str, Any]]:
-        """Call with a client that closes the connection after ``when``; returns what the server sent."""
+        """Call with a client that closes the connection after ``when``; returns what the server sent.
+
+        A client of a stream waits for the first byte, too: one that is lost before has no status 200.
+        """
         sent: list[dict[str, Any]] = []
+        answered = asyncio.Event()
         content, first = json.dumps(body).encode(), True
 
         async def receive() -> dict[str, Any]:
@@ -72,10 +76,13 @@ class Fixture:
                 first = False
                 return {"type": "http.request", "body": content, "more_body": False}
             await when.wait()
+            if body.get("stream"):
+                await answered.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             sent.append(message)
+            answered.set()
 
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         scope = {
