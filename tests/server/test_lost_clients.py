@@ -24,7 +24,7 @@ from slm_core.errors import BackendCrashed, DecodeFailed
 from slm_core.server import ServedModel, ServerOptions, create_app
 
 WAIT_S = 60
-ENDLESS = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "logit_bias": {"257": -1e9}}
+MESSAGE = {"messages": [{"role": "user", "content": "x"}]}
 
 
 class StubModel:
@@ -44,10 +44,10 @@ class StubModel:
 
 
 class Fixture:
-    """A server over a context that says after how many decodes what happens."""
+    """A server over a context that says after how many decodes what happens. Its answers are endless."""
 
     def __init__(self, info: Any, n_ctx: int = 100_000, options: ServerOptions | None = None) -> None:
-        self.context = ScriptedContext(n_ctx=n_ctx, n_seq_max=8)
+        self.context = ScriptedContext(lambda _: ord("x"), n_ctx=n_ctx, n_seq_max=8)
         self.model = StubModel(self.context, info)
         self.log = StringIO()
         served = ServedModel("stub", lambda: self.model)  # type: ignore[arg-type,return-value]
@@ -99,10 +99,9 @@ def info(demo: slm.Model) -> Any:
     return replace(demo.info, fingerprint="scripted")
 
 
-MESSAGE = {"messages": [{"role": "user", "content": "x"}]}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": ENDLESS,
-    "/v1/completions": {"prompt": "x", "max_tokens": 90_000, "logit_bias": {"257": -1e9}},
+    "/v1/chat/completions": MESSAGE,
+    "/v1/completions": {"prompt": "x", "max_tokens": 90_000},
     "/v1/responses": {"input": "x"},
     "/v1/messages": {**MESSAGE, "max_tokens": 90_000},
     "/api/chat": {**MESSAGE, "model": "stub"},
@@ -147,7 +146,7 @@ def test_a_client_that_stops_reading_is_lost(info: Any, capfd: pytest.CaptureFix
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, _, port = url.removeprefix("http://").partition(":")
         client.connect((host, int(port)))
-        body = json.dumps({**ENDLESS, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+        body = json.dumps({**MESSAGE, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert client.recv(100).startswith(b"HTTP/1.1 200")
@@ -177,8 +176,8 @@ def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:
             raise DecodeFailed("the prompt was: x")
 
     fixture.context.on_decode = fail
-    response = fixture.client.post("/v1/chat/completions", {**ENDLESS, "stream": True})
-    whole = fixture.client.post("/v1/chat/completions", ENDLESS)
+    response = fixture.client.post("/v1/chat/completions", {**MESSAGE, "stream": True})
+    whole = fixture.client.post("/v1/chat/completions", MESSAGE)
     fixture.client.run(fixture.app.state.registry.close())
     assert response.status_code == 200
     *chunks, last = frames(response.text)
@@ -204,7 +203,7 @@ def test_health_is_ok_the_engine_hangs(info: Any) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=WAIT_S) as http:
 
             async def answer() -> int:
-                body = {**ENDLESS, "max_tokens": 3}
+                body = {**MESSAGE, "max_tokens": 3}
                 return (await http.post("/v1/chat/completions", json=body)).status_code
 
             async def health() -> tuple[int, dict[str, str]]:
