@@ -13,7 +13,7 @@ import pytest
 
 import slm_core as slm
 from server.conftest import Client
-from server.test_lost_clients import ENDLESS, WAIT_S, Fixture
+from server.test_lost_clients import MESSAGE, WAIT_S, Fixture
 from slm_core.errors import InvalidOption
 from slm_core.server import ApiKey, ServedModel, ServerOptions, create_app
 from slm_core.server.errors import ApiError
@@ -100,7 +100,7 @@ def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=WAIT_S, headers=headers
         ) as http:
-            endless = [asyncio.create_task(http.post("/v1/chat/completions", json=ENDLESS)) for _ in range(2)]
+            endless = [asyncio.create_task(http.post("/v1/chat/completions", json=MESSAGE)) for _ in range(2)]
             while not fixture.app.state.registry.running or fixture.engine.stats().n_active < 2:
                 await asyncio.sleep(0.01)
             for path, error in (("/v1/chat/completions", "rate_limit_error"), ("/v1/messages", "rate_limit_error")):
