@@ -16,6 +16,7 @@ import typer
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.terminal import note
+from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, MissingExtra
 from slm_core.isolation import Isolation
 from slm_core.loading import Model, demo_model_path
@@ -24,9 +25,12 @@ from slm_core.paths import local
 from slm_core.plugins import registry
 
 if TYPE_CHECKING:
-    from slm_core.server import EngineSettings, ServedModel, ServerOptions
+    from starlette.applications import Starlette
 
-_ACCESS, _ENGINE = "Access", "Engine"
+    from slm_core.server import EngineSettings, ServedModel, ServerOptions
+    from slm_core.server.cluster.deployment import ClusterOptions
+
+_ACCESS, _ENGINE, _RAY = "Access", "Engine", "Many machines"
 
 
 @o.expand_groups
@@ -110,6 +114,29 @@ def serve(
     cache_dir: Annotated[
         Path | None, typer.Option(help="A directory for answered histories.", rich_help_panel=_ENGINE)
     ] = None,
+    use_ray: Annotated[
+        bool, typer.Option("--ray", help="Serve from several replicas, on one or many machines.", rich_help_panel=_RAY)
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="N|MIN:MAX", help="How many replicas: 2 by default.", rich_help_panel=_RAY),
+    ] = None,
+    replica_cpus: Annotated[
+        int | None, typer.Option(min=1, help="Cores of a replica: all, divided, by default.", rich_help_panel=_RAY)
+    ] = None,
+    replica_gpus: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of a replica: 0 by default.", rich_help_panel=_RAY)
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            envvar="RAY_ADDRESS",
+            show_envvar=True,
+            help="A Ray cluster; by default one on this machine for the time of the command.",
+            rich_help_panel=_RAY,
+        ),
+    ] = None,
 ) -> None:
     """Serve models over HTTP: a page to chat, and OpenAI's, Anthropic's and Ollama's APIs.
 
@@ -151,9 +178,58 @@ def serve(
         chosen = engine if backend is None else replace(engine, backend=backend)
         return chosen.load(path, format, isolation)
 
+    if use_ray:
+        cluster = _cluster(replicas, replica_cpus, replica_gpus, ray_address, settings)
+        engine = engine if engine.threads is not None else replace(engine, threads=int(cluster.n_cpus))
+        _refuse_folders(sessions_dir, cache_dir)
+    elif replicas is not None or replica_cpus is not None or replica_gpus is not None:
+        raise InvalidOption("--replicas, --replica-cpus and --replica-gpus are for --ray")
     served = _served(models or [], alias or [], load, settings, has_budget=memory_budget is not None)
-    app = create_app(served, options, log=sys.stderr)
+    app = _front(served, options, cluster) if use_ray else create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
+
+
+def _cluster(
+    replicas: str | None, n_cpus: int | None, n_gpus: float | None, address: str | None, settings: EngineSettings
+) -> ClusterOptions:
+    """The options of ``--ray``.
+
+    Raises:
+        InvalidOption: ``--replicas`` is not a number, or two numbers in ascending order.
+        MissingExtra: Ray is not installed.
+    """
+    try:
+        from slm_core.server.cluster.deployment import ClusterOptions
+    except ImportError as error:
+        raise MissingExtra(f'slm serve --ray needs pip install "slm-core[ray]" ({error})') from error
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", replicas or "2")
+    n_min, n_max = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= n_min <= n_max:
+        raise InvalidOption(f"--replicas {replicas!r} (accepted: a number, such as 4, or two, such as 2:8)")
+    return ClusterOptions(
+        address=address,
+        n_min=n_min,
+        n_max=n_max,
+        n_parallel=settings.n_parallel,
+        n_chars=4 * settings.n_ctx,
+        n_cpus=n_cpus or max(1, usable_cores() // n_max),
+        n_gpus=n_gpus or 0,
+    )
+
+
+def _refuse_folders(sessions_dir: Path | None, cache_dir: Path | None) -> None:
+    """Refuse folders, of which each replica would need one of its own that lasts longer than the replica."""
+    for option, folder in (("--sessions-dir", sessions_dir), ("--cache-dir", cache_dir)):
+        if folder is not None:
+            raise InvalidOption(f"{option} does not go with --ray: replicas come and go, and share no folder")
+
+
+def _front(served: list[ServedModel], options: ServerOptions, cluster: ClusterOptions) -> Starlette:
+    from slm_core.server.cluster.deployment import RayReplicas
+    from slm_core.server.cluster.front import create_front
+
+    note(f"Starting {cluster.n_min} replicas ...")
+    return create_front(RayReplicas(served, options, cluster), options, log=sys.stderr)
 
 
 def _served(
@@ -191,7 +267,10 @@ def _named(text: str) -> tuple[str, str | None, Path | None]:
     if backend is None:
         path = rest
     name = name or path.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or backend or "demo"
-    return name, backend, Path(path) if path else None
+    if not path:
+        return name, backend, None
+    # Absolute: replicas run elsewhere. Other paths are names of downloads, or wrong, and are shown as they were given.
+    return name, backend, Path(path).absolute() if Path(path).exists() else Path(path)
 
 
 def _needed(path: Path | None, settings: EngineSettings) -> int:

@@ -107,7 +107,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # these pages would load scripts of another origin
         redoc_url=None,
-        middleware=_middleware(options, limits, server_log, metrics),
+        middleware=middleware(options, limits, server_log, metrics),
         responses=_REFUSALS,
     )
     app.state.registry, app.state.options, app.state.startup_error = registry, options, None
@@ -131,8 +131,8 @@ async def _load_default(app: FastAPI, registry: ModelRegistry) -> None:
         raise
 
 
-def _middleware(options: ServerOptions, limits: Limits, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
-    """The middleware, outermost first."""
+def middleware(options: ServerOptions, limits: Limits, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
+    """What a request passes before it is answered, outermost first: the log, who may call, the body."""
     layers = [
         Middleware(Recording, log=log, metrics=metrics),
         Middleware(Access, options=options, limits=limits),

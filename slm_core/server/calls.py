@@ -14,11 +14,28 @@ from starlette.types import Receive, Scope
 
 _T = TypeVar("_T")
 _SCOPE_KEY = "slm_core.call"
+FORWARDED = "slm_core.forwarded"
+"""The key of a scope for its ``Forwarded``. No client can set it."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ClientLost(Exception):
     """The client closed the connection before the answer was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What another process has found out of a request that it let in.
+
+    Attributes:
+        request_id: the request's id.
+        key: the client; "" without keys.
+        tag: what ids begin with that this process makes: hexadecimal digits, an even number of them.
+    """
+
+    request_id: str
+    key: str
+    tag: str
 
 
 @dataclass(slots=True)
@@ -28,23 +45,40 @@ class Call:
     Attributes:
         request_id: the request's id, from its header ``x-request-id`` or random.
         key: the client; "" without keys.
+        tag: what new ids begin with.
         engine_id: the request's id in the engine and in answers. It is random: clients may repeat ``request_id``.
         facts: what the log line says in addition: numbers and names, never texts of prompts and answers.
     """
 
     request_id: str
     key: str = ""
-    engine_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    tag: str = ""
+    engine_id: str = field(init=False)
     facts: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engine_id = self.new_id()
+
+    def new_id(self) -> str:
+        """24 hexadecimal digits, random after the tag."""
+        return self.tag + secrets.token_hex(12 - len(self.tag) // 2)
 
 
 def begin_call(scope: Scope) -> Call:
     """The call of a new HTTP request; it belongs to the scope."""
-    headers = dict(scope["headers"])
-    sent = headers.get(b"x-request-id", b"").decode("latin-1")
-    call = Call(sent if _ID.fullmatch(sent) else secrets.token_hex(12))
+    forwarded = forwarded_of(scope)
+    if forwarded is not None:
+        call = Call(forwarded.request_id, forwarded.key, forwarded.tag)
+    else:
+        sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        call = Call(sent if _ID.fullmatch(sent) else secrets.token_hex(12))
     scope[_SCOPE_KEY] = call
     return call
+
+
+def forwarded_of(scope: Scope) -> Forwarded | None:
+    """What another process knows of a request that it passed on; None for a request of a client."""
+    return cast("Forwarded | None", scope.get(FORWARDED))
 
 
 def call_of(scope: Scope) -> Call:

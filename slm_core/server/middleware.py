@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slm_core.server.calls import begin_call, call_of
+from slm_core.server.calls import begin_call, call_of, forwarded_of
 from slm_core.server.errors import ApiError, api_error, envelope_for
 from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
@@ -88,7 +88,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it; see the ASGI specification."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or forwarded_of(scope) is not None:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,19 @@ MOST_BYTES = 64 << 20
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedResponse:
+    """A response that is over, for another server; see ``StoredResponse`` for the attributes."""
+
+    id: str
+    key: str
+    response: dict[str, Any]
+    earlier: Sequence[InputItem]
+    items: Sequence[InputItem]
+    frames: Sequence[bytes]
+    is_background: bool
+
+
 @dataclass(slots=True, eq=False)
 class StoredResponse:
     """A response that later requests can read or continue.
@@ -31,7 +44,8 @@ class StoredResponse:
         earlier: the items before its input.
         items: the items of its input.
         frames: the events of a background response so far.
-        task: what generates a background response; None for others.
+        task: what generates a background response; None for others, and for those of another server.
+        is_background: whether its events are kept.
     """
 
     id: str
@@ -41,6 +55,7 @@ class StoredResponse:
     items: Sequence[InputItem]
     frames: list[bytes] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    is_background: bool = False
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -116,6 +131,26 @@ class ResponseStore:
             raise ApiError(404, message, "response_not_found", param)
         self._responses.move_to_end(stored.id)
         return stored
+
+    def finished(self) -> Sequence[FinishedResponse]:
+        """All responses that are over, the least recently used first."""
+        return [
+            FinishedResponse(
+                each.id, each.key, each.response, each.earlier, each.items, each.frames, each.is_background
+            )
+            for each in self._responses.values()
+            if each.is_over
+        ]
+
+    def adopt(self, responses: Iterable[FinishedResponse]) -> None:
+        """Store responses of another server, too."""
+        for each in responses:
+            frames, kind = list(each.frames), each.is_background
+            self.put(
+                StoredResponse(
+                    each.id, each.key, each.response, each.earlier, each.items, frames=frames, is_background=kind
+                )
+            )
 
     async def delete(self, stored: StoredResponse) -> None:
         """Forget a response; it is cancelled if it is not over."""

@@ -43,7 +43,9 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     earlier = _earlier(http, body)
     request = body.generation(earlier)
     writer = ResponseWriter(f"resp_{call.engine_id}", body)
-    stored = StoredResponse(writer.response["id"], call.key, writer.response, earlier, body.items())
+    stored = StoredResponse(
+        writer.response["id"], call.key, writer.response, earlier, body.items(), is_background=bool(body.background)
+    )
 
     def keep() -> None:
         if body.is_stored:
@@ -81,7 +83,7 @@ async def retrieve(
         if starting_after is not None:
             raise ApiError(400, "starting_after is for streams: set stream to true", param="starting_after")
         return json_response(stored.response)
-    if stored.task is None:
+    if not stored.is_background:
         raise ApiError(400, "only the events of background responses are kept", param="stream")
     return _events(http, stored, 0 if starting_after is None else starting_after + 1)
 
@@ -97,7 +99,7 @@ async def delete(response_id: str, http: Request) -> Response:
 async def cancel_response(response_id: str, http: Request) -> Response:
     """Cancel a background response; without effect if it is over."""
     stored = _found(http, response_id)
-    if stored.task is None:
+    if not stored.is_background:
         raise ApiError(400, "only background responses can be cancelled: close the connection of others")
     await cancel(stored)
     return json_response(stored.response)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from slm_core.errors import InvalidOption
 from slm_core.server.connections import TimedProtocol
@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
             self._say()
 
 
-def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str], None]) -> None:
+def run(app: Starlette, options: ServerOptions, port: int, started: Callable[[str], None]) -> None:
     """Answer requests until SIGINT or SIGTERM; then running answers may continue for ``options.grace_s``.
 
     Args:
@@ -60,12 +60,13 @@ def run(app: FastAPI, options: ServerOptions, port: int, started: Callable[[str]
         raise app.state.startup_error
 
 
-def config_of(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+def config_of(app: Starlette, options: ServerOptions) -> uvicorn.Config:
     """How uvicorn runs the server."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         http=TimedProtocol,
+        loop="asyncio",  # uvloop is no faster here, and would be used only where something else brings it
         log_config=None,
         access_log=False,
         server_header=False,

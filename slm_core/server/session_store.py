@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,23 +29,23 @@ class ServedSession:
     """A conversation. Messages are in the form of OpenAI's chat completions.
 
     Attributes:
+        id: its id.
         key: the client that may use it.
         model: the name of the model.
         name: a name for people.
         messages: the messages.
         tools: the tools that the model may call.
         usage: the numbers of tokens of the last answer; None before.
-        id: its id.
         created: the time, in seconds since 1970.
     """
 
+    id: str
     key: str
     model: str
     name: str
     messages: list[ChatMessage]
     tools: list[Tool]
     usage: dict[str, Any] | None = None
-    id: str = field(default_factory=lambda: f"sess_{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     _is_busy: bool = False
 
@@ -180,6 +179,17 @@ class SessionStore:
         """The sessions of a client, oldest first."""
         return [session for session in self._sessions.values() if session.key == key]
 
+    @property
+    def all(self) -> Sequence[ServedSession]:
+        """The sessions of all clients."""
+        return tuple(self._sessions.values())
+
+    def adopt(self, sessions: Iterable[ServedSession]) -> None:
+        """Keep sessions of another server, too, however many there are: nothing is lost."""
+        for session in sessions:
+            self._save(session, session.messages, session.usage)
+            self._sessions[session.id] = session
+
     def remove(self, session: ServedSession) -> None:
         """Forget a session.
 
@@ -223,7 +233,7 @@ def _read(path: Path, content: bytes) -> ServedSession:
     except (ValueError, RecursionError) as error:
         raise InvalidOption(f"{path}: not a session's file: {error} (move it away to start without it)") from error
     return ServedSession(
-        saved.key, saved.model, saved.name, saved.messages, saved.tools, saved.usage, saved.id, saved.created
+        saved.id, saved.key, saved.model, saved.name, saved.messages, saved.tools, saved.usage, saved.created
     )
 
 

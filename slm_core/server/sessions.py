@@ -114,7 +114,8 @@ async def fork(session_id: str, body: ForkRequest, http: Request) -> Response:
     """A copy of a session. Both share cells of the KV cache."""
     found = found_session(http, session_id)
     n_messages = _checked(found, body.n_messages, "n_messages")
-    twin = ServedSession(found.key, found.model, body.name or found.name, found.messages[:n_messages], found.tools)
+    name, messages = body.name or found.name, found.messages[:n_messages]
+    twin = ServedSession(_new_id(http), found.key, found.model, name, messages, found.tools)
     store_of(http).add(twin)
     return json_response(twin.json())
 
@@ -202,9 +203,13 @@ def found_session(http: Request, session_id: str) -> ServedSession:
 
 def _add(http: Request, body: NewSession) -> ServedSession:
     model = registry_of(http).find(body.model).name
-    added = ServedSession(call_of(http.scope).key, model, body.name, body.messages, body.tools)
+    added = ServedSession(_new_id(http), call_of(http.scope).key, model, body.name, body.messages, body.tools)
     store_of(http).add(added)
     return added
+
+
+def _new_id(http: Request) -> str:
+    return f"sess_{call_of(http.scope).new_id()}"
 
 
 def _checked(session: ServedSession, n: int | None, param: str) -> int:

@@ -295,12 +295,12 @@ def test_sessions_belong_to_a_key(client_with: Callable[..., Client]) -> None:
 
 def test_sessions_are_bounded() -> None:
     store = SessionStore()
-    for _ in range(MOST_SESSIONS):
-        store.add(ServedSession("", "m", "", [], []))
+    for number in range(MOST_SESSIONS):
+        store.add(ServedSession(str(number), "", "m", "", [], []))
     with pytest.raises(slm.SlmError, match=f"the server keeps {MOST_SESSIONS} sessions: delete some first"):
-        store.add(ServedSession("", "m", "", [], []))
+        store.add(ServedSession("one more", "", "m", "", [], []))
     store.remove(store.of("")[0])
-    store.add(ServedSession("", "m", "", [], []))
+    store.add(ServedSession(str(number), "", "m", "", [], []))
     with pytest.raises(slm.SlmError, match="64 MiB of messages"):
         store.check_size(65 << 20)
 

@@ -1,0 +1,354 @@
+"""The front over replicas in this process: answers, lost clients and replicas, sessions, what is about all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from io import StringIO
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import slm_core as slm
+from server.conftest import QUESTION, Client, frames
+from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions
+from slm_core.server.cluster.forwarding import Ended, Request, Sent, Whole
+from slm_core.server.cluster.front import ReplicaLost, create_front
+from slm_core.server.cluster.replica import Replica
+from slm_core.server.cluster.routing import Routing
+
+WAIT_S = 60
+
+
+class LocalReplicas:
+    """Replicas in this process, routed as Ray routes them."""
+
+    def __init__(self, names: Sequence[str], options: ServerOptions) -> None:
+        served = ServedModel("demo", lambda: slm.load(slm.demo_model_path()), settings=EngineSettings(n_ctx=2048))
+        self.replicas = {name: Replica(name, [served], options) for name in names}
+        self.routing = Routing(n_parallel=2, n_chars=8192)
+        self.asked: list[str] = []
+        self.fails_after: int | None = None
+        self.n_open = 0
+
+    async def start(self) -> None:
+        for replica in self.replicas.values():
+            await replica.start()
+
+    async def close(self) -> None:
+        for replica in self.replicas.values():
+            await replica.close()
+
+    async def answer(self, request: Request) -> AsyncGenerator[Sent | Ended]:
+        self.routing.keep(self.replicas)
+        at_home = [name for name, replica in self.replicas.items() if request.home in replica.tags]
+        name = at_home[0] if at_home else self.routing.choose(request.text)
+        self.routing.begin(name, request.text)
+        self.asked.append(name)
+        self.n_open += 1
+        n = 0
+        try:
+            async with aclosing(self.replicas[name].answer(request)) as answer:
+                async for parts in answer:
+                    for part in parts:
+                        if n == self.fails_after:
+                            self.fails_after = None
+                            raise ReplicaLost("killed")
+                        n += 1
+                        yield part
+        finally:
+            self.routing.end(name)
+            self.n_open -= 1
+
+    async def all_answers(self, request: Request) -> Sequence[Whole]:
+        return [await replica.whole(request) for replica in self.replicas.values()]
+
+
+class Fixture:
+    """A front over two replicas, in an event loop of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = ServerOptions(**options)
+        self.replicas = LocalReplicas(["a", "b"], self.options)
+        self.log = StringIO()
+        self.app = create_front(self.replicas, self.options, log=self.log)
+        self.runner = asyncio.Runner()
+        self.client = RunnerClient(self.app, self.log, self.runner)
+        self.lifespan = self.app.router.lifespan_context(self.app)
+        self.runner.run(self.lifespan.__aenter__())
+
+    def close(self) -> None:
+        self.runner.run(self.lifespan.__aexit__(None, None, None))
+        self.runner.close()
+
+
+class RunnerClient(Client):
+    """A client whose calls share an event loop."""
+
+    def __init__(self, app: Any, log: StringIO, runner: asyncio.Runner) -> None:
+        super().__init__(app, log)
+        self.runner = runner
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(asyncio.wait_for(work, WAIT_S))
+
+
+@pytest.fixture(scope="module")
+def fixture() -> Iterator[Fixture]:
+    made = Fixture()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(fixture: Fixture) -> Client:
+    fixture.replicas.asked.clear()
+    fixture.log.truncate(0)
+    fixture.log.seek(0)
+    return fixture.client
+
+
+def test_answers_are_those_of_one_server(client: Client, fixture: Fixture) -> None:
+    whole = client.chat()
+    chunks = client.stream()
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+    assert whole["choices"][0]["message"]["content"] == text == "12 + 30 = 42"
+    message = client.post("/v1/messages", {**QUESTION, "max_tokens": 20}).json()
+    assert message["content"][0]["text"] == text
+    lines = [json.loads(line) for line in fixture.log.getvalue().splitlines()]
+    assert [line["path"] for line in lines] == ["/v1/chat/completions"] * 2 + ["/v1/messages"]
+    assert all(line["completion_tokens"] == whole["usage"]["completion_tokens"] for line in lines)
+
+
+def test_the_first_token_waits_for_no_batch(fixture: Fixture) -> None:
+    """The parts of a stream are passed on as they come: the first one has no text, or the first token's."""
+
+    async def first_parts() -> list[str]:
+        request = Request(
+            method="POST",
+            path="/v1/chat/completions",
+            headers=((b"content-type", b"application/json"),),
+            body=json.dumps({**QUESTION, "stream": True}).encode(),
+        )
+        texts = []
+        async for parts in fixture.replicas.replicas["a"].answer(request):
+            texts.append(b"".join(part.body for part in parts if isinstance(part, Sent)).decode())
+        return texts
+
+    texts = fixture.client.run(first_parts())
+    assert len(texts) > 3
+    assert sum('"content":"' in line for line in texts[0].splitlines()) <= 2
+
+
+def test_requests_and_errors_have_one_id(client: Client, fixture: Fixture) -> None:
+    response = client.post("/v1/chat/completions", {"messages": 5}, **{"x-request-id": "mine-1"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert response.headers.get_list("x-request-id") == ["mine-1"]
+    (line,) = map(json.loads, fixture.log.getvalue().splitlines())
+    assert (line["request_id"], line["status"], line["error"]) == ("mine-1", 400, "invalid_value")
+
+
+def test_equal_prompts_go_to_one_replica_and_idle_ones_take_turns(client: Client, fixture: Fixture) -> None:
+    long = {"messages": [{"role": "user", "content": "What is 12 + 30? " * 20}], "max_tokens": 1}
+    for _ in range(3):
+        client.chat(**long)
+    assert len(set(fixture.replicas.asked)) == 1
+    other = {"messages": [{"role": "user", "content": "And what is 2 + 2? " * 20}], "max_tokens": 1}
+    client.chat(**other)
+    assert len(set(fixture.replicas.asked)) == 2
+
+
+def test_a_session_stays_where_it_was_made(client: Client, fixture: Fixture) -> None:
+    ids = [client.post("/v1/sessions", {}).json()["id"] for _ in range(2)]
+    made = fixture.replicas.asked[:]
+    assert sorted(made) == ["a", "b"]
+    fixture.replicas.asked.clear()
+    for each in ids * 2:
+        turn = client.post(f"/v1/sessions/{each}/messages", QUESTION)
+        assert turn.status_code == 200, turn.text
+        assert client.get(f"/v1/sessions/{each}").json()["messages"][-1]["content"] == "12 + 30 = 42"
+    assert fixture.replicas.asked == [made[0], made[0], made[1], made[1]] * 2
+    listed = client.get("/v1/sessions").json()["data"]
+    assert [each["id"] for each in listed if each["id"] in ids] == ids
+    fork = client.post(f"/v1/sessions/{ids[1]}/fork", {}).json()["id"]
+    assert fork[:13] == ids[1][:13], "its id leads to the same replica"
+    for each in [*ids, fork]:
+        assert client.call("DELETE", f"/v1/sessions/{each}").status_code == 200
+
+
+def test_a_response_is_continued_where_it_was_made(client: Client, fixture: Fixture) -> None:
+    for number in range(2):
+        asked = {"input": f"What is 12 + 3{number}?", "temperature": 0}
+        first = client.post("/v1/responses", asked).json()
+        home = fixture.replicas.asked[-1]
+        next_ = client.post("/v1/responses", {"input": "And 2 + 2?", "previous_response_id": first["id"]})
+        assert next_.status_code == 200, next_.text
+        assert client.get(f"/v1/responses/{first['id']}/input_items").json()["data"][0]["content"]
+        assert fixture.replicas.asked[-2:] == [home, home]
+    assert client.get(f"/v1/sessions/sess_{'0' * 24}").status_code == 404
+    assert client.get(f"/v1/responses/resp_{'0' * 24}").status_code == 404
+
+
+def test_what_a_replica_leaves_is_taken_over(client: Client, fixture: Fixture) -> None:
+    """Sessions and responses, background ones with their events, under the same ids."""
+    session = client.post("/v1/sessions", {"name": "kept"}).json()["id"]
+    leaving = fixture.replicas.asked[-1]
+    client.post(f"/v1/sessions/{session}/messages", QUESTION)
+    asked = {"input": "What is 12 + 30?", "temperature": 0, "background": True, "previous_response_id": None}
+    while True:
+        response = client.post("/v1/responses", asked).json()["id"]
+        if fixture.replicas.asked[-1] == leaving:
+            break
+    (staying,) = {"a", "b"} - {leaving}
+    left = fixture.replicas.replicas.pop(leaving)
+    taken = client.run(left.belongings())
+    fixture.replicas.replicas[staying].adopt(taken)
+    try:
+        before = client.get(f"/v1/sessions/{session}").json()
+        assert (before["name"], before["messages"][-1]["content"]) == ("kept", "12 + 30 = 42")
+        turn = client.post(f"/v1/sessions/{session}/messages", QUESTION)
+        assert turn.json()["choices"][0]["message"]["content"]
+        assert client.get(f"/v1/responses/{response}").json()["status"] == "completed"
+        events = frames(client.get(f"/v1/responses/{response}?stream=true").text)
+        assert json.loads(events[-1])["type"] == "response.completed"
+        assert client.post(f"/v1/responses/{response}/cancel", {}).json()["status"] == "completed"
+        assert set(fixture.replicas.asked[-5:]) == {staying}
+    finally:
+        fixture.replicas.replicas[leaving] = left
+
+
+def test_health_readiness_and_metrics_are_of_all_replicas(client: Client, fixture: Fixture) -> None:
+    client.chat()
+    health = client.get("/health").json()
+    assert (health["status"], health["models"]) == ("ok", {"demo": "ok"})
+    assert list(health["replicas"].values()) == ["ok", "ok"]
+    assert client.get("/ready").json() == {"status": "ready", "models": ["demo"]}
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    finished = families["slm:request_success"].samples
+    by_replica = {sample.labels["replica"] for sample in finished}
+    assert by_replica <= set(health["replicas"]) and by_replica
+    requests = families["slm:http_requests"].samples
+    assert all("replica" not in sample.labels for sample in requests)
+    assert {"/health", "/ready", "/v1/chat/completions"} <= {sample.labels["path"] for sample in requests}
+
+
+def test_a_hanging_replica_shows_in_health(client: Client, fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[health is ok, the engine hangs]"""
+
+    async def hang(request: Request) -> Whole:
+        return Whole("0" * 8, 503, b'{"status": "failed", "models": {"demo": "hangs"}}')
+
+    for name, status, code in (("a", "degraded", 200), ("b", "failed", 503)):
+        monkeypatch.setattr(fixture.replicas.replicas[name], "whole", hang)
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (code, status)
+        assert health.json()["models"] == {"demo": "hangs"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
+    """[generates for nobody]"""
+    body = {**QUESTION, "logit_bias": {"2": -100}, "stream": stream}
+
+    async def main() -> None:
+        begun, lost = asyncio.Event(), asyncio.Event()
+        content, is_first = json.dumps(body).encode(), True
+
+        async def receive() -> dict[str, Any]:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                return {"type": "http.request", "body": content, "more_body": False}
+            await lost.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            begun.set()
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/chat/completions", "raw_path": b"", "query_string": b"", "root_path": "",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+        }  # fmt: skip
+        answered = asyncio.create_task(fixture.app(scope, receive, send))
+        if stream:
+            await begun.wait()
+        else:
+            while not fixture.replicas.n_open:
+                await asyncio.sleep(0)
+        lost.set()
+        await answered
+        assert fixture.replicas.n_open == 0
+        while any(engine.stats().n_active for engine in engines):  # the running step ends
+            await asyncio.sleep(0.001)
+
+    replicas = fixture.replicas.replicas.values()
+    engines = [running.engine for replica in replicas for running in replica._app.state.registry.running]
+    fixture.client.run(main())
+    assert all(engine.stats().requests == () for engine in engines)
+
+
+def test_a_replica_that_ends_before_its_answer_is_replaced(client: Client, fixture: Fixture) -> None:
+    fixture.replicas.fails_after = 0
+    assert client.chat()["choices"][0]["message"]["content"] == "12 + 30 = 42"
+    assert len(fixture.replicas.asked) == 2
+
+
+def test_a_replica_that_ends_within_its_answer_cuts_the_stream(client: Client, fixture: Fixture) -> None:
+    """[truncated looks complete]"""
+    fixture.replicas.fails_after = 1
+    with pytest.raises(ReplicaLost):  # uvicorn closes the connection
+        client.post("/v1/chat/completions", {**QUESTION, "stream": True})
+    assert len(fixture.replicas.asked) == 1
+    (line,) = [json.loads(each) for each in fixture.log.getvalue().splitlines() if '"request"' in each]
+    assert line["error"] == "replica_lost"
+
+
+def test_a_session_whose_replica_ends_is_not_asked_elsewhere(client: Client, fixture: Fixture) -> None:
+    session = client.post("/v1/sessions", {}).json()["id"]
+    fixture.replicas.fails_after = 0
+    response = client.get(f"/v1/sessions/{session}")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "replica_lost")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:
+    made = Fixture(keys=(ApiKey("one", name="first"), ApiKey("two", cells=5)), allowed_origins=("https://a.example",))
+    try:
+        client = made.client
+        assert client.post("/v1/chat/completions", QUESTION).status_code == 401
+        assert client.get("/v1/models", host="evil.example").status_code == 403
+        one, two = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
+        session = client.post("/v1/sessions", {}, **one).json()["id"]
+        assert client.get(f"/v1/sessions/{session}", **two).status_code == 404
+        assert client.get("/v1/sessions", **two).json()["data"] == []
+        assert [each["id"] for each in client.get("/v1/sessions", **one).json()["data"]] == [session]
+        refused = client.post("/v1/chat/completions", {**QUESTION, "max_tokens": 5}, **two)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+        allowed = client.get("/v1/models", origin="https://a.example", **one)
+        assert allowed.headers.get_list("access-control-allow-origin") == ["https://a.example"]
+    finally:
+        made.close()
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_front() -> None:
+    replicas = LocalReplicas([], ServerOptions())
+
+    async def fail() -> None:
+        raise slm.SlmError("no replica starts")
+
+    replicas.start = fail  # type: ignore[method-assign]
+    app = create_front(replicas, ServerOptions(), log=None)
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it does not start")
+
+    with pytest.raises(slm.SlmError, match="no replica starts"):
+        asyncio.run(main())
+    assert str(app.state.startup_error) == "no replica starts"
