@@ -98,6 +98,9 @@ def api(server: Server) -> Iterator[openai.OpenAI]:
         (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
         (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
         (["--alias", "a=none"], r"error: --alias 'a=none'"),
+        (["--replicas", "2"], r"error: --replicas, --replica-cpus and --replica-gpus are for --ray"),
+        (["--ray", "--replicas", "3:2"], r"error: --replicas '3:2' \(accepted: a number, such as 4, or two"),
+        (["--ray", "--sessions-dir", "here"], r"error: --sessions-dir does not go with --ray: replicas come and go"),
         (["--host", "0.0.0.0"], r"error: host='0\.0\.0\.0' can be reached by other machines"),
     ],
 )

@@ -127,7 +127,7 @@ class ExpectedAnswer:
             try:
                 length = int.from_bytes(await reader.readexactly(_N_LENGTH), "big")
                 parts = _DECODER.decode(await reader.readexactly(length))
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
                 raise EOFError("the connection to the replica ended") from error
             for part in parts:
                 yield part

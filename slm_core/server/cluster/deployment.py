@@ -85,15 +85,16 @@ class PrefixRouter(RequestRouter):
         text, home = (request.text, request.home) if isinstance(request, Request) else ("", "")
         tags = {tag: each for each in candidate_replicas for tag in _tags(each)}
         self._known |= tags.keys()
+        by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
+        with self._lock:
+            self._routing.keep(by_name)
         if home in tags:
             return [self._count(pending_request, tags[home], text)]
         if home in self._known:  # its replica ends: another one will have its sessions
             if self._get_curr_time_s() - pending_request.created_at < self._patience_s:
                 return []
             self._known.discard(home)
-        by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
         with self._lock:
-            self._routing.keep(by_name)
             chosen = self._routing.choose(text)
         return [self._count(pending_request, by_name[chosen], text)]
 
