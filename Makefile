@@ -54,7 +54,7 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/python tools/check_examples.py
 	$(BIN)/python tools/check_cpp.py
 
-platforms: $(VENV)/installed-dev ## cross-compile the C++ kernels for Windows and macOS (3 minutes), and check those of Windows under wine if it is installed
+platforms: $(VENV)/installed-dev ## cross-compile the C++ kernels for Windows and macOS (10 minutes the first time), and check those of Windows under wine if it is installed
 	@$(PIP) 'slm-core[cross]'
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_windows.sh
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_macos.sh
