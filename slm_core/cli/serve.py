@@ -228,7 +228,7 @@ def _front(served: list[ServedModel], options: ServerOptions, cluster: ClusterOp
     from slm_core.server.cluster.deployment import RayReplicas
     from slm_core.server.cluster.front import create_front
 
-    note(f"Starting {cluster.n_min} replicas ...")
+    note(f"Starting {cluster.n_min} replica{'s' if cluster.n_min > 1 else ''} ...")
     return create_front(RayReplicas(served, options, cluster), options, log=sys.stderr)
 
 

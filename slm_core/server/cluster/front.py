@@ -133,11 +133,11 @@ class _Front:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             except ReplicaLost:
+                if may_try_again and not is_begun:
+                    continue
                 call.facts["error"] = "replica_lost"
                 if is_begun:
                     raise  # the connection is cut: what was sent must not look complete
-                if may_try_again:
-                    continue
                 headers = {"retry-after": "1"}
                 error = ApiError(503, "the replica that answered has ended: try again", "replica_lost", headers=headers)
                 await refuse(error, scope, receive, send)

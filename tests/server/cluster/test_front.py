@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import slm_core as slm
 from server.conftest import QUESTION, Client, frames
 from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions
+from slm_core.server.calls import begin_call
 from slm_core.server.cluster.forwarding import Ended, Request, Sent, Whole
 from slm_core.server.cluster.front import ReplicaLost, create_front
 from slm_core.server.cluster.replica import Replica
@@ -123,24 +124,28 @@ def test_answers_are_those_of_one_server(client: Client, fixture: Fixture) -> No
     assert all(line["completion_tokens"] == whole["usage"]["completion_tokens"] for line in lines)
 
 
-def test_the_first_token_waits_for_no_batch(fixture: Fixture) -> None:
-    """The parts of a stream are passed on as they come: the first one has no text, or the first token's."""
+def test_the_first_token_waits_for_no_batch(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is passed on at once, also if the application sends nothing more for now."""
+    more = asyncio.Event()
 
-    async def first_parts() -> list[str]:
-        request = Request(
-            method="POST",
-            path="/v1/chat/completions",
-            headers=((b"content-type", b"application/json"),),
-            body=json.dumps({**QUESTION, "stream": True}).encode(),
-        )
-        texts = []
-        async for parts in fixture.replicas.replicas["a"].answer(request):
-            texts.append(b"".join(part.body for part in parts if isinstance(part, Sent)).decode())
-        return texts
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begin_call(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await more.wait()
+        await send({"type": "http.response.body", "body": b"second", "more_body": False})
 
-    texts = fixture.client.run(first_parts())
-    assert len(texts) > 3
-    assert sum('"content":"' in line for line in texts[0].splitlines()) <= 2
+    async def main() -> None:
+        async with aclosing(fixture.replicas.replicas["a"].answer(Request(method="GET", path="/"))) as answer:
+            first = await anext(answer)
+            assert [part.body for part in first if isinstance(part, Sent)] == [b"first"]
+            more.set()
+            rest = [part async for parts in answer for part in parts]
+            assert [part.body for part in rest if isinstance(part, Sent)] == [b"second"]
+            assert isinstance(rest[-1], Ended) and rest[-1].is_complete
+
+    monkeypatch.setattr(fixture.replicas.replicas["a"], "_app", app)
+    fixture.client.run(main())
 
 
 def test_requests_and_errors_have_one_id(client: Client, fixture: Fixture) -> None:
@@ -284,19 +289,23 @@ def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
         lost.set()
         await answered
         assert fixture.replicas.n_open == 0
-        while any(engine.stats().n_active for engine in engines):  # the running step ends
+        while any(engine.stats().requests for engine in engines):  # the running step ends
             await asyncio.sleep(0.001)
 
     replicas = fixture.replicas.replicas.values()
     engines = [running.engine for replica in replicas for running in replica._app.state.registry.running]
+    before = sum(engine.stats().completion_tokens for engine in engines)
     fixture.client.run(main())
-    assert all(engine.stats().requests == () for engine in engines)
+    n_tokens = sum(engine.stats().completion_tokens for engine in engines) - before
+    assert n_tokens < 1500, "of 2,000, at which the context is full"
 
 
 def test_a_replica_that_ends_before_its_answer_is_replaced(client: Client, fixture: Fixture) -> None:
     fixture.replicas.fails_after = 0
     assert client.chat()["choices"][0]["message"]["content"] == "12 + 30 = 42"
     assert len(fixture.replicas.asked) == 2
+    (line,) = map(json.loads, fixture.log.getvalue().splitlines())
+    assert (line["status"], line.get("error")) == (200, None)
 
 
 def test_a_replica_that_ends_within_its_answer_cuts_the_stream(client: Client, fixture: Fixture) -> None:
