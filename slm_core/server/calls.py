@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import anyio
-from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 _T = TypeVar("_T")
@@ -86,7 +85,7 @@ def call_of(scope: Scope) -> Call:
     return cast("Call", scope[_SCOPE_KEY])
 
 
-async def until_lost(http: Request, work: Callable[[], Awaitable[_T]]) -> _T:
+async def until_lost(receive: Receive, work: Callable[[], Awaitable[_T]]) -> _T:
     """The result of ``work``, which is cancelled if the client closes the connection.
 
     Call it after the body was read.
@@ -105,7 +104,7 @@ async def until_lost(http: Request, work: Callable[[], Awaitable[_T]]) -> _T:
         group.cancel_scope.cancel()
 
     async def watch() -> None:
-        await _lost(http.receive)
+        await _lost(receive)
         group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:

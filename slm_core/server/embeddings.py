@@ -96,7 +96,7 @@ async def embeddings(body: EmbeddingsRequest, http: Request) -> Response:
                 }
             )
 
-    return await until_lost(http, work)
+    return await until_lost(http.receive, work)
 
 
 @router.post("/v1/rerank")
@@ -118,7 +118,7 @@ async def rerank(body: RerankRequest, http: Request) -> Response:
             usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
             return json_response({"model": running.name, "results": results, "usage": usage})
 
-    return await until_lost(http, work)
+    return await until_lost(http.receive, work)
 
 
 def _checked(texts: Sequence[Text], where: str) -> Sequence[Text]:

@@ -142,13 +142,13 @@ async def whole_answers(
             finally:
                 _note_usage(call, total_usage(answerings))
 
-    return await until_lost(http, work)
+    return await until_lost(http.receive, work)
 
 
 async def submit(http: Request, request: GenerationRequest) -> Answering:
     """A request to which the engine has said yes; see ``answer`` for the errors. The caller leaves it."""
     answering = answering_of(http, request)
-    await until_lost(http, answering.__aenter__)
+    await until_lost(http.receive, answering.__aenter__)
     call_of(http.scope).facts["model"] = answering.running.name
     return answering
 

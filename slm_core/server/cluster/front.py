@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Protocol, TextIO
 
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from slm_core.errors import SlmError
 from slm_core.server.app import middleware
-from slm_core.server.calls import Call, call_of
+from slm_core.server.calls import Call, ClientLost, call_of, until_lost
 from slm_core.server.cluster.forwarding import Ended, Request, Sent, Whole, fields_of, home_of, prompt_text
 from slm_core.server.cluster.merging import MERGED
 from slm_core.server.errors import ApiError
@@ -116,7 +116,8 @@ class _Front:
             answers = await self._replicas.all_answers(request)
             await merge(answers, self._metrics)(scope, receive, send)
             return
-        await _while_connected(receive, lambda: self._forward(request, scope, receive, send))
+        with suppress(ClientLost):
+            await until_lost(receive, lambda: self._forward(request, scope, receive, send))
 
     async def _forward(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         call, is_begun = call_of(scope), False
@@ -186,26 +187,3 @@ def _note(end: Ended, call: Call, scope: Scope) -> None:
     call.facts |= end.facts
     if not end.is_complete:
         raise ReplicaLost("the answer ended early")
-
-
-async def _while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Do work; it is cancelled if the client closes the connection."""
-    errors: list[Exception] = []
-
-    async def run() -> None:
-        try:
-            await work()
-        except Exception as error:
-            errors.append(error)
-        group.cancel_scope.cancel()
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        group.start_soon(run)
-    if errors:
-        raise errors[0]
