@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -131,9 +132,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            help="A Ray cluster; by default one on this machine for the time of the command.",
+            help="A Ray cluster; by default $RAY_ADDRESS, or one on this machine for the time of the command.",
             rich_help_panel=_RAY,
         ),
     ] = None,
@@ -180,10 +179,10 @@ def serve(
 
     if use_ray:
         cluster = _cluster(replicas, replica_cpus, replica_gpus, ray_address, settings)
-        engine = engine if engine.threads is not None else replace(engine, threads=int(cluster.n_cpus))
+        engine = engine if engine.threads is not None else replace(engine, threads=cluster.n_cpus)
         _refuse_folders(sessions_dir, cache_dir)
-    elif replicas is not None or replica_cpus is not None or replica_gpus is not None:
-        raise InvalidOption("--replicas, --replica-cpus and --replica-gpus are for --ray")
+    elif any(option is not None for option in (replicas, replica_cpus, replica_gpus, ray_address)):
+        raise InvalidOption("--replicas, --replica-cpus, --replica-gpus and --ray-address are for --ray")
     served = _served(models or [], alias or [], load, settings, has_budget=memory_budget is not None)
     app = _front(served, options, cluster) if use_ray else create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
@@ -207,7 +206,7 @@ def _cluster(
     if not 1 <= n_min <= n_max:
         raise InvalidOption(f"--replicas {replicas!r} (accepted: a number, such as 4, or two, such as 2:8)")
     return ClusterOptions(
-        address=address,
+        address=address or os.environ.get("RAY_ADDRESS") or None,
         n_min=n_min,
         n_max=n_max,
         n_parallel=settings.n_parallel,

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,7 +188,7 @@ class SessionStore:
         """Keep sessions of another server, too, however many there are: nothing is lost."""
         for session in sessions:
             self._save(session, session.messages, session.usage)
-            self._sessions[session.id] = session
+            self._sessions[session.id] = replace(session, _is_busy=False)  # an answer there was cut off
 
     def remove(self, session: ServedSession) -> None:
         """Forget a session.

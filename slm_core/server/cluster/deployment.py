@@ -240,7 +240,10 @@ class RayReplicas:
     async def all_answers(self, request: Request) -> Sequence[Whole]:
         """See ``Replicas``."""
         response = self._handle.broadcast("whole", request)
-        answers = await response.results_async(timeout_s=_ASK_S, return_exceptions=True)
+        try:
+            answers = await response.results_async(timeout_s=_ASK_S, return_exceptions=True)
+        except TimeoutError as error:
+            raise ReplicaLost("a replica does not answer") from error
         return sorted((each for each in answers if isinstance(each, Whole)), key=lambda whole: whole.tag)
 
     def _deploy(self) -> None:

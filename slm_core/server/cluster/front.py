@@ -58,7 +58,11 @@ class Replicas(Protocol):
         ...
 
     async def all_answers(self, request: Request) -> Sequence[Whole]:
-        """The answers of all replicas that answer soon."""
+        """The answers of all replicas.
+
+        Raises:
+            ReplicaLost: one does not answer in time.
+        """
         ...
 
 
@@ -113,7 +117,11 @@ class _Front:
         merge = MERGED.get((request.method, request.path))
         if merge is not None:
             scope["route"] = SimpleNamespace(path=request.path)
-            answers = await self._replicas.all_answers(request)
+            try:
+                answers = await self._replicas.all_answers(request)
+            except ReplicaLost:
+                await refuse(_unavailable("not all replicas answered"), scope, receive, send)
+                return
             await merge(answers, self._metrics)(scope, receive, send)
             return
         with suppress(ClientLost):
@@ -139,9 +147,7 @@ class _Front:
                 call.facts["error"] = "replica_lost"
                 if is_begun:
                     raise  # the connection is cut: what was sent must not look complete
-                headers = {"retry-after": "1"}
-                error = ApiError(503, "the replica that answered has ended: try again", "replica_lost", headers=headers)
-                await refuse(error, scope, receive, send)
+                await refuse(_unavailable("the replica that answered has ended"), scope, receive, send)
                 return
 
     async def _pass(self, part: Sent, send: Send, *, is_begun: bool) -> None:
@@ -159,6 +165,10 @@ class _Front:
                     await send({"type": "http.response.body", "body": part.body, "more_body": True})
         except TimeoutError as error:
             raise SendTimeoutError from error
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(503, f"{message}: try again", "replica_lost", headers={"retry-after": "1"})
 
 
 def _read(scope: Scope, body: bytes) -> Request:

@@ -254,6 +254,17 @@ def test_a_hanging_replica_shows_in_health(client: Client, fixture: Fixture, mon
         assert health.json()["models"] == {"demo": "hangs"}
 
 
+def test_a_replica_that_does_not_answer_is_a_503(
+    client: Client, fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(request: Request) -> Sequence[Whole]:
+        raise ReplicaLost("a replica does not answer")
+
+    monkeypatch.setattr(fixture.replicas, "all_answers", fail)
+    for path in ("/health", "/metrics", "/v1/sessions"):
+        assert client.get(path).status_code == 503
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
     """[generates for nobody]"""

@@ -102,8 +102,7 @@ def test_requests_at_the_same_time_are_spread(cluster: Cluster) -> None:
     before = cluster.metric("slm:request_success_total")
     body = {"messages": [{"role": "user", "content": "What is 12 + 30? " * 10}], "max_tokens": 200}
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: cluster.post("/v1/chat/completions", body), range(8)))
-    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) >= 1
+        list(pool.map(lambda _: cluster.post("/v1/chat/completions", body), range(8)))
     after = cluster.metric("slm:request_success_total")
     counts = sorted(after[name] - before[name] for name in after)
     assert sum(counts) == 8 and counts[0] >= 2, counts

@@ -110,7 +110,7 @@ def test_idle_replicas_take_turns() -> None:
         replica = routing.choose("")
         routing.begin(replica, "")
         routing.end(replica)
-    assert sorted(routing.choose("") for _ in range(1)) and routing.loads == dict.fromkeys("abcd", 0)
+    assert routing.loads == dict.fromkeys("abcd", 0)
     assert set(routing._n_begun.values()) == {2}
 
 
