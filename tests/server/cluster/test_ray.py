@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -186,3 +188,26 @@ def test_a_model_that_cannot_be_loaded_is_one_line(cluster: Cluster, tmp_path: P
         asyncio.run(broken.scale(1))
     assert "\n" not in str(raised.value)
     assert json.loads(cluster.http.get("/health").text)["status"] == "ok"
+
+
+def test_the_command_serves_and_ends(tmp_path: Path) -> None:
+    """``slm serve --ray`` in a process of its own, with a model by a relative path; SIGINT ends it and its replicas."""
+    (tmp_path / "small.gguf").symlink_to(slm.demo_model_path())
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "small.gguf", "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "SLM_API_KEY")}
+    process = subprocess.Popen(
+        [*command, "--ray", "--replicas", "1", "--replica-cpus", "1", "--ctx", "2048"],
+        cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "Starting 1 replica ...\n"
+        line = process.stderr.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert url is not None, line
+        answer = httpx.post(f"{url[0]}/v1/chat/completions", json=QUESTION, timeout=WAIT_S).json()
+        assert answer["choices"][0]["message"]["content"] == "12 + 30 = 42"
+        assert answer["model"] == "small"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
