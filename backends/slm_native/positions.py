@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors, Rope, rope_kind, ropes_of, temperatures
-from slm_native.kernels import KernelSet, Rotation
+from slm_native.kernels import KernelSet, LayerPositions, Rotation
 from slm_native.kv import Array
-
-
-class LayerPositions(NamedTuple):
-    """RoPE and attention temperature of a layer, for the positions of a batch.
-
-    Attributes:
-        rotation: RoPE of queries and keys; None without RoPE.
-        temperature: factor on queries [T, 1, 1]; None for none.
-    """
-
-    rotation: Rotation | None
-    temperature: Array | None
 
 
 class Positions:

@@ -17,12 +17,12 @@ from slm_core.errors import InvalidOption
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, ContextOptions, KvType, Logits, States, TopLogits
 from slm_native.host_batch import HostBatch
-from slm_native.kernels import FixedShape, KernelSet
+from slm_native.kernels import FixedShape, KernelSet, LayerPositions
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.lowering import Lowering
 from slm_native.memory import ContextMemory, KvLayouts, MemoryPlan
 from slm_native.offload import Offload, OffloadedLayers, OffloadStats, ResidentLayers
-from slm_native.positions import LayerPositions, Positions
+from slm_native.positions import Positions
 from slm_native.states import StateGroup
 from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
 from slm_native.weights import WeightReader

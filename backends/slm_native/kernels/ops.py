@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, NormKind, RopeStyle
-from slm_native.kernels.parameters import PLAIN, BlockRange, FeedForward, Linear, Norm, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import (
+    PLAIN,
+    BlockRange,
+    FeedForward,
+    LayerPositions,
+    Linear,
+    Norm,
+    Rotation,
+    Scoring,
+    Weight,
+)
 from slm_native.kv import Array, BatchPlan, KvLayer
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
@@ -124,6 +134,42 @@ class Ops(ABC):
     ) -> None:
         """Write keys (after ``heads``) and values [T, K * D] to the destinations of ``plan``."""
         cache.write(plan.pages, plan.slots, self.heads(k, width, norm, rotation), self.heads(v, width))
+
+    def store_and_attend(
+        self,
+        cache: KvLayer,
+        plan: BatchPlan,
+        q: Array,
+        k: Array,
+        v: Array,
+        width: int,
+        norms: tuple[Norm | None, Norm | None],
+        positions: LayerPositions,
+        scale: float,
+        scoring: Scoring = PLAIN,
+    ) -> Array:
+        """``store``, then ``attention_over_runs`` with the queries after ``heads``.
+
+        Args:
+            cache: one layer of the cache.
+            plan: the result of ``place``.
+            q: [T, H * D].
+            k: [T, K * D].
+            v: [T, K * D].
+            width: D.
+            norms: norms of queries and of keys.
+            positions: RoPE, and a factor on queries.
+            scale: factor on ``q · k``.
+            scoring: window, soft cap, ALiBi and sinks.
+
+        Returns:
+            [T, H, D].
+        """
+        self.store(cache, plan, k, v, width, norms[1], positions.rotation)
+        heads = self.heads(q, width, norms[0], positions.rotation)
+        if positions.temperature is not None:
+            heads = heads * positions.temperature
+        return self.attention_over_runs(heads, cache, plan, scale, scoring)
 
     def attention_over_runs(
         self, q: Array, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN

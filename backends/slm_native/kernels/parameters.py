@@ -108,6 +108,18 @@ class Rotation:
     style: RopeStyle
 
 
+class LayerPositions(NamedTuple):
+    """RoPE and attention temperature of a layer, for the positions of a batch.
+
+    Attributes:
+        rotation: RoPE of queries and keys; None without RoPE.
+        temperature: factor on queries [T, 1, 1]; None for none.
+    """
+
+    rotation: Rotation | None
+    temperature: Array | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
     """Changes of attention scores before the softmax; none by default.

@@ -92,11 +92,11 @@ class SelfAttention(AttentionStep):
         """Project, rotate, write keys and values to the cache, attend."""
         assert self.cache is not None, "it keeps keys and values"
         ops, weights, width = self.residual.ops, self.weights, self.head_dim
-        rotation, plan = inputs.positions[self.layer].rotation, inputs.plans[self.layer]
+        cache, plan, positions = inputs.caches[self.cache], inputs.plans[self.layer], inputs.positions[self.layer]
         q, k, v = self.project(x)  # [T, H*D], [T, K*D], [T, K*D]
-        ops.store(inputs.caches[self.cache], plan, k, v, width, weights.k_norm, rotation)  # RoPE, then the KV write
-        q = ops.heads(q, width, weights.q_norm, rotation)  # [T, H, D], with RoPE
-        return self.attend(q, inputs).reshape(len(x), -1)  # [T, H*D]
+        norms = weights.q_norm, weights.k_norm
+        mixed = ops.store_and_attend(cache, plan, q, k, v, width, norms, positions, self.scale, self.scoring)
+        return mixed.reshape(len(x), -1)  # [T, H, D] to [T, H*D]
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values: clamped (DBRX, MPT), values normalized, or keys used as values (gemma4)."""

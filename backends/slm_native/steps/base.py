@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_native.kernels.ops import Ops
-from slm_native.kernels.parameters import Linear, Norm
+from slm_native.kernels.parameters import LayerPositions, Linear, Norm
 from slm_native.kv import Array, BatchPlan, KvLayer
-from slm_native.positions import LayerPositions
 from slm_native.states import StateGroup
 
 Hidden: TypeAlias = Array

@@ -2,8 +2,9 @@
 
 With the option --widths, it compiles attention alone, for heads of many widths. The wrappers run on tensors of the CPU.
 Instead of a launch, the kernel is compiled for the types of its arguments. As in Triton, an integer argument of 1
-becomes a constant. Prints one line per kernel: its name, the compute capability, the bytes of machine code and of
-shared memory, the registers per thread, and the bytes of registers that spill.
+becomes a constant, and multiples of 16 are known as such. Prints one line per kernel: its name, the compute capability,
+the bytes of machine code and of shared memory, the registers per thread, and the bytes of registers that spill. If a
+thread has several consecutive values of a block, the name ends in their number.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from slm_core.types import KvType
 from slm_native.kernels import Scoring
 from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPageStore
 from slm_native.kernels.torch.triton import products, small_steps
-from slm_native.kernels.torch.triton.decoding import attend_decoding
-from slm_native.kernels.torch.triton.formats import packed_format, packed_types
+from slm_native.kernels.torch.triton.decoding import WRITTEN, NewTokens, attend_decoding
+from slm_native.kernels.torch.triton.formats import PackedFormat, packed_format, packed_types
 from slm_native.kv import PageLayout, codec_of
 
 POINTERS = {
@@ -57,6 +58,11 @@ def triton_type(value: object) -> str:
     return "i32" if abs(value) < 1 << 31 else "i64"
 
 
+def is_aligned(value: object) -> bool:
+    """Whether Triton compiles for a multiple of 16; tensors begin at one."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+
+
 def compiler(targets: Sequence[GPUTarget]) -> Callable[..., Callable[..., None]]:
     def launch(kernel: JITFunction, grid: object) -> Callable[..., None]:
         def compile_kernel(*args: object, num_warps: int = 4, num_stages: int = 3, **constants: object) -> None:
@@ -66,13 +72,16 @@ def compiler(targets: Sequence[GPUTarget]) -> Callable[..., Callable[..., None]]
             signature = {name: triton_type(value) for name, value in arguments.items()}
             signature |= dict.fromkeys(constants, "constexpr")
             ordered = {name: signature[name] for name in kernel.arg_names}
-            source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+            aligned = [i for i, name in enumerate(kernel.arg_names) if is_aligned(arguments.get(name))]
+            attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+            source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attributes)
+            name = kernel.__name__ + (f"[{per_thread}]" if (per_thread := constants.get("PER_THREAD", 1)) != 1 else "")
             options = {"num_warps": num_warps, "num_stages": num_stages}
             for target in targets:
                 compiled = triton.compile(source, target=target, options=options)
                 registers, spilled = resources(compiled.asm["cubin"])
                 sizes = len(compiled.asm["cubin"]), compiled.metadata.shared, registers, spilled
-                sys.stdout.write(f"{kernel.__name__} {target.arch} {' '.join(map(str, sizes))}\n")
+                sys.stdout.write(f"{name} {target.arch} {' '.join(map(str, sizes))}\n")
 
         return compile_kernel
 
@@ -102,9 +111,30 @@ def attention(widths: Sequence[int], kv_types: Sequence[str]) -> Iterator[Callab
         layer, heads = layer_of(kv_type, width), torch.zeros(2, 8, width)
         scoring = all_options if kv_type in ("f32", "q8_0") else Scoring()
         dtype = {"f32": torch.float32, "q8_0": torch.bfloat16}.get(kv_type, torch.float16)
-        yield lambda heads=heads, layer=layer, scoring=scoring, dtype=dtype: attend_decoding(
-            heads, layer, group, 0.1, scoring, dtype=dtype, out=heads
-        )
+        for new in (None, new_tokens(width)) if kv_type in WRITTEN else (None,):
+            yield lambda heads=heads, layer=layer, scoring=scoring, dtype=dtype, new=new: attend_decoding(
+                heads, layer, group, 0.1, scoring, dtype=dtype, out=heads, new=new
+            )
+
+
+def new_tokens(width: int) -> NewTokens:
+    """Two heads of keys and values, with every option."""
+    heads, angles, places = torch.zeros(2, 2 * width), torch.zeros(2, width // 2), torch.zeros(2, dtype=torch.int64)
+    norm = torch.zeros(width), 1e-5
+    return NewTokens(heads, heads, norm, norm, angles, angles, RopeStyle.HALF_SPLIT, places, places)
+
+
+def large(form: PackedFormat, n_in: int) -> torch.Tensor:
+    """A matrix that fills a GPU; its memory is never written."""
+    return torch.empty(1 << 16, n_in // form.block_size * form.block_bytes, dtype=torch.uint8)
+
+
+def join() -> None:
+    """Attention that leaves its results to be combined by a kernel of their own."""
+    layer, heads = layer_of("f16", 128), torch.zeros(2, 8, 128)
+    layer.arrivals = layer.arrivals[:1]
+    group = DecodeGroup(torch.tensor([0, 1]), torch.zeros(2, 3, dtype=torch.int64), torch.tensor([100, 130]), 130)
+    attend_decoding(heads, layer, group, 0.1, Scoring(sinks=torch.zeros(8)), dtype=torch.float16, out=heads)
 
 
 def products_and_steps() -> Iterator[Callable[[], object]]:
@@ -115,6 +145,9 @@ def products_and_steps() -> Iterator[Callable[[], object]]:
         packed = torch.zeros(80, n_in // ggml_type.block_size * ggml_type.block_bytes, dtype=torch.uint8)
         few = torch.zeros(8 if ggml_type.name == "Q4_K" else 1, n_in)
         yield lambda x=few, packed=packed, form=form: products.few_rows(x, packed, form)
+        if form.terms is not None or ggml_type.name in MANY_ROWS_TYPES:
+            x = torch.zeros(1, n_in)
+            yield lambda x=x, form=form: products.few_rows(x, large(form, x.shape[1]), form, gated=True)
         if ggml_type.name in MANY_ROWS_TYPES:
             many = torch.zeros(70, n_in, dtype=torch.bfloat16 if ggml_type.name == "BF16" else torch.float16)
             yield lambda x=many, packed=packed, form=form: products.many_rows(x, packed, form)
@@ -127,6 +160,7 @@ def products_and_steps() -> Iterator[Callable[[], object]]:
         )
     for style in RopeStyle:
         yield lambda style=style: small_steps.norm_and_rope(heads, None, 1e-5, angles, angles, style)
+    yield join
     yield lambda: small_steps.silu_mul(angles, angles)
     yield lambda: small_steps.rms_norm(angles, torch.zeros(64), 1e-5)
 

@@ -48,11 +48,12 @@ def compiled(tmp_path, *arguments: str) -> list[Compiled]:
 def test_every_kernel_compiles_for_compute_capability_9(tmp_path):
     kernels = compiled(tmp_path, "90")
     assert Counter(each.kernel for each in kernels) == {
-        "_few_rows": N_TYPES,
+        "_few_rows": N_TYPES + 1,
+        "_few_rows[16]": 4,
         "_many_rows": 3,
         "_dequantized": N_TYPES,
-        "_attend_pages": 7,
-        "_join": 7,
+        "_attend_pages": 7 + 3 + 1,
+        "_join": 1,
         "_positioned": 5,
         "_gated": 1,
         "_normed": 1,
@@ -60,6 +61,9 @@ def test_every_kernel_compiles_for_compute_capability_9(tmp_path):
     assert all(each.machine_code > 1000 for each in kernels)
     assert max(each.shared for each in kernels) <= SHARED_KIB[90] << 10
     assert all(each.spilled == 0 for each in kernels if each.kernel in ("_dequantized", "_positioned", "_join"))
+    for each in kernels:
+        if each.kernel == "_few_rows[16]":
+            assert each.spilled == 0 and each.shared <= 16, "threads exchange more than sums at the end"
 
 
 @pytest.mark.slow
@@ -68,8 +72,9 @@ def test_attention_fits_in_shared_memory(tmp_path):
     capabilities = (75, 89, 90)  # 8.0 has the instructions of 8.9, and more shared memory
     kernels = compiled(tmp_path, "--widths", ",".join(map(str, capabilities)))
     attention = [each for each in kernels if each.kernel == "_attend_pages"]
-    assert Counter(each.capability for each in attention) == dict.fromkeys(capabilities, len(WIDTHS))
-    for each, width in zip(attention, np.repeat(WIDTHS, len(capabilities)), strict=True):
+    kinds = ("in the cache", "new")
+    assert Counter(each.capability for each in attention) == dict.fromkeys(capabilities, len(kinds) * len(WIDTHS))
+    for each, width in zip(attention, np.repeat(WIDTHS, len(kinds) * len(capabilities)), strict=True):
         if width > NARROW and each.capability < 80:
             assert each.shared > SHARED_KIB[each.capability] << 10, "it fits, so torch need not compute it"
         else:

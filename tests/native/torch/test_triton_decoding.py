@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slm_native.kernels import Scoring
+from slm_core.architectures import NormKind, RopeStyle
+from slm_native.kernels import Norm, Rotation, Scoring
 from slm_native.kernels.reference import ReferenceKernels
 from slm_native.kv import PagedKvCache, PageLayout, codec_of
 
@@ -125,6 +126,66 @@ def test_products_in_half_precision():
     assert_equals_reference("plain", dtype=torch.float16)
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("style", "n_dims", "normed"),
+    [(RopeStyle.HALF_SPLIT, 64, True), (RopeStyle.INTERLEAVED, 64, False), (RopeStyle.HALF_SPLIT, 24, True)],
+)
+@pytest.mark.parametrize("n_programs", [1, decoding._PROGRAMS])
+def test_new_tokens_are_written_and_attended_to(monkeypatch, kv_type, style, n_dims, normed, n_programs):
+    """Projections are parts of longer rows. Nothing but the new keys and values is written."""
+    monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
+    layer, placed = filled_layer(2, 64, kv_type, kv_type)
+    every = torch.arange(layer.n_pages)
+    before = [x.clone() for x in (layer.keys(every, layer.n_pages * 64), layer.values(every, layer.n_pages * 64))]
+    tokens, n_tokens, generator = torch.tensor([5, 0, 3, 1]), 6, torch.Generator().manual_seed(1)
+    projected = torch.randn(n_tokens, (6 + 2 + 2) * 64, generator=generator)
+    q, k, v = projected.split([6 * 64, 2 * 64, 2 * 64], dim=1)
+    angles = torch.randn(n_tokens, n_dims // 2, generator=generator) * 3
+    weights = [torch.rand(64, generator=generator) for _ in range(2)]
+    pages, slots = torch.full((n_tokens,), -1), torch.full((n_tokens,), -1)
+    pages[tokens], slots[tokens] = placed.pages, placed.slots
+    norms = [(weight, 1e-5) if normed else None for weight in weights]
+    new = decoding.NewTokens(k, v, *norms, angles.cos(), angles.sin(), style, pages, slots)
+    out = torch.full((n_tokens, 6, 64), torch.nan)
+    group = dataclasses.replace(placed.decodes, rows=tokens)
+    attend_decoding(q.unflatten(1, (6, 64)), layer, group, 0.2, dtype=torch.float32, out=out, new=new)
+    assert not layer.arrivals.any(), "a later launch would begin with arrivals of this one"
+    assert out[[2, 4]].isnan().all(), "a row of another sequence was written"
+
+    reference, rotation = ReferenceKernels(), Rotation(angles.cos().numpy(), angles.sin().numpy(), style)
+    norms = [Norm(weight.numpy(), None, NormKind.RMS, 1e-5) if normed else None for weight in weights]
+    q_heads, k_heads = (
+        reference.heads(x.numpy().copy(), 64, norm, rotation) for x, norm in zip((q, k), norms, strict=True)
+    )
+    codec, flat = codec_of(kv_type, 64), (placed.pages * 64 + placed.slots).numpy()
+    after = [layer.keys(every, layer.n_pages * 64), layer.values(every, layer.n_pages * 64)]
+    for kept, stored, heads in zip(before, after, (k_heads, v.numpy().reshape(-1, 2, 64)), strict=True):
+        expected = codec.decode(codec.encode(heads[tokens.numpy()]))
+        step = {"f32": 1e-6, "f16": 2.0**-11, "q8_0": 1 / 127}[kv_type] * np.abs(expected).max()
+        np.testing.assert_allclose(stored.numpy().reshape(-1, 2, 64)[flat], expected, atol=1.01 * step)
+        stored.view(-1, 2, 64)[flat] = kept.view(-1, 2, 64)[flat]
+        assert torch.equal(stored, kept), "another key or value was written"
+    for i, held in enumerate(HELD):
+        held_keys, held_values = (read(group.tables[i], held).numpy() for read in (layer.keys, layer.values))
+        expected = reference.attention(q_heads[tokens[i]][None], held_keys, held_values, 0.2)[0]
+        np.testing.assert_allclose(out[tokens[i]], expected, atol=1e-5, err_msg=f"sequence of {held} tokens")
+
+
+def test_a_kernel_of_its_own_combines_splits_of_many_heads(monkeypatch):
+    """As for more heads than there are counters."""
+    joined, join = [], decoding._join
+    monkeypatch.setattr(decoding, "_join", {(len(HELD) * 6,): lambda *args, **named: join_once(*args, **named)})
+    monkeypatch.setattr("slm_native.kernels.torch.pages._N_ARRIVALS", 7)
+
+    def join_once(*args, **named):
+        joined.append(args)
+        join[(len(HELD) * 6,)](*args, **named)
+
+    assert_equals_reference("all")
+    assert len(joined) == 1
+
+
 @pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3, 8 * 100])
 @pytest.mark.parametrize("tile_bytes", [decoding._TILE_BYTES, 1])
 def test_tiles_may_be_divided_among_any_number_of_programs(monkeypatch, n_programs, tile_bytes):
@@ -154,3 +215,19 @@ def test_wrong_arguments_are_refused():
             attend_decoding(bad, layer, placed.decodes, 0.2, dtype=torch.float32, out=torch.zeros(bad.shape))
     with pytest.raises(ValueError, match="out is"):
         attend_decoding(q, layer, placed.decodes, 0.2, dtype=torch.float32, out=q[:3])
+    k, angles, places = torch.zeros(len(HELD), 2 * 32), torch.zeros(len(HELD), 16), torch.zeros(len(HELD), dtype=int)
+    style = RopeStyle.INTERLEAVED
+    for bad in (
+        decoding.NewTokens(k[:, :-1], k, None, None, angles, angles, style, places, places),
+        decoding.NewTokens(k, k.T.contiguous().T, None, None, angles, angles, style, places, places),
+        decoding.NewTokens(k, k, (angles[0], 1e-5), None, angles, angles, style, places, places),
+        decoding.NewTokens(k, k, None, None, k[:, :17].contiguous(), k[:, :17].contiguous(), style, places, places),
+        decoding.NewTokens(k, k, None, None, angles, angles, style, places.int(), places),
+    ):
+        with pytest.raises(ValueError, match="accepted: "):
+            attend_decoding(q, layer, placed.decodes, 0.2, dtype=torch.float32, out=torch.zeros(q.shape), new=bad)
+    new = decoding.NewTokens(k, k, None, None, angles, angles, style, places, places)
+    for keys, values in (("bf16", "f32"), ("f32", "q4_0")):
+        layer, placed = filled_layer(2, 32, keys, values)
+        with pytest.raises(ValueError, match="accepted: f16, f32, q8_0"):
+            attend_decoding(q, layer, placed.decodes, 0.2, dtype=torch.float32, out=torch.zeros(q.shape), new=new)

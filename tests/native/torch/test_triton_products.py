@@ -73,18 +73,41 @@ def test_few_rows(ggml_type, n_rows, n_out, n_blocks):
     assert_product(products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form).numpy(), x, data, ggml_type)
 
 
-@pytest.mark.parametrize("n_blocks", [64, 67, 2])
-def test_few_rows_are_split_along_the_input_of_a_short_matrix(n_blocks):
-    """A matrix with few output rows splits each row over programs; parts end inside a step or at the end of the row."""
-    way = products.FewRows(lanes=256)
-    data = random_rows(GgmlType.Q4_0, 3, n_blocks * 32)
-    x = np.random.default_rng(1).standard_normal((2, n_blocks * 32), np.float32)
-    form = packed_format(GgmlType.Q4_0, n_blocks * 32)
-    y = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, way=way)
-    assert_product(y.numpy(), x, data, GgmlType.Q4_0)
-    residual = np.random.default_rng(2).standard_normal((2, 3), np.float32)
-    added = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, torch.from_numpy(residual), way)
-    np.testing.assert_allclose(added, y.numpy() + residual, rtol=1e-6, atol=1e-5)
+WAYS = [products.FewRows(rows=rows, num_warps=warps) for rows, warps in ((4, 1), (8, 4), (2, 1))]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q8_0", "Q6_K"])
+def test_few_rows_of_matrices_that_fill_a_gpu(monkeypatch, name, way):
+    """A thread has several rows, a program several warps; rows end inside a tile and a program, or at its end."""
+    monkeypatch.setattr(products, "_PROGRAMS", 1)
+    ggml_type = GgmlType[name]
+    for n_rows, n_out, n_blocks in ((1, 64, 4), (1, 37, 3), (3, 11, 5)):
+        n_in = n_blocks * ggml_type.block_size
+        data = random_rows(ggml_type, n_out, n_in)
+        x = np.random.default_rng(1).standard_normal((n_rows, n_in), np.float32)
+        form = packed_format(ggml_type, n_in)
+        y = products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form, way=way)
+        assert_product(y.numpy(), x, data, ggml_type)
+
+
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_a_residual_and_an_activation_are_computed_in_the_kernel(monkeypatch, programs):
+    """Against the product alone, with the same sums; the matrix is gate above up."""
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    data = torch.from_numpy(random_rows(GgmlType.Q4_K, 74, 768))
+    x, residual = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) for n in (768, 74))
+    x /= 5000  # products of about 1
+    form = packed_format(GgmlType.Q4_K, 768)
+    y = products.few_rows(x, data, form)
+    added = products.few_rows(x, data, form, residual)
+    torch.testing.assert_close(added, y + residual, rtol=1e-6, atol=1e-5)
+    gated = products.few_rows(x, data, form, gated=True)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(y[:, :37]) * y[:, 37:], rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match="accepted: an even number, without a residual"):
+        products.few_rows(x, data, form, residual, gated=True)
+    with pytest.raises(ValueError, match="accepted: an even number, without a residual"):
+        products.few_rows(x, data[:73].contiguous(), form, gated=True)
 
 
 @pytest.mark.parametrize("ggml_type", packed_types(), ids=lambda t: t.name)

@@ -17,6 +17,8 @@ from slm_native.kernels.torch.codecs import device_codec, plane_type
 from slm_native.kernels.torch.devices import memory
 from slm_native.kv import PAGE_TOKENS, BatchPlan, KvCodec, KvLayer, PageLayout, PageStore, Planes
 
+_N_ARRIVALS = 4096  # one for each key head of each sequence of a step
+
 
 class TorchKvLayer(KvLayer):
     """One layer of the pages.
@@ -25,15 +27,26 @@ class TorchKvLayer(KvLayer):
         key_codec: codec of the keys.
         value_codec: codec of the values.
         planes: the layer's part of each plane, [n_pages, K, 64, W], keys before values; keys may be the values.
+        arrivals: int32 [n], zeros: counters for kernels, which leave them at 0. All layers of a cache share them.
     """
 
-    __slots__ = ("__weakref__", "_key_codec", "_value_codec", "key_planes", "key_type", "value_planes", "value_type")
+    __slots__ = (
+        "__weakref__",
+        "_key_codec",
+        "_value_codec",
+        "arrivals",
+        "key_planes",
+        "key_type",
+        "value_planes",
+        "value_type",
+    )
 
-    def __init__(self, key_codec: KvCodec, value_codec: KvCodec, planes: Sequence[Tensor]) -> None:
+    def __init__(self, key_codec: KvCodec, value_codec: KvCodec, planes: Sequence[Tensor], arrivals: Tensor) -> None:
         n = len(key_codec.planes)
         self._key_codec, self._value_codec = key_codec, value_codec
         self.key_type, self.value_type = key_codec.kv_type, value_codec.kv_type
         self.key_planes, self.value_planes = planes[:n], planes[n:] or planes
+        self.arrivals = arrivals
 
     @property
     def n_pages(self) -> int:
@@ -81,8 +94,10 @@ class TorchPageStore(PageStore):
         self.device = device
         self._pages = _reserve(layout, n_pages, device)
         self._views = self._planes_of(self._pages)
+        arrivals = torch.zeros(_N_ARRIVALS, dtype=torch.int32, device=device)
         self.layers = [
-            TorchKvLayer(self.keys, values, [view[:, i] for view in self._views]) for i in range(layout.n_layers)
+            TorchKvLayer(self.keys, values, [view[:, i] for view in self._views], arrivals)
+            for i in range(layout.n_layers)
         ]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

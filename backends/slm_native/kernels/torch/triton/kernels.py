@@ -9,16 +9,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slm_core.architectures import Activation, AnyActivation, NormKind, RopeStyle
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
-from slm_native.kernels.parameters import Linear, Norm, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import PLAIN, LayerPositions, Linear, Norm, Rotation, Scoring, Weight
 from slm_native.kernels.torch.kernels import TorchKernels, TorchWeight
-from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer
+from slm_native.kernels.torch.pages import DecodeGroup, TorchKvLayer, TorchPlan
 from slm_native.kernels.torch.splitting import DeviceMap
-from slm_native.kernels.torch.triton.decoding import attend_decoding
+from slm_native.kernels.torch.triton.decoding import WRITTEN, NewTokens, attend_decoding
 from slm_native.kernels.torch.triton.formats import PackedFormat, packed_format, packed_types
 from slm_native.kernels.torch.triton.products import (
     FEW_ROWS,
@@ -39,7 +40,6 @@ from slm_native.profile import Profile
 _EXPANDED_ROWS = 128
 NARROW = 512
 """The widest heads of which attention fits in the shared memory of compute capability 7.5."""
-_WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}  # torch encodes the other types
 
 
 class TritonKernels(TorchKernels):
@@ -105,6 +105,26 @@ class TritonKernels(TorchKernels):
         flat = [_with_contiguous_rows(x.reshape(-1, x.shape[-1])) for x in (gate, up)]
         return silu_mul(flat[0], flat[1]).view(gate.shape)
 
+    def gate_up(
+        self,
+        x: Tensor,
+        norm: Norm | None,
+        gate: Linear | None,
+        up: Linear,
+        activation: AnyActivation,
+        threshold: float | None = None,
+    ) -> Tensor:
+        """SwiGLU of few rows is one product, which applies the activation, too."""
+        is_swiglu = gate is not None and activation is Activation.SILU and threshold is None and up.bias is None
+        if is_swiglu and gate is not None and gate.bias is None and len(x) <= MAX_ROWS:
+            joined = self._joined((gate, up))
+            form = None if joined is None else self._packed_form(x, joined)
+            if joined is not None and form is not None:
+                x = self.normed(x, norm).contiguous()
+                return few_rows(x, joined.packed, form, way=self._few(x, joined, form), gated=True)
+        inner: Tensor = super().gate_up(x, norm, gate, up, activation, threshold)
+        return inner
+
     def gated(self, gate: Tensor, up: Tensor, activation: AnyActivation) -> Tensor:
         """SwiGLU in one kernel, other activations in torch."""
         return self.silu_mul(gate, up) if activation is Activation.SILU else super().gated(gate, up, activation)
@@ -140,9 +160,7 @@ class TritonKernels(TorchKernels):
     ) -> None:
         """One kernel for keys and one for values."""
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
-        types = {cache.key_type, cache.value_type}
-        written = types <= _WRITTEN and (KvType.Q8_0 not in types or width & (width - 1) == 0)
-        if rotation is None or not _is_of_heads(norm, width) or not written:
+        if rotation is None or not _is_of_heads(norm, width) or not _is_written(cache, width):
             super().store(cache, plan, k, v, width, norm, rotation)
             return
         heads = [_with_contiguous_rows(x).unflatten(1, (-1, width)) for x in (k, v)]
@@ -154,6 +172,54 @@ class TritonKernels(TorchKernels):
         weight, eps = _weight_and_eps(norm)
         norm_rope_and_store(heads[0], weight, eps, rotation.cos, rotation.sin, rotation.style, **keys)
         norm_rope_and_store(heads[1], None, 0.0, nothing, nothing, rotation.style, **values)
+
+    def store_and_attend(
+        self,
+        cache: KvLayer,
+        plan: BatchPlan,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        width: int,
+        norms: tuple[Norm | None, Norm | None],
+        positions: LayerPositions,
+        scale: float,
+        scoring: Scoring = PLAIN,
+    ) -> Tensor:
+        """One kernel, if every sequence has one token."""
+        assert isinstance(cache, TorchKvLayer) and isinstance(plan, TorchPlan), "pages of another kernel set"
+        is_plain = positions.temperature is None and all(_is_of_heads(norm, width) for norm in norms)
+        are_single = plan.decodes is not None and not plan.prefills and width <= self._widest
+        if not is_plain or not are_single or not _is_written(cache, width):
+            mixed: Tensor = super().store_and_attend(cache, plan, q, k, v, width, norms, positions, scale, scoring)
+            return mixed
+        assert plan.decodes is not None, "see above"
+        rotation = _no_rotation(q) if positions.rotation is None else positions.rotation
+        q_norm, k_norm = (None if norm is None else (norm.weight, norm.eps) for norm in norms)
+        new = NewTokens(
+            k=_with_contiguous_rows(k),
+            v=_with_contiguous_rows(v),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            cos=rotation.cos,
+            sin=rotation.sin,
+            style=rotation.style,
+            pages=plan.pages,
+            slots=plan.slots,
+        )
+        heads = _with_contiguous_rows(q).unflatten(1, (-1, width))
+        out = torch.empty(heads.shape, dtype=torch.float32, device=q.device)
+        dtype = self._attention_dtype(cache)
+        attend_decoding(heads, cache, plan.decodes, scale, scoring, dtype=dtype, out=out, new=new)
+        return out
+
+    def embed(self, weight: Weight, token_ids: NDArray[np.int32] | Tensor) -> Tensor:
+        """The rows are gathered, then dequantized in one kernel."""
+        assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
+        form = packed_format(weight.tensor.ggml_type, weight.n_in)
+        if form is None or not isinstance(token_ids, Tensor) or not len(token_ids):
+            return super().embed(weight, token_ids)
+        return dequantized(weight.packed[token_ids.long()], form, torch.float32)
 
     def _joined(self, linears: Sequence[Linear]) -> TorchWeight | None:
         """The rows of all matrices as one matrix; None for a single one, or if they differ in type or have scales.
@@ -244,6 +310,18 @@ def _of(x: Tensor, weight: Weight) -> str:
 def _packed(weight: Weight) -> Tensor:
     assert isinstance(weight, TorchWeight), "a weight that another kernel set prepared"
     return weight.packed
+
+
+def _no_rotation(x: Tensor) -> Rotation:
+    """A rotation of none of the values of ``x``."""
+    nothing = x.new_empty(len(x), 0)
+    return Rotation(nothing, nothing, RopeStyle.HALF_SPLIT)
+
+
+def _is_written(cache: TorchKvLayer, width: int) -> bool:
+    """Whether kernels write keys and values of heads of this width."""
+    types = {cache.key_type, cache.value_type}
+    return types <= WRITTEN and (KvType.Q8_0 not in types or width & (width - 1) == 0)
 
 
 def _is_of_heads(norm: Norm | None, width: int) -> bool:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kernels.torch.triton.formats import PackedFormat
+from slm_native.kernels.torch.triton.formats._loads import load
 
-_ROWS = 4  # rows of the matrix that a program of ``few_rows`` reads side by side
-_LANES_OF_WARP = 512  # 16 per thread
+_PROGRAMS = 1024  # of one warp: enough to fill a GPU
+_LANES = 512  # weights of a row of the tile that a warp has at a time, 16 for each thread
+_FEW_PARTS = 2
 _DEQUANTIZED = 1024  # weights that a program of ``dequantized`` has at a time
 MAX_ROWS = 8
 """Most rows of activations in ``few_rows``; each needs an accumulator."""
@@ -24,13 +26,13 @@ class FewRows:
     """Launch parameters of ``few_rows``.
 
     Attributes:
-        lanes: weights that a program unpacks at a time, times the rows of activations.
-        programs: number of programs that fills a device; with fewer, the blocks of a row are split among programs.
-        num_warps: most warps of a program.
+        rows: most rows of the matrix that a thread reads at a time, times the rows of activations; a power of two. It
+            is 1 for types without ``terms`` whose blocks have many parts: their weights take many registers.
+        num_warps: warps of a program. A matrix too small to fill a GPU with such programs has programs of one warp; its
+            threads read one row, unless it is gated.
     """
 
-    lanes: int = 2048  # 16 registers per thread
-    programs: int = 1024
+    rows: int = 4
     num_warps: int = 4
 
 
@@ -49,14 +51,7 @@ class ManyRows:
     num_warps: int = 4
 
 
-FEW_ROWS = (
-    FewRows(),
-    FewRows(lanes=1024),
-    FewRows(lanes=1024, num_warps=2),
-    FewRows(lanes=4096, num_warps=8),
-    FewRows(programs=4096),
-    FewRows(lanes=1024, programs=4096, num_warps=2),
-)
+FEW_ROWS = (FewRows(), FewRows(rows=1), FewRows(rows=2), FewRows(rows=8), FewRows(num_warps=1))
 """The choices for tuning; the first is the default."""
 
 MANY_ROWS = (
@@ -70,6 +65,12 @@ MANY_ROWS = (
 
 
 @triton.jit
+def _sums(x, PER_THREAD: tl.constexpr):  # noqa: N803  (Triton's custom for constants)
+    """Sums of consecutive values of one thread: [Q, N, WIDTH // PER_THREAD]."""
+    return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // PER_THREAD, PER_THREAD)), axis=3)
+
+
+@triton.jit
 def _few_rows(
     x_ptr,
     w_ptr,
@@ -77,54 +78,88 @@ def _few_rows(
     y_ptr,
     n_rows,
     n_out,
-    n_in,
     n_blocks,
     row_bytes,
-    blocks_per_split,
-    PART: tl.constexpr,  # noqa: N803  (Triton's custom for constants)
-    N_PARTS: tl.constexpr,  # noqa: N803
+    STEP: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    N_STEPS: tl.constexpr,  # noqa: N803
+    N_GROUPS: tl.constexpr,  # noqa: N803
+    PER_THREAD: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
+    BLOCK_SIZE: tl.constexpr,  # noqa: N803
     BLOCK_BYTES: tl.constexpr,  # noqa: N803
     M: tl.constexpr,  # noqa: N803
     R: tl.constexpr,  # noqa: N803
+    Q: tl.constexpr,  # noqa: N803
     N: tl.constexpr,  # noqa: N803
+    MASKED: tl.constexpr,  # noqa: N803
     ADDED: tl.constexpr,  # noqa: N803
+    GATED: tl.constexpr,  # noqa: N803
 ):
-    """R rows of the matrix, N blocks at a time, one lane per weight of a part; lanes are summed at the end."""
-    rows = tl.program_id(0) * R + tl.arange(0, R)
-    split = tl.program_id(1)
+    """R * Q rows of the matrix, N blocks at a time. A thread has R rows, so that it loads activations once for all.
+
+    Threads exchange nothing before the end: each sums ``PER_THREAD`` consecutive values. With ``GATED``, every second
+    row of a thread is one of the matrix's lower half.
+    """
+    q, n = tl.arange(0, Q)[:, None, None], tl.arange(0, N)[None, :, None]
     j = tl.arange(0, WIDTH)[None, None, :]
-    m = tl.arange(0, M)
-    total = tl.zeros((R, N, WIDTH), tl.float32) if M == 1 else tl.zeros((M, R, N, WIDTH), tl.float32)
-    first = split * blocks_per_split
-    last = tl.minimum(first + blocks_per_split, n_blocks)
-    for start in range(first, last, N):
-        block = start + tl.arange(0, N)
-        pointers = w_ptr + rows[:, None, None].to(tl.int64) * row_bytes + block[None, :, None] * BLOCK_BYTES
-        mask = (rows[:, None, None] < n_out) & (block[None, :, None] < last)
-        for p in tl.static_range(N_PARTS):
-            weights = PART(pointers, p, j, mask)  # [R, N, WIDTH]
-            column = (block[None, :, None] * N_PARTS + p) * WIDTH + j
-            if M == 1:  # loaded in the shape of the weights, which need no exchange between threads then
-                total += weights * tl.load(x_ptr + column + 0 * rows[:, None, None], mask=mask, other=0.0)
-            else:
-                there = (m[:, None, None] < n_rows) & (block[None, :, None] < last)
-                x = tl.load(x_ptr + m[:, None, None] * n_in + column, mask=there, other=0.0)  # [M, N, WIDTH]
-                total += weights[None] * x[:, None]
-    sums = tl.sum(tl.sum(total, axis=2), axis=1)[None, :] if M == 1 else tl.sum(tl.sum(total, axis=3), axis=2)  # [M, R]
-    out, there = m[:, None] * n_out + rows[None, :], (m[:, None] < n_rows) & (rows[None, :] < n_out)
-    if ADDED:
-        first = split + 0 * rows[None, :] == 0  # of every row: a number compared alone is no mask in the interpreter
-        sums += tl.load(residual_ptr + out, mask=there & first, other=0.0)
-    tl.store(y_ptr + split * n_rows * n_out + out, sums, mask=there)
+    n_in = n_blocks * BLOCK_SIZE
+    half: tl.constexpr = 2 if GATED else 1
+    height = n_out // half
+    first = tl.program_id(0) * (R // half * Q)
+    totals = (tl.zeros((Q, N, WIDTH // PER_THREAD), tl.float32),) * (R * M)
+    for start in range(0, n_blocks, N):
+        block = start + n
+        for s in tl.static_range(N_STEPS):
+            at = block * BLOCK_SIZE + j + 0 * q
+            there = block + 0 * (q + j) < n_blocks if MASKED else None
+            x, x_sums = (), ()
+            for m in tl.static_range(M):
+                row_of_x = x_ptr + tl.minimum(m, n_rows - 1) * n_in + at
+                for g in tl.static_range(N_GROUPS):
+                    part = load(row_of_x + COLUMNS[s * N_GROUPS + g], there)  # [Q, N, WIDTH]
+                    x += (part,)
+                    if PER_THREAD > 1:
+                        x_sums += (_sums(part, PER_THREAD),)
+            sums = ()
+            for r in tl.static_range(R):
+                row = first + r // half * Q + q
+                mask = (row < height) & (block < n_blocks) if MASKED else None
+                row += r % half * height
+                blocks = w_ptr + row.to(tl.int64) * row_bytes + block * BLOCK_BYTES
+                step = STEP(blocks, s, j, mask)
+                for m in tl.static_range(M):
+                    total = totals[r * M + m]
+                    for g in tl.static_range(N_GROUPS):
+                        if PER_THREAD > 1:
+                            total += _sums(step[3 * g] * x[m * N_GROUPS + g], PER_THREAD) * step[3 * g + 1]
+                            total -= x_sums[m * N_GROUPS + g] * step[3 * g + 2]
+                        else:
+                            total += step * x[m * N_GROUPS + g]
+                    sums += (total,)
+            totals = sums
+    for r in tl.static_range(R // half):
+        rows = first + r * Q + tl.arange(0, Q)
+        for m in tl.static_range(M):
+            y = tl.sum(tl.sum(totals[half * r * M + m], axis=2), axis=1)  # [Q]
+            out, there = m * height + rows, (rows < height) & (m + 0 * rows < n_rows)
+            if GATED:
+                y = y / (1 + tl.exp(-y)) * tl.sum(tl.sum(totals[(half * r + 1) * M + m], axis=2), axis=1)
+            if ADDED:
+                y += tl.load(residual_ptr + out, mask=there, other=0.0)
+            tl.store(y_ptr + out, y, mask=there)
 
 
 def few_rows(
-    x: Tensor, packed: Tensor, form: PackedFormat, residual: Tensor | None = None, way: FewRows = FEW_ROWS[0]
+    x: Tensor,
+    packed: Tensor,
+    form: PackedFormat,
+    residual: Tensor | None = None,
+    way: FewRows = FEW_ROWS[0],
+    *,
+    gated: bool = False,
 ) -> Tensor:
     """``x @ weight.T + residual`` for few rows of ``x``, in float32, without rounding of weights.
-
-    If the matrix has few rows, each is split among programs, and their sums are added in a fixed order.
 
     Args:
         x: float32 [T, in], T from 1 to ``MAX_ROWS``.
@@ -132,6 +167,7 @@ def few_rows(
         form: format of the blocks; its block size divides ``in``.
         residual: float32 [T, out], or None.
         way: launch parameters.
+        gated: the matrix is gate above up; the result is ``silu(x @ gate.T) * (x @ up.T)``, [T, out / 2].
 
     Returns:
         float32 [T, out].
@@ -139,34 +175,51 @@ def few_rows(
     Raises:
         ValueError: another type, shape or layout.
     """
-    n_rows, n_in, n_out = len(x), x.shape[-1], len(packed)
+    n_rows, n_out = len(x), len(packed)
     n_blocks = _checked_blocks(x, packed, form)
     if not 1 <= n_rows <= MAX_ROWS:
         raise ValueError(f"x has {n_rows} rows (accepted: 1 to {MAX_ROWS})")
+    half = 2 if gated else 1
+    if n_out % half or (gated and residual is not None):
+        raise ValueError(f"a gated product of {n_out} rows (accepted: an even number, without a residual)")
     if residual is not None:
         check("residual", residual, torch.float32, (n_rows, n_out))
     m = triton.next_power_of_2(n_rows)
-    n = min(max(1, way.lanes // (_ROWS * m * form.width)), triton.next_power_of_2(n_blocks))
-    r = _ROWS if m == 1 else max(1, way.lanes // (m * n * form.width))
-    num_warps = min(way.num_warps, max(1, m * r * n * form.width // _LANES_OF_WARP))
-    n_groups = triton.cdiv(n_out, r)
-    n_splits = max(1, min(way.programs // n_groups, n_blocks // (4 * n)))
-    per_split = triton.cdiv(triton.cdiv(n_blocks, n_splits), n) * n
-    n_splits = triton.cdiv(n_blocks, per_split)
-    y = torch.empty(n_splits, n_rows, n_out, dtype=torch.float32, device=x.device)
-    constants = {"PART": form.part, "N_PARTS": form.n_parts, "WIDTH": form.width, "BLOCK_BYTES": form.block_bytes}
-    sizes = (n_rows, n_out, n_in, n_blocks, packed.shape[1], per_split)
+    r = max(half, way.rows // m if form.per_thread > 1 or form.n_parts <= _FEW_PARTS else 1)
+    _, q = _tile(form, n_blocks, 1)
+    are_many = triton.cdiv(n_out, r * q) >= _PROGRAMS
+    r, num_warps = (r, way.num_warps) if are_many else (r if gated else 1, 1)
+    n, q = _tile(form, n_blocks, num_warps)
+    y = torch.empty(n_rows, n_out // half, dtype=torch.float32, device=x.device)
     with on_device_of(x):
-        _few_rows[n_groups, n_splits](
-            *(x, packed, x if residual is None else residual, y, *sizes),
-            **constants,
+        _few_rows[(triton.cdiv(n_out, r * q),)](
+            *(x, packed, x if residual is None else residual, y),
+            *(n_rows, n_out, n_blocks, packed.shape[1]),
+            STEP=form.part if form.terms is None else form.terms,
+            COLUMNS=sum(form.columns, ()),
+            N_STEPS=len(form.columns),
+            N_GROUPS=len(form.columns[0]),
+            PER_THREAD=form.per_thread,
+            WIDTH=form.width,
+            BLOCK_SIZE=form.block_size,
+            BLOCK_BYTES=form.block_bytes,
             M=m,
             R=r,
+            Q=q,
             N=n,
+            MASKED=n_blocks % n > 0 or n_out % (r * q) > 0,
             ADDED=residual is not None,
+            GATED=gated,
             num_warps=num_warps,
         )
-    return y[0] if n_splits == 1 else y.sum(dim=0)
+    return y
+
+
+def _tile(form: PackedFormat, n_blocks: int, num_warps: int) -> tuple[int, int]:
+    """The blocks and the rows of a tile that gives 16 weights to each thread."""
+    blocks = num_warps * _LANES // form.width
+    n = min(blocks, triton.next_power_of_2(n_blocks))
+    return n, blocks // n
 
 
 @triton.jit

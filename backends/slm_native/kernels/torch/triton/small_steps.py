@@ -12,12 +12,20 @@ from slm_native.kernels.torch.triton._checks import check, check_rows, on_device
 from slm_native.kv import PAGE_TOKENS
 
 _LANES = 1024
-_HALF_EVEN = 12582912.0
+_HALF_EVEN = tl.constexpr(12582912.0)
 """1.5 * 2^23: adding and subtracting it rounds a number below 2^22 to an integer, halves to even."""
 
 
 @triton.jit
-def _gated(gate_ptr, up_ptr, y_ptr, width, gate_row, up_row, LANES: tl.constexpr):  # noqa: N803  (Triton's custom)
+def _gated(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    width,
+    gate_row,
+    up_row,
+    LANES: tl.constexpr,  # noqa: N803  (Triton's custom for constants)
+):
     row, lane = tl.program_id(0).to(tl.int64), tl.program_id(1) * LANES + tl.arange(0, LANES)
     there = lane < width
     gate = tl.load(gate_ptr + row * gate_row + lane, mask=there, other=0.0)
@@ -82,6 +90,65 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def positioned(
+    heads,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    d,
+    real,
+    eps,
+    D: tl.constexpr,  # noqa: N803
+    HALF: tl.constexpr,  # noqa: N803
+    NORMED: tl.constexpr,  # noqa: N803
+    INTERLEAVED: tl.constexpr,  # noqa: N803
+    AXIS: tl.constexpr,  # noqa: N803
+):
+    """Heads of one token, normalized and rotated: [DP] for one pointer, [G, DP] for pointers [G, 1]."""
+    if INTERLEAVED:
+        pair, other, first = d // 2, d ^ 1, d % 2 == 0
+    else:
+        pair, other, first = d % HALF if HALF else d, tl.where(d < HALF, d + HALF, d - HALF), d < HALF
+    turns = d < 2 * HALF
+    x = tl.load(heads + d, mask=real & (d < D), other=0.0)
+    partner = tl.load(heads + other, mask=real & turns, other=0.0)
+    if NORMED:
+        root = tl.sqrt(tl.sum(x * x, axis=AXIS, keep_dims=True) / D + eps)
+        x = x / root * tl.load(weight_ptr + d, mask=d < D, other=0.0)
+        partner = partner / root * tl.load(weight_ptr + other, mask=turns, other=0.0)
+    cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
+    sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
+    return x * cos + tl.where(first, -partner, partner) * sin
+
+
+@triton.jit
+def write_head(
+    x,
+    plane_ptr,
+    scales_ptr,
+    at,
+    d,
+    D: tl.constexpr,  # noqa: N803
+    DP: tl.constexpr,  # noqa: N803
+    BLOCKS: tl.constexpr,  # noqa: N803
+):
+    """Encode one head [DP] and write it as number ``at`` of the heads in a plane; ``BLOCKS`` is 0 unless it is q8_0."""
+    y_head = plane_ptr + at * D
+    if BLOCKS == 0:
+        if plane_ptr.dtype.element_ty == tl.float16:
+            x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+        tl.store(y_head + d, x.to(plane_ptr.dtype.element_ty), mask=d < D)
+    else:
+        blocks = tl.reshape(x, (BLOCKS, 32))
+        peak = tl.max(tl.abs(blocks), axis=1)  # blocks below 1e-30 are encoded as zeros
+        scale = peak / 127
+        inverse = tl.where(peak > 1e-30, 1 / tl.where(peak > 1e-30, scale, 1.0), 0.0)
+        quants = (blocks * inverse[:, None] + _HALF_EVEN) - _HALF_EVEN
+        tl.store(y_head + d, tl.reshape(quants, (DP,)).to(tl.int8), mask=d < D)
+        tl.store(scales_ptr + at * BLOCKS + tl.arange(0, BLOCKS), tl.minimum(scale, 65504.0).to(tl.float16))
+
+
+@triton.jit
 def _positioned(
     x_ptr,
     weight_ptr,
@@ -104,44 +171,19 @@ def _positioned(
     INTERLEAVED: tl.constexpr,  # noqa: N803
     STORED: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
-    HALF_EVEN: tl.constexpr,  # noqa: N803
 ):
     """One head of one token: normalized, rotated, and written to a row or to the KV cache."""
     token, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, DP)
-    there = d < D
-    x_head = x_ptr + token.to(tl.int64) * x_row + head * D
-    if INTERLEAVED:
-        pair, other, first = d // 2, d ^ 1, d % 2 == 0
-    else:
-        pair, other, first = d % HALF if HALF else d, tl.where(d < HALF, d + HALF, d - HALF), d < HALF
-    turns = d < 2 * HALF
-    x = tl.load(x_head + d, mask=there, other=0.0)
-    partner = tl.load(x_head + other, mask=turns, other=0.0)
-    if NORMED:
-        root = tl.sqrt(tl.sum(x * x, axis=0) / D + eps)
-        x = x / root * tl.load(weight_ptr + d, mask=there, other=0.0)
-        partner = partner / root * tl.load(weight_ptr + other, mask=turns, other=0.0)
-    cos = tl.load(cos_ptr + token * HALF + pair, mask=turns, other=1.0)
-    sin = tl.load(sin_ptr + token * HALF + pair, mask=turns, other=0.0)
-    x = x * cos + tl.where(first, -partner, partner) * sin
+    x_head, angles = x_ptr + token.to(tl.int64) * x_row + head * D, token * HALF
+    x = positioned(
+        x_head, weight_ptr, cos_ptr + angles, sin_ptr + angles, d, d < D, eps, D, HALF, NORMED, INTERLEAVED, 0
+    )
     if not STORED:
-        tl.store(y_ptr + (token.to(tl.int64) * H + head) * D + d, x, mask=there)
+        tl.store(y_ptr + (token.to(tl.int64) * H + head) * D + d, x, mask=d < D)
     else:
         page, slot = tl.load(pages + token), tl.load(slots + token)
-        y_head = y_ptr + page * page_stride + (head * PAGE + slot) * D
-        if BLOCKS == 0:
-            if y_ptr.dtype.element_ty == tl.float16:
-                x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-            tl.store(y_head + d, x.to(y_ptr.dtype.element_ty), mask=there)
-        else:
-            blocks = tl.reshape(x, (BLOCKS, 32))
-            peak = tl.max(tl.abs(blocks), axis=1)  # blocks below 1e-30 are encoded as zeros
-            scale = peak / 127
-            inverse = tl.where(peak > 1e-30, 1 / tl.where(peak > 1e-30, scale, 1.0), 0.0)
-            quants = (blocks * inverse[:, None] + HALF_EVEN) - HALF_EVEN
-            tl.store(y_head + d, tl.reshape(quants, (DP,)).to(tl.int8), mask=there)
-            scales = scales_ptr + page * scale_page_stride + (head * PAGE + slot) * BLOCKS + tl.arange(0, BLOCKS)
-            tl.store(scales, tl.minimum(scale, 65504.0).to(tl.float16))
+        of_page = y_ptr + page * page_stride
+        write_head(x, of_page, scales_ptr + page * scale_page_stride, head * PAGE + slot, d, D, DP, BLOCKS)
 
 
 def norm_and_rope(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, style: RopeStyle) -> Tensor:
@@ -235,7 +277,6 @@ def _position(
             INTERLEAVED=style is RopeStyle.INTERLEAVED,
             STORED=stored,
             BLOCKS=scales.shape[-1] if len(planes) > 1 else 0,
-            HALF_EVEN=_HALF_EVEN,
         )
 
 

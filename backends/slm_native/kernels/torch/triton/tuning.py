@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="DataclassInstance")
 Measure = Callable[[Callable[[], object]], float]
 
-_REVISION = 1  # increased when changes of the kernels invalidate old measurements
+_REVISION = 2  # increased when changes of the kernels invalidate old measurements
 _FILE = "way.json"
 
 

@@ -26,6 +26,12 @@ class PackedFormat:
         part: Triton function ``part(blocks, P, j, mask)``. It returns the weights ``P * width + j`` as float32
             [R, N, width] for pointers to blocks [R, N, 1], a compile-time part number P, lanes j [1, 1, width] and a
             mask of existing blocks [R, N, 1].
+        terms: Triton function ``terms(blocks, S, j, mask)``, for formats whose weights are ``value * scale - offset``.
+            It returns value, scale and offset of the weights ``columns[S][0] + j``, then of ``columns[S][1] + j``: the
+            low and the high nibbles of ``width`` bytes. Values are float32 [R, N, width], scales and offsets [R, N, 1].
+            None for other formats.
+        per_thread: consecutive values that a thread has, with ``terms``; otherwise 1.
+        columns: the first column of each step of a block, see ``terms``; without it, of each part.
     """
 
     ggml_type: GgmlType
@@ -33,11 +39,17 @@ class PackedFormat:
     block_bytes: int
     width: int
     part: Any
+    terms: Any | None
+    per_thread: int
+    columns: tuple[tuple[int, ...], ...]
 
     @property
     def n_parts(self) -> int:
         """The number of parts of a block."""
         return self.block_size // self.width
+
+
+_WITH_TERMS = ("q4_k", "q5_k")
 
 
 @cache
@@ -49,7 +61,11 @@ def _format(ggml_type: GgmlType, name: str) -> PackedFormat:
     module = importlib.import_module(f"{__package__}.{name}")
     n_joined = 32 if ggml_type.block_size == 1 else 1
     size, n_bytes = ggml_type.block_size * n_joined, ggml_type.block_bytes * n_joined
-    return PackedFormat(ggml_type, size, n_bytes, module.WIDTH, module.part)
+    if name in _WITH_TERMS:
+        terms = module.terms, module.PER_THREAD, module.COLUMNS
+    else:
+        terms = None, 1, tuple((start,) for start in range(0, size, module.WIDTH))
+    return PackedFormat(ggml_type, size, n_bytes, module.WIDTH, module.part, *terms)
 
 
 def packed_types() -> list[GgmlType]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slm_native.kernels.torch.triton.formats._loads import load
+
 WIDTH = 32
 
 
 @triton.jit
 def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
     """The exact weights."""
-    return tl.load(blocks.to(tl.pointer_type(tl.bfloat16)) + j, mask=mask, other=0.0).to(tl.float32)
+    return load(blocks.to(tl.pointer_type(tl.bfloat16)) + j, mask).to(tl.float32)
