@@ -219,7 +219,7 @@ def place(plan: BatchPlan, least_table: int = 0) -> TorchPlan:
     """
 
     def index(ids: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(ids, np.int64))
+        return torch.from_numpy(np.asarray(ids, np.int64))
 
     n_tokens = len(plan.pages)
     singles, prefills = [], []
