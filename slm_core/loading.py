@@ -186,7 +186,8 @@ class Model(Closing):
         Each answer is the same as for its prompt alone: other prompts change logits only within tolerance.
 
         Args:
-            prompts: a text to continue, a list of tokens, or a list of messages; or a list of prompts.
+            prompts: a text to continue, a list of tokens, a text with a gap (``Infill``), or a list of messages; or a
+                list of prompts.
             sampling: how tokens are chosen; all prompts use the same seed; None for the defaults.
             options: see ``engine.GenerateOptions``.
 
@@ -200,6 +201,7 @@ class Model(Closing):
             ContextFull, SamplingError, DecodeFailed: a single prompt failed.
             ConstraintError: the spec of a constraint is invalid or unsupported.
             TemplateError: the model has no chat format for messages, or the chat format refuses them.
+            VocabError: a text with a gap, and the model was not trained to fill it.
         """
         return generate(self, prompts, sampling, **options)
 

@@ -117,6 +117,25 @@ class KvType(StrEnum):
     """An 8-bit float with 4 exponent bits and 3 fraction bits, up to 448 (OFP8 E4M3, without infinities)."""
 
 
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The control tokens of a vocabulary for text with a gap (fill-in-the-middle, Bavarian et al., arXiv:2207.14255).
+
+    Attributes:
+        prefix: begins the text before the gap.
+        suffix: begins the text after the gap.
+        middle: begins the text of the gap.
+        file: begins the name and the text of a file; None if there is none.
+        repository: begins the name of a repository; None if there is none.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    file: int | None = None
+    repository: int | None = None
+
+
 class Role(StrEnum):
     """The author of a message."""
 

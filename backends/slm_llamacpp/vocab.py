@@ -15,6 +15,7 @@ import numpy as np
 from slm_core.errors import InvalidModelFile, InvalidToken, VocabError
 from slm_core.gguf import GgufFile
 from slm_core.tokenization import composes
+from slm_core.types import InfillTokens
 from slm_llamacpp.handle import Handle
 
 T = TypeVar("T")
@@ -79,6 +80,18 @@ class LlamaCppVocab:
             if "eos" in self._assumed and not self._api.llama_vocab_is_control(self._vocab, _FALCON_ID):
                 ids.discard(_FALCON_ID)
         return frozenset(ids)
+
+    @functools.cached_property
+    def infill(self) -> InfillTokens | None:
+        """The tokens for text with a gap."""
+        api = self._api
+        with self._model.use():
+            functions = ("fim_pre", "fim_suf", "fim_mid", "fim_sep", "fim_rep")
+            tokens = [getattr(api, f"llama_vocab_{name}")(self._vocab) for name in functions]
+        prefix, suffix, middle, file, repository = (None if token < 0 else token for token in tokens)
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return InfillTokens(prefix, suffix, middle, file, repository)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; see ``protocols.Vocab.encode``.

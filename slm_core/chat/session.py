@@ -26,6 +26,7 @@ from slm_core.generation import (
     Control,
     Event,
     Generation,
+    Infill,
     StoppingCriterion,
 )
 from slm_core.generation.control import checked_timeout
@@ -113,15 +114,24 @@ class Session(Closing):
 
     # Growing.
 
-    def append(self, content: str | Sequence[Segment]) -> int:
-        """Add text, which is never parsed for control tokens, or segments; returns the number of tokens.
+    def append(self, content: str | Infill | Sequence[Segment]) -> int:
+        """Add text, which is never parsed for control tokens, a text with a gap, or segments.
 
-        A text at the start of the history gets the model's BOS token.
+        A text at the start of the history gets the model's BOS token. A text with a gap is the start.
+
+        Returns:
+            The number of tokens.
 
         Raises:
             ContextFull: no room; nothing changed.
+            SessionError: a text with a gap after other tokens.
+            VocabError: a text with a gap, and the model was not trained to fill it.
         """
-        if isinstance(content, str):
+        if isinstance(content, Infill):
+            if self._source.tokens:
+                raise SessionError(f"a text with a gap begins a history, and this one has {self.n_tokens} tokens")
+            ids = content.tokens(self.vocab)
+        elif isinstance(content, str):
             ids = self.vocab.encode(content, add_special=not self._source.tokens, parse_special=False)
         else:
             ids = encode_segments(self.vocab, content)

@@ -13,7 +13,7 @@ from rich.console import Console
 from slm_core.chat import Session
 from slm_core.cli.terminal import PrefillBar, stopping, write
 from slm_core.errors import InvalidOption
-from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis
+from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis, Infill
 from slm_core.loading import Model
 from slm_core.sampling import Sampling
 
@@ -29,6 +29,7 @@ class Request:
         raw: whether the text is continued as it is.
         system: content of a system message.
         thinking: turn reasoning on or off.
+        suffix: the text after the gap that the answer fills; ``text`` is the one before it. None without a gap.
     """
 
     text: str
@@ -37,6 +38,12 @@ class Request:
     raw: bool = False
     system: str | None = None
     thinking: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def prompt(self) -> str | Infill:
+        """The text to continue, or with a gap."""
+        return self.text if self.suffix is None else Infill(self.text, self.suffix)
 
 
 def sample_completions(loaded: Model, request: Request, n: int, best_of: int | None) -> tuple[Completion, ...]:
@@ -118,7 +125,7 @@ def _prompted(loaded: Model, request: Request, n: int) -> Iterator[Session]:
     """A session with the prompt, and room for ``n`` branches and for the scratch branch of a chat."""
     if request.raw:
         with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1) as session:
-            session.append(request.text)
+            session.append(request.prompt)
             yield session
         return
     chat = loaded.chat(system=request.system, n_ctx=request.n_ctx, n_seq_max=n + 2, sampling=request.sampling)

@@ -44,6 +44,10 @@ def run(
     system: o.System = None,
     thinking: o.Thinking = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat format.")] = False,
+    suffix: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The text after a gap: the model writes what comes between PROMPT and it."),
+    ] = None,
     engine: o.EngineOptions,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
@@ -59,12 +63,14 @@ def run(
     With standard input and a prompt, the model reads both: the input, an empty line, the prompt.
     """
     path, prompt = _model_and_prompt(model, text, prompt)
-    if raw and (system is not None or thinking is not None or format is not None):
-        raise InvalidOption("--raw takes the text as it is: --system, --thinking and --format do not go with it")
+    if (raw or suffix is not None) and (system is not None or thinking is not None or format is not None):
+        name = "--raw" if raw else "--suffix"
+        raise InvalidOption(f"{name} takes the text as it is: --system, --thinking and --format do not go with it")
     whole = _prompt(prompt)
     request_sampling = sampling.sampling()
     with engine.load(path, format) as loaded:
-        request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw, system, thinking)
+        request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw or suffix is not None)
+        request = dataclasses.replace(request, system=system, thinking=thinking, suffix=suffix)
         try:
             if n > 1 or best_of is not None or beams is not None:
                 cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
@@ -82,7 +88,7 @@ def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) 
     with PrefillBar() as bar:
         if request.raw:
             session = loaded.session(n_ctx=request.n_ctx, n_seq_max=1, sampling=request.sampling)
-            session.append(request.text)
+            session.append(request.prompt)
             stream = session.generate(progress=bar)
         else:
             chat = loaded.chat(

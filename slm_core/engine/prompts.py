@@ -14,6 +14,7 @@ from slm_core.chat.tools import ToolUse
 from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.generation.events import Answer, Event
+from slm_core.generation.infill import Infill
 from slm_core.protocols import Constraint, Formatter, StreamParser, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Tool
@@ -44,8 +45,8 @@ class Conversation:
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
-Prompt: TypeAlias = str | Sequence[int] | Messages | Conversation
-"""A text to continue, its tokens, the messages of a conversation, or a conversation with tools."""
+Prompt: TypeAlias = str | Sequence[int] | Infill | Messages | Conversation
+"""A text to continue, its tokens, a text with a gap, the messages of a conversation, or a conversation with tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,8 @@ class EventParser:
 
 
 def is_prompt(prompt: object) -> bool:
-    """Whether ``prompt`` is one prompt (a text, tokens, messages, or a conversation), not several."""
-    return isinstance(prompt, str | Conversation) or (
+    """Whether ``prompt`` is one prompt (a text, tokens, messages, ...), not several."""
+    return isinstance(prompt, str | Infill | Conversation) or (
         isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
     )
 
@@ -156,6 +157,7 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
         InvalidOption: not a prompt, or ``thinking`` with a text.
         InvalidToken: a token outside the vocabulary.
         TemplateError: there is no chat format, or it refuses the messages.
+        VocabError: a text with a gap, and the vocabulary has no tokens for it.
     """
     if not is_prompt(prompt):
         raise InvalidOption(f"{prompt!r:.80} is no prompt (accepted: a text, a list of tokens, or a list of messages)")
@@ -163,9 +165,11 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
         if thinking is not None:
             raise InvalidOption("thinking= is an attribute of a Conversation: set it there")
         return _encode_conversation(vocab, formatter(), prompt)
-    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
+    if isinstance(prompt, str | Infill) or all(isinstance(token, int) for token in prompt):
         if thinking is not None:
             raise InvalidOption("thinking= is for messages: a text is continued as it is")
+        if isinstance(prompt, Infill):
+            return EncodedPrompt(prompt.tokens(vocab))
         if isinstance(prompt, str):
             return EncodedPrompt(vocab.encode(prompt, add_special=True, parse_special=False))
         return EncodedPrompt(_checked(cast("Sequence[int]", prompt), vocab.size))

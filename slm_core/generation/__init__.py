@@ -15,6 +15,7 @@ from slm_core.generation.events import (
     ToolResult,
     Usage,
 )
+from slm_core.generation.infill import Infill
 from slm_core.generation.loop import Generation, TokenSource
 from slm_core.generation.scoring import Score
 from slm_core.generation.stopping import Draft, StoppingAction, StoppingCriterion
@@ -34,6 +35,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Hypothesis",
+    "Infill",
     "Logprobs",
     "Overflowed",
     "Score",

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any, cast
 
 import numpy as np
@@ -149,7 +149,8 @@ def _info(info: ModelInfo) -> dict[str, object]:
 
 def _vocab(vocab: Vocab) -> dict[str, object]:
     eog_ids = np.array(sorted(vocab.eog_ids), np.int32)
-    return {"size": vocab.size, "bos": vocab.bos, "eos": vocab.eos, "eog_ids": eog_ids}
+    infill = None if vocab.infill is None else list(astuple(vocab.infill))
+    return {"size": vocab.size, "bos": vocab.bos, "eos": vocab.eos, "eog_ids": eog_ids, "infill": infill}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 
 from slm_core.isolation.control import Control
 from slm_core.isolation.values import Garbled
+from slm_core.types import InfillTokens
 
 T = TypeVar("T")
 
@@ -22,12 +23,12 @@ def vocab_of(value: dict[str, Any], control: Control) -> IsolatedVocab:
     Raises:
         Garbled: a value is invalid.
     """
-    size, bos, eos, eog_ids = value["size"], value["bos"], value["eos"], value["eog_ids"]
+    size, bos, eos, eog_ids, infill = (value[name] for name in ("size", "bos", "eos", "eog_ids", "infill"))
     if type(size) is not int or not 1 <= size < 2**31:
         raise Garbled("vocab.size")
     if not all(token is None or type(token) is int for token in (bos, eos)):
         raise Garbled("vocab.bos")
-    return IsolatedVocab(control, size, bos, eos, frozenset(_ids(eog_ids, size)))
+    return IsolatedVocab(control, size, bos, eos, frozenset(_ids(eog_ids, size)), _infill(infill, size))
 
 
 class IsolatedVocab:
@@ -38,11 +39,20 @@ class IsolatedVocab:
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
+        infill: the tokens for text with a gap, or None.
     """
 
-    def __init__(self, control: Control, size: int, bos: int | None, eos: int | None, eog_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        size: int,
+        bos: int | None,
+        eos: int | None,
+        eog_ids: frozenset[int],
+        infill: InfillTokens | None,
+    ) -> None:
         self._control = control
-        self.size, self.bos, self.eos, self.eog_ids = size, bos, eos, eog_ids
+        self.size, self.bos, self.eos, self.eog_ids, self.infill = size, bos, eos, eog_ids, infill
         self._blocks: dict[tuple[int, bool], list[bytes]] = {}
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -81,6 +91,16 @@ def _ids(value: Any, size: int) -> list[int]:
         raise Garbled("token ids")
     ids: list[int] = value.tolist()
     return ids
+
+
+def _infill(value: Any, size: int) -> InfillTokens | None:
+    if value is None:
+        return None
+    prefix, suffix, middle, *others = value
+    tokens = (prefix, suffix, middle, *(token for token in others if token is not None))
+    if len(others) != 2 or not all(type(token) is int and 0 <= token < size for token in tokens):
+        raise Garbled("vocab.infill")
+    return InfillTokens(prefix, suffix, middle, *others)
 
 
 def _bytes(value: Any) -> bytes:

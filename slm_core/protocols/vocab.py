@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from slm_core.types import InfillTokens
+
 
 class Vocab(Protocol):
     """The model's vocabulary. ``encode`` returns the ids of the model's reference tokenizer."""
@@ -27,6 +29,11 @@ class Vocab(Protocol):
     @property
     def eog_ids(self) -> frozenset[int]:
         """Every token that ends an answer (EOS, EOT, ...)."""
+        ...
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """The tokens for text with a gap; None if the model was not trained with such text."""
         ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

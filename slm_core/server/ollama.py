@@ -38,7 +38,7 @@ async def chat(body: ChatRequest, http: Request) -> Response:
 @router.post("/api/generate", responses=LINED)
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Answer one prompt, or continue a text."""
-    return await _answer(http, body, body.generation if body.prompt else None, _response)
+    return await _answer(http, body, body.generation if body.prompt or body.suffix else None, _response)
 
 
 async def _answer(

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from slm_core.constraints import JsonSchema, Spec
 from slm_core.engine import Conversation
+from slm_core.generation import Infill
 from slm_core.sampling import Sampling
 from slm_core.server.errors import ApiError
 from slm_core.server.fields import Strict
@@ -188,17 +189,21 @@ class GenerateRequest(OllamaFields):
     """The body of a request with one prompt."""
 
     prompt: str = Field("", description="The question of the user; with raw, a text to continue. None: load the model.")
+    suffix: str = Field("", description="The text after a gap that the answer fills; prompt is before it.")
     system: str | None = None
     raw: bool = Field(False, description="Continue the text; control tokens in it are plain text.")
     images: list[str] | None = Field(None, max_length=0, description=_NO_IMAGES)
 
     def generation(self, n_ctx: int) -> GenerationRequest:
         """The request to the engine; ``Options.sampling`` documents ``n_ctx`` and the errors."""
-        if self.raw and (self.system is not None or self.think is not None):
+        plain = "raw" if self.raw else "suffix"
+        if (self.raw or self.suffix) and (self.system is not None or self.think is not None):
             param = "think" if self.system is None else "system"
-            raise ApiError(400, f"{param} does not go with raw", param=param)
-        prompt: str | Conversation = self.prompt
-        if not self.raw:
+            raise ApiError(400, f"{param} does not go with {plain}", param=param)
+        prompt: str | Infill | Conversation = self.prompt
+        if self.suffix:
+            prompt = Infill(self.prompt, self.suffix)
+        elif not self.raw:
             system = [Message(Role.SYSTEM, self.system)] if self.system else []
             prompt = Conversation([*system, Message(Role.USER, self.prompt)], thinking=self.thinking())
         sampling = self.sampling(n_ctx)

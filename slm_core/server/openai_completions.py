@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from slm_core.generation import Infill
 from slm_core.generation.scoring import Score, score_tokens
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
@@ -37,6 +38,10 @@ class CompletionRequest(OpenAiFields):
     prompt: str | list[int] | list[str] | list[list[int]] = Field(
         description="A text to continue, or its tokens, or several of both. Control tokens in a text are plain text."
     )
+    suffix: str | None = Field(
+        None,
+        description="The text after a gap that the answer fills; prompt is before it. Not for every model.",
+    )
     max_tokens: int | None = Field(None, ge=0, description="16 by default.")
     echo: bool = Field(False, description="The answer begins with the prompt, its log-probabilities included.")
     best_of: int | None = Field(None, ge=1, le=128, description="Generate this many, and return the n likeliest.")
@@ -54,15 +59,21 @@ class CompletionRequest(OpenAiFields):
         for param, is_given in (("best_of", self.best_of is not None), ("echo", self.echo)):
             if self.stream and is_given:
                 raise ApiError(400, f"{param} does not go with stream", param=param)
+        if self.suffix is not None and (self.echo or not all(isinstance(prompt, str) for prompt in prompts)):
+            raise ApiError(400, "suffix goes with a prompt that is a text, without echo", param="suffix")
         if self.stream and len(prompts) > 1:
             raise ApiError(400, f"prompt is a list of {len(prompts)} prompts (a stream has one)", param="prompt")
         return [self._generation(prompt) for prompt in prompts]
 
     def _generation(self, prompt: str | Sequence[int]) -> GenerationRequest:
         max_tokens = _DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.suffix is None or not isinstance(prompt, str):
+            request_prompt: str | Sequence[int] | Infill = prompt
+        else:
+            request_prompt = Infill(prompt, self.suffix)
         return GenerationRequest(
             model=self.model,
-            prompt=prompt,
+            prompt=request_prompt,
             sampling=self.sampling(Sampling(), max_tokens=max_tokens, logprobs=self.logprobs),
             n=self.n or 1,
             best_of=self.best_of,

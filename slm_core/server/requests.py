@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from slm_core.constraints import Spec
 from slm_core.engine import Conversation
+from slm_core.generation import Infill
 from slm_core.sampling import Sampling
 
 
@@ -16,7 +17,7 @@ class GenerationRequest:
 
     Attributes:
         model: the name of the model; None for the first one.
-        prompt: a text to continue, its tokens, or a conversation.
+        prompt: a text to continue, its tokens, a text with a gap, or a conversation.
         sampling: how tokens are chosen. ``logprobs`` makes pieces carry them.
         constraint: restricts the answers, after reasoning; None for no constraint.
         n: the number of answers.
@@ -28,7 +29,7 @@ class GenerationRequest:
     """
 
     model: str | None
-    prompt: str | Sequence[int] | Conversation
+    prompt: str | Sequence[int] | Infill | Conversation
     sampling: Sampling
     constraint: Spec | None = None
     n: int = 1

@@ -77,6 +77,7 @@ class DirectoryVocab:
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
+        infill: the tokens for text with a gap, or None.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class DirectoryVocab:
         special = {"eos": self.eos} if self.eos is not None else {}
         corrected = apply_known_texts(ids, kinds, special)
         self.eog_ids = corrected.eog_ids | frozenset(ends)
+        self.infill = corrected.infill
         self._kinds, self._shown = corrected.kinds, corrected.shown_control
         self._normal, self._strips_space = _decoder(source, stated.get("decoder"))
         self._bytes_of = lru_cache(_MAX_CACHED_TOKENS)(self._render)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from slm_core.tokenization.kinds import TokenKind
+from slm_core.types import InfillTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,11 +66,19 @@ _HARMONY_MARKUP = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 class KnownTokens(NamedTuple):
-    """Kinds of all tokens after correction, tokens that end an answer, control tokens that are shown in it."""
+    """Kinds of all tokens after correction, and the tokens with a role.
+
+    Attributes:
+        kinds: the corrected kind of each token.
+        eog_ids: tokens that end an answer.
+        shown_control: control tokens whose text is part of answers.
+        infill: tokens for text with a gap; None without them.
+    """
 
     kinds: bytes
     eog_ids: frozenset[int]
     shown_control: frozenset[int]
+    infill: InfillTokens | None
 
 
 def apply_known_texts(ids: Mapping[str, int], kinds: bytearray, special: Mapping[str, int]) -> KnownTokens:
@@ -103,7 +112,24 @@ def apply_known_texts(ids: Mapping[str, int], kinds: bytearray, special: Mapping
         kinds[i] = TokenKind.CONTROL
     _except_harmony_end(ids, eog, shown)
     _except_plain_s(ids, eog, kinds)
-    return KnownTokens(bytes(kinds), frozenset(eog), frozenset(shown))
+    return KnownTokens(bytes(kinds), frozenset(eog), frozenset(shown), _infill_tokens(ids, special))
+
+
+def _infill_tokens(ids: Mapping[str, int], special: Mapping[str, int]) -> InfillTokens | None:
+    """The file's tokens for these roles, else the first tokens with a well-known text; the deprecated names win."""
+
+    def token(roles: tuple[str, ...], texts: tuple[str, ...]) -> int | None:
+        stated = [special[role] for role in roles if role in special]
+        return next(iter([*stated, *(ids[text] for text in texts if text in ids)]), None)
+
+    prefix, suffix, middle = (
+        token((role, f"fim_{name}"), tuple(text for roles, texts in _FIM_OTHERS if role in roles for text in texts))
+        for name, role in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"))
+    )
+    file, repository = (token((role,), _FIM_ENDS[role]) for role in ("fim_sep", "fim_rep"))
+    if prefix is None or suffix is None or middle is None:
+        return None
+    return InfillTokens(prefix, suffix, middle, file, repository)
 
 
 def _except_harmony_end(ids: Mapping[str, int], eog: set[int], shown: set[int]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from slm_core.gguf import GgufFile
+    from slm_core.types import InfillTokens
 
 logger = logging.getLogger("slm_core.tokenization")
 
@@ -58,6 +59,7 @@ class VocabSpec:
         special: id by role (``bos``, ``eos``, ``unknown``, ``seperator``, ...), for the roles of this model.
         eog_ids: tokens that end an answer.
         shown_control: control tokens whose text is part of answers.
+        infill: tokens for text with a gap; None without them.
         pre: the pre-tokenization; byte-pair vocabularies only.
         add_bos: begin a text with BOS.
         add_eos: end a text with EOS.
@@ -75,6 +77,7 @@ class VocabSpec:
     special: Mapping[str, int]
     eog_ids: frozenset[int]
     shown_control: frozenset[int]
+    infill: InfillTokens | None
     pre: PreTokenization | None
     add_bos: bool
     add_eos: bool

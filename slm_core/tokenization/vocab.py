@@ -40,6 +40,7 @@ class GgufVocab:
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
+        infill: the tokens for text with a gap, or None.
     """
 
     def __init__(self, spec: VocabSpec, encoder: Encoder, special: SpecialTokens) -> None:
@@ -47,6 +48,7 @@ class GgufVocab:
         self.bos = spec.special.get("bos")
         self.eos = spec.special.get("eos")
         self.eog_ids = spec.eog_ids
+        self.infill = spec.infill
         self._encoder = encoder
         self._encode_again = lru_cache(_MAX_CACHED_PIECES)(encoder.encode)
         self._special = special

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import slm_core as slm
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.cli import options
 from slm_core.cli import run as run_module
 from slm_core.cli.app import app
@@ -124,3 +125,17 @@ def test_the_shell_completes(tmp_path: Path, words: str, completed: str) -> None
     asked = {"_SLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     done = CliRunner().invoke(app, [], env=asked, prog_name="slm")
     assert [line.rpartition("/")[2] for line in done.stdout.split()] == [completed]
+
+
+def test_a_suffix_makes_a_gap(run, tmp_path: Path) -> None:
+    path = make_tiny_model("qwen3").write(tmp_path / "tiny.gguf")
+    with slm.load(path, backend="native") as model:
+        gap = slm.Infill("What is", " 42?")
+        expected = model.generate(gap, slm.Sampling(temperature=0, max_tokens=6)).text
+    arguments = ("run", str(path), "-p", "What is", "--suffix", " 42?", *GREEDY, "--max-tokens", "6")
+    assert run(*arguments).out == expected + "\n"
+    assert expected in run(*arguments, "-n", "2").out
+    refused = run("run", DEMO, "-p", "What is", "--suffix", " 42?", *GREEDY)
+    assert refused.code == 1
+    assert refused.err.startswith("error: the vocabulary has no tokens for text with a gap")
+    assert "--suffix takes the text as it is" in run(*arguments, "--system", "Be brief.").err

@@ -67,6 +67,7 @@ def check_published(vocab: Vocab, path: Path) -> None:
 def check_agreement(theirs: Vocab, ours: Vocab) -> None:
     assert (theirs.size, theirs.bos, theirs.eos) == (ours.size, ours.bos, ours.eos)
     assert theirs.eog_ids == ours.eog_ids
+    assert theirs.infill == ours.infill
     for text in TEXTS:
         for flags in ({"add_special": True, "parse_special": True}, {"add_special": False, "parse_special": False}):
             ids = ours.encode(text, **flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ class _WrongVocab:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self.size, self.bos, self.eos, self.eog_ids = vocab.size, vocab.bos, vocab.eos, vocab.eog_ids
+        self.infill = vocab.infill
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return self._vocab.encode(text, add_special=add_special, parse_special=parse_special)
@@ -85,6 +87,13 @@ class _OnlyEos(_WrongVocab):
         self.eog_ids = vocab.eog_ids & {vocab.eos}
 
 
+class _SuffixFirst(_WrongVocab):
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab)
+        if (tokens := vocab.infill) is not None:
+            self.infill = replace(tokens, prefix=tokens.suffix, suffix=tokens.prefix)
+
+
 class _VocabModel(ToyModel):
     """A model whose vocabulary is wrong."""
 
@@ -142,6 +151,13 @@ class OnlyEosEndsAnswers(_VocabModel):
     """The vocabulary lists EOS as the only EOG token."""
 
     vocab_type = _OnlyEos
+
+
+@mutant("TestVocabulary::test_special_tokens_are_the_files")
+class SuffixBeforePrefix(_VocabModel):
+    """The tokens before and after a gap are swapped."""
+
+    vocab_type = _SuffixFirst
 
 
 @mutant("TestVocabulary::test_control_tokens_are_no_text")

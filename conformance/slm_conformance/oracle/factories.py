@@ -197,6 +197,7 @@ def n_vocab(controls: tuple[str, ...] = ()) -> int:
 def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dict[str, Value]:
     """Metadata of the vocabulary and the chat template, for a file of an architecture."""
     tokens, token_types, merges = _vocabulary(controls)
+    gap = {f"tokenizer.ggml.fim_{role}_token_id": 1 + i for i, role in enumerate(("pre", "suf", "mid"))}
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe" if architecture == "llama" else "qwen2",
@@ -208,6 +209,7 @@ def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dic
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.add_bos_token": architecture == "llama",
         "tokenizer.chat_template": CHAT_TEMPLATE,
+        **gap,
     }
 
 

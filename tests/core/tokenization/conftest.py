@@ -15,6 +15,7 @@ import pytest
 
 from slm_core.gguf import GgufFile
 from slm_core.tokenization import GgufVocab, build_vocab
+from slm_core.types import InfillTokens
 
 WORDS = [
     "hello",
@@ -157,6 +158,12 @@ class LlamaVocab:
         n = self._lib.llama_token_to_piece(self._vocab, token, room, len(room), 0, special)
         assert n >= 0, f"llama.cpp needs room for {-n} bytes"
         return room.raw[:n]
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        names = ("fim_pre", "fim_suf", "fim_mid", "fim_sep", "fim_rep")
+        tokens = [self._or_none(getattr(self._lib, f"llama_vocab_{name}")(self._vocab)) for name in names]
+        return None if None in tokens[:3] else InfillTokens(*tokens)
 
     def eog_ids(self) -> set[int]:
         return {i for i in range(self.size) if self._lib.llama_vocab_is_eog(self._vocab, i)}

@@ -81,6 +81,9 @@ ENDS = (  # noqa: SIM905  (a list literal would be many lines)
 ).split(" ")
 
 
+ROLES = ("prefix", "fim_pre", "suffix", "middle", "fim_sep")
+
+
 @pytest.mark.parametrize(
     ("texts", "ids"),
     [
@@ -93,6 +96,11 @@ ENDS = (  # noqa: SIM905  (a list literal would be many lines)
         (["[PAD]", "<PRE>", "<SUF>", "<MID>"], {}),
         (["<a>", "<b>", "<c>", "<|fim_pad|>"], {"eot_token_id": 257, "eom_token_id": 258, "fim_pad_token_id": 259}),
         (["<a>", "<|fim_prefix|>", "unused0"], {"eos_token_id": 257, "prefix_token_id": 0}),
+        (["<|fim_prefix|>", "<|code_suffix|>", "<MID>"], {"fim_mid_token_id": 3, "prefix_token_id": 4}),
+        (
+            ["<a>"],
+            {f"{role}_token_id": i for i, role in enumerate(ROLES)},
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED, NORMAL])
@@ -100,6 +108,7 @@ def test_known_tokens_equal_llama_cpp(texts, ids, kind, write_bpe, open_vocab, l
     path = write_bpe(dict.fromkeys(texts, kind), **{"eos_token_id": 0, "bos_token_id": 0} | ids)
     vocab, llama = open_vocab(path), llama_vocab(path)
     assert vocab.eog_ids == llama.eog_ids()
+    assert vocab.infill == llama.infill
     for special in (False, True):
         pieces = [vocab.token_bytes(i, special=special) for i in range(vocab.size)]
         assert pieces == [llama.token_bytes(i, special=special) for i in range(vocab.size)]

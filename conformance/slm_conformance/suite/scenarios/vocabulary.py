@@ -64,13 +64,13 @@ class TestVocabulary(Scenarios):
                 )
 
     def test_special_tokens_are_the_files(self, bench: Bench) -> None:
-        """Vocab: size, BOS, EOS and EOG tokens are those of the file; EOS ends an answer."""
+        """Vocab: size, BOS, EOS and EOG tokens, and those of text with a gap, are the file's; EOS ends an answer."""
         with GgufFile.open(bench.path) as file:
             reference = build_vocab(file)
         vocab = bench.vocab
-        properties = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids)
-        expected = (reference.size, reference.bos, reference.eos, reference.eog_ids)
-        assert properties == expected, f"size, bos, eos and eog_ids are {properties}, the file says {expected}"
+        properties = (vocab.size, vocab.bos, vocab.eos, vocab.eog_ids, vocab.infill)
+        expected = (reference.size, reference.bos, reference.eos, reference.eog_ids, reference.infill)
+        assert properties == expected, f"size, bos, eos, eog_ids and infill are {properties}, the file says {expected}"
         assert vocab.eos is None or vocab.eos in vocab.eog_ids, f"eos, {vocab.eos}, is not among {vocab.eog_ids}"
 
     def test_random_strings(self, bench: Bench) -> None:
