@@ -73,15 +73,21 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Response:
     return json_response({"content": text, "prompt": text})
 
 
+class TemplateRequest(PromptFields):
+    """The body of a request for a prompt."""
+
+    add_generation_prompt: bool = Field(True, description="End with the beginning of the assistant's message.")
+
+
 @router.post("/apply-template")
-async def apply_template(body: PromptFields, http: Request) -> Response:
+async def apply_template(body: TemplateRequest, http: Request) -> Response:
     """The prompt of a conversation, with control tokens as text."""
     conversation = body.conversation()
     async with registry_of(http).lease(body.model) as running:
         segments = running.model.formatter.render(
             conversation.messages,
             tools=Toolbox(conversation.tools).schemas,
-            add_generation_prompt=not conversation.continue_final_message,
+            add_generation_prompt=body.add_generation_prompt and not conversation.continue_final_message,
             continue_final_message=conversation.continue_final_message,
             thinking=conversation.thinking,
             **conversation.template_kwargs,

@@ -104,7 +104,8 @@ def test_the_best_of_several_answers(client: Client) -> None:
 
 
 def test_several_prompts_have_the_answers_of_each(client: Client) -> None:
-    prompts, fields = [PROMPT, "My dog", "Rome"], {"n": 2, "temperature": 1.0, "seed": 5, "return_token_ids": True}
+    """Greedy choice: logits depend within tolerance on what is computed together, and so do sampled tokens."""
+    prompts, fields = [PROMPT, "My dog", "Rome"], {"n": 2, "temperature": 0, "return_token_ids": True}
     response = client.post("/v1/completions", {"prompt": prompts, "max_tokens": 8, **fields})
     choices, usage = response.json()["choices"], response.json()["usage"]
     assert [choice["index"] for choice in choices] == list(range(6))

@@ -33,13 +33,13 @@ def test_the_other_name_of_add_special(client: Client, demo: slm.Model) -> None:
 
 
 def test_a_client_can_render_prompts(client: Client, demo: slm.Model) -> None:
-    info = client.get("/tokenizer_info").json()
-    rendered = (
-        jinja2.Environment()
-        .from_string(info["chat_template"])
-        .render(messages=QUESTION["messages"], add_generation_prompt=True, bos_token=info["bos_token"])
-    )
-    assert rendered == client.post("/apply-template", {"messages": QUESTION["messages"]}).json()["prompt"]
+    info, messages = client.get("/tokenizer_info").json(), QUESTION["messages"]
+    template = jinja2.Environment().from_string(info["chat_template"])
+    for adds in (True, False):
+        rendered = template.render(messages=messages, add_generation_prompt=adds, bos_token=info["bos_token"])
+        body = {"messages": messages, "add_generation_prompt": adds}
+        assert rendered == client.post("/apply-template", body).json()["prompt"]
+    assert rendered != client.post("/apply-template", {"messages": messages}).json()["prompt"]
     assert demo.vocab.encode(info["eos_token"], add_special=False, parse_special=True) == [demo.vocab.eos]
     assert client.get("/tokenizer_info?model=none").status_code == 404
 

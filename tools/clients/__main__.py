@@ -3,8 +3,8 @@
     python -m tools.clients [NAME ...]
 
 Each client gets an environment of its own in build/clients, from PyPI or the npm registry. A program in programs/ uses
-it as its users would. The clients of OpenAI and Anthropic bring tests in their source distributions, which are run, too
-(``own_tests.py``).
+it as its users would. The clients of OpenAI and Anthropic bring tests in their source distributions, and llama.cpp has
+tests of its server; they are run, too (``own_tests.py``, ``llama_server_tests.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tools.clients import llama_server_tests
 from tools.clients.own_tests import ANTHROPIC, MODELS, OPENAI, OwnTests, check
 from tools.clients.places import BUILD, environment
 
@@ -47,6 +48,7 @@ def main(names: Sequence[str]) -> int:
         **{name: partial(_python, name, needed) for name, needed in PYTHON.items()},
         **{name: partial(_node, name, needed) for name, needed in NODE.items()},
         **{name: partial(check, tests) for name, tests in OWN_TESTS.items()},
+        "llama-server-tests": llama_server_tests.check,
     }
     unknown = [name for name in names if name not in checks]
     if unknown:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.clients.places import BUILD, environment
+from tools.clients.places import environment, source
 
 MODELS = ("claude-opus-5-5", "gpt-3.5-turbo-instruct", "gpt-6-astra", "model", "text-embedding-3-small")
 """The models that the tests name."""
@@ -99,7 +97,7 @@ def check(tests: OwnTests, url: str) -> str:
         AssertionError: a test fails that is not listed, or a listed one passes.
     """
     python = environment(f"{tests.package}-tests", [f"{tests.package}=={tests.version}", *tests.needed])
-    folder = _source(tests, python)
+    folder = source(tests.package, tests.version, python)
     command = [python, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-rA", "-q", "--tb=no", "-W", "ignore"]
     done = subprocess.run(
         [*command, *(f"tests/api_resources/{file}" for file in tests.files)],
@@ -124,15 +122,3 @@ def check(tests: OwnTests, url: str) -> str:
     ]
     passed = len(results) - len(failed)
     return f"{tests.package} {tests.version}: {passed} passed, {len(failed)} rightly fail:{''.join(reasons)}"
-
-
-def _source(tests: OwnTests, python: Path) -> Path:
-    """The unpacked source distribution."""
-    folder = BUILD / f"{tests.package}-{tests.version}"
-    if not folder.exists():
-        wanted = f"{tests.package}=={tests.version}"
-        pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", tests.package, "-d", BUILD, wanted]
-        subprocess.run(pip, check=True)
-        with tarfile.open(BUILD / f"{tests.package}-{tests.version}.tar.gz") as archive:
-            archive.extractall(BUILD, filter="data")
-    return folder

@@ -1,9 +1,10 @@
-"""Environments of clients, kept in build/clients."""
+"""Environments and sources of clients, kept in build/clients."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,3 +21,14 @@ def environment(name: str, needed: Sequence[str]) -> Path:
         subprocess.run(pip, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         (folder / "complete").touch()
     return python
+
+
+def source(package: str, version: str, python: Path) -> Path:
+    """The unpacked source distribution of a package; it is downloaded if it is missing."""
+    stem = f"{package.replace('-', '_')}-{version}"
+    if not (BUILD / stem).exists():
+        pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", package]
+        subprocess.run([*pip, "-d", BUILD, f"{package}=={version}"], check=True)
+        with tarfile.open(BUILD / f"{stem}.tar.gz") as archive:
+            archive.extractall(BUILD, filter="data")
+    return BUILD / stem

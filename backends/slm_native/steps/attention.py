@@ -95,6 +95,7 @@ class SelfAttention(AttentionStep):
         cache, plan, positions = inputs.caches[self.cache], inputs.plans[self.layer], inputs.positions[self.layer]
         q, k, v = self.project(x)  # [T, H*D], [T, K*D], [T, K*D]
         norms = weights.q_norm, weights.k_norm
+        # RoPE of keys and the KV write (store), RoPE of queries (heads), then softmax(q · k) · v (attention_over_runs)
         mixed = ops.store_and_attend(cache, plan, q, k, v, width, norms, positions, self.scale, self.scoring)
         return mixed.reshape(len(x), -1)  # [T, H, D] to [T, H*D]
 
