@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from slm_core.errors import BackendUnavailable, InvalidOption
 from slm_native import _extension
-from slm_native.kernels.select import ISA_VARIABLE, select_kernels
+from slm_native.kernels.select import ISA_VARIABLE, select_kernels, why_without_triton
 
 SOURCE = Path(__file__).parents[2] / "backends" / "slm_native" / "csrc"
 
@@ -94,3 +97,26 @@ def test_wrong_options_are_refused() -> None:
         select_kernels("gpu")
     with pytest.raises(InvalidOption, match="expanded_bytes is -1"):
         select_kernels(expanded_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("3.3.1", "triton 3.3.1 is installed, and the kernels need 3.4 or later, which torch 2.8 brings"),
+        ("2.3.1+git8a1b", "triton 2.3.1"),
+        ("3.4.0", ""),
+        ("3.10.0rc1", ""),
+        ("4.0.0", ""),
+    ],
+)
+def test_kernels_need_a_version_of_triton(monkeypatch: pytest.MonkeyPatch, version: str, reason: str) -> None:
+    triton = ModuleType("triton")
+    triton.__version__, triton.__spec__ = version, ModuleSpec("triton", None)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    assert why_without_triton().startswith(reason)
+    assert bool(why_without_triton()) == bool(reason)
+
+
+def test_kernels_need_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert why_without_triton() == "triton is not installed (to get it: pip install triton)"

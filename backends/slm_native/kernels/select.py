@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ TIERS = ("auto", "reference", "cpu", "torch")
 HOST_DEVICES = ("auto", "cpu")
 """The devices of the tiers without torch."""
 ISA_VARIABLE = "SLM_NATIVE_ISA"
+_OLDEST_TRITON = 3, 4
+"""The first version whose language has tuples that grow in unrolled loops."""
 
 
 class KernelChoice(NamedTuple):
@@ -150,10 +153,7 @@ def _torch(tier: str, device: str, options: tuple[str, int, Profile | None, Any]
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"{asked}, and torch is there but does not load: {error}") from error
     kernels, why = TorchKernels(device, *options), ""
-    if not kernels.device.startswith("cuda"):
-        why = "Triton kernels are for CUDA"
-    elif importlib.util.find_spec("triton") is None:
-        why = "triton is not installed (to get it: pip install triton)"
+    why = "Triton kernels are for CUDA" if not kernels.device.startswith("cuda") else why_without_triton()
     if why and options[2] is not None and options[2].tune:
         raise InvalidOption(f"tune=true on {kernels.device}: {why} (accepted: false)")
     if why:
@@ -161,6 +161,18 @@ def _torch(tier: str, device: str, options: tuple[str, int, Profile | None, Any]
     from slm_native.kernels.torch.triton.kernels import TritonKernels
 
     return KernelChoice(TritonKernels(device, *options), f"{asked}; triton is installed")
+
+
+def why_without_triton() -> str:
+    """Why Triton's kernels cannot be used; "" if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (to get it: pip install triton)"
+    version: str = importlib.import_module("triton").__version__
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    if numbers < _OLDEST_TRITON:
+        needed = ".".join(map(str, _OLDEST_TRITON))
+        return f"triton {version} is installed, and the kernels need {needed} or later, which torch 2.8 brings"
+    return ""
 
 
 def _check_torch(asked: str) -> None:

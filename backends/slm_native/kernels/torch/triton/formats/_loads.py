@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
+from triton.runtime.interpreter import InterpretedFunction
 
-_PTX = tl.constexpr(not knobs.runtime.interpret and torch.version.hip is None)
 _TO_NEAR_ONE = """
     prmt.b32 {0}, {1}, 0x3F000000, 0x7044;
     prmt.b32 {2}, {1}, 0x3F000000, 0x7144;
@@ -66,6 +65,10 @@ def load(pointer, mask):
     else:
         numbers = tl.load(pointer, mask=mask, other=0)
     return numbers
+
+
+_PTX = tl.constexpr(torch.version.hip is None and not isinstance(load, InterpretedFunction))
+"""Whether kernels are compiled for an NVIDIA GPU."""
 
 
 @triton.jit
