@@ -73,14 +73,13 @@ def test_few_rows(ggml_type, n_rows, n_out, n_blocks):
     assert_product(products.few_rows(torch.from_numpy(x), torch.from_numpy(data), form).numpy(), x, data, ggml_type)
 
 
-WAYS = [products.FewRows(rows=rows, num_warps=warps) for rows, warps in ((4, 1), (8, 4), (2, 1))]
+WAYS = [products.FewRows(rows=rows, num_warps=warps, programs=1) for rows, warps in ((4, 1), (8, 4), (2, 1))]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q8_0", "Q6_K"])
-def test_few_rows_of_matrices_that_fill_a_gpu(monkeypatch, name, way):
+def test_few_rows_of_matrices_that_fill_a_gpu(name, way):
     """A thread has several rows, a program several warps; rows end inside a tile and a program, or at its end."""
-    monkeypatch.setattr(products, "_PROGRAMS", 1)
     ggml_type = GgmlType[name]
     for n_rows, n_out, n_blocks in ((1, 64, 4), (1, 37, 3), (3, 11, 5)):
         n_in = n_blocks * ggml_type.block_size
@@ -92,17 +91,17 @@ def test_few_rows_of_matrices_that_fill_a_gpu(monkeypatch, name, way):
 
 
 @pytest.mark.parametrize("programs", [1, 1000])
-def test_a_residual_and_an_activation_are_computed_in_the_kernel(monkeypatch, programs):
+def test_a_residual_and_an_activation_are_computed_in_the_kernel(programs):
     """Against the product alone, with the same sums; the matrix is gate above up."""
-    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    way = products.FewRows(programs=programs)
     data = torch.from_numpy(random_rows(GgmlType.Q4_K, 74, 768))
     x, residual = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) for n in (768, 74))
     x /= 5000  # products of about 1
     form = packed_format(GgmlType.Q4_K, 768)
-    y = products.few_rows(x, data, form)
-    added = products.few_rows(x, data, form, residual)
+    y = products.few_rows(x, data, form, way=way)
+    added = products.few_rows(x, data, form, residual, way)
     torch.testing.assert_close(added, y + residual, rtol=1e-6, atol=1e-5)
-    gated = products.few_rows(x, data, form, gated=True)
+    gated = products.few_rows(x, data, form, way=way, gated=True)
     torch.testing.assert_close(gated, torch.nn.functional.silu(y[:, :37]) * y[:, 37:], rtol=1e-5, atol=1e-4)
     with pytest.raises(ValueError, match="accepted: an even number, without a residual"):
         products.few_rows(x, data, form, residual, gated=True)

@@ -13,7 +13,6 @@ from slm_native.kernels.torch.triton._checks import check, on_device_of
 from slm_native.kernels.torch.triton.formats import PackedFormat
 from slm_native.kernels.torch.triton.formats._loads import load
 
-_PROGRAMS = 1024  # of one warp: enough to fill a GPU
 _LANES = 512  # weights of a row of the tile that a warp has at a time, 16 for each thread
 _FEW_PARTS = 2
 _DEQUANTIZED = 1024  # weights that a program of ``dequantized`` has at a time
@@ -28,12 +27,14 @@ class FewRows:
     Attributes:
         rows: most rows of the matrix that a thread reads at a time, times the rows of activations; a power of two. It
             is 1 for types without ``terms`` whose blocks have many parts: their weights take many registers.
-        num_warps: warps of a program. A matrix too small to fill a GPU with such programs has programs of one warp; its
-            threads read one row, unless it is gated.
+        num_warps: warps of a program.
+        programs: programs of one warp that fill a GPU. A matrix that gives fewer has programs of one warp; its threads
+            read one row, unless it is gated.
     """
 
     rows: int = 4
     num_warps: int = 4
+    programs: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def few_rows(
     m = triton.next_power_of_2(n_rows)
     r = max(half, way.rows // m if form.per_thread > 1 or form.n_parts <= _FEW_PARTS else 1)
     _, q = _tile(form, n_blocks, 1)
-    are_many = triton.cdiv(n_out, r * q) >= _PROGRAMS
+    are_many = triton.cdiv(n_out, r * q) >= way.programs
     r, num_warps = (r, way.num_warps) if are_many else (r if gated else 1, 1)
     n, q = _tile(form, n_blocks, num_warps)
     y = torch.empty(n_rows, n_out // half, dtype=torch.float32, device=x.device)
