@@ -128,7 +128,7 @@ def test_the_shell_completes(tmp_path: Path, words: str, completed: str) -> None
 
 
 def test_a_suffix_makes_a_gap(run, tmp_path: Path) -> None:
-    path = make_tiny_model("qwen3").write(tmp_path / "tiny.gguf")
+    path = make_tiny_model("llama").write(tmp_path / "tiny.gguf")
     with slm.load(path, backend="native") as model:
         gap = slm.Infill("What is", " 42?")
         expected = model.generate(gap, slm.Sampling(temperature=0, max_tokens=6)).text

@@ -18,7 +18,7 @@ GAP = slm.Infill("def add(a, b):\n", "\n\nprint(add(1, 2))\n")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slm.Model]:
-    path = make_tiny_model("qwen3").write(tmp_path_factory.mktemp("infill") / "tiny.gguf")
+    path = make_tiny_model("llama").write(tmp_path_factory.mktemp("infill") / "tiny.gguf")
     with slm.load(path, backend="native") as loaded:
         yield loaded
 

@@ -19,7 +19,7 @@ PREFIX, SUFFIX = "def add(a, b):\n", "\nprint(add(1, 2))"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("qwen3").write(tmp_path_factory.mktemp("infill") / "tiny.gguf")
+    return make_tiny_model("llama").write(tmp_path_factory.mktemp("infill") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -209,7 +209,7 @@ def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dic
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.add_bos_token": architecture == "llama",
         "tokenizer.chat_template": CHAT_TEMPLATE,
-        **gap,
+        **(gap if architecture == "llama" else {}),  # directories, made of the others, have no place for these roles
     }
 
 
