@@ -157,16 +157,3 @@ def packed_scales(sub_scales, P: tl.constexpr, mask):  # noqa: N803
         scales = third & 0x0F0F0F0F | first >> 2 & 0x30303030
         minima = third >> 4 & 0x0F0F0F0F | second >> 2 & 0x30303030
     return byte_of(scales, P % 4), byte_of(minima, P % 4)
-
-
-@triton.jit
-def six_bit_scales(sub_scales, P: tl.constexpr, mask):  # noqa: N803  (Triton's custom for constants)
-    """Scale and minimum ``P`` of the eight of Q4_K and Q5_K, float32; see ``slm_core.quant``."""
-    if P < 4:
-        scale = u8(sub_scales + P, mask) & 63
-        minimum = u8(sub_scales + P + 4, mask) & 63
-    else:
-        rest = u8(sub_scales + P + 4, mask)
-        scale = (rest & 15) | (u8(sub_scales + P - 4, mask) >> 6 << 4)
-        minimum = (rest >> 4) | (u8(sub_scales + P, mask) >> 6 << 4)
-    return scale.to(tl.float32), minimum.to(tl.float32)

@@ -50,6 +50,7 @@ class PackedFormat:
 
 
 _WITH_TERMS = ("q4_k", "q5_k")
+"""The modules with ``terms``, ``PER_THREAD`` and ``COLUMNS``, see ``PackedFormat``."""
 
 
 @cache

@@ -10,7 +10,6 @@ from slm_native.kernels.torch.triton.formats._loads import (
     load,
     nibbles_and_fifth_bits,
     packed_scales,
-    six_bit_scales,
     u8,
 )
 
@@ -22,7 +21,7 @@ COLUMNS = tuple((64 * step, 64 * step + 32) for step in range(4))
 @triton.jit
 def part(blocks, P: tl.constexpr, j, mask):  # noqa: N803  (Triton's custom for constants)
     """``scale * sub_scale * q - min_scale * sub_min``."""
-    scale, minimum = six_bit_scales(blocks + 4, P, mask)
+    scale, minimum = packed_scales(blocks + 4, P, mask)
     high = u8(blocks + 16 + j, mask) >> P & 1
     q = u8(blocks + 48 + P // 2 * 32 + j, mask) >> P % 2 * 4 & 15 | high << 4
     return f16(blocks, mask) * scale * q.to(tl.float32) - f16(blocks + 2, mask) * minimum
