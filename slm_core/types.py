@@ -89,6 +89,8 @@ class Capability(StrEnum):
     """A batch may contain bidirectional blocks: each token of a block attends to the whole block."""
     MROPE_POSITIONS = "mrope_positions"
     """Embedding rows may have M-RoPE positions: time, height and width."""
+    ADAPTERS = "adapters"
+    """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices."""
 
 
 class Pooling(StrEnum):
@@ -434,6 +436,27 @@ class ContextOptions:
     n_batch: int = 512
     kv_type_k: KvType | None = None
     kv_type_v: KvType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """The properties of a loaded adapter (LoRA).
+
+    Attributes:
+        name: its name in this model.
+        path: the GGUF file, or the directory of PEFT.
+        fingerprint: a hash of its numbers, independent of name, path and file format.
+        rank: the largest rank of its changes.
+        n_params: its parameters.
+        tensors: the tensors that it changes, by GGUF's names, sorted.
+    """
+
+    name: str
+    path: Path
+    fingerprint: str
+    rank: int
+    n_params: int
+    tensors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

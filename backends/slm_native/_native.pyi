@@ -35,7 +35,14 @@ class Norm:
     def of(weight: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float, centred: bool) -> Norm: ...
 
 class Linear:
-    def __init__(self, weights: Weights, scale: float, bias: NDArray[np.float32] | None) -> None: ...
+    def __init__(
+        self,
+        weights: Weights,
+        scale: float,
+        bias: NDArray[np.float32] | None,
+        lora_a: Weights | None,
+        lora_b: NDArray[np.uint16] | None,
+    ) -> None: ...
 
 class Activation:
     @staticmethod

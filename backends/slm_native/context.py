@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from slm_core.adapters import AdapterSet, LoadedAdapters
 from slm_core.architectures import KvShape, ModelSpec
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions, no_top_logits
@@ -16,6 +17,7 @@ from slm_core.context.payload import PayloadWriter
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
+from slm_native.adapted import Adapted
 from slm_native.host_batch import HostBatch
 from slm_native.kv import Array, PageLayout, Rotate, codec_of
 from slm_native.memory import REPLAY_TOKENS, KvLayouts, MemoryPlan, Past
@@ -39,12 +41,19 @@ class NativeContext(ContextBase):
         transformer: the model.
         options: the sizes, and the KV types (None for the default of the kernels).
         fingerprint: fingerprint of the model.
+        adapters: the adapters of the model.
 
     Raises:
         InvalidOption: a size below 1, too little memory, or a KV type that is unknown or does not fit the heads.
     """
 
-    def __init__(self, transformer: Transformer, options: ContextOptions, fingerprint: str) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        options: ContextOptions,
+        fingerprint: str,
+        adapters: LoadedAdapters,
+    ) -> None:
         check_context_options(options)
         spec = transformer.spec
         types = [
@@ -54,6 +63,7 @@ class NativeContext(ContextBase):
         _check_kv_types(types, transformer.kv_types)
         self._memory = transformer.new_memory(options, layouts)  # raises if the sizes exceed the memory
         self._transformer = transformer
+        self._adapted: Adapted | None = None
         self._positions = transformer.positions(options.n_ctx)
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
@@ -65,10 +75,15 @@ class NativeContext(ContextBase):
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=_edit_level(spec, layouts),
-            capabilities=_capabilities(transformer, layouts),
+            capabilities=_capabilities(transformer, layouts)
+            | ({Capability.ADAPTERS} if adapters is not None else set()),
             payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
+            adapters=adapters,
         )
+
+    def _engine_use(self, adapters: AdapterSet) -> None:
+        self._adapted = self._transformer.adapted(adapters)
 
     def _engine_decode(self, batch: Batch) -> Logits:
         return self._run(batch, self._transformer.forward)
@@ -95,7 +110,7 @@ class NativeContext(ContextBase):
         rope_positions = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
         inputs = batch.tokens, batch.embeddings, batch.positions, rope_positions, batch.logits_mask
         try:
-            return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions))
+            return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions, self._adapted))
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
@@ -170,7 +185,7 @@ class NativeContext(ContextBase):
 
     def _engine_close(self) -> None:
         # ContextBase rejects later calls. These are the last references: pages, states and weights are freed now.
-        del self._memory, self._transformer, self._positions, self._mrope_positions
+        del self._memory, self._transformer, self._positions, self._mrope_positions, self._adapted
 
 
 def _check_kv_types(kv_types: Sequence[KvType], accepted: Sequence[KvType]) -> None:
@@ -229,11 +244,13 @@ def _payload_format(layouts: KvLayouts, rope_kind: str) -> str:
 
 
 def _capabilities(transformer: Transformer, layouts: KvLayouts) -> frozenset[Capability]:
+    adapters = {Capability.ADAPTERS} if transformer.takes_adapters else set()
     if not transformer.spec.causal:
-        return _ENCODER
+        return _ENCODER | adapters
     blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, layouts) else set()
     mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
-    return _DECODER | blocks | mrope | ({Capability.DEVICE_SAMPLING} if transformer.picks_top else set())
+    sampling = {Capability.DEVICE_SAMPLING} if transformer.picks_top else set()
+    return _DECODER | blocks | mrope | sampling | adapters
 
 
 def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.types import EMBEDDED
+from slm_native.adapted import Adapted
 from slm_native.kv import KvLayer, part_of
 from slm_native.memory import MemoryPlan
 from slm_native.positions import Positions
@@ -27,6 +28,7 @@ class HostBatch:
         plan: the destinations of keys, values and states, and the attention mask.
         layers: the KV cache of each attention layer.
         embedded: the context's position embeddings.
+        adapted: what adapters change of the model; None without adapters.
     """
 
     tokens: NDArray[np.int32]
@@ -37,6 +39,7 @@ class HostBatch:
     plan: MemoryPlan
     layers: Sequence[KvLayer]
     embedded: Positions
+    adapted: Adapted | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,4 +59,4 @@ class HostBatch:
             rows = self.rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
             plan = MemoryPlan(part_of(pages, of.start, of.stop), [])
             inputs = self.tokens[of], rows, self.positions[of], self.rope_positions[of], self.output_mask[of]
-            yield HostBatch(*inputs, plan, self.layers, self.embedded)
+            yield HostBatch(*inputs, plan, self.layers, self.embedded, self.adapted)

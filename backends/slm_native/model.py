@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import Checkpoint
 from slm_core.context import ModelBase
@@ -60,7 +61,9 @@ class NativeModel(ModelBase):
             gguf, spec, kernels, progress, offload, keeps_windows=not swa_full
         )
         self._gguf = gguf
-        super().__init__(info, vocab)
+        base = BaseModel.of(gguf) if self._transformer.takes_adapters else None
+        reason = "its layers are loaded for each pass (offload)"
+        super().__init__(info, vocab, LoadedAdapters(base, self._check_adapter, reason))
 
     @property
     def steps(self) -> Sequence[str]:
@@ -73,7 +76,10 @@ class NativeModel(ModelBase):
         return self._open_transformer().offload
 
     def _engine_context(self, options: ContextOptions) -> NativeContext:
-        return NativeContext(self._open_transformer(), options, self._info.fingerprint)
+        return NativeContext(self._open_transformer(), options, self._info.fingerprint, self._adapters)
+
+    def _check_adapter(self, adapter: Adapter) -> None:
+        self._open_transformer().check_adapter(adapter)
 
     def _engine_close(self) -> None:
         self._open_transformer().close()

@@ -5,6 +5,8 @@ Shapes: T tokens of the batch, E embedding width, V vocabulary, L layers.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,20 +14,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.adapters import Adapter, AdapterSet, stacked
 from slm_core.architectures import ModelSpec
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, UnsupportedModel
 from slm_core.gguf import WeightSource
 from slm_core.types import EMBEDDED, ContextOptions, KvType, Logits, States, TopLogits
+from slm_native.adapted import Adapted, adapted, changeable
 from slm_native.host_batch import HostBatch
-from slm_native.kernels import FixedShape, KernelSet, LayerPositions
+from slm_native.kernels import FixedShape, KernelSet, LayerPositions, Linear, Lora
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.lowering import Lowering
 from slm_native.memory import ContextMemory, KvLayouts, MemoryPlan
-from slm_native.offload import Offload, OffloadedLayers, OffloadStats, ResidentLayers
+from slm_native.offload import Layers, Offload, OffloadedLayers, OffloadStats, ResidentLayers
 from slm_native.positions import Positions
 from slm_native.states import StateGroup
 from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
 from slm_native.weights import WeightReader
+
+_KEPT_SETS = 8
+"""The most sets of adapters that are kept prepared. Contexts keep the one that they use."""
 
 
 class _EmbeddingRows(NamedTuple):
@@ -94,9 +101,12 @@ class Transformer:
         absent = 0 if offload is None else max(0, sum(sizes.blocks) - offload.budget)
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
+        self._unfused: Sequence[Step] = []  # of layers that stay in memory
         self._layers = (
             self._resident(progress) if offload is None else self._offloaded(gguf, sizes.blocks, offload, progress)
         )
+        self._adapted: OrderedDict[object, Adapted] = OrderedDict()
+        self._adapting = threading.Lock()
         self.positions(1)  # raises now if the RoPE factors are invalid
 
     def _check_kernels(self, offload: Offload | None) -> None:
@@ -129,6 +139,32 @@ class Transformer:
     def close(self) -> None:
         """Release the layers' weights. No forward pass may be running."""
         self._layers.close()
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether adapters can change the model: not if layers are loaded for each pass."""
+        return self.offload is None
+
+    def check_adapter(self, adapter: Adapter) -> None:
+        """Raise ``UnsupportedModel`` if an adapter changes tensors that are prepared in another form."""
+        known = changeable(self._unfused, self._weights.output)
+        if others := [name for name in adapter.info.tensors if name not in known]:
+            raise UnsupportedModel(f"adapters that change {others[0]} are not implemented in this backend")
+
+    def adapted(self, adapters: AdapterSet) -> Adapted | None:
+        """What adapters change of the model; None without adapters. The latest sets are kept."""
+        if not adapters:
+            return None
+        key = tuple(use.key for use in adapters)
+        with self._adapting:
+            if key not in self._adapted:
+                made = adapted(self._kernels, self._unfused, self._weights.output, stacked(adapters))
+                self._kernels.ready()
+                self._adapted[key] = made
+            self._adapted.move_to_end(key)
+            while len(self._adapted) > _KEPT_SETS:
+                self._adapted.popitem(last=False)
+            return self._adapted[key]
 
     @property
     def steps(self) -> Sequence[str]:
@@ -183,7 +219,8 @@ class Transformer:
 
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
         kernels, pages, mask = self._kernels, batch.plan.pages, batch.output_mask
-        if self._has_one_plan and not hidden and not len(batch.rows) and not pages.has_blocks:
+        is_plain = not hidden and not len(batch.rows) and not pages.has_blocks and batch.adapted is None
+        if self._has_one_plan and is_plain:
             shape = kernels.fixed(pages, batch.layers) if mask.all() else None
             shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:
@@ -199,7 +236,7 @@ class Transformer:
         staged = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), rotations
         ids, positions, plans, rotations = kernels.arrived(staged)
         on_device = _DeviceBatch(ids, embeddings, positions, plans, batch.plan.states, rotations, mask)
-        return self._run(on_device, batch.layers, hidden=hidden)
+        return self._run(on_device, batch.layers, hidden=hidden, adapted=batch.adapted)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run the fixed shapes that the profile warms once, for a new context."""
@@ -225,16 +262,26 @@ class Transformer:
         )
         return shape.run(lambda batch: self._run(batch, layers), batch)
 
-    def _run(self, batch: _DeviceBatch, layers: Sequence[KvLayer], *, hidden: bool = False) -> Array:
+    def _run(
+        self,
+        batch: _DeviceBatch,
+        layers: Sequence[KvLayer],
+        *,
+        hidden: bool = False,
+        adapted: Adapted | None = None,
+    ) -> Array:
         """The rows of the output mask: logits [rows, V], or hidden states [rows, E]; [0, E] for an empty mask."""
-        x: Hidden = self._embed(batch)  # [T, E]
+        x: Hidden = self._embed(batch, adapted)  # [T, E]
         inputs = self._step_inputs(batch, layers, x)
-        with self._layers.walk() as steps_at:
-            for i in range(len(self._layers)):
+        of_model: Layers = self._layers if adapted is None else adapted.layers
+        with of_model.walk() as steps_at:
+            for i in range(len(of_model)):
                 x = run_steps(steps_at(i), x, inputs)  # a variable would keep the layer in memory while the next loads
         if len(x) == 0:
             return x
-        return self._hidden(x) if hidden else self._logits(x)
+        return (
+            self._hidden(x) if hidden else self._logits(x, self._weights.output if adapted is None else adapted.output)
+        )
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -270,6 +317,7 @@ class Transformer:
             steps += self._lowering.layer(i, self._reader.block(i), self._weights)
             progress((i + 1) / self.spec.n_layers)
         self._kernels.ready()
+        self._unfused = steps
         return ResidentLayers(self._kernels.fuse(steps))
 
     def _offloaded(
@@ -310,9 +358,9 @@ class Transformer:
             return [None] * self.spec.n_layers
         return weights.look_up(self._kernels, tokens, x, width)
 
-    def _embed(self, batch: _DeviceBatch) -> Array:
+    def _embed(self, batch: _DeviceBatch, adapted: Adapted | None) -> Array:
         weights = self._weights
-        x = self._looked_up(batch.tokens)
+        x = self._looked_up(batch.tokens, None if adapted is None else adapted.embedding)
         if batch.embeddings is not None:
             x = self._with_rows(x, batch.embeddings)
         if weights.token_type is not None:
@@ -321,8 +369,10 @@ class Transformer:
             x = x + self._kernels.embed(weights.position_embd, batch.positions)
         return self._kernels.normed(x, weights.embd_norm)
 
-    def _looked_up(self, tokens: Array) -> Array:
+    def _looked_up(self, tokens: Array, change: Lora | None) -> Array:
         x = self._kernels.embed(self._weights.token_embd, tokens)
+        if change is not None:
+            x = x + self._kernels.matmul(self._kernels.embed(change.b, tokens), change.a)
         return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
 
     def _with_rows(self, x: Array, embeddings: _EmbeddingRows) -> Array:
@@ -339,8 +389,8 @@ class Transformer:
             x = self._kernels.linear(x, dense)
         return x
 
-    def _logits(self, x: Array) -> Array:
-        (logits,) = self._kernels.project(x, self._weights.output_norm, [self._weights.output])  # [rows, V]
+    def _logits(self, x: Array, output: Linear) -> Array:
+        (logits,) = self._kernels.project(x, self._weights.output_norm, [output])  # [rows, V]
         if self.spec.logit_scale != 1:
             logits = logits * self.spec.logit_scale
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)

@@ -8,11 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from slm_core.checkpoints.checkpoint import Checkpoint
-from slm_core.checkpoints.reading import WORLD, family_names, vocabulary_of
+from slm_core.checkpoints.gguf_config import config_of
+from slm_core.checkpoints.reading import WORLD, Sources, family_names, sources_of, vocabulary_of
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.gguf import GgufFile
 
-__all__ = ["INDEX", "SINGLE", "WORLD", "Checkpoint", "family_names", "open_model", "vocabulary_of"]
+__all__ = [
+    "INDEX",
+    "SINGLE",
+    "WORLD",
+    "Checkpoint",
+    "Sources",
+    "config_of",
+    "family_names",
+    "open_model",
+    "sources_of",
+    "vocabulary_of",
+]
 
 
 def open_model(source: Path | bytes) -> GgufFile | Checkpoint:

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.checkpoints.changes import Change
-from slm_core.checkpoints.reading import CONFIG, answer_ends, read_recipe, vocabulary_of
+from slm_core.checkpoints.reading import CONFIG, answer_ends, read_recipe, renamed, vocabulary_of
 from slm_core.checkpoints.recipe import Part, Parts, Recipe
 from slm_core.checkpoints.store import TensorStore
 from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
 from slm_core.gguf import OWN, GgmlType, GgufFile, Metadata, TensorInfo, header
 from slm_core.gguf.cursor import shown
+from slm_core.jsonfile import read_json
 from slm_core.quant import dequantize
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Checkpoint(Closing):
         path: the directory.
         metadata: the metadata of the equivalent GGUF file.
         tensors: shapes and types, by GGUF's names.
+        config: the content of ``config.json``.
         ends: tokens that end an answer, from the configuration.
 
     Raises:
@@ -55,11 +57,12 @@ class Checkpoint(Closing):
     def __init__(self, folder: Path) -> None:
         self.path = folder
         recipe = read_recipe(folder)
+        self.config: Mapping[str, Any] = MappingProxyType(read_json(folder / CONFIG))
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
         self._store: TensorStore | None = TensorStore(folder, recipe.subfolders)
         try:
-            stored = {_renamed(name, recipe.renamed): name for name in self._store.shapes}
+            stored = {renamed(name, recipe.renamed): name for name in self._store.shapes}
             self._parts = recipe.parts(stored)
             self._stored_names = _names(folder, recipe, self._parts, stored)
             numbers = {key: [*map(self._number, names)] for key, names in recipe.number_names().items()}
@@ -200,9 +203,3 @@ def _names(folder: Path, recipe: Recipe, parts: Parts, stored: Mapping[str, str]
     if unused:
         _log.info("%s: %d tensors change nothing here, such as %r", folder, len(unused), stored[unused[0]])
     return {name: stored[name] for name in required}
-
-
-def _renamed(name: str, renamed: Mapping[str, str]) -> str:
-    for pattern, replacement in renamed.items():
-        name = re.sub(pattern, replacement, name)
-    return name

@@ -133,6 +133,17 @@ class Config:
             raise self._wrong(name, "a list of texts")
         return values
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object with any keys; {} if it is missing.
+
+        Raises:
+            InvalidModelFile: it is something else.
+        """
+        section = self._get(name, {})
+        if not isinstance(section, dict):
+            raise self._wrong(name, "an object")
+        return section
+
     def part(self, name: str) -> Config:
         """A nested object; empty if it is missing.
 
@@ -145,10 +156,7 @@ class Config:
 
     def aside(self, name: str) -> Config:
         """A nested object whose unread keys are not refused."""
-        section = self._get(name, {})
-        if not isinstance(section, dict):
-            raise self._wrong(name, "an object")
-        return Config(self.source, section, f"{self._name}{name}.")
+        return Config(self.source, self.mapping(name), f"{self._name}{name}.")
 
     def only(self, name: str, *accepted: object) -> None:
         """A key that may be missing, or have one of these values.

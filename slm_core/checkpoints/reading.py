@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 from slm_core.checkpoints import families
+from slm_core.checkpoints.changes import Change
 from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import PlainValue
+from slm_core.gguf.cursor import shown
 from slm_core.jsonfile import read_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -30,6 +32,9 @@ _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "poolin
 """By GGUF's numbers."""
 _METHODS = ("fp8", "compressed-tensors", "mxfp4")
 _BLOCK = [128, 128]
+
+Sources: TypeAlias = Mapping[str, Mapping[str, Change | None]]
+"""By name in a directory: the names in GGUF files, with the conversion of each."""
 
 
 def family_names() -> list[str]:
@@ -87,6 +92,30 @@ def recipe_of(config: Config) -> Recipe:
     recipe = cast("Callable[[Config], Recipe]", module.recipe)(config)
     config.refuse_others()
     return recipe
+
+
+def sources_of(config: Config, stored: Collection[str]) -> Sources:
+    """The tensors of GGUF files that are made of each of the ``stored`` tensors of a directory, and how.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: see ``read_recipe``; or a tensor becomes a part of a stack (experts).
+    """
+    recipe = recipe_of(config)
+    by_name = {renamed(name, recipe.renamed): name for name in stored}
+    sources: dict[str, dict[str, Change | None]] = {}
+    for name, part in recipe.parts(by_name).items():
+        for source in by_name.keys() & part.names():
+            if part.n_stacked:
+                raise UnsupportedModel(f"{shown(by_name[source])} is one of several matrices in {name}")
+            sources.setdefault(by_name[source], {})[name] = part.change
+    return sources
+
+
+def renamed(name: str, renames: Mapping[str, str]) -> str:
+    """A tensor's name with the prefix that recipes use; see ``Recipe.renamed``."""
+    for pattern, replacement in renames.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def answer_ends(folder: Path) -> tuple[int, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from slm_core.adapters import AdapterSet, LoadedAdapters
 from slm_core.container import PART_BYTES, Incoming, Pieces, pack_parts
 from slm_core.context import picture
 from slm_core.context.batch import TokenBatch
@@ -32,6 +33,15 @@ from slm_core.context.inputs import (
 )
 from slm_core.context.ledger import Ledger, replay_plan, tail_edits
 from slm_core.context.payload import PayloadWriter, Receiver, Steps, whole
+from slm_core.context.sequence_adapters import (
+    R,
+    SequenceAdapters,
+    are_equal,
+    dumped_scales,
+    in_batch_order,
+    part_of,
+    scales_of,
+)
 from slm_core.context.snapshot import Edit, PayloadHeader, SequenceSnapshot, Share, read_shares
 from slm_core.errors import (
     ContextBusy,
@@ -51,6 +61,11 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, S
 def no_top_logits(k: int) -> TopLogits:
     """The result of ``decode_top`` for no rows."""
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
+
+
+def _kept(rows: R) -> R:
+    """Rows that stay valid after the next call of the engine."""
+    return rows if isinstance(rows, TopLogits) else np.array(rows)
 
 
 def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
@@ -73,6 +88,7 @@ class ContextBase(EngineCalls):
         capabilities: the optional capabilities.
         payload_format: name of the layout of KV payloads; a payload of the same backend and format is loaded as it is.
         n_embd: embedding width E; needed for ``EMBEDDINGS`` (hidden states) and ``EMBEDDING_INPUT`` (embedding rows).
+        adapters: the adapters of the model, if ``ADAPTERS`` is among the capabilities.
     """
 
     def __init__(
@@ -86,6 +102,7 @@ class ContextBase(EngineCalls):
         capabilities: frozenset[Capability],
         payload_format: str,
         n_embd: int = 0,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         check_context_options(options)
         self._declared = Declaration(
@@ -103,6 +120,8 @@ class ContextBase(EngineCalls):
         share_forks = Capability.SHARED_FORK in capabilities
         self._ledger = Ledger(options.n_ctx, options.n_seq_max, share_forks=share_forks)
         self._checks = Checks(self._declared, self._ledger)
+        loaded = adapters if Capability.ADAPTERS in capabilities else None
+        self._adapters = SequenceAdapters(loaded, self._engine_use)
         self._lock = threading.Lock()
         self._closed = False
         self._steps: weakref.WeakSet[Steps[Any]] = weakref.WeakSet()  # dumps and restores that are still valid
@@ -163,6 +182,11 @@ class ContextBase(EngineCalls):
         self._check_open()
         return self._ledger.n_exclusive(self._checks.sequence(seq_id))
 
+    def adapters(self, seq_id: int) -> Mapping[str, float]:
+        """The adapters of a sequence, by name, with their scales."""
+        self._check_open()
+        return scales_of(self._adapters.of(self._checks.sequence(seq_id)))
+
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
         self._check_open()
@@ -182,7 +206,7 @@ class ContextBase(EngineCalls):
                 return np.empty((0, self._n_vocab), np.float32)
             runs = _runs(batch, seq_ids)
             with failures_of(seq_ids):
-                rows = self._engine_decode(batch)
+                rows = self._by_adapters(batch, seq_ids, self._engine_decode)
             self._append(runs)
         return rows
 
@@ -200,7 +224,7 @@ class ContextBase(EngineCalls):
                 return no_top_logits(k)
             runs = _runs(batch, seq_ids)
             with failures_of(seq_ids):
-                top = self._engine_decode_top(batch, k)
+                top = self._by_adapters(batch, seq_ids, lambda part: self._engine_decode_top(part, k))
             self._append(runs)
         return top
 
@@ -214,10 +238,23 @@ class ContextBase(EngineCalls):
                 return np.empty((0, self._n_embd), np.float32)
             runs = _runs(batch, seq_ids)
             with failures_of(seq_ids):
-                rows = self._engine_embed(batch)
+                rows = self._by_adapters(batch, seq_ids, self._engine_embed)
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
         return rows
+
+    def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
+        """Give an empty sequence the loaded adapters of these names, with their scales, in place of its own."""
+        with self._call():
+            adapters = self._adapters.named(scales)
+            if are_equal(adapters, self._adapters.of(self._checks.changeable(seq_id))):
+                return
+            if length := self._ledger.length(seq_id):
+                raise InvalidSequence(
+                    f"the {length} tokens of sequence {seq_id} were decoded with other adapters: drop it first",
+                    seq_id=seq_id,
+                )
+            self._adapters.put(seq_id, adapters)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
@@ -233,8 +270,10 @@ class ContextBase(EngineCalls):
             self._checks.room(self._ledger.fork_cost(length, n_copied), dst)
             if length:
                 with failures_of((dst,)):
+                    self._adapters.use(src)
                     self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
+            self._adapters.put(dst, self._adapters.of(src))
         return Pos(dst, length)
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
@@ -251,6 +290,7 @@ class ContextBase(EngineCalls):
             self._checks.whole_blocks(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
                 with failures_of((pos.seq_id,)):
+                    self._adapters.use(pos.seq_id)
                     self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
         return pos
@@ -314,11 +354,12 @@ class ContextBase(EngineCalls):
                 snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
                 incoming.finish()
             self._check_dumped_inputs(snapshot)
+            adapters = self._adapters.dumped(snapshot.adapters)
             self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
             if received.writer is not None:
-                self._exchange(seq_id, snapshot, received.writer)
+                self._exchange(seq_id, snapshot, received.writer, adapters)
             else:
-                self._replace(seq_id, snapshot, received.payload())
+                self._replace(seq_id, snapshot, received.payload(), adapters)
         return Pos(seq_id, len(snapshot.tokens))
 
     def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
@@ -351,6 +392,7 @@ class ContextBase(EngineCalls):
                     raise InvalidSequence(
                         f"sequence {seq_id} holds tokens (accepted: a context that holds none)", seq_id=seq_id
                     )
+            before = self._adapters.state()
             try:
                 incoming = Incoming("context", parts)
                 with incoming.refusals():
@@ -360,6 +402,7 @@ class ContextBase(EngineCalls):
             except BaseException:
                 for seq_id in range(self.n_seq_max):
                     self._drop(seq_id)
+                self._adapters.put_back(before)
                 raise
 
     def close(self) -> None:
@@ -374,6 +417,7 @@ class ContextBase(EngineCalls):
                 self._writers.clear()
                 self._engine_close()
                 self._ledger.clear()
+                self._adapters.put_back({})
         finally:
             self._lock.release()
 
@@ -414,6 +458,25 @@ class ContextBase(EngineCalls):
 
     # Steps that several calls share.
 
+    def _by_adapters(self, batch: Batch, seq_ids: Sequence[int], run: Callable[[Batch], R]) -> R:
+        """Run a batch; sequences with different adapters run one after the other."""
+        groups = self._adapters.groups(seq_ids)
+        if len(groups) == 1:
+            self._adapters.use(seq_ids[0])
+            return run(batch)
+        results: list[R] = []
+        try:
+            for group in groups:
+                self._adapters.use(group[0])
+                results.append(_kept(run(part_of(batch, group))))
+        except BaseException:
+            if Capability.ENCODER not in self._declared.capabilities:
+                for seq_id in (seq_id for group in groups[: len(results)] for seq_id in group):
+                    self._adapters.use(seq_id)
+                    self._engine_take_back(seq_id, self._ledger.length(seq_id))
+            raise
+        return in_batch_order(batch, groups, results)
+
     def _append(self, runs: Mapping[int, Sequence[Held]]) -> None:
         for seq_id, run in runs.items():
             self._ledger.append(seq_id, run)
@@ -426,6 +489,7 @@ class ContextBase(EngineCalls):
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._checks.room(self._ledger.cut_cost(seq_id, start, end), seq_id)
+        self._adapters.use(seq_id)
         if end == self._ledger.length(seq_id):
             with failures_of((seq_id,)):
                 self._engine_truncate(seq_id, start)
@@ -447,6 +511,7 @@ class ContextBase(EngineCalls):
 
     def _restoring(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         """The steps of a restore. If one fails, the sequence is empty, and nothing is reserved."""
+        before = self._adapters.of(seq_id)
         try:
             incoming = Incoming("sequence", parts)
             received = self._reserving_receiver(seq_id)
@@ -458,12 +523,15 @@ class ContextBase(EngineCalls):
                 yield from incoming.refused()
                 raise
             self._check_dumped_inputs(snapshot)
+            adapters = self._adapters.dumped(snapshot.adapters)
             self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
+            self._adapters.put(seq_id, adapters)
             self._end_restore(seq_id, snapshot, received)
         except GeneratorExit:  # the iterator is garbage, and the sequence may hold something else by now
             raise
         except BaseException:
             self._drop(seq_id)
+            self._adapters.put(seq_id, before)
             raise
 
     def _receiver(self, seq_id: int) -> Receiver:
@@ -547,6 +615,10 @@ class ContextBase(EngineCalls):
         before = self._ledger.inputs(src)[:start] if start else []
         snapshot = tail.after(before)
         self._check_dumped_inputs(snapshot)
+        adapters = self._adapters.dumped(snapshot.adapters)
+        if start and not are_equal(adapters, self._adapters.of(src)):
+            raise InvalidSnapshot("sequences of the dump with different adapters share tokens")
+        self._adapters.put(seq_id, adapters)
         self._checks.room(len(tail.tokens), seq_id)
         if received.writer is not None:
             try:
@@ -585,6 +657,7 @@ class ContextBase(EngineCalls):
             return
         n_copied = self._n_copied_by_fork(share.src, start)
         self._checks.room(self._ledger.fork_cost(start, n_copied), seq_id)
+        self._adapters.use(seq_id)
         self._engine_fork(share.src, seq_id, start)
         self._ledger.fork(share.src, seq_id, start, n_copied)
         self._check_replay(seq_id, held[start:], edits)
@@ -618,29 +691,35 @@ class ContextBase(EngineCalls):
             rows=rows_of(held),
             ahead=all_ahead_of(held),
             offsets=offsets_of(held),
+            adapters=dumped_scales(self._adapters.of(seq_id)),
         )
 
-    def _exchange(self, seq_id: int, snapshot: SequenceSnapshot, writer: PayloadWriter) -> None:
+    def _exchange(self, seq_id: int, snapshot: SequenceSnapshot, writer: PayloadWriter, adapters: AdapterSet) -> None:
         """Replace a sequence by the contents of a writer."""
-        state = self._ledger.state()
+        state, adapters_before = self._ledger.state(), self._adapters.of(seq_id)
         try:
             writer.put()
             self._ledger.exchange(seq_id, snapshot.held(), snapshot.edits)
+            self._adapters.put(seq_id, adapters)
         except BaseException:
             writer.undo()
             self._ledger.put_back(state)
+            self._adapters.put(seq_id, adapters_before)
             raise
 
-    def _replace(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes) -> None:
+    def _replace(self, seq_id: int, snapshot: SequenceSnapshot, payload: bytes, adapters: AdapterSet) -> None:
         """Replace a sequence. If this fails, its old contents are restored from a dump."""
         if payload:
             self._engine_check_payload(len(snapshot.tokens), payload)
         before, exported = self._snapshot(seq_id), whole(self._exported(seq_id))
+        adapters_before = self._adapters.of(seq_id)
         try:
             self._drop(seq_id)
+            self._adapters.put(seq_id, adapters)
             self._fill(seq_id, snapshot, payload)
         except BaseException:
             self._drop(seq_id)
+            self._adapters.put(seq_id, adapters_before)
             self._fill(seq_id, before, exported)
             raise
 
@@ -666,6 +745,7 @@ class ContextBase(EngineCalls):
 
     def _decode_run(self, seq_id: int, inputs: Sequence[Held]) -> None:
         batch = TokenBatch(self.n_batch)
+        self._adapters.use(seq_id)
         for chunk in chunks_of(inputs, self.n_batch):
             batch.clear()
             add_held(batch, chunk, Pos(seq_id, self._ledger.length(seq_id)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 
+from slm_core.adapters import AdapterSet
 from slm_core.closing import Closing
 from slm_core.container import Pieces
 from slm_core.context.checks import Declaration
 from slm_core.context.payload import PayloadWriter
-from slm_core.errors import InvalidSnapshot, UnsupportedOutput
+from slm_core.errors import InvalidSnapshot, UnsupportedInput, UnsupportedOutput
 from slm_core.protocols import Batch
 from slm_core.types import Logits, States, TopLogits
 
@@ -35,6 +36,21 @@ class EngineCalls(Closing):
         For an encoder, the batch has whole sequences, and the context stores nothing.
         """
         raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
+
+    def _engine_use(self, adapters: AdapterSet) -> None:
+        """Compute with these adapters from now on, and with no others. Called only with ``ADAPTERS``."""
+        raise UnsupportedInput(f"{type(self).__name__} declares adapters, and has none")
+
+    def _engine_take_back(self, seq_id: int, length: int) -> None:
+        """Forget the tokens after ``length`` that were decoded in a call that then failed for other sequences.
+
+        Called only with ``ADAPTERS``, for sequences with different adapters in one batch. A context whose edit level is
+        ``REPLAY`` writes it; the ledger has the sequence without these tokens.
+        """
+        if length:
+            self._engine_truncate(seq_id, length)
+        else:
+            self._engine_drop(seq_id)
 
     def _n_copied_by_fork(self, src: int, end: int) -> int:
         """The number of tokens at the end of ``src[:end]`` that a fork copies, if it shares the others."""

@@ -6,9 +6,10 @@ import abc
 import threading
 import weakref
 
+from slm_core.adapters import LoadedAdapters
 from slm_core.closing import Closing
 from slm_core.errors import ModelClosed
-from slm_core.protocols import Context, Vocab
+from slm_core.protocols import Adapters, Context, Vocab
 from slm_core.types import ContextOptions, ModelInfo
 
 
@@ -20,11 +21,13 @@ class ModelBase(Closing):
     Args:
         info: the metadata of the model.
         vocab: its vocabulary.
+        adapters: the adapters that are loaded for it.
     """
 
-    def __init__(self, info: ModelInfo, vocab: Vocab) -> None:
+    def __init__(self, info: ModelInfo, vocab: Vocab, adapters: LoadedAdapters | None = None) -> None:
         self._info = info
         self._vocab = vocab
+        self._adapters = LoadedAdapters(None) if adapters is None else adapters
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -55,6 +58,12 @@ class ModelBase(Closing):
         self._check_open()
         return self._vocab
 
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters that are loaded for the model."""
+        self._check_open()
+        return self._adapters
+
     def new_context(self, options: ContextOptions) -> Context:
         """Create an empty KV cache; see ``protocols.BackendModel.new_context``."""
         with self._lock:
@@ -74,6 +83,7 @@ class ModelBase(Closing):
                 context.close()
             if not self._closed:
                 self._closed = True
+                self._adapters.clear()
                 self._engine_close()
 
     def _check_open(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -85,6 +86,7 @@ class SequenceSnapshot:
         rows: the embedding rows of ``tokens``, float32 [n, E]. Edits contain their own rows.
         ahead: for each token, the number of later tokens in its bidirectional block, int32 [S]; [0] without blocks.
         offsets: the M-RoPE offset of each of ``rows``, int32 [n, 3]; [0, 3] if all are at default positions.
+        adapters: the scale of each adapter, by the adapter's fingerprint.
     """
 
     backend: str
@@ -96,6 +98,7 @@ class SequenceSnapshot:
     rows: NDArray[np.float32] = field(default_factory=lambda: NO_ROWS)
     ahead: NDArray[np.int32] = field(default_factory=lambda: NO_AHEAD)
     offsets: NDArray[np.int32] = field(default_factory=lambda: NO_OFFSETS)
+    adapters: Mapping[str, float] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
         """The inputs of the sequence."""
@@ -116,6 +119,7 @@ class SequenceSnapshot:
             "payload_format": self.payload_format,
             "fingerprint": self.fingerprint,
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
+            **({_ADAPTERS: dict(self.adapters)} if self.adapters else {}),
         }
 
     def sections(self, payload: bytes | Pieces) -> list[bytes | Pieces]:
@@ -219,6 +223,7 @@ class SequenceSnapshot:
             rows=rows[:n_own],
             ahead=ahead[: len(tokens)],
             offsets=offsets[:n_own],
+            adapters=_adapters(meta.get(_ADAPTERS, {})),
         )
 
 
@@ -241,10 +246,11 @@ def _gathered(pieces: Iterable[memoryview]) -> Generator[None, None, bytes]:
 
 
 _NAMES = ("backend", "payload_format", "fingerprint")
+_ADAPTERS = "adapters"
 
 
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
-    known = set(meta) == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
+    known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
     if not known or n_sections not in (3, 4, 5, 6):
         raise InvalidSnapshot("the dump of a sequence lacks a part")
 
@@ -285,6 +291,13 @@ def read_shares(incoming: Incoming) -> list[Share]:
     if n_sections != len(incoming.lengths):
         raise InvalidSnapshot("the dump's list of sequences contradicts its sections")
     return shares
+
+
+def _adapters(stored: object) -> dict[str, float]:
+    """The scales of adapters by fingerprint, checked."""
+    if not isinstance(stored, dict) or not all(type(scale) is float and isfinite(scale) for scale in stored.values()):
+        raise InvalidSnapshot("the dump's adapters are malformed")
+    return stored
 
 
 def _integers(present: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:

@@ -30,7 +30,7 @@ from slm_core.isolation.served_context import ServedContext, declared
 from slm_core.isolation.shared_rows import SharedRows
 from slm_core.isolation.values import pack
 from slm_core.protocols import Backend, BackendModel, Vocab
-from slm_core.types import ContextOptions, KvType, ModelInfo, ModelOptions, ModelSource
+from slm_core.types import AdapterInfo, ContextOptions, KvType, ModelInfo, ModelOptions, ModelSource
 
 
 class Server:
@@ -46,6 +46,8 @@ class Server:
         self._calls: dict[str, Callable[..., object]] = {
             "load": self._load,
             "new_context": self._new_context,
+            "load_adapter": lambda path, name: _adapter(self._loaded.adapters.load(path, name)),
+            "unload_adapter": lambda name: self._loaded.adapters.unload(name),
             "close": lambda: self._loaded.close(),
             "encode": self._encode,
             "decode_text": lambda ids, special: self._loaded.vocab.decode(ids, special=special),
@@ -140,6 +142,10 @@ def _backend(target: str) -> Backend:
         return cast("Backend", getattr(importlib.import_module(module), attribute)())
     except (ImportError, AttributeError, ValueError) as error:
         raise PluginError(f"{target} cannot be imported in the process of an isolated model: {error}") from error
+
+
+def _adapter(info: AdapterInfo) -> dict[str, object]:
+    return {**{field.name: getattr(info, field.name) for field in fields(info)}, "tensors": list(info.tensors)}
 
 
 def _info(info: ModelInfo) -> dict[str, object]:

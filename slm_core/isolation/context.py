@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from slm_core.types import Capability, EditLevel, Logits, ModelInfo, Pos, States
 
 _SMALL = 1 << 16
 """The longest payload of a reply without arrays, in bytes."""
-_READING = frozenset({"length", "tokens", "n_exclusive", "all_exclusive", "fork_cost", "dump", "part"})
+_READING = frozenset({"length", "tokens", "n_exclusive", "all_exclusive", "fork_cost", "dump", "part", "adapters"})
 """Calls that change no sequence."""
 _WIDEST = 1 << 20
 """The largest width of hidden states."""
@@ -157,6 +157,21 @@ class IsolatedContext(Closing):
                     raise self._garbled("all_exclusive")
                 self._exclusive = counts.tolist()
             return self._exclusive[seq_id]
+
+    def adapters(self, seq_id: int) -> Mapping[str, float]:
+        """The adapters of a sequence, by name, with their scales."""
+        with self._call():
+            match self._ask("adapters", seq_id):
+                case [list() as names, list() as scales] if _are_scales(names, scales):
+                    return dict(zip(names, scales, strict=True))
+            raise self._garbled("adapters")
+
+    def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
+        """Give an empty sequence these adapters of the model."""
+        with self._call():
+            if not isinstance(scales, Mapping):
+                raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
+            self._ask("set_adapters", seq_id, list(scales), list(scales.values()))
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch of at most ``n_batch`` tokens."""
@@ -453,6 +468,14 @@ def _next_part(parts: Iterator[bytes], failure: BaseException | None) -> tuple[M
         except BaseException as error:
             failure = error
     return pack(["failed"]), failure
+
+
+def _are_scales(names: list[Any], scales: list[Any]) -> bool:
+    return (
+        len(names) == len(scales)
+        and all(isinstance(name, str) for name in names)
+        and all(isinstance(scale, float) for scale in scales)
+    )
 
 
 def _arrays(batch: Batch) -> dict[str, NDArray[Any]]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from slm_core.context import ModelBase
 from slm_core.errors import BackendCrashed, InvalidOption
+from slm_core.isolation.adapters import IsolatedAdapters
 from slm_core.isolation.channel import Channel
 from slm_core.isolation.context import IsolatedContext, declared_of
 from slm_core.isolation.control import Control
@@ -37,6 +38,7 @@ class IsolatedModel(ModelBase):
     def __init__(self, control: Control, info: ModelInfo, vocab: IsolatedVocab) -> None:
         super().__init__(info, vocab)
         self._control = control
+        self._isolated_adapters = IsolatedAdapters(control)
 
     @classmethod
     def load(cls, backend: str, target: str, source: ModelSource, options: ModelOptions, isolation: Isolation) -> Self:
@@ -56,6 +58,12 @@ class IsolatedModel(ModelBase):
             raise
         weakref.finalize(model, process.stop)
         return model
+
+    @property
+    def adapters(self) -> IsolatedAdapters:
+        """The adapters that are loaded for the model."""
+        self._check_open()
+        return self._isolated_adapters
 
     @property
     def pid(self) -> int:

@@ -52,6 +52,8 @@ class ServedContext:
                 np.array([context.n_exclusive(i) for i in range(context.n_seq_max)], np.int32),
                 [],
             ),
+            "adapters": self._adapters,
+            "set_adapters": self._set_adapters,
             "decode": self._decode,
             "decode_top": self._decode_top,
             "embed": self._embed,
@@ -109,6 +111,14 @@ class ServedContext:
         except Exception as error:
             reply = ["error", described(error)]
         self._channel.send(pack(reply))
+
+    def _adapters(self, seq_id: int) -> tuple[object, list[int]]:
+        scales = self._context.adapters(seq_id)
+        return [list(scales), list(scales.values())], []
+
+    def _set_adapters(self, seq_id: int, names: list[str], scales: list[float]) -> tuple[object, list[int]]:
+        self._context.set_adapters(seq_id, dict(zip(names, scales, strict=True)))
+        return None, []
 
     def _decode(self, arrays: dict[str, Any]) -> tuple[object, list[int]]:
         rows = self._context.decode(TokenBatch.from_arrays(**arrays))

@@ -1,5 +1,6 @@
 """The contract: one noun per file, without behaviour. The conformance suite tests the docstring of each method."""
 
+from slm_core.protocols.adapters import Adapters
 from slm_core.protocols.backend import Backend
 from slm_core.protocols.batch import Batch
 from slm_core.protocols.context import Context
@@ -10,6 +11,7 @@ from slm_core.protocols.sampler import Advance, Constraint, FastForward, Forward
 from slm_core.protocols.vocab import Vocab
 
 __all__ = [
+    "Adapters",
     "Advance",
     "AnswerFormat",
     "Backend",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -60,6 +60,28 @@ class Context(Protocol):
 
         Raises:
             InvalidSequence: there is no such sequence.
+        """
+        ...
+
+    def adapters(self, seq_id: int) -> Mapping[str, float]:
+        """The adapters of a sequence, by name, with their scales.
+
+        Raises:
+            InvalidSequence: there is no such sequence.
+        """
+        ...
+
+    def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
+        """Give an empty sequence these adapters of the model, in place of those that it has.
+
+        Their changes are added, each multiplied by its scale. The sequence keeps them when it is emptied. ``fork``
+        copies them, and ``restore`` gives the sequence those of the dump. Sequences with different adapters may share a
+        batch.
+
+        Raises:
+            UnsupportedInput: ``ADAPTERS`` is not declared.
+            InvalidOption: there is no such adapter, or a scale is no finite number.
+            InvalidSequence: there is no such sequence, or it has tokens that were decoded with other adapters.
         """
         ...
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
+from slm_core.protocols.adapters import Adapters
 from slm_core.protocols.context import Context
 from slm_core.protocols.vocab import Vocab
 from slm_core.types import ContextOptions, ModelInfo
 
 
 class BackendModel(Protocol):
-    """A loaded model. Immutable; any thread may use it."""
+    """A loaded model. Immutable apart from its list of adapters; any thread may use it."""
 
     @property
     def info(self) -> ModelInfo:
@@ -21,6 +22,11 @@ class BackendModel(Protocol):
     @property
     def vocab(self) -> Vocab:
         """The model's vocabulary."""
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters (LoRA) that are loaded for the model."""
         ...
 
     def new_context(self, options: ContextOptions) -> Context:

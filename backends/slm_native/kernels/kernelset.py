@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slm_native.kernels.altup import AltUpOps
 from slm_native.kernels.device import Device
 from slm_native.kernels.moe import MoeLayer, SteppedMoe
-from slm_native.kernels.parameters import Experts, Linear, PerHead
+from slm_native.kernels.parameters import Experts, Linear, Lora, PerHead, float_tensor
 from slm_native.kernels.per_head import SteppedPerHead
 from slm_native.kernels.recurrent import RecurrentOps
 from slm_native.kernels.rwkv import RwkvOps
@@ -31,6 +34,16 @@ class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
     def per_head(self, linears: Sequence[Linear]) -> PerHead:
         """A matrix for each head, prepared once and run for each batch."""
         return SteppedPerHead(self, linears)
+
+    def lora(self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
+        """A low-rank change, prepared once and used for each batch.
+
+        Args:
+            name: the changed tensor, which is on the device where the change is needed.
+            a: [r, in].
+            b: [out, r].
+        """
+        return Lora(self.prepare(float_tensor(f"{name}.lora_a", a)), self.prepare(float_tensor(f"{name}.lora_b", b)))
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Replace neighbouring steps by fused ones, if this tier has them, in one peephole pass.

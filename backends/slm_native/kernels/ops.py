@@ -82,11 +82,13 @@ class Ops(ABC):
         """
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """``x @ weight.T * scale + bias``: [T, in] to [T, out]."""
+        """``x @ weight.T * scale + bias``, and ``x @ a.T @ b.T`` of an adapter: [T, in] to [T, out]."""
         if linear.scale is None:
-            return self.matmul(x, linear.weight, linear.bias)
-        y = self.matmul(x, linear.weight) * linear.scale
-        return y if linear.bias is None else y + linear.bias
+            y = self.matmul(x, linear.weight, linear.bias)
+        else:
+            y = self.matmul(x, linear.weight) * linear.scale
+            y = y if linear.bias is None else y + linear.bias
+        return y if linear.lora is None else y + self.matmul(self.matmul(x, linear.lora.a), linear.lora.b)
 
     def project(self, x: Array, norm: Norm | None, linears: Sequence[Linear]) -> Sequence[Array]:
         """Normalize ``x``, then apply ``linear`` with each of several matrices."""

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slm_core.architectures import AnyActivation, ExpertsSpec, NormKind, RopeStyle
+from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_native.kv import Array
 
@@ -58,13 +62,28 @@ class Weight:
         return self.tensor.shape[1]
 
 
+def float_tensor(name: str, values: NDArray[np.float32] | NDArray[np.float16]) -> QuantizedTensor:
+    """An array as a tensor of a file, in its own precision."""
+    kind = GgmlType.F16 if values.dtype == np.float16 else GgmlType.F32
+    return QuantizedTensor(name, values.shape, kind, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lora:
+    """A low-rank change ``b @ a`` of a matrix (LoRA)."""
+
+    a: Weight  # (r, in)
+    b: Weight  # (out, r)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """A matrix, with a scale and a bias for its product."""
+    """A matrix, with a scale and a bias for its product, and the change that an adapter makes of it."""
 
     weight: Weight  # (out, in)
     scale: Array | None = None  # [1]
     bias: Array | None = None  # [out]
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -142,16 +142,31 @@ inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float ep
 
 // A Linear and the arrays that hold it.
 struct LinearHandle {
-    LinearHandle(const Weights& matrix, float scale, const MaybeArray& bias_array) : weights(matrix), bias(bias_array) {
+    LinearHandle(const Weights& matrix, float scale, const MaybeArray& bias_array, const std::optional<Weights>& lora_a,
+                 const MaybeArray& lora_b)
+        : weights(matrix), bias(bias_array), change(lora_a), columns(lora_b) {
         shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;
+        require(change.has_value() == columns.has_value(), "a change without a, or b");
+        if (!change) return;
+        require(change->kernels == weights.kernels, other_kernels);
+        require(change->matrix.n_in == weights.matrix.n_in && change->matrix.n_out != 0, "a does not fit the matrix");
+        halves = elements<std::uint16_t>(*columns, "b", "uint16", 2);
+        require(columns->shape(0) == change->matrix.n_out && columns->shape(1) == weights.matrix.n_out,
+                "b does not fit a and the matrix");
     }
 
     // Points into this.
-    Linear linear() const { return {&weights.matrix, shift, factor}; }
+    Linear linear() const {
+        const Lora lora = change ? Lora{&change->matrix, halves} : Lora{};
+        return {&weights.matrix, shift, factor, lora};
+    }
 
     Weights weights;
     MaybeArray bias;
+    std::optional<Weights> change;
+    MaybeArray columns;
     const float* shift;
+    const std::uint16_t* halves = nullptr;
     float factor;
 };
 

@@ -79,8 +79,9 @@ void bind_parts(nb::module_& module) {
                     "Raises:\n"
                     "    TypeError: a wrong dtype, or no CPU array.\n"
                     "    ValueError: a wrong shape or layout.");
-    nb::class_<LinearHandle>(module, "Linear", "A matrix, the factor on its product, and the bias that is added then.")
-        .def(nb::init<const Weights&, float, const MaybeArray&>(), "weights"_a, "scale"_a, "bias"_a.none());
+    nb::class_<LinearHandle>(module, "Linear", "A matrix, the factor on its product, and the bias and the low-rank change that are added then.")
+        .def(nb::init<const Weights&, float, const MaybeArray&, const std::optional<Weights>&, const MaybeArray&>(),
+             "weights"_a, "scale"_a, "bias"_a.none(), "lora_a"_a.none(), "lora_b"_a.none());
     nb::class_<slm::Activation>(module, "Activation", "The nonlinearity of a feed-forward layer.")
         .def_static("of", &activation_of, "name"_a, "numbers"_a,
                     "One by the value of slm_core.architectures.Activation, or \"xielu\" with its four numbers.\n\n"

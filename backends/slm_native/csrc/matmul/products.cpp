@@ -10,8 +10,8 @@ namespace slm {
 
 namespace {
 
-// Belongs to the calling thread.
-thread_local Scratch gate_scratch;
+// They belong to the calling thread.
+thread_local Scratch gate_scratch, lora_scratch;
 
 std::size_t div_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
@@ -49,9 +49,43 @@ void finish_parts(Pool& pool, const Linear& linear, std::size_t n_tokens, float*
 
 bool is_plain(const Linear& linear) { return !linear.bias && linear.scale == 1.0f; }
 
-void make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear, float* y) {
+// Multiplies x by the matrix of a linear; returns the linear with the scale and the bias that `finish` has to apply.
+Linear make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
+            float* y) {
+    if (linear.lora.a) {
+        const Projection projection{&linear, y};
+        project(kernels, pool, x, n_tokens, {}, {&projection, 1});
+        return {linear.matrix, nullptr};
+    }
     const Product product{linear.matrix, y};
     multiply(kernels, pool, x, n_tokens, {&product, 1});
+    return linear;
+}
+
+// Adds the changes of adapters to the outputs; `low` has x @ a.T of each projection with a change, one after the other.
+void add_changes(const IsaKernels& kernels, Pool& pool, std::size_t n_tokens, std::span<const Projection> projections,
+                 const float* low) {
+    constexpr std::size_t columns = 256;  // of b, which stay in the cache for all tokens
+    struct Part {
+        const Projection* projection;
+        const float* low;
+        std::size_t begin;
+    };
+    std::vector<Part> parts;
+    for (const Projection& one : projections) {
+        if (!one.linear->lora.a) continue;
+        for (std::size_t begin = 0; begin < one.linear->matrix->n_out; begin += columns)
+            parts.push_back({&one, low, begin});
+        low += n_tokens * one.linear->lora.a->n_out;
+    }
+    pool.run(parts.size(), [&](std::size_t i) {
+        const auto& [projection, shares, begin] = parts[i];
+        const Lora& lora = projection->linear->lora;
+        const std::size_t n_out = projection->linear->matrix->n_out, rank = lora.a->n_out;
+        for (std::size_t t = 0; t < n_tokens; ++t)
+            kernels.add_f16_rows(lora.b + begin, n_out, shares + t * rank, rank, std::min(columns, n_out - begin),
+                                 projection->y + t * n_out + begin);
+    });
 }
 
 }  // namespace
@@ -150,14 +184,24 @@ void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
              std::span<const Projection> projections) {
     if (n_tokens == 0 || projections.empty()) return;
     const NormedRows rows(kernels, norm, x);
+    std::size_t ranks = 0;
+    for (const Projection& one : projections) ranks += one.linear->lora.a ? one.linear->lora.a->n_out : 0;
+    float *const low = ranks ? lora_scratch.buffer<float>(n_tokens * ranks) : nullptr, *next = low;
     std::vector<Multiplication> products;
-    for (const Projection& one : projections) {
-        products.push_back({one.linear->matrix, x, n_tokens, one.y});
+    const auto add = [&](const Matrix* matrix, float* y) {
+        products.push_back({matrix, x, n_tokens, y});
         if (norm.weight) products.back().source = &rows;
+    };
+    for (const Projection& one : projections) {
+        add(one.linear->matrix, one.y);
+        if (!one.linear->lora.a) continue;
+        add(one.linear->lora.a, next);
+        next += n_tokens * one.linear->lora.a->n_out;
     }
     multiply_all(kernels, pool, products);
     for (const Projection& one : projections)
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});
+    if (ranks) add_changes(kernels, pool, n_tokens, projections, low);
 }
 
 void gate_up(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Norm& norm,
@@ -198,8 +242,8 @@ void add_shares(const IsaKernels& kernels, Pool& pool, const float* x, std::span
 void add_product(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n_tokens, const Linear& linear,
                  const float* residual, float* y) {
     if (n_tokens * linear.matrix->n_out == 0) return;
-    make(kernels, pool, x, n_tokens, linear, y);
-    finish_parts(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
+    const Linear rest = make(kernels, pool, x, n_tokens, linear, y);
+    finish_parts(pool, rest, n_tokens, y, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) y[i] += residual[i];
     });
 }
@@ -208,8 +252,8 @@ void add_normed(const IsaKernels& kernels, Pool& pool, const float* x, std::size
                 const Norm& norm, float scale, const float* residual, float* y) {
     const std::size_t width = linear.matrix->n_out;
     if (n_tokens * width == 0) return;
-    make(kernels, pool, x, n_tokens, linear, y);
-    finish_parts(pool, linear, n_tokens, y, [&](std::size_t begin, std::size_t end) {
+    const Linear rest = make(kernels, pool, x, n_tokens, linear, y);
+    finish_parts(pool, rest, n_tokens, y, [&](std::size_t begin, std::size_t end) {
         if (norm.weight) kernels.normalize(norm, y + begin, (end - begin) / width, y + begin);
         for (std::size_t i = begin; i < end; ++i) y[i] = residual[i] + scale * y[i];
     });

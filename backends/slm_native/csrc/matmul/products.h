@@ -17,11 +17,18 @@ struct Product {
     float* y;  // [n_tokens][n_out]
 };
 
-// y = scale * (x @ matrix.T) + bias; absent if `matrix` is null.
+// The change that an adapter makes of a matrix (LoRA): x @ a.T @ b.
+struct Lora {
+    const Matrix* a;         // [r][n_in], or null without a change
+    const std::uint16_t* b;  // float16 [r][n_out]
+};
+
+// y = scale * (x @ matrix.T) + bias + the change; absent if `matrix` is null.
 struct Linear {
     const Matrix* matrix;
     const float* bias;  // [n_out] or null
     float scale = 1.0f;
+    Lora lora = {};
 };
 
 // One of several linears with the same activations, and its output.

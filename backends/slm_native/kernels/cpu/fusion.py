@@ -13,7 +13,14 @@ import numpy as np
 
 from slm_core.architectures import Activation, AnyActivation, RopeStyle
 from slm_native.kernels.altup import LayerEmbedding
-from slm_native.kernels.cpu.handles import extension, native_activation, native_linears, native_norm, optional_norm
+from slm_native.kernels.cpu.handles import (
+    changed_linears,
+    extension,
+    native_activation,
+    native_linears,
+    native_norm,
+    optional_norm,
+)
 from slm_native.kernels.cpu.pages import CpuKvLayer, CpuPlan
 from slm_native.kernels.cpu.prepared import CpuMoe, CpuPerHead
 from slm_native.kernels.cpu.recurrent import native_rwkv_block
@@ -309,7 +316,7 @@ def native_altup(step: AltUpStep) -> _native.AltUp | None:
     """AltUp in C++; None if one of its matrices has no kernel."""
     weights = step.weights
     linears = native_linears(weights.router, weights.predict, weights.correct)
-    if linears is None:
+    if linears is None or changed_linears(weights.router, weights.predict, weights.correct):
         return None
     router, *mixing = linears
     norm = replace(weights.router_norm, weight=weights.router_norm.weight / np.float32(weights.router.weight.n_in))
@@ -320,7 +327,7 @@ def native_altup(step: AltUpStep) -> _native.AltUp | None:
 def native_embedding(embedding: LayerEmbedding) -> _native.LayerEmbedding | None:
     """A per-layer embedding in C++; None if one of its matrices has no kernel."""
     linears = native_linears(embedding.gate, embedding.project)
-    if linears is None:
+    if linears is None or changed_linears(embedding.gate, embedding.project):
         return None
     native: _native.LayerEmbedding = extension().LayerEmbedding(*linears, native_norm(embedding.norm))
     return native

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slm_core.architectures import AnyActivation, NormKind, Xielu
 from slm_native import _extension
-from slm_native.kernels.parameters import Linear, Norm
+from slm_native.kernels.parameters import Linear, Lora, Norm
 from slm_native.kernels.reference import ReferenceWeight
 from slm_native.kv import Array
 
@@ -30,6 +33,27 @@ class CpuWeight(ReferenceWeight):
     last: tuple[Array | None, Array | None, _native.Linear] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuLora(Lora):
+    """A low-rank change, and ``b`` as C++ reads it.
+
+    Attributes:
+        columns: ``b.T``, as the bits of float16 [r, out].
+        made: the linear in C++, once it is made: a change belongs to one linear.
+    """
+
+    columns: NDArray[np.uint16]
+    made: list[_native.Linear]
+
+    def native_linear(self, packed: _native.Weights, linear: Linear) -> _native.Linear:
+        """The linear in C++."""
+        if not self.made:
+            assert isinstance(self.a, CpuWeight), "a weight that another kernel set prepared"
+            scale = 1.0 if linear.scale is None else float(linear.scale[0])
+            self.made.append(extension().Linear(packed, scale, linear.bias, self.a.packed, self.columns))
+        return self.made[0]
+
+
 @functools.cache
 def extension() -> ModuleType:
     """The extension, imported once; only called if it exists."""
@@ -37,13 +61,13 @@ def extension() -> ModuleType:
 
 
 def handle_of(linear: Linear) -> _native.Weights | None:
-    """The matrix in C++; None if the linear has a scale or a bias."""
+    """The matrix in C++; None if the linear has a scale or an adapter's change."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
-    return linear.weight.packed if linear.scale is None else None
+    return linear.weight.packed if linear.scale is None and linear.lora is None else None
 
 
 def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
-    """All matrices in C++; None if one has no kernel, or has a scale or a bias."""
+    """All matrices in C++; None if one has no kernel, or has a scale, a bias or an adapter's change."""
     handles = [handle for linear in linears if linear.bias is None and (handle := handle_of(linear)) is not None]
     return handles if len(handles) == len(linears) else None
 
@@ -51,15 +75,23 @@ def plain_handles(*linears: Linear) -> list[_native.Weights] | None:
 def native_linear(linear: Linear) -> _native.Linear | None:
     """A linear in C++; None if its matrix has no kernel."""
     assert isinstance(linear.weight, CpuWeight), "a weight that another kernel set prepared"
-    weight, last = linear.weight, linear.weight.last
+    weight, last, lora = linear.weight, linear.weight.last, linear.lora
     if weight.packed is None:
         return None
+    if lora is not None:
+        assert isinstance(lora, CpuLora), "a change that another kernel set prepared"
+        return lora.native_linear(weight.packed, linear)
     if last is not None and last[0] is linear.scale and last[1] is linear.bias:
         return last[2]
     scale = 1.0 if linear.scale is None else float(linear.scale[0])
-    native: _native.Linear = extension().Linear(weight.packed, scale, linear.bias)
+    native: _native.Linear = extension().Linear(weight.packed, scale, linear.bias, None, None)
     weight.last = linear.scale, linear.bias, native
     return native
+
+
+def changed_linears(*linears: Linear | None) -> bool:
+    """Whether an adapter changes one of the matrices."""
+    return any(linear is not None and linear.lora is not None for linear in linears)
 
 
 def native_linears(*linears: Linear | None) -> list[_native.Linear | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from slm_core.types import KvType
 from slm_native import _extension
 from slm_native.kernels.cpu.fusion import Fusion
 from slm_native.kernels.cpu.handles import (
+    CpuLora,
     CpuWeight,
     native_activation,
     native_linear,
@@ -27,7 +29,18 @@ from slm_native.kernels.cpu.pages import KV_TYPES, CpuKvLayer, CpuPageStore, Cpu
 from slm_native.kernels.cpu.prepared import CpuMoe, CpuPerHead, native_moe
 from slm_native.kernels.cpu.recurrent import CpuRecurrentKernels
 from slm_native.kernels.moe import MoeLayer
-from slm_native.kernels.parameters import PLAIN, Experts, Linear, Norm, PerHead, Rotation, Scoring, Weight
+from slm_native.kernels.parameters import (
+    PLAIN,
+    Experts,
+    Linear,
+    Lora,
+    Norm,
+    PerHead,
+    Rotation,
+    Scoring,
+    Weight,
+    float_tensor,
+)
 from slm_native.kv import Array, BatchPlan, KvLayer, PageLayout, PageStore
 from slm_native.steps import Step
 
@@ -35,6 +48,7 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 _UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
 """Instruction sets for which docs/performance.md has no comparison with other engines.
 
@@ -63,6 +77,12 @@ def _available_isa(isa: str | None) -> str:
             f"unknown or missing instruction set {isa!r} (this build on this machine has: {', '.join(available)})"
         )
     return available[-1] if isa is None else isa
+
+
+def _balance(a: NDArray[np.float32], b: NDArray[np.float32]) -> np.float32:
+    """The power of two by which ``a / balance`` and ``b * balance`` have about equally large numbers."""
+    largest = [float(np.abs(matrix).max()) for matrix in (a, b)]
+    return np.float32(2.0 ** round(math.log2(largest[0] / largest[1]) / 2) if min(largest) > 0 else 1.0)
 
 
 class CpuKernels(CpuRecurrentKernels):
@@ -174,6 +194,19 @@ class CpuKernels(CpuRecurrentKernels):
         x, by = np.ascontiguousarray(x), native_activation(activation)
         inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by, threshold)
         return inner
+
+    def lora(self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
+        """In float16, which halves the bytes that a token reads, unless the numbers are too large for it."""
+        balance = _balance(a, b)
+        a, b = a / balance, b * balance
+        if max(np.abs(a).max(), np.abs(b).max()) > _LARGEST_HALF:
+            return super().lora(name, a, b)
+        rows = (
+            float_tensor(f"{name}.lora_a", a.astype(np.float16)),
+            float_tensor(f"{name}.lora_b", b.astype(np.float16)),
+        )
+        columns = np.ascontiguousarray(b.astype(np.float16).T).view(np.uint16)
+        return CpuLora(self.prepare(rows[0]), self.prepare(rows[1]), columns, [])
 
     def moe(self, experts: Experts) -> MoeLayer:
         """In one call, if all matrices have kernels."""

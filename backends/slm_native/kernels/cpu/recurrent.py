@@ -11,6 +11,7 @@ import numpy as np
 
 from slm_core.architectures import NormKind
 from slm_native.kernels.cpu.handles import (
+    changed_linears,
     extension,
     handle_of,
     native_linear,
@@ -163,7 +164,7 @@ def native_rwkv_block(block: RwkvBlock) -> _native.RwkvBlock | None:
         native_channel_mix(block.channel),
         native_linear(block.time.output),
     )
-    if time is None or channel is None or output is None:
+    if time is None or channel is None or output is None or changed_linears(block.time.output):
         return None
     norms = native_norm(block.time_norm), native_norm(block.channel_norm)
     native: _native.RwkvBlock = extension().RwkvBlock(norms[0], time, output, norms[1], channel)

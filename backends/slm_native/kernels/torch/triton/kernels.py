@@ -132,7 +132,8 @@ class TritonKernels(TorchKernels):
     def add_product(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         """For few rows, the product's kernel adds ``residual``."""
         form = self._packed_form(x, linear.weight)
-        if form is None or linear.scale is not None or len(x) > MAX_ROWS:
+        is_plain = linear.scale is None and linear.lora is None
+        if form is None or not is_plain or len(x) > MAX_ROWS:
             total: Tensor = super().add_product(residual, x, linear)
             return total
         residual = residual if linear.bias is None else residual + linear.bias
@@ -226,7 +227,7 @@ class TritonKernels(TorchKernels):
 
         At their first use the matrices are copied to common memory, and become parts of it.
         """
-        weights = [linear.weight for linear in linears if linear.scale is None]
+        weights = [linear.weight for linear in linears if linear.scale is None and linear.lora is None]
         if len(weights) < max(2, len(linears)):
             return None
         first = weights[0]

@@ -1,0 +1,109 @@
+"""The adapters that are loaded for a model, by name."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse
+from slm_core.adapters.base_model import BaseModel
+from slm_core.adapters.reading import read_adapter
+from slm_core.errors import InvalidOption, SnapshotMismatch, UnsupportedInput
+from slm_core.hints import did_you_mean
+from slm_core.types import AdapterInfo
+
+
+class LoadedAdapters(Mapping[str, AdapterInfo]):
+    """``protocols.Adapters`` for a backend. Threads may share it.
+
+    Args:
+        base: reads what is known of the model; None if the backend takes no adapters for this model.
+        prepare: prepares an adapter for the engine; raises ``UnsupportedModel`` if the engine cannot compute it.
+        reason: why there are none, for messages.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel | None,
+        prepare: Callable[[Adapter], None] = lambda _: None,
+        reason: str = "",
+    ) -> None:
+        self._base = base
+        self._prepare = prepare
+        self._reason = reason
+        self._adapters: dict[str, Adapter] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> AdapterInfo:
+        return self._named(name).info
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._adapters))
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def __repr__(self) -> str:
+        return f"<Adapters: {', '.join(self._adapters) or 'none'}>"
+
+    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+        """Load an adapter; see ``protocols.Adapters``."""
+        if self._base is None:
+            raise UnsupportedInput(f"this model takes no adapters: {self._reason}")
+        adapter = read_adapter(Path(path).expanduser(), self._base, name)
+        with self._lock:
+            if adapter.info.name in self._adapters:
+                raise InvalidOption(
+                    f"there is an adapter {adapter.info.name!r} already: choose another name, or unload it"
+                )
+            self._prepare(adapter)
+            self._adapters[adapter.info.name] = adapter
+        return adapter.info
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; see ``protocols.Adapters``."""
+        with self._lock:
+            del self._adapters[self._named(name).info.name]
+
+    def clear(self) -> None:
+        """Forget all adapters; the model is closed."""
+        self._adapters.clear()
+
+    def set_of(self, scales: Mapping[str, float]) -> AdapterSet:
+        """The adapters of these names with their scales, sorted by name; a scale of 0 is left out.
+
+        Raises:
+            InvalidOption: an unknown name, or a scale that is no finite number.
+        """
+        if not isinstance(scales, Mapping):
+            raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
+        for name, scale in scales.items():
+            self._named(name)
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+                raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: a finite number)")
+        return tuple(AdapterUse(self._named(name), float(scales[name])) for name in sorted(scales) if scales[name])
+
+    def of_dump(self, dumped: Mapping[str, float]) -> AdapterSet:
+        """The adapters of a dump, by their fingerprints.
+
+        Raises:
+            SnapshotMismatch: one is not loaded.
+        """
+        by_fingerprint = {adapter.info.fingerprint: adapter for adapter in list(self._adapters.values())}
+        for fingerprint in dumped:
+            if fingerprint not in by_fingerprint:
+                raise SnapshotMismatch(
+                    f"the dump was made with an adapter that is not loaded (fingerprint {fingerprint[:12]}...): load it"
+                )
+        uses = (AdapterUse(by_fingerprint[fingerprint], scale) for fingerprint, scale in dumped.items())
+        return tuple(sorted(uses, key=lambda use: use.adapter.info.name))
+
+    def _named(self, name: str) -> Adapter:
+        try:
+            return self._adapters[name]
+        except (KeyError, TypeError):
+            loaded = ", ".join(self._adapters) or "none"
+            hint = did_you_mean(name, self._adapters) if isinstance(name, str) else ""
+            raise InvalidOption(f"unknown adapter {name!r:.80} (loaded: {loaded}{hint})") from None

@@ -1,0 +1,55 @@
+"""The parent's side of the adapters of an isolated model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slm_core.errors import InvalidOption
+from slm_core.isolation.control import Control
+from slm_core.types import AdapterInfo
+
+
+class IsolatedAdapters(Mapping[str, AdapterInfo]):
+    """Adapters that are loaded in the model's process; see ``protocols.Adapters``.
+
+    Args:
+        control: the calls to the process.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._infos: dict[str, AdapterInfo] = {}
+
+    def __getitem__(self, name: str) -> AdapterInfo:
+        try:
+            return self._infos[name]
+        except KeyError:
+            raise InvalidOption(f"unknown adapter {name!r:.80} (loaded: {', '.join(self._infos) or 'none'})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._infos))
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+        """Load an adapter; see ``protocols.Adapters``."""
+        value = self._control.ask("load_adapter", Path(path).expanduser().absolute(), name)
+        match value:
+            case {
+                "name": str() as known,
+                "path": Path() as source,
+                "fingerprint": str() as fingerprint,
+                "rank": int() as rank,
+                "n_params": int() as n_params,
+                "tensors": list() as tensors,
+            } if all(isinstance(tensor, str) for tensor in tensors):
+                self._infos[known] = AdapterInfo(known, source, fingerprint, rank, n_params, tuple(tensors))
+                return self._infos[known]
+        raise self._control.garbled("load_adapter")
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; see ``protocols.Adapters``."""
+        self._control.ask("unload_adapter", name)
+        self._infos.pop(name, None)

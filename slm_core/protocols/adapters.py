@@ -1,0 +1,44 @@
+"""The noun Adapters: the low-rank adapters (LoRA) that are loaded for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from slm_core.types import AdapterInfo
+
+
+class Adapters(Protocol):
+    """The adapters of a model, by name. Threads may share it; ``Context.set_adapters`` uses them."""
+
+    def __getitem__(self, name: str) -> AdapterInfo: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+        """Load an adapter.
+
+        Args:
+            path: a GGUF file of type "adapter", or a directory that PEFT's ``save_pretrained`` wrote.
+            name: its name; None for the name of the file or directory.
+
+        Raises:
+            UnsupportedInput: the backend takes no adapters for this model.
+            InvalidModelFile: the adapter is missing or damaged, or belongs to another model.
+            UnsupportedModel: an adapter of another kind (DoRA, aLoRA), or that changes tensors that this backend cannot
+                change (experts).
+            InvalidOption: there is an adapter of this name.
+            ModelClosed: after ``close`` of the model.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. Sequences that use it keep it until they get others.
+
+        Raises:
+            InvalidOption: there is no such adapter.
+        """
+        ...
