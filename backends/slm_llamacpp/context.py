@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.adapters import AdapterSet
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.batch import TokenBatch
@@ -38,6 +39,7 @@ _QUANTIZED_BLOCK = 32
 _ROTATION_WIDTH = 64  # llama.cpp can re-rotate quantized keys only if the head width is a multiple of it
 _MAX_CTX = 2**31 - 256  # positions are int32, and llama.cpp rounds up
 _NO_ROOM = 1
+_ALWAYS = {Capability.EMBEDDINGS, Capability.ADAPTERS}
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
 _FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
 
@@ -72,6 +74,7 @@ class LlamaCppContext(ContextBase):
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
         n_batch = min(options.n_batch, options.n_ctx)
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
+        self._used: AdapterSet = ()  # those that llama.cpp computes with
         self._keys_lag = False  # whether keys are still to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         longest_block = min(api.llama_n_ubatch(self._pointer), model.longest_block)
@@ -82,10 +85,11 @@ class LlamaCppContext(ContextBase):
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=self._memory.edit_level(can_rotate=can_move),
-            capabilities=self._memory.capabilities() | {Capability.EMBEDDINGS} | self._inputs(model_pointer, blocks),
+            capabilities=self._memory.capabilities() | _ALWAYS | self._inputs(model_pointer, blocks),
             payload_format=f"llama.cpp {library.version()} {api.llama_version().decode()} k={self._type_k}"
             f" v={self._type_v} flash={flash} {settings.device.label}",
             n_embd=api.llama_model_n_embd_out(model_pointer),
+            adapters=model.loaded_adapters,
         )
 
     def _inputs(self, model_pointer: int, blocks: set[Capability]) -> frozenset[Capability]:
@@ -134,6 +138,13 @@ class LlamaCppContext(ContextBase):
             )
 
     # The methods that ContextBase requires.
+
+    def _engine_use(self, adapters: AdapterSet) -> None:
+        self._model.lora.use(self._pointer, adapters)
+        self._used = adapters
+
+    def _engine_take_back(self, seq_id: int, length: int) -> None:
+        self._sync(seq_id)
 
     def _engine_decode(self, batch: Batch) -> Logits:
         return self._ran(batch, batch.logits_mask, self._rows)

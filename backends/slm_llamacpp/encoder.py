@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slm_core.adapters import AdapterSet
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.errors import DecodeFailed, UnsupportedOutput
 from slm_core.protocols import Batch
@@ -53,10 +54,16 @@ class LlamaCppEncoder(ContextBase):
             fingerprint=model.info.fingerprint,
             n_vocab=model.vocab.size,
             edit_level=EditLevel.REPLAY,
-            capabilities=frozenset({Capability.EMBEDDINGS, Capability.ENCODER}),
+            capabilities=frozenset({Capability.EMBEDDINGS, Capability.ENCODER, Capability.ADAPTERS}),
             payload_format="",
             n_embd=api.llama_model_n_embd_out(model_pointer),
+            adapters=model.loaded_adapters,
         )
+        self._used: AdapterSet = ()  # those that llama.cpp computes with
+
+    def _engine_use(self, adapters: AdapterSet) -> None:
+        self._model.lora.use(self._pointer, adapters)
+        self._used = adapters
 
     def _engine_embed(self, batch: Batch) -> States:
         check_learned_positions(batch, self._model.n_positions)

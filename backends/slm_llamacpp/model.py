@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.adapters import BaseModel, LoadedAdapters
 from slm_core.architectures import EMBEDDING
 from slm_core.context import ModelBase
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
@@ -19,6 +20,7 @@ from slm_core.modelinfo import model_info
 from slm_core.quant import dequantize_rows
 from slm_core.types import ContextOptions, Progress
 from slm_llamacpp import BACKEND, library, logs
+from slm_llamacpp.adapters import LlamaCppAdapters
 from slm_llamacpp.bidirectional_blocks import blocks_of
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.encoder import LlamaCppEncoder
@@ -58,6 +60,7 @@ class LlamaCppModel(ModelBase):
         moves_keys: whether keys can move to other positions.
         n_positions: number of learned positions; None without learned positions.
         longest_block: most tokens of a bidirectional block; 0 for no blocks.
+        lora: llama.cpp's objects for adapters.
     """
 
     def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
@@ -77,7 +80,13 @@ class LlamaCppModel(ModelBase):
         except BaseException:
             self._handle.free()
             raise
-        super().__init__(info, vocab)
+        self.lora = LlamaCppAdapters(api, self._handle, info.architecture, gguf.tensors.keys())
+        super().__init__(info, vocab, LoadedAdapters(BaseModel.of(gguf), self.lora.prepare))
+
+    @property
+    def loaded_adapters(self) -> LoadedAdapters:
+        """The adapters, for contexts."""
+        return self._adapters
 
     def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """The inputs [T, E] of tokens [T] as embedding rows for llama.cpp, float32."""
@@ -97,6 +106,7 @@ class LlamaCppModel(ModelBase):
 
     def _engine_close(self) -> None:
         self._handle.retire()
+        self.lora.free()
         self._handle.free()
         library.return_memory()
 

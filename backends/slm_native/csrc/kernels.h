@@ -138,9 +138,8 @@ struct IsaKernels {
     // y = base (or 0 if null) + the sum of shares[j] * parts[j], n values each; y may be one of them.
     void (*add_parts)(const float* base, const float* const* parts, const float* shares, std::size_t n_parts,
                       std::size_t n, float* y);
-    // y += the sum of shares[j] * row j of `rows`, float16 [n_rows][stride], n values each.
-    void (*add_f16_rows)(const std::uint16_t* rows, std::size_t stride, const float* shares, std::size_t n_rows,
-                         std::size_t n, float* y);
+    // y += the sum of shares[j] * row j of `rows`, float16 [n_rows][n].
+    void (*add_f16_rows)(const std::uint16_t* rows, const float* shares, std::size_t n_rows, std::size_t n, float* y);
     // row = max(0, row - (mean + n_deviations * standard deviation)), in place.
     void (*gaussian_topk)(float* row, std::size_t width, float n_deviations);
     // y = activation(gate), times `up` unless it is null; y may be gate.

@@ -150,9 +150,8 @@ struct LinearHandle {
         if (!change) return;
         require(change->kernels == weights.kernels, other_kernels);
         require(change->matrix.n_in == weights.matrix.n_in && change->matrix.n_out != 0, "a does not fit the matrix");
-        halves = elements<std::uint16_t>(*columns, "b", "uint16", 2);
-        require(columns->shape(0) == change->matrix.n_out && columns->shape(1) == weights.matrix.n_out,
-                "b does not fit a and the matrix");
+        halves = elements<std::uint16_t>(*columns, "b", "uint16", 1);
+        require(columns->size() == change->matrix.n_out * weights.matrix.n_out, "b does not fit a and the matrix");
     }
 
     // Points into this.

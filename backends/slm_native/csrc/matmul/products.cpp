@@ -65,7 +65,6 @@ Linear make(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t n
 // Adds the changes of adapters to the outputs; `low` has x @ a.T of each projection with a change, one after the other.
 void add_changes(const IsaKernels& kernels, Pool& pool, std::size_t n_tokens, std::span<const Projection> projections,
                  const float* low) {
-    constexpr std::size_t columns = 256;  // of b, which stay in the cache for all tokens
     struct Part {
         const Projection* projection;
         const float* low;
@@ -74,7 +73,7 @@ void add_changes(const IsaKernels& kernels, Pool& pool, std::size_t n_tokens, st
     std::vector<Part> parts;
     for (const Projection& one : projections) {
         if (!one.linear->lora.a) continue;
-        for (std::size_t begin = 0; begin < one.linear->matrix->n_out; begin += columns)
+        for (std::size_t begin = 0; begin < one.linear->matrix->n_out; begin += lora_columns)
             parts.push_back({&one, low, begin});
         low += n_tokens * one.linear->lora.a->n_out;
     }
@@ -82,8 +81,9 @@ void add_changes(const IsaKernels& kernels, Pool& pool, std::size_t n_tokens, st
         const auto& [projection, shares, begin] = parts[i];
         const Lora& lora = projection->linear->lora;
         const std::size_t n_out = projection->linear->matrix->n_out, rank = lora.a->n_out;
-        for (std::size_t t = 0; t < n_tokens; ++t)
-            kernels.add_f16_rows(lora.b + begin, n_out, shares + t * rank, rank, std::min(columns, n_out - begin),
+        const std::size_t n_here = std::min(lora_columns, n_out - begin);
+        for (std::size_t t = 0; t < n_tokens; ++t)  // the block of b stays in the cache
+            kernels.add_f16_rows(lora.b + begin * rank, shares + t * rank, rank, n_here,
                                  projection->y + t * n_out + begin);
     });
 }
@@ -192,12 +192,12 @@ void project(const IsaKernels& kernels, Pool& pool, const float* x, std::size_t 
         products.push_back({matrix, x, n_tokens, y});
         if (norm.weight) products.back().source = &rows;
     };
-    for (const Projection& one : projections) {
-        add(one.linear->matrix, one.y);
+    for (const Projection& one : projections) {  // first, as each may be a single task
         if (!one.linear->lora.a) continue;
         add(one.linear->lora.a, next);
         next += n_tokens * one.linear->lora.a->n_out;
     }
+    for (const Projection& one : projections) add(one.linear->matrix, one.y);
     multiply_all(kernels, pool, products);
     for (const Projection& one : projections)
         if (!is_plain(*one.linear)) finish_parts(pool, *one.linear, n_tokens, one.y, [](std::size_t, std::size_t) {});

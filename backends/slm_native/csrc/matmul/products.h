@@ -20,8 +20,10 @@ struct Product {
 // The change that an adapter makes of a matrix (LoRA): x @ a.T @ b.
 struct Lora {
     const Matrix* a;         // [r][n_in], or null without a change
-    const std::uint16_t* b;  // float16 [r][n_out]
+    const std::uint16_t* b;  // float16 [ceil(n_out / lora_columns)][r][lora_columns]; the last block may be narrower
 };
+
+constexpr std::size_t lora_columns = 256;
 
 // y = scale * (x @ matrix.T) + bias + the change; absent if `matrix` is null.
 struct Linear {

@@ -38,7 +38,7 @@ class CpuLora(Lora):
     """A low-rank change, and ``b`` as C++ reads it.
 
     Attributes:
-        columns: ``b.T``, as the bits of float16 [r, out].
+        columns: ``b.T`` in blocks of 256 columns, one after the other, as the bits of float16 [r * out].
         made: the linear in C++, once it is made: a change belongs to one linear.
     """
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from slm_native import _native
 
 _MOST_THREADS = 512
+_LORA_COLUMNS = 256  # as in products.h
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
 """Instruction sets for which docs/performance.md has no comparison with other engines.
@@ -201,11 +202,10 @@ class CpuKernels(CpuRecurrentKernels):
         a, b = a / balance, b * balance
         if max(np.abs(a).max(), np.abs(b).max()) > _LARGEST_HALF:
             return super().lora(name, a, b)
-        rows = (
-            float_tensor(f"{name}.lora_a", a.astype(np.float16)),
-            float_tensor(f"{name}.lora_b", b.astype(np.float16)),
-        )
-        columns = np.ascontiguousarray(b.astype(np.float16).T).view(np.uint16)
+        halves = a.astype(np.float16), b.astype(np.float16)
+        rows = [float_tensor(f"{name}.lora_{each}", half) for each, half in zip("ab", halves, strict=True)]
+        blocks = [halves[1][i : i + _LORA_COLUMNS].T.reshape(-1) for i in range(0, len(b), _LORA_COLUMNS)]
+        columns = np.concatenate(blocks).view(np.uint16)
         return CpuLora(self.prepare(rows[0]), self.prepare(rows[1]), columns, [])
 
     def moe(self, experts: Experts) -> MoeLayer:

@@ -1,0 +1,86 @@
+"""Adapters (LoRA) in llama.cpp: which ones it computes, and its objects for them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from slm_core.adapters import Adapter, AdapterSet, write_adapter
+from slm_core.errors import DecodeFailed, InvalidModelFile, UnsupportedModel
+from slm_llamacpp import logs
+from slm_llamacpp.handle import Handle
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_CHANGED = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+"""Matrices of a block for which llama.cpp computes changes. It ignores changes of others."""
+
+
+class LlamaCppAdapters:
+    """llama.cpp's objects for the adapters of one model, each freed when nothing uses its adapter any more.
+
+    Args:
+        api: the low-level functions.
+        model: the model.
+        architecture: its architecture.
+        tensors: the names of its tensors.
+    """
+
+    def __init__(self, api: Any, model: Handle, architecture: str, tensors: Collection[str]) -> None:
+        self._api = api
+        self._model = model
+        self._architecture = architecture
+        self._is_tied = _OUTPUT not in tensors
+        self._handles: weakref.WeakKeyDictionary[Adapter, Handle] = weakref.WeakKeyDictionary()
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Load an adapter.
+
+        Raises:
+            UnsupportedModel: llama.cpp does not compute its changes.
+            InvalidModelFile: llama.cpp refuses it.
+        """
+        for name in adapter.info.tensors:
+            self._check(name)
+        with tempfile.TemporaryDirectory() as folder, self._model.use() as model, logs.collected() as complaints:
+            path = Path(folder) / "adapter.gguf"  # what was checked, and directories of PEFT, too
+            write_adapter(adapter, self._architecture, path)
+            pointer = self._api.llama_adapter_lora_init(model, os.fsencode(path))
+        if not pointer:
+            raise InvalidModelFile(f"{adapter.info.path}: llama.cpp cannot load it: {logs.reason_in(complaints)}")
+        handle = Handle(pointer, self._api.llama_adapter_lora_free, adapter.info.name)
+        self._handles[adapter] = handle
+        weakref.finalize(adapter, handle.free).atexit = False  # at exit the system frees the memory
+
+    def use(self, context: int, adapters: AdapterSet) -> None:
+        """Make a context compute with these adapters only; the caller keeps them alive.
+
+        Raises:
+            DecodeFailed: llama.cpp refuses them.
+        """
+        n = len(adapters)
+        kind: Any = self._api.llama_adapter_lora_p_ctypes * n
+        pointers, scales = kind(), (ctypes.c_float * n)(*(use.scale for use in adapters))
+        for i, (adapter, _) in enumerate(adapters):
+            with self._handles[adapter].use() as pointer:
+                pointers[i] = pointer
+        if self._api.llama_set_adapters_lora(context, pointers, n, scales):
+            raise DecodeFailed("llama.cpp cannot compute with these adapters")
+
+    def free(self) -> None:
+        """Free all, before the model is freed: llama.cpp would free them with it, and again later."""
+        for handle in list(self._handles.values()):
+            handle.free()
+
+    def _check(self, name: str) -> None:
+        if name == _EMBEDDING and self._is_tied:
+            raise UnsupportedModel(
+                f"llama.cpp cannot compute an adapter that changes {name} of a model without {_OUTPUT}"
+            )
+        kind = name.split(".")[-2]
+        if name not in (_EMBEDDING, _OUTPUT) and not (name.startswith("blk.") and kind in _CHANGED):
+            raise UnsupportedModel(f"llama.cpp ignores the changes that an adapter makes of {name}")
