@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.adapters import Adapter, AdapterSet, write_adapter
+from slm_core.architectures import architecture_names
 from slm_core.errors import DecodeFailed, InvalidModelFile, UnsupportedModel
 from slm_llamacpp import logs
 from slm_llamacpp.handle import Handle
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-_CHANGED = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-"""Matrices of a block for which llama.cpp computes changes. It ignores changes of others."""
+_CHANGED = """
+attn_q attn_k attn_v attn_qkv attn_output ffn_gate ffn_up ffn_down ffn_gate_inp ffn_gate_shexp ffn_up_shexp
+ffn_down_shexp ssm_in ssm_out ssm_x ssm_dt in_proj out_proj inp_gate proj laurel_l laurel_r time_mix_key
+time_mix_output channel_mix_key
+"""
+"""Matrices of a block for which llama.cpp was seen to compute changes. It ignores changes of others."""
+_LATENT, _IGNORED_WITH_LATENTS = "blk.0.attn_kv_a_mqa.weight", ("attn_q", "output")
+"""In models with latent attention (MLA), it ignores these, too."""
 
 
 class LlamaCppAdapters:
@@ -35,6 +42,7 @@ class LlamaCppAdapters:
         self._model = model
         self._architecture = architecture
         self._is_tied = _OUTPUT not in tensors
+        self._ignored = _IGNORED_WITH_LATENTS if _LATENT in tensors else ()
         self._handles: weakref.WeakKeyDictionary[Adapter, Handle] = weakref.WeakKeyDictionary()
 
     def prepare(self, adapter: Adapter) -> None:
@@ -44,6 +52,10 @@ class LlamaCppAdapters:
             UnsupportedModel: llama.cpp does not compute its changes.
             InvalidModelFile: llama.cpp refuses it.
         """
+        if self._architecture not in architecture_names():
+            raise UnsupportedModel(
+                f"llama.cpp ignores changes of some matrices: it is unknown which for {self._architecture!r:.80} models"
+            )
         for name in adapter.info.tensors:
             self._check(name)
         with tempfile.TemporaryDirectory() as folder, self._model.use() as model, logs.collected() as complaints:
@@ -81,6 +93,7 @@ class LlamaCppAdapters:
             raise UnsupportedModel(
                 f"llama.cpp cannot compute an adapter that changes {name} of a model without {_OUTPUT}"
             )
-        kind = name.split(".")[-2]
-        if name not in (_EMBEDDING, _OUTPUT) and not (name.startswith("blk.") and kind in _CHANGED):
+        kind = name.removesuffix(".weight").rpartition(".")[2]
+        is_known = name in (_EMBEDDING, _OUTPUT) or (name.startswith("blk.") and kind in _CHANGED.split())
+        if not is_known or kind in self._ignored:
             raise UnsupportedModel(f"llama.cpp ignores the changes that an adapter makes of {name}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from slm_core.adapters import LowRank
-from slm_native.kernels import KernelSet, Linear, Lora
+from slm_native.kernels import KernelSet, Linear, Lora, Weight
 from slm_native.offload import ResidentLayers
 from slm_native.steps import Step
 
@@ -29,13 +29,16 @@ class Adapted:
     embedding: Lora | None
 
 
-def adapted(kernels: KernelSet, steps: Sequence[Step], output: Linear, changes: Mapping[str, LowRank]) -> Adapted:
+def adapted(
+    kernels: KernelSet, steps: Sequence[Step], output: Linear, embedding: Weight, changes: Mapping[str, LowRank]
+) -> Adapted:
     """The steps and matrices with changes.
 
     Args:
         kernels: the kernel set.
         steps: the steps of all layers, not fused.
         output: the output matrix.
+        embedding: the table of embeddings.
         changes: the change of each tensor, with a scale of 1.
     """
 
@@ -44,14 +47,14 @@ def adapted(kernels: KernelSet, steps: Sequence[Step], output: Linear, changes: 
         if name not in changes:
             return linear
         a, b, _ = changes[name]
-        return replace(linear, lora=kernels.lora(name, a, b[rows]))
+        return replace(linear, lora=kernels.lora(linear.weight, a, b[rows]))
 
-    embedding = None
+    of_embedding = None
     if _EMBEDDING in changes:
         a, b, _ = changes[_EMBEDDING]
-        embedding = kernels.lora(_EMBEDDING, a.T, b)
+        of_embedding = kernels.lora(embedding, a.T, b)
     fused = kernels.fuse([_replaced(step, change) for step in steps])
-    return Adapted(ResidentLayers(fused), change(output) if _OUTPUT in changes else output, embedding)
+    return Adapted(ResidentLayers(fused), change(output) if _OUTPUT in changes else output, of_embedding)
 
 
 def rows_of(linear: Linear) -> tuple[str, slice]:

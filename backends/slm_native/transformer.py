@@ -158,7 +158,8 @@ class Transformer:
         key = tuple(use.key for use in adapters)
         with self._adapting:
             if key not in self._adapted:
-                made = adapted(self._kernels, self._unfused, self._weights.output, stacked(adapters))
+                weights, changes = self._weights, stacked(adapters)
+                made = adapted(self._kernels, self._unfused, weights.output, weights.token_embd, changes)
                 self._kernels.ready()
                 self._adapted[key] = made
             self._adapted.move_to_end(key)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slm_native.kernels.altup import AltUpOps
 from slm_native.kernels.device import Device
 from slm_native.kernels.moe import MoeLayer, SteppedMoe
-from slm_native.kernels.parameters import Experts, Linear, Lora, PerHead, float_tensor
+from slm_native.kernels.parameters import Experts, Linear, Lora, PerHead, Weight, float_tensor
 from slm_native.kernels.per_head import SteppedPerHead
 from slm_native.kernels.recurrent import RecurrentOps
 from slm_native.kernels.rwkv import RwkvOps
@@ -35,14 +35,15 @@ class KernelSet(Device, RecurrentOps, RwkvOps, AltUpOps):
         """A matrix for each head, prepared once and run for each batch."""
         return SteppedPerHead(self, linears)
 
-    def lora(self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
-        """A low-rank change, prepared once and used for each batch.
+    def lora(self, weight: Weight, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
+        """A low-rank change of a matrix, prepared once and used for each batch.
 
         Args:
-            name: the changed tensor, which is on the device where the change is needed.
+            weight: the matrix, or the table of embeddings.
             a: [r, in].
             b: [out, r].
         """
+        name = weight.tensor.name
         return Lora(self.prepare(float_tensor(f"{name}.lora_a", a)), self.prepare(float_tensor(f"{name}.lora_b", b)))
 
     def fuse(self, steps: Sequence[Step]) -> Sequence[Step]:

@@ -13,6 +13,7 @@ from typing import Self
 from slm_conformance.oracle.weights import Weights, check_readable
 from slm_conformance.toy.context import PlainToyContext, ToyContext
 from slm_conformance.toy.engine import ToyEngine
+from slm_core.adapters import BaseModel, LoadedAdapters
 from slm_core.context import check_context_options
 from slm_core.errors import (
     BackendUnavailable,
@@ -23,7 +24,7 @@ from slm_core.errors import (
 )
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
-from slm_core.protocols import Context, Vocab
+from slm_core.protocols import Adapters, Context, Vocab
 from slm_core.tokenization import build_vocab
 from slm_core.types import (
     BackendStatus,
@@ -44,6 +45,7 @@ class ToyModel:
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         self.engine = ToyEngine(Weights.read(source))
         with GgufFile.open(source) as file:
+            self.loaded = LoadedAdapters(BaseModel.of(file))
             self.info: ModelInfo = model_info(file, backend="toy", device="cpu", kv_type=KvType.F32)
             self.vocab: Vocab = build_vocab(file)
         self._edit_level = edit_level
@@ -59,8 +61,14 @@ class ToyModel:
         for kv_type in (options.kv_type_k, options.kv_type_v):
             self.check_kv_type(kv_type)
         context = self._context_type(self.engine, self.info.fingerprint, options, self._edit_level)
+        context.loaded = self.loaded
         self._contexts.add(context)
         return context
+
+    @property
+    def adapters(self) -> Adapters:
+        """The loaded adapters."""
+        return self.loaded
 
     def check_kv_type(self, kv_type: KvType | None) -> None:
         """Raise for KV types other than float32."""

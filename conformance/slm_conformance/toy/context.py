@@ -6,7 +6,7 @@ A fork is a copy of a list. A call that raises changes nothing, because lists ar
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from slm_conformance.toy.engine import Array, Cell, Run, ToyEngine
+from slm_core.adapters import AdapterSet, LoadedAdapters, stacked
 from slm_core.container import PART_BYTES, pack, unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import check_part_bytes
@@ -33,6 +34,7 @@ from slm_core.context.inputs import (
 )
 from slm_core.context.ledger import replay_plan, truncated_edits
 from slm_core.context.payload import Steps
+from slm_core.context.sequence_adapters import dumped_scales, part_of
 from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
@@ -66,6 +68,7 @@ class ToyContext:
             Capability.EMBEDDING_INPUT,
             Capability.BIDIRECTIONAL_BLOCKS,
             Capability.MROPE_POSITIONS,
+            Capability.ADAPTERS,
         }
     )
     payload_format = "toy-1"
@@ -77,6 +80,8 @@ class ToyContext:
         self.fingerprint = fingerprint
         self.cells: list[list[Cell]] = [[] for _ in range(options.n_seq_max)]
         self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
+        self.sets: list[AdapterSet] = [() for _ in range(options.n_seq_max)]
+        self.loaded = LoadedAdapters(None)  # of the model, which replaces it
         self.restores: set[int] = set()  # sequences that are being restored in steps
         self.closed = False
         self._lock = threading.Lock()
@@ -102,6 +107,27 @@ class ToyContext:
         self._check_open()
         others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
         return sum(id(cell) not in others for cell in self.cells[self._checked(seq_id)])
+
+    def adapters(self, seq_id: int) -> dict[str, float]:
+        """The adapters of a sequence."""
+        self._check_open()
+        return {use.adapter.info.name: use.scale for use in self.sets[self._checked(seq_id)]}
+
+    def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
+        """Replace the adapters of an empty sequence."""
+        with self._call():
+            if scales and Capability.ADAPTERS not in self.capabilities:
+                raise UnsupportedInput("this toy takes no adapters")
+            adapters = self.loaded.set_of(scales) if scales else ()
+            if adapters != self.sets[self._changeable(seq_id)] and self.cells[seq_id]:
+                raise InvalidSequence(f"sequence {seq_id} has tokens with other adapters", seq_id=seq_id)
+            self.sets[seq_id] = adapters
+
+    def engine_with(self, adapters: AdapterSet) -> ToyEngine:
+        """The engine of the model with all changes added to its matrices."""
+        if not adapters:
+            return self.engine
+        return self.engine.with_changes({name: change.dense() for name, change in stacked(adapters).items()})
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch."""
@@ -136,6 +162,8 @@ class ToyContext:
             return self._run_batch(batch, self.engine.states, self.engine.shape.n_embd)
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
+        if any(self.sets[seq_id] for seq_id in batch.seq_ids.tolist()):
+            return self._run_adapted(batch, run, width)
         grown: dict[int, list[Cell]] = {}
         rows, mask = np.empty((len(batch), width), np.float32), batch.logits_mask.copy()
         inputs, seq_ids = batch_inputs(batch), batch.seq_ids.tolist()
@@ -149,6 +177,24 @@ class ToyContext:
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
         return rows[mask]
+
+    def _run_adapted(self, batch: Batch, run: Run, width: int) -> Array:
+        """Run the sequences one after another, each with an engine of its own."""
+        seq_ids, rows = batch.seq_ids, np.empty((len(batch), width), np.float32)
+        engine, sets, cells = self.engine, self.sets, list(self.cells)
+        try:
+            for seq_id in sorted(set(seq_ids.tolist())):
+                self.engine, self.sets = self.engine_with(sets[seq_id]), [() for _ in sets]
+                own = self.engine.run if width == engine.n_vocab else self.engine.states
+                part = part_of(batch, [seq_id])
+                rows[(seq_ids == seq_id) & batch.logits_mask] = self._run_batch(part, own, width)
+                self.engine, self.sets = engine, sets
+        except BaseException:
+            self.cells = cells
+            raise
+        finally:
+            self.engine, self.sets = engine, sets
+        return rows[batch.logits_mask]
 
     def _run_block(self, inputs: Sequence[Held], cells: Sequence[Cell], rows: Array) -> list[Cell]:
         """Run a bidirectional block; writes its logits or hidden states to ``rows``."""
@@ -167,6 +213,7 @@ class ToyContext:
             end = self._checked_index(src, len(self.cells[src]) if end is None else end)
             self._check_whole_blocks(src, end)
             self.replace(dst, self.fork_cells(self.cells[src][:end]), truncated_edits(self.edits[src], end))
+            self.sets[dst] = self.sets[src]
             return Pos(dst, end)
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
@@ -251,6 +298,7 @@ class ToyContext:
                 rows=rows_of(tokens),
                 ahead=all_ahead_of(tokens),
                 offsets=offsets_of(tokens),
+                adapters=dumped_scales(self.sets[seq_id]),
             ).to_bytes()
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
@@ -279,8 +327,10 @@ class ToyContext:
     def _restore(self, seq_id: int, data: bytes) -> Pos:
         snapshot = SequenceSnapshot.from_bytes(data)
         self._check_snapshot(seq_id, snapshot)
+        adapters = self.dumped_adapters(snapshot)
         parts = self.unpack_payload(snapshot) if self._is_ours(snapshot) else self._replayed(snapshot)
         self.replace(seq_id, *parts)
+        self.sets[seq_id] = adapters
         return Pos(seq_id, len(snapshot.tokens))
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
@@ -334,6 +384,7 @@ class ToyContext:
         if in_use is not None:
             raise InvalidSequence(f"sequence {in_use} holds tokens (accepted: an empty context)", seq_id=in_use)
         meta, dumps = unpack("toy context", b"".join(parts))
+        sets = list(self.sets)
         n_ctx, self.n_ctx = self.n_ctx, 2**62  # restored sequences share no cells yet
         try:
             for (seq_id, same), data in zip(cast("list[Any]", meta["cells"]), dumps, strict=True):
@@ -343,6 +394,7 @@ class ToyContext:
                 raise ContextFull(2**62 - self.n_free, n_ctx)
         except BaseException:
             self.clear()
+            self.sets = sets
             raise
         finally:
             self.n_ctx = n_ctx
@@ -358,15 +410,24 @@ class ToyContext:
             raise InvalidSnapshot("the dump's payload holds numbers that are infinite or none")
         return [Cell(token, *keys_and_values[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
 
+    def dumped_adapters(self, snapshot: SequenceSnapshot) -> AdapterSet:
+        """The adapters of a dump."""
+        if not snapshot.adapters:
+            return ()
+        if Capability.ADAPTERS not in self.capabilities:
+            raise SnapshotMismatch("the dump was made with adapters, which this toy does not take")
+        return self.loaded.of_dump(snapshot.adapters)
+
     def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
         if snapshot.edits:
             self._check_level(EditLevel.CUT)
         cells: list[Cell] = []
         edits: list[Edit] = []
+        engine = self.engine_with(self.dumped_adapters(snapshot))
         runs, _ = replay_plan(snapshot.held(), snapshot.edits)
         for run, edit in zip(runs, (*snapshot.edits, None), strict=True):
             for first, end in _runs(run, [0] * len(run)):
-                compute = self.engine.bidirectional_block if ahead_of(run[first]) else self.engine.states
+                compute = engine.bidirectional_block if ahead_of(run[first]) else engine.states
                 cells += compute(run[first:end], cells)[0]
             if edit is not None:
                 cells, edits = self.cut_cells(cells, edits, edit.start, edit.end)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,11 +47,17 @@ class ToyEngine:
     """
 
     def __init__(self, weights: Weights) -> None:
+        self._weights = weights
         self.shape = weights.shape
         self.n_vocab = weights.n_vocab
         self._tensors = weights.tensors
         self._frequencies = rope_frequencies(weights)
         self._section_of = section_of_pairs(weights.shape)
+
+    def with_changes(self, changes: Mapping[str, Array]) -> ToyEngine:
+        """The engine of the model with these sums added to its tensors."""
+        tensors = {name: self._tensors[name] + change for name, change in changes.items()}
+        return ToyEngine(dataclasses.replace(self._weights, tensors={**self._tensors, **tensors}))
 
     @property
     def table(self) -> Array:

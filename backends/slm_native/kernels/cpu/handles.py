@@ -35,7 +35,7 @@ class CpuWeight(ReferenceWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLora(Lora):
-    """A low-rank change, and ``b`` as C++ reads it.
+    """A low-rank change in float16, and ``b`` as C++ reads it.
 
     Attributes:
         columns: ``b.T`` in blocks of 256 columns, one after the other, as the bits of float16 [r * out].
@@ -79,8 +79,7 @@ def native_linear(linear: Linear) -> _native.Linear | None:
     if weight.packed is None:
         return None
     if lora is not None:
-        assert isinstance(lora, CpuLora), "a change that another kernel set prepared"
-        return lora.native_linear(weight.packed, linear)
+        return lora.native_linear(weight.packed, linear) if isinstance(lora, CpuLora) else None
     if last is not None and last[0] is linear.scale and last[1] is linear.bias:
         return last[2]
     scale = 1.0 if linear.scale is None else float(linear.scale[0])

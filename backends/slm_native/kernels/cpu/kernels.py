@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
+from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
@@ -196,12 +197,13 @@ class CpuKernels(CpuRecurrentKernels):
         inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by, threshold)
         return inner
 
-    def lora(self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
-        """In float16, which halves the bytes that a token reads, unless the numbers are too large for it."""
+    def lora(self, weight: Weight, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
+        """In float16, which halves the bytes that a token reads, unless the matrix or large numbers need float32."""
         balance = _balance(a, b)
         a, b = a / balance, b * balance
-        if max(np.abs(a).max(), np.abs(b).max()) > _LARGEST_HALF:
-            return super().lora(name, a, b)
+        if weight.tensor.ggml_type is GgmlType.F32 or max(np.abs(a).max(), np.abs(b).max()) > _LARGEST_HALF:
+            return super().lora(weight, a, b)
+        name = weight.tensor.name
         halves = a.astype(np.float16), b.astype(np.float16)
         rows = [float_tensor(f"{name}.lora_{each}", half) for each, half in zip("ab", halves, strict=True)]
         blocks = [halves[1][i : i + _LORA_COLUMNS].T.reshape(-1) for i in range(0, len(b), _LORA_COLUMNS)]
