@@ -119,7 +119,7 @@ class SequenceSnapshot:
             "payload_format": self.payload_format,
             "fingerprint": self.fingerprint,
             "edits": [[e.start, len(e.removed), e.length_before] for e in self.edits],
-            **({_ADAPTERS: dict(self.adapters)} if self.adapters else {}),
+            **({_ADAPTERS: self.adapters} if self.adapters else {}),
         }
 
     def sections(self, payload: bytes | Pieces) -> list[bytes | Pieces]:

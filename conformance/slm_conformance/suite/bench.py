@@ -22,6 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.fixtures import BackendFixtures
+from slm_conformance.oracle.adapters import RandomAdapter, merged, random_adapter, usual_matrices
 from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model, shape_name
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import SMALL, STATES
@@ -96,6 +97,8 @@ class Workshop:
         self.kv_types = functools.cache(self._kv_types)
         self.declared = functools.cache(self._declared)
         self.expected = functools.cache(self._expected)
+        self.adapter = functools.cache(self._adapter)
+        self.adapted = functools.cache(self._adapted)
 
     @functools.cached_property
     def absence(self) -> str | None:
@@ -152,9 +155,7 @@ class Workshop:
 
     def _tolerance(self, name: str, kv_type: KvType) -> Tolerance:
         """The allowed error of a model's logits."""
-        source = self.source(name)
-        precision = self.fixtures.precision.get(source.weight_type, Precision.QUANTIZED)
-        return Tolerance(source.weights, Precision(precision), kv_type)
+        return self.tolerance_of(self.source(name).weights, name, kv_type)
 
     def _kv_types(self, name: str) -> tuple[KvType, ...]:
         """The KV types for a model: the adopter's types that fit the heads, or all accepted types."""
@@ -178,6 +179,29 @@ class Workshop:
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"
         return reference_of(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+
+    def _adapter(self, name: str, seed: int) -> RandomAdapter:
+        """A random adapter of a model, loaded under the name ``adapter_name(seed)``."""
+        weights = self.source(name).weights
+        assert weights is not None, f"no reference for {name}"
+        path = self.directory / f"{name.replace('/', '-')}-adapter-{seed}.gguf"
+        matrices = usual_matrices(weights)
+        made = random_adapter(path, self.model(name).info.architecture, weights, matrices, seed)
+        if matrices:
+            self.model(name).adapters.load(made.path, adapter_name(seed))
+        return made
+
+    def _adapted(self, name: str, kv_type: KvType, *scales: tuple[int, float]) -> tuple[Weights, Tolerance]:
+        """A model with random adapters, by seed and scale, added to its weights, and the tolerances of its logits."""
+        source = self.source(name)
+        assert source.weights is not None, f"no reference for {name}"
+        weights = merged(source.weights, *((self.adapter(name, seed), scale) for seed, scale in scales))
+        return weights, self.tolerance_of(weights, name, kv_type)
+
+    def tolerance_of(self, weights: Weights | None, name: str, kv_type: KvType) -> Tolerance:
+        """The allowed error of logits of these weights in a model's file."""
+        precision = self.fixtures.precision.get(self.source(name).weight_type, Precision.QUANTIZED)
+        return Tolerance(weights, Precision(precision), kv_type)
 
     def close(self) -> None:
         """Close the models."""
@@ -213,6 +237,11 @@ def _read_source(path: Path) -> Source:
     except UnsupportedModel:
         return Source(path, None, "unknown")
     return Source(path, weights, weights.main_type)
+
+
+def adapter_name(seed: int) -> str:
+    """The name of a random adapter in the suite's models."""
+    return f"random {seed}"
 
 
 class Bench:
@@ -363,6 +392,16 @@ class Bench:
         if self.edit_level < level:
             pytest.skip(f"declared absent: the edit level is {self.edit_level.name}, this needs {level.name}")
 
+    def adapter(self, seed: int = 1) -> RandomAdapter:
+        """A random adapter, loaded for the suite's model; skips if the backend takes none, or there is no reference."""
+        weights = self.weights()
+        if Capability.ADAPTERS not in self.capabilities:
+            pytest.skip("declared absent: adapters")
+        made = self.workshop.adapter(self.name, seed)
+        if not made.changes:
+            pytest.skip(f"{self.name} has no matrix that random adapters change, in {len(weights.tensors)} tensors")
+        return made
+
     # Actions of a scenario.
 
     def tokens(self, n: int, seed: int = 0) -> list[int]:
@@ -420,9 +459,9 @@ class Bench:
         """Fail if two ways to decode the same tokens differ by more than two tolerances, as each may be off by one."""
         self._compare(rows, others, what, 2 * self.tolerance.row)
 
-    def states_agree(self, rows: Rows, expected: Rows, what: str) -> None:
+    def states_agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
         """Fail if a row of hidden states is further from the expected one than the tolerance."""
-        self._compare(rows, expected, what, self.tolerance.state)
+        self._compare(rows, expected, what, (allowed or self.tolerance).state)
 
     def chosen(
         self,

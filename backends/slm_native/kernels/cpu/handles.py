@@ -35,22 +35,23 @@ class CpuWeight(ReferenceWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLora(Lora):
-    """A low-rank change in float16, and ``b`` as C++ reads it.
+    """A low-rank change, and its matrices as C++ reads them.
 
     Attributes:
-        columns: ``b.T`` in blocks of 256 columns, one after the other, as the bits of float16 [r * out].
+        rows: ``a``, perhaps repeated (r', in).
+        columns: ``b.T`` in blocks of 256 columns, one after the other, as the bits of float16 [r' * out].
         made: the linear in C++, once it is made: a change belongs to one linear.
     """
 
+    rows: CpuWeight
     columns: NDArray[np.uint16]
     made: list[_native.Linear]
 
     def native_linear(self, packed: _native.Weights, linear: Linear) -> _native.Linear:
         """The linear in C++."""
         if not self.made:
-            assert isinstance(self.a, CpuWeight), "a weight that another kernel set prepared"
             scale = 1.0 if linear.scale is None else float(linear.scale[0])
-            self.made.append(extension().Linear(packed, scale, linear.bias, self.a.packed, self.columns))
+            self.made.append(extension().Linear(packed, scale, linear.bias, self.rows.packed, self.columns))
         return self.made[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from slm_core.architectures import AnyActivation, RopeStyle
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption
-from slm_core.gguf import GgmlType
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
 from slm_native import _extension
@@ -81,10 +79,20 @@ def _available_isa(isa: str | None) -> str:
     return available[-1] if isa is None else isa
 
 
+def _exponent(values: NDArray[np.float32]) -> int:
+    """The exponent of the largest number; 0 if all are 0."""
+    return int(np.frexp(np.abs(values).max())[1])
+
+
 def _balance(a: NDArray[np.float32], b: NDArray[np.float32]) -> np.float32:
     """The power of two by which ``a / balance`` and ``b * balance`` have about equally large numbers."""
-    largest = [float(np.abs(matrix).max()) for matrix in (a, b)]
-    return np.float32(2.0 ** round(math.log2(largest[0] / largest[1]) / 2) if min(largest) > 0 else 1.0)
+    return np.float32(2.0 ** ((_exponent(a) - _exponent(b)) // 2))
+
+
+def _columns(b: NDArray[np.float16]) -> NDArray[np.uint16]:
+    """``b.T`` in blocks of columns, one after the other, as bits."""
+    blocks = [b[i : i + _LORA_COLUMNS].T.reshape(-1) for i in range(0, len(b), _LORA_COLUMNS)]
+    return np.concatenate(blocks).view(np.uint16)
 
 
 class CpuKernels(CpuRecurrentKernels):
@@ -198,17 +206,24 @@ class CpuKernels(CpuRecurrentKernels):
         return inner
 
     def lora(self, weight: Weight, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
-        """In float16, which halves the bytes that a token reads, unless the matrix or large numbers need float32."""
-        balance = _balance(a, b)
+        """In float16, which halves the bytes that a token reads; for float matrices, ``b`` is a sum of two float16.
+
+        In float32 alone, outside the fused steps, if the numbers are too large for float16.
+        """
+        is_float, name = weight.tensor.ggml_type.block_size == 1, weight.tensor.name
+        balance = np.float32(2.0 ** (8 - _exponent(b))) if is_float else _balance(a, b)
         a, b = a / balance, b * balance
-        if weight.tensor.ggml_type is GgmlType.F32 or max(np.abs(a).max(), np.abs(b).max()) > _LARGEST_HALF:
+        largest = float(np.abs(b).max()) if is_float else max(float(np.abs(matrix).max()) for matrix in (a, b))
+        if not largest <= _LARGEST_HALF:
             return super().lora(weight, a, b)
-        name = weight.tensor.name
-        halves = a.astype(np.float16), b.astype(np.float16)
-        rows = [float_tensor(f"{name}.lora_{each}", half) for each, half in zip("ab", halves, strict=True)]
-        blocks = [halves[1][i : i + _LORA_COLUMNS].T.reshape(-1) for i in range(0, len(b), _LORA_COLUMNS)]
-        columns = np.concatenate(blocks).view(np.uint16)
-        return CpuLora(self.prepare(rows[0]), self.prepare(rows[1]), columns, [])
+        high = b.astype(np.float16)
+        if not is_float:
+            rows = self.prepare(float_tensor(f"{name}.lora_a", a.astype(np.float16)))
+            return CpuLora(rows, self.prepare(float_tensor(f"{name}.lora_b", high)), rows, _columns(high), [])
+        low = (b - high).astype(np.float16)
+        rows = self.prepare(float_tensor(f"{name}.lora_a2", np.concatenate([a, a])))
+        exact = super().lora(weight, a, b)
+        return CpuLora(exact.a, exact.b, rows, _columns(np.concatenate([high, low], axis=1)), [])
 
     def moe(self, experts: Experts) -> MoeLayer:
         """In one call, if all matrices have kernels."""

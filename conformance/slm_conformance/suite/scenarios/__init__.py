@@ -1,5 +1,6 @@
 """The scenarios: one class per capability. ``from slm_conformance.scenarios import *`` adopts them all."""
 
+from slm_conformance.suite.scenarios.adapters import TestAdapterDumps, TestAdapterFiles, TestAdapters
 from slm_conformance.suite.scenarios.backends import TestBackend
 from slm_conformance.suite.scenarios.beam import TestBeam
 from slm_conformance.suite.scenarios.bidirectional_blocks import TestBidirectionalBlocks
@@ -34,6 +35,9 @@ from slm_conformance.suite.scenarios.truncate import TestTruncate
 from slm_conformance.suite.scenarios.vocabulary import TestVocabulary
 
 __all__ = [
+    "TestAdapterDumps",
+    "TestAdapterFiles",
+    "TestAdapters",
     "TestBackend",
     "TestBadDumps",
     "TestBeam",
