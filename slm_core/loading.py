@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from slm_core.isolation.model import IsolatedModel
 from slm_core.keywords import checked_keywords
 from slm_core.paths import local
 from slm_core.plugins import Registry, registry
-from slm_core.protocols import BackendModel, Context, Formatter, Vocab
+from slm_core.protocols import Adapters, BackendModel, Context, Formatter, Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import (
     BackendStatus,
@@ -86,6 +86,11 @@ class Model(Closing):
         return self._model.crashed if isinstance(self._model, IsolatedModel) else None
 
     @property
+    def adapters(self) -> Adapters:
+        """The adapters (LoRA) that are loaded for the model, by name; ``adapters.load(path, name)`` loads one."""
+        return self._model.adapters
+
+    @property
     def vocab(self) -> Vocab:
         """The model's vocabulary."""
         return self._model.vocab
@@ -122,15 +127,23 @@ class Model(Closing):
         n_seq_max: int = 8,
         n_batch: int = 512,
         sampling: Sampling | None = None,
+        adapters: Mapping[str, float] | None = None,
         queue_timeout: float | None = None,
     ) -> Session:
         """A session in a new context, which is closed with it; more sessions share the context by ``fork``.
 
-        For ``queue_timeout`` see ``Session``.
+        For ``adapters`` and ``queue_timeout`` see ``Session``.
         """
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
-            return Session(context, self.vocab, sampling=sampling, owns_context=True, queue_timeout=queue_timeout)
+            return Session(
+                context,
+                self.vocab,
+                sampling=sampling,
+                adapters=adapters,
+                owns_context=True,
+                queue_timeout=queue_timeout,
+            )
         except BaseException:
             context.close()
             raise
@@ -148,14 +161,18 @@ class Model(Closing):
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
         overflow: Overflow = "error",
+        adapters: Mapping[str, float] | None = None,
         queue_timeout: float | None = None,
     ) -> Chat:
-        """A conversation in a new context, which is closed with it; see ``Chat``, and ``Session`` for the timeout."""
+        """A conversation in a new context, which is closed with it; see ``Chat``.
+
+        For ``adapters`` and ``queue_timeout`` see ``Session``.
+        """
         formatter = self.formatter
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
         try:
             return Chat(
-                Session(context, self.vocab, owns_context=True, queue_timeout=queue_timeout),
+                Session(context, self.vocab, adapters=adapters, owns_context=True, queue_timeout=queue_timeout),
                 formatter,
                 system=system,
                 messages=messages,
@@ -261,6 +278,7 @@ class Model(Closing):
                 lambda: self.formatter,
                 options,
                 model_name=self.info.name or self.info.path.stem,
+                adapters=self.adapters,
                 tracer_provider=tracer_provider,
             )
         except BaseException:

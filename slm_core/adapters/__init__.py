@@ -3,7 +3,7 @@
 from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, LowRank, stacked
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.gguf_adapters import write_adapter
-from slm_core.adapters.loaded import LoadedAdapters
+from slm_core.adapters.loaded import LoadedAdapters, check_scales
 from slm_core.adapters.reading import read_adapter
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "BaseModel",
     "LoadedAdapters",
     "LowRank",
+    "check_scales",
     "read_adapter",
     "stacked",
     "write_adapter",

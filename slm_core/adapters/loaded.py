@@ -12,7 +12,22 @@ from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.reading import read_adapter
 from slm_core.errors import InvalidOption, SnapshotMismatch, UnsupportedInput
 from slm_core.hints import did_you_mean
+from slm_core.protocols import Adapters
 from slm_core.types import AdapterInfo
+
+
+def check_scales(scales: object, loaded: Adapters) -> None:
+    """Check adapters by name, with their scales.
+
+    Raises:
+        InvalidOption: an unknown name, or a scale that is no finite number.
+    """
+    if not isinstance(scales, Mapping):
+        raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
+    for name, scale in scales.items():
+        loaded[name]
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: a finite number)")
 
 
 class LoadedAdapters(Mapping[str, AdapterInfo]):
@@ -38,6 +53,9 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
 
     def __getitem__(self, name: str) -> AdapterInfo:
         return self._named(name).info
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._adapters
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._adapters))
@@ -77,12 +95,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         Raises:
             InvalidOption: an unknown name, or a scale that is no finite number.
         """
-        if not isinstance(scales, Mapping):
-            raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
-        for name, scale in scales.items():
-            self._named(name)
-            if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-                raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: a finite number)")
+        check_scales(scales, self)
         return tuple(AdapterUse(self._named(name), float(scales[name])) for name in sorted(scales) if scales[name])
 
     def of_dump(self, dumped: Mapping[str, float]) -> AdapterSet:

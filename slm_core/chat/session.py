@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self, overload
 
 import numpy as np
@@ -17,7 +17,7 @@ from slm_core.chat.source import SessionSource
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.context_queue import checked_deadline, queue_of
-from slm_core.errors import ContextClosed, ContextFull, InvalidMark, SessionError
+from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidSequence, SessionError
 from slm_core.generation import (
     BeamAnswer,
     Beams,
@@ -50,6 +50,7 @@ class Session(Closing):
         context: the KV cache; sessions may share one, each in its own sequence.
         vocab: the model's vocabulary.
         seq_id: an empty sequence that no other session uses; None for the first free one.
+        adapters: adapters (LoRA) of the model by name, with their scales; None for none.
         sampling: the default sampling of answers.
         owns_context: whether closing the session closes the context.
         queue_timeout: seconds that a call of any session of the context waits while another thread uses the context;
@@ -57,7 +58,8 @@ class Session(Closing):
 
     Raises:
         InvalidSequence: the sequence is taken, or none is left.
-        InvalidOption: an invalid ``queue_timeout``.
+        InvalidOption: an invalid ``queue_timeout``, or an unknown adapter.
+        UnsupportedInput: adapters, and the context takes none.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Session(Closing):
         vocab: Vocab,
         *,
         seq_id: int | None = None,
+        adapters: Mapping[str, float] | None = None,
         sampling: Sampling | None = None,
         owns_context: bool = False,
         queue_timeout: float | None = None,
@@ -78,6 +81,12 @@ class Session(Closing):
         self.vocab = vocab
         self.sampling = sampling if sampling is not None else Sampling()
         self.seq_id = claim(context, seq_id, self)
+        try:
+            with self._queue:
+                context.set_adapters(self.seq_id, {} if adapters is None else adapters)
+        except BaseException:
+            release(context, self.seq_id)
+            raise
         self._sampler = SamplerChain.for_vocab(self.sampling, vocab)
         self._source = SessionSource(context, self.seq_id)
         self._generation: Generation | None = None
@@ -106,6 +115,35 @@ class Session(Closing):
     def n_tokens(self) -> int:
         """Tokens of the history."""
         return len(self._source.tokens)
+
+    @property
+    def adapters(self) -> Mapping[str, float]:
+        """The adapters of the session, by name, with their scales."""
+        return self.context.adapters(self.seq_id)
+
+    def set_adapters(self, scales: Mapping[str, float]) -> None:
+        """Continue with these adapters of the model, by name, in place of the present ones.
+
+        The history is decoded again when it is needed: keys and values of other adapters are never used.
+
+        Raises:
+            UnsupportedInput: the context takes no adapters.
+            InvalidOption: an unknown adapter, or a scale that is no finite number.
+            ContextFull: the history shares storage with a fork, and there is no room to decode it again.
+        """
+        self._check_settled()
+        with self._queue:
+            before, n_held = self.adapters, self._source.decoded.n_held
+            try:
+                self.context.set_adapters(self.seq_id, scales)
+            except InvalidSequence:  # the names are valid, and the sequence has tokens of other adapters
+                free = self.context.n_free + self.context.n_exclusive(self.seq_id)
+                if n_held > free:
+                    raise ContextFull(n_held, free, seq_id=self.seq_id) from None
+                self._source.decoded.clear()
+                self.context.set_adapters(self.seq_id, scales)
+        if self.adapters != before:
+            self._edited(self._source.tokens)
 
     @property
     def n_pending(self) -> int:

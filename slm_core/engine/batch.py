@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypedDict, cast
 
@@ -12,14 +12,14 @@ from slm_core.constraints import Spec
 from slm_core.display.notebook import NotebookProgressBar, in_notebook
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
-from slm_core.engine.requests import Request
+from slm_core.engine.requests import Request, salt_of
 from slm_core.errors import ContextFull, RequestsFailed
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.keywords import checked_keywords
-from slm_core.protocols import Constraint, Context, Formatter, Vocab
+from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
 
 Advance = Callable[[int], None]
@@ -42,6 +42,7 @@ class GenerateOptions(TypedDict, total=False):
             ``sampling.LogitsProcessor``.
         thinking: turn reasoning on or off; None uses the template's default. Messages only.
         special: whether control tokens other than EOG become text; with messages they always do.
+        adapters: adapters (LoRA) of the model by name, with their scales; None for none.
         timeout: seconds from the call on after which answers end as cancelled; None for no limit.
         n_ctx: positions of the context; None for room for ``n_parallel`` prompts with their answers, 32,768 at most.
         n_batch: the most tokens of a step.
@@ -60,6 +61,7 @@ class GenerateOptions(TypedDict, total=False):
     logits_processors: Sequence[LogitsProcessor]
     thinking: bool | None
     special: bool
+    adapters: Mapping[str, float] | None
     timeout: float | None
     n_ctx: int | None
     n_batch: int
@@ -73,6 +75,9 @@ class _Model(Protocol):
 
     @property
     def formatter(self) -> Formatter: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context: ...
 
@@ -94,6 +99,7 @@ def generate(
     logits_processors: Sequence[LogitsProcessor] = (),
     thinking: bool | None = None,
     special: bool = False,
+    adapters: Mapping[str, float] | None = None,
     timeout: float | None = None,
     n_ctx: int | None = None,
     n_batch: int = 512,
@@ -111,6 +117,8 @@ def generate(
     sampling = (sampling if sampling is not None else Sampling()).override(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
     )
+    scales = adapters or {}
+    salt = salt_of("", scales, model.adapters if scales else None)
     rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
     encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in prompt_list]
     if n_ctx is None:
@@ -126,6 +134,8 @@ def generate(
             logits_processors=logits_processors,
             special=special or prompt.formatter is not None,
             timeout=seconds,
+            salt=salt,
+            adapters=scales,
         )
         for prompt in encoded
     ]

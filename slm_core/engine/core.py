@@ -345,7 +345,7 @@ class EngineCore(Closing):
 
     def _begin(self, request: Request, source: Source) -> None:
         """Assign a sequence to a request, with the tokens that its source has, or restore a dump into it."""
-        request.seq_id = self._sequences.take(source.match, self._n_spare(request))
+        request.seq_id = self._sequences.take(source.match, self._n_spare(request), request.adapters)
         if request.id in self._swap:
             self._waiting.remove(request)
             self._restores.add(request, self._swapped_in(request, request.seq_id))

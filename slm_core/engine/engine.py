@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from slm_core.display.html import card, table
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
-from slm_core.engine.requests import Request, checked_id
+from slm_core.engine.requests import Request, checked_id, salt_of
 from slm_core.engine.stats import EngineStats, RequestStatus, rss_bytes
 from slm_core.engine.streams import CompletionsQueue, CompletionsStream, EventQueue, RequestStream
 from slm_core.errors import BackendError, EngineClosed
@@ -30,7 +30,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
-from slm_core.protocols import Constraint, Context, Formatter, Vocab
+from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class SharedOptions(TypedDict, total=False):
     priority: float
     key: str
     salt: str
+    adapters: Mapping[str, float] | None
     request_id: str | None
 
 
@@ -87,6 +88,7 @@ class Engine(Closing):
         formatter: returns the model's chat format, or raises ``TemplateError``.
         options: how requests share the context.
         model_name: the name of the model in metrics and traces.
+        adapters: the adapters that are loaded for the model; None for none.
         tracer_provider: a tracer provider of OpenTelemetry: each request becomes a span; None for no traces.
         clock: the clock of measurements, in seconds.
 
@@ -107,10 +109,12 @@ class Engine(Closing):
         options: EngineOptions,
         *,
         model_name: str = "",
+        adapters: Adapters | None = None,
         tracer_provider: TracerProvider | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model_name = model_name
+        self._adapters = adapters
         self._tracer = None if tracer_provider is None else _request_tracer(tracer_provider, model_name)
         self.recorder = Recorder(clock, None if self._tracer is None else self._tracer.trace)
         self._core = EngineCore(context, options, self.recorder)
@@ -162,6 +166,7 @@ class Engine(Closing):
         priority: float = 0,
         key: str = "",
         salt: str = "",
+        adapters: Mapping[str, float] | None = None,
         request_id: str | None = None,
     ) -> RequestStream:
         """Submit a request and return at once. Any thread may call this.
@@ -182,6 +187,9 @@ class Engine(Closing):
             priority: requests of larger priority come first.
             key: the client of the request: among equal priorities, the least served key comes first.
             salt: requests share prefixes only with requests of the same salt.
+            adapters: adapters (LoRA) of the model by name, with their scales; None for none. Requests share prefixes
+                only with requests of the same adapters. A step decodes requests of different adapters one set after the
+                other.
             request_id: its name in metrics, traces, errors and logs, 1 to 128 printable characters; None for a random
                 name. Requests that are not over have distinct names.
 
@@ -206,6 +214,7 @@ class Engine(Closing):
             priority=priority,
             key=key,
             salt=salt,
+            adapters=adapters,
             on_event=queue.put,
             on_end=queue.end,
             request_id=request_id,
@@ -274,7 +283,7 @@ class Engine(Closing):
         on_end: Callable[[], None],
         **options: Unpack[SharedOptions],
     ) -> Request:
-        speculation = options.get("speculation")
+        speculation, adapters = options.get("speculation"), options.get("adapters") or {}
         check_kind("speculation", speculation, Speculation)
         request = Request(
             self._vocab,
@@ -289,7 +298,8 @@ class Engine(Closing):
             logits_processors=options.get("logits_processors", ()),
             priority=options.get("priority", 0),
             key=options.get("key", ""),
-            salt=options.get("salt", ""),
+            salt=salt_of(options.get("salt", ""), adapters, self._adapters),
+            adapters=adapters,
             stream=stream,
             on_event=on_event,
             on_end=on_end,

@@ -5,24 +5,42 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 
 import numpy as np
 
+from slm_core.adapters import check_scales
 from slm_core.engine.drafting import RequestDrafts
 from slm_core.engine.metrics import RequestMetrics, RequestTimes
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, UnsupportedInput
 from slm_core.generation.control import Control
 from slm_core.generation.events import Answer, Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.generation.token_loop import Progress, TokenLoop
-from slm_core.protocols import Constraint, Vocab
+from slm_core.protocols import Adapters, Constraint, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling, chain_for
 
 _NUMBERS = itertools.count()
 _LONGEST_ID = 128
+
+
+def salt_of(salt: str, scales: Mapping[str, float], adapters: Adapters | None) -> str:
+    """The salt of a request with adapters: it depends on their content, so that no prefix of others is used.
+
+    Raises:
+        InvalidOption: an unknown adapter, or a scale that is no finite number.
+        UnsupportedInput: there are scales, but the engine has no adapters.
+    """
+    if not scales:
+        return salt
+    if adapters is None:
+        raise UnsupportedInput("this engine has no adapters: make it by model.engine()")
+    check_scales(scales, adapters)
+    uses = sorted((adapters[name].fingerprint, float(scale)) for name, scale in scales.items() if scale)
+    return "\0".join([salt, *(f"{fingerprint} {scale!r}" for fingerprint, scale in uses)])
 
 
 class History:
@@ -56,6 +74,7 @@ class Request:
         priority: requests of larger priority come first.
         key: the client of the request: keys of equal priority get equal shares; "" is a key, too.
         salt: requests share prefixes only with requests of the same salt.
+        adapters: adapters of the model by name, with their scales; they are part of ``salt``, too.
         stream: the stream of random numbers.
         on_event: called with each event, in the engine's thread.
         on_end: called when the answer is over or failed.
@@ -64,6 +83,7 @@ class Request:
 
     Attributes:
         id: its number: requests are numbered as they come.
+        adapters: its adapters by name, with their scales.
         sampling: how tokens are chosen.
         loop: turns rows of logits into the answer.
         history: the tokens of the prompt and of the answer.
@@ -104,6 +124,7 @@ class Request:
         priority: float = 0,
         key: str = "",
         salt: str = "",
+        adapters: Mapping[str, float] = MappingProxyType({}),
         stream: int = 0,
         on_event: Callable[[Event], None] | None = None,
         on_end: Callable[[], None] | None = None,
@@ -119,6 +140,7 @@ class Request:
         self.history = History(prompt)
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
+        self.adapters = adapters
         self.message_ends = message_ends
         self._stops: set[int] = set()
         self.sampling = sampling

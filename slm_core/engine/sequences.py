@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class Sequences:
         self._cuts = cuts
         self._disk = disk
         self._n_exact: dict[int, int] = {}  # by sequence: tokens before the first one that a cut moved; or absent
+        self._adapted: set[int] = set()  # sequences that had adapters, and may still have them
         self._free = list(reversed(range(context.n_seq_max)))
         self.shares_forks = Capability.SHARED_FORK in context.capabilities
         self.can_fork_inside = context.edit_level >= EditLevel.TRUNCATE
@@ -97,20 +99,24 @@ class Sequences:
         n_free = n_tokens - self._context.fork_cost(seq_id, n_tokens)
         return n_free if n_free == n_tokens or self._context.fork_cost(seq_id, n_free) == 0 else 0
 
-    def take(self, source: Match = NO_MATCH, n_spare: int = 0) -> int:
+    def take(
+        self, source: Match = NO_MATCH, n_spare: int = 0, adapters: Mapping[str, float] = MappingProxyType({})
+    ) -> int:
         """Take a sequence for a request, filled with ``source.n_shared`` tokens of its prompt.
 
         Args:
-            source: the sequence that has these tokens.
+            source: the sequence that has these tokens, of the same adapters.
             n_spare: positions that no other request needs. If forks copy, the copy of a kept sequence goes here; if
                 there are too few, the request gets the kept sequence itself.
+            adapters: the adapters of the request.
 
         Raises:
-            SlmError: the context refuses the fork or the cut; no sequence is lost.
+            SlmError: the context refuses the fork, the cut or the adapters; no sequence is lost.
         """
         if not self._free and (candidates := [seq_id for seq_id in self._kept.seq_ids if seq_id != source.seq_id]):
             self._evict(candidates[0])
         if source.seq_id is None:
+            self._set_adapters(self._free[-1], adapters)
             return self._free.pop()
         copied = source.seq_id not in self._kept or self.shares_forks or n_spare >= source.n_shared
         if self._free and copied and not source.gaps:
@@ -181,6 +187,8 @@ class Sequences:
 
     def _fork(self, src: int, dst: int, length: int) -> None:
         self._context.fork(src, dst, length)
+        if src in self._adapted:
+            self._adapted.add(dst)
         if self.n_exact(src) < length:
             self._n_exact[dst] = self._n_exact[src]
 
@@ -200,6 +208,11 @@ class Sequences:
             raise
         self.set_exact(seq_id, source.gaps[0][0] if source.gaps else source.n_shared)
         return seq_id
+
+    def _set_adapters(self, seq_id: int, adapters: Mapping[str, float]) -> None:
+        if adapters or seq_id in self._adapted:
+            self._context.set_adapters(seq_id, adapters)
+            self._adapted.add(seq_id)
 
     def _cut(self, seq_id: int, gaps: Sequence[tuple[int, int]]) -> None:
         try:

@@ -27,6 +27,9 @@ class IsolatedAdapters(Mapping[str, AdapterInfo]):
         except KeyError:
             raise InvalidOption(f"unknown adapter {name!r:.80} (loaded: {', '.join(self._infos) or 'none'})") from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._infos))
 
