@@ -27,7 +27,7 @@ from slm_onnx.editor import clear_graph, edit_graph, read_graph, write_graph
 from slm_onnx.options import CAPTURE
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 7
+BUILDER_VERSION = 8
 """Increased with every change of the graph."""
 
 _NUMBERS = {
@@ -83,6 +83,11 @@ class Compiler:
     def bidirectional(self) -> Compiler:
         """A compiler of the same graph with the bias as the only attention mask."""
         options = dataclasses.replace(self._options, causal=False)
+        return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
+
+    def adapted(self) -> Compiler:
+        """A compiler of the same graph with inputs for low-rank changes of its matrices."""
+        options = dataclasses.replace(self._options, adapters=True)
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 
     def editor(self, planes: Sequence[str]) -> Any:
@@ -174,7 +179,7 @@ class Compiler:
         parts = [
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), plugins.versions(), processor()),
             *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),
-            self._options.bias,
+            *(self._options.bias, self._options.adapters),
             [[name, sorted(options.items())] for name, options in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

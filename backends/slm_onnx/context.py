@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.architectures import ModelSpec, ReadFactors
+from slm_core.adapters import AdapterSet, LoadedAdapters, LowRank, stacked
+from slm_core.architectures import EMBEDDING, ModelSpec, ReadFactors
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
-from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedModel
+from slm_core.errors import InvalidOption, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, unpacked
+from slm_onnx.decoders import Decoders, DecoderSessions
 from slm_onnx.devicelock import on_device
 from slm_onnx.feeding import ExactFeed, Feed, FixedFeed, Sizes, SplitFeed, padded, spare_cells
 from slm_onnx.kvstore import CellMover, KvStore
@@ -73,6 +75,8 @@ class Engine:
         captures: whether the provider captures graphs.
         most_rows: most tokens of one run of the decoder; None for any number.
         numbers: unused numbers for captured shapes.
+        adapted: returns the sessions of the graph with inputs for adapters, for a KV type, with or without a bias; made
+            on the first call. None if there are no adapters on this device.
     """
 
     spec: ModelSpec
@@ -87,6 +91,7 @@ class Engine:
     captures: bool = False
     most_rows: int | None = None
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    adapted: Callable[[KvType, bool], DecoderSessions] | None = None
 
 
 class OnnxContext(ContextBase):
@@ -98,13 +103,14 @@ class OnnxContext(ContextBase):
     Args:
         engine: the shared state of the model.
         options: the sizes, and one KV type for keys and values.
+        adapters: the adapters of the model.
 
     Raises:
         InvalidOption: a size below 1, too little memory, or an unsupported KV type.
         UnsupportedModel: ONNX Runtime refuses the graph for that KV type.
     """
 
-    def __init__(self, engine: Engine, options: ContextOptions) -> None:
+    def __init__(self, engine: Engine, options: ContextOptions, adapters: LoadedAdapters | None = None) -> None:
         check_context_options(options)
         spec, self._dtype = engine.spec, engine.device.provider.dtype
         self._kv_type = _kv_type(engine, options)
@@ -121,24 +127,40 @@ class OnnxContext(ContextBase):
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
         self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
-        self._feed = self._new_feed(sessions.decoder)
-        self._feed_bidirectional: Feed | None = None
+        self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), self._new_feed)
+        self._adapted: Decoders | None = None  # made for the first adapters
+        self._decoders = self._plain
+        self._embedding_change: LowRank | None = None
         super().__init__(
             options,
             backend=BACKEND,
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=_capabilities(spec, sessions),
+            capabilities=_capabilities(spec, sessions, takes_adapters=engine.adapted is not None),
             payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
             n_embd=spec.n_embd,
+            adapters=adapters,
         )
+
+    @on_device
+    def _engine_use(self, adapters: AdapterSet) -> None:
+        changes = stacked(adapters)
+        embedding_change = changes.pop(EMBEDDING, None)
+        if changes:
+            assert self._engine.adapted is not None, "adapters are declared"
+            if self._adapted is None:
+                sessions = self._engine.adapted(self._kv_type, self._sessions.has_bias)
+                self._adapted = Decoders(sessions, self._new_feed)
+            self._adapted.bind(changes, self._dtype)
+        self._decoders = self._adapted if changes and self._adapted is not None else self._plain
+        self._embedding_change = embedding_change
 
     @on_device
     def _engine_decode(self, batch: Batch) -> Logits:
         check_learned_positions(batch, self._engine.spec.n_positions)
-        feed = self._feed_for_blocks() if batch.ahead.any() else self._feed
+        feed = self._decoders.for_blocks() if batch.ahead.any() else self._decoders.feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
         n_rows = int(np.count_nonzero(batch.logits_mask))
@@ -154,21 +176,6 @@ class OnnxContext(ContextBase):
             return feed if engine.most_rows is None else SplitFeed(feed, engine.most_rows)
         n_vocab, captures = engine.spec.n_vocab, engine.captures
         return FixedFeed(decoder, self._store, n_vocab, engine.device, engine.numbers, captures=captures)
-
-    def _feed_for_blocks(self) -> Feed:
-        """The feed for batches with bidirectional blocks; made for the first of them.
-
-        Raises:
-            DecodeFailed: ONNX Runtime refuses its graph.
-        """
-        if self._feed_bidirectional is None:
-            assert self._sessions.bidirectional is not None
-            try:
-                decoder = self._sessions.bidirectional()
-            except UnsupportedModel as error:
-                raise DecodeFailed(f"a decoder for bidirectional blocks could not be made: {error}") from error
-            self._feed_bidirectional = self._feed if decoder is self._sessions.decoder else self._new_feed(decoder)
-        return self._feed_bidirectional
 
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
@@ -205,7 +212,10 @@ class OnnxContext(ContextBase):
     def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """The input of the first block, [n, E]; tokens and positions may be padded."""
         spec, rows = self._engine.spec, np.flatnonzero(batch.tokens == EMBEDDED)
-        x = _rows(self._engine.embedding, np.maximum(tokens, 0) if len(rows) else tokens)
+        ids = np.maximum(tokens, 0) if len(rows) else tokens
+        x = _rows(self._engine.embedding, ids)
+        if self._embedding_change is not None:
+            x = x + self._embedding_change.b[ids] @ self._embedding_change.a
         if len(rows) and spec.scales_rows:
             x[rows] = batch.embeddings
         if spec.embedding_scale != 1:
@@ -325,10 +335,10 @@ class OnnxContext(ContextBase):
 
     @on_device
     def _engine_close(self) -> None:
-        for feed in filter(None, (self._feed, self._feed_bidirectional)):
-            feed.close()
+        for decoders in filter(None, (self._plain, self._adapted)):
+            decoders.close()
         # ContextBase rejects later calls. These are the last references: the cache is freed now.
-        del self._feed, self._feed_bidirectional, self._mover, self._transfer, self._store
+        del self._plain, self._adapted, self._decoders, self._mover, self._transfer, self._store
         del self._positions, self._mrope_positions, self._sessions, self._engine, self._cells
 
 
@@ -409,8 +419,10 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
     return KvType(kv_types[0])
 
 
-def _capabilities(spec: ModelSpec, sessions: Sessions) -> frozenset[Capability]:
+def _capabilities(spec: ModelSpec, sessions: Sessions, *, takes_adapters: bool) -> frozenset[Capability]:
     capabilities = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
+    if takes_adapters:
+        capabilities.add(Capability.ADAPTERS)
     if sessions.bidirectional is not None and spec.alibi_max_bias is None:  # ALiBi is not defined for a later key
         capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:

@@ -42,6 +42,10 @@ class Feed(Protocol):
         """
         ...
 
+    def bind(self, inputs: Inputs) -> None:
+        """Keep inputs for all later runs: the changes of adapters. They are in host memory."""
+        ...
+
     def close(self) -> None:
         """Release the provider's memory for this context; a second call does nothing."""
         ...
@@ -58,6 +62,13 @@ class ExactFeed:
     def __init__(self, session: Any, store: KvStore) -> None:
         self._session = session
         self._binding = store.bind(session)
+        self._bound: Inputs = {}
+
+    def bind(self, inputs: Inputs) -> None:
+        """See ``Feed.bind``."""
+        for name, array in inputs.items():
+            self._binding.bind_cpu_input(name, array)
+        self._bound = inputs  # the binding points into the arrays
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
         """See ``Feed.sizes``."""
@@ -87,6 +98,10 @@ class SplitFeed:
     def __init__(self, feed: ExactFeed, n_most: int) -> None:
         self._feed = feed
         self._n_most = n_most
+
+    def bind(self, inputs: Inputs) -> None:
+        """See ``Feed.bind``."""
+        self._feed.bind(inputs)
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
         """See ``Feed.sizes``."""
@@ -152,6 +167,10 @@ class FixedFeed:
         self._numbers = numbers
         self._captures = captures
         self._bound: dict[tuple[tuple[int, ...], ...], _Bound] = {}
+
+    def bind(self, inputs: Inputs) -> None:
+        """See ``Feed.bind``. There are no adapters where shapes are fixed."""
+        assert not inputs, "adapters are not declared"
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
         """See ``Feed.sizes``."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
 from slm_core.architectures import EMBEDDING, POSITIONS, ModelSpec
-from slm_core.errors import InvalidModelFile, InvalidOption
+from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import build_vocab
@@ -19,6 +20,7 @@ from slm_onnx import BACKEND, attentioncheck, runtime
 from slm_onnx.compiled import Compiler, uncaptured
 from slm_onnx.context import Engine, OnnxContext, Sessions
 from slm_onnx.coverage import read_supported
+from slm_onnx.decoders import DecoderSessions
 from slm_onnx.model import OnnxModel
 from slm_onnx.options import CAPTURE, LoadOptions
 from slm_onnx.ports import PLANES, Kinds
@@ -73,6 +75,13 @@ def gguf_model(
         bidirectional = _bidirectional(compiler, decoder, device)
         return Sessions(decoder, has_bias, bidirectional, compiler.editor(PLANES), rotator, compiler.transfer())
 
+    @functools.cache
+    def adapted(kv_type: KvType, has_bias: bool) -> DecoderSessions:
+        graph_options = GraphOptions(device.provider.dtype, options.accuracy_level, kv_type, bias=has_bias)
+        compiler = Compiler(gguf, spec, graph_options, place, options.cache).adapted()
+        decoder = compiler.decoder(lambda share: None)
+        return DecoderSessions(decoder, _bidirectional(compiler, decoder, device))
+
     def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
         return sessions_of(kv_type, _needs_bias(spec, device, is_alone=is_alone))
 
@@ -85,6 +94,8 @@ def gguf_model(
             f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
         )
     progress(1.0)
+    takes_adapters = device.is_cpu and not options.buckets
+    reason = "on this device" if not device.is_cpu else "with buckets=True"
     engine = Engine(
         spec,
         read_factors,
@@ -97,8 +108,25 @@ def gguf_model(
         options.buckets,
         options.captures,
         most_rows,
+        adapted=adapted if takes_adapters else None,
     )
-    return OnnxModel(info, vocab, functools.partial(OnnxContext, engine), device.provider.lock, gguf.close)
+    adapters = LoadedAdapters(BaseModel.of(gguf) if takes_adapters else None, check_adapter, reason)
+    make = functools.partial(OnnxContext, engine, adapters=adapters)
+    return OnnxModel(info, vocab, make, device.provider.lock, gguf.close, adapters)
+
+
+_CHANGED = """
+attn_q attn_k attn_v attn_qkv attn_output ffn_gate ffn_up ffn_down ffn_gate_shexp ffn_up_shexp ffn_down_shexp
+ffn_gate_inp output token_embd
+"""
+"""The matrices whose products have inputs for changes."""
+
+
+def check_adapter(adapter: Adapter) -> None:
+    """Raise ``UnsupportedModel`` if the graphs have no inputs for a change."""
+    for name, change in adapter.changes.items():
+        if name.removesuffix(".weight").rpartition(".")[2] not in _CHANGED.split() or change.a.ndim != 2:
+            raise UnsupportedModel(f"adapters that change {name} are not implemented in this backend")
 
 
 def _check_capture(options: LoadOptions) -> None:

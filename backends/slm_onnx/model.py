@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from slm_core.adapters import LoadedAdapters
 from slm_core.context import ContextBase, ModelBase
 from slm_core.protocols import Vocab
 from slm_core.types import ContextOptions, ModelInfo
@@ -20,6 +21,7 @@ class OnnxModel(ModelBase):
         make: makes a context; it holds the weights, and is dropped when the model is closed.
         lock: held while the device works (``Provider.lock``).
         release: called when the model is closed.
+        adapters: the adapters that are loaded for it; None if there can be none.
     """
 
     def __init__(
@@ -29,8 +31,9 @@ class OnnxModel(ModelBase):
         make: Callable[[ContextOptions], ContextBase],
         lock: AbstractContextManager[object],
         release: Callable[[], None] = lambda: None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
-        super().__init__(info, vocab)
+        super().__init__(info, vocab, adapters)
         self._make = make
         self._device_lock = lock
         self._release = release

@@ -9,6 +9,8 @@ from typing import Self, TypeVar
 from slm_core.architectures import ModelSpec, RopeSpec, TemperatureSpec
 from slm_core.types import KvType
 
+LORA_A, LORA_B = "lora_a.", "lora_b."
+"""Prefixes of the inputs for low-rank changes of matrices."""
 PLANES = ("key", "value")
 
 _Kind = TypeVar("_Kind")

@@ -10,6 +10,7 @@ from slm_core.quant import dequantize
 from slm_core.types import KvType
 from slm_onnx.graphwriter import MICROSOFT, GraphWriter
 from slm_onnx.nbits import PackedMatrix, pack
+from slm_onnx.ports import LORA_A, LORA_B
 from slm_onnx.tensors import read_tensor, read_values
 
 
@@ -25,6 +26,7 @@ class GraphOptions:
         on_host: whether keys and values are in host memory.
         bias: whether there is an attention bias. Without one, cells are the positions of one sequence, and CUDA's
             attention is fused.
+        adapters: whether the graph has inputs for low-rank changes of its matrices.
     """
 
     dtype: str = "float32"
@@ -33,6 +35,7 @@ class GraphOptions:
     causal: bool = True
     on_host: bool = True
     bias: bool = True
+    adapters: bool = False
 
 
 class Products:
@@ -64,8 +67,17 @@ class Products:
         return self._graph.weight(name, values.astype(self._options.dtype))
 
     def linear(self, x: str, name: str, output: str) -> str:
-        """``x @ weight.T``, with the file's scale and bias for it: [1, n, in] to [1, n, out]."""
-        return self._finished(self._product(x, name, output), name, output)
+        """``x @ weight.T``, with the file's scale and bias, and the change of an adapter: [1, n, in] to [1, n, out]."""
+        y = self._finished(self._product(x, name, output), name, output)
+        return self._changed(x, y, name, output) if self._options.adapters else y
+
+    def _changed(self, x: str, y: str, name: str, output: str) -> str:
+        """``y + x @ A.T @ B.T``; A.T [in, r] and B.T [r, out] are inputs of the graph."""
+        graph, (n_out, n_in) = self._graph, self._gguf.tensors[f"{name}.weight"].shape
+        a = graph.input(f"{LORA_A}{name}", self._options.dtype, [n_in, f"r.{name}"])
+        b = graph.input(f"{LORA_B}{name}", self._options.dtype, [f"r.{name}", n_out])
+        low = graph.node("MatMul", [x, a], f"{output}.low")
+        return graph.node("Add", [y, graph.node("MatMul", [low, b], f"{output}.change")], f"{output}.changed")
 
     def split(self, x: str, sizes: Sequence[int], outputs: Sequence[str]) -> list[str]:
         """Split along the last axis."""

@@ -4,6 +4,7 @@ from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, LowRank, 
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.gguf_adapters import write_adapter
 from slm_core.adapters.loaded import LoadedAdapters, check_scales
+from slm_core.adapters.merging import merge
 from slm_core.adapters.reading import read_adapter
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LoadedAdapters",
     "LowRank",
     "check_scales",
+    "merge",
     "read_adapter",
     "stacked",
     "write_adapter",

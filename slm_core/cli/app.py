@@ -16,6 +16,7 @@ from slm_core.cli import (
     demo,
     embed,
     inspect,
+    lora,
     new_backend,
     quantize,
     run,
@@ -181,6 +182,9 @@ app.command(epilog='Example: slm tokenize model.gguf "some text"', rich_help_pan
 app.command(epilog="Example: slm template model.gguf --messages chat.json", rich_help_panel=_LOOK)(template.template)
 app.command(epilog="Example: slm quantize model-F16.gguf model-Q4_K_M.gguf --type Q4_K_M", rich_help_panel=_MAKE)(
     quantize.quantize
+)
+app.add_typer(
+    lora.app, name="lora", help="Adapters (LoRA): look at them, convert them, merge them.", rich_help_panel=_MAKE
 )
 app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.cache)
 app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,7 @@ def chat(
     system: o.System = None,
     thinking: o.Thinking = None,
     engine: o.EngineOptions,
+    lora: o.Lora = None,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
     sampling: o.SamplingOptions,
@@ -52,13 +54,19 @@ def chat(
     changed = sampling.sampling() if sampling.set_flags() else None
 
     def load_on(backend: str) -> Model:
-        return o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
+        moved = o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
+        try:
+            o.load_adapters(moved, lora)
+        except BaseException:
+            moved.close()
+            raise
+        return moved
 
     with colours(off=plain):
         screen = Screen(plain=plain)
         loaded = engine.load(model, format)
         try:
-            begun = conversation.begin(loaded, changed)
+            begun = conversation.begin(loaded, changed, o.load_adapters(loaded, lora))
         except BaseException:
             loaded.close()
             raise
@@ -85,10 +93,10 @@ class ConversationOptions:
     overflow: str | None
     thinking: bool | None
 
-    def begin(self, loaded: Model, sampling: Sampling | None) -> Chat:
+    def begin(self, loaded: Model, sampling: Sampling | None, adapters: Mapping[str, float]) -> Chat:
         """Continue the conversation of the file, or begin one.
 
-        Options of the command line (sampling, reasoning, context, overflow) override the options of the file.
+        Options of the command line (sampling, reasoning, context, overflow, adapters) override those of the file.
         """
         if self.file is None or not self.file.exists():
             return loaded.chat(
@@ -97,11 +105,14 @@ class ConversationOptions:
                 sampling=sampling,
                 thinking=self.thinking,
                 overflow=self.overflow or "error",
+                adapters=adapters,
             )
         talk = Chat.restore(loaded, self.file.read_bytes(), n_ctx=self.ctx, overflow=self.overflow)
         if self.system is not None and talk.messages[:1] != (Message(Role.SYSTEM, self.system),):
             talk.close()
             raise InvalidOption(f"{self.file} holds a conversation with another system message (/system changes it)")
+        if adapters:
+            talk.session.set_adapters(adapters)
         talk.options = dataclasses.replace(
             talk.options,
             sampling=talk.options.sampling if sampling is None else sampling,

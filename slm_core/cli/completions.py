@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -30,6 +30,7 @@ class Request:
         system: content of a system message.
         thinking: turn reasoning on or off.
         suffix: the text after the gap that the answer fills; ``text`` is the one before it. None without a gap.
+        adapters: adapters of the model by name, with their scales.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Request:
     system: str | None = None
     thinking: bool | None = None
     suffix: str | None = None
+    adapters: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def prompt(self) -> str | Infill:
@@ -124,11 +126,17 @@ def usage_json(answer: Answer | BeamAnswer) -> dict[str, object]:
 def _prompted(loaded: Model, request: Request, n: int) -> Iterator[Session]:
     """A session with the prompt, and room for ``n`` branches and for the scratch branch of a chat."""
     if request.raw:
-        with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1) as session:
+        with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1, adapters=request.adapters) as session:
             session.append(request.prompt)
             yield session
         return
-    chat = loaded.chat(system=request.system, n_ctx=request.n_ctx, n_seq_max=n + 2, sampling=request.sampling)
+    chat = loaded.chat(
+        system=request.system,
+        n_ctx=request.n_ctx,
+        n_seq_max=n + 2,
+        sampling=request.sampling,
+        adapters=request.adapters,
+    )
     with chat, chat.scratch_branch(request.text, thinking=request.thinking) as session:
         yield session
 

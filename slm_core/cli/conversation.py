@@ -230,6 +230,7 @@ class Conversation:
             tools=options.tools,
             thinking=options.thinking,
             overflow=options.overflow,
+            adapters=self.chat.session.adapters,
         )
 
     def _become(self, chat: Chat) -> None:

@@ -49,6 +49,7 @@ def run(
         typer.Option(metavar="TEXT", help="The text after a gap: the model writes what comes between PROMPT and it."),
     ] = None,
     engine: o.EngineOptions,
+    lora: o.Lora = None,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
     sampling: o.SamplingOptions,
@@ -70,7 +71,8 @@ def run(
     request_sampling = sampling.sampling()
     with engine.load(path, format) as loaded:
         request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw or suffix is not None)
-        request = dataclasses.replace(request, system=system, thinking=thinking, suffix=suffix)
+        adapters = o.load_adapters(loaded, lora)
+        request = dataclasses.replace(request, system=system, thinking=thinking, suffix=suffix, adapters=adapters)
         try:
             if n > 1 or best_of is not None or beams is not None:
                 cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
@@ -87,12 +89,18 @@ def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) 
     stream: ChatStream | Generation
     with PrefillBar() as bar:
         if request.raw:
-            session = loaded.session(n_ctx=request.n_ctx, n_seq_max=1, sampling=request.sampling)
+            session = loaded.session(
+                n_ctx=request.n_ctx, n_seq_max=1, sampling=request.sampling, adapters=request.adapters
+            )
             session.append(request.prompt)
             stream = session.generate(progress=bar)
         else:
             chat = loaded.chat(
-                system=request.system, n_ctx=request.n_ctx, sampling=request.sampling, thinking=request.thinking
+                system=request.system,
+                n_ctx=request.n_ctx,
+                sampling=request.sampling,
+                thinking=request.thinking,
+                adapters=request.adapters,
             )
             stream = chat.stream(request.text, progress=bar)
         answer = stream_answer(stream, None if as_json else PlainView(out()))

@@ -54,7 +54,7 @@ def test_few_shapes_occur_and_each_reuses_its_buffers(tmp_path, load, feed, rand
     context = load(family_model(tmp_path, "qwen3"), buckets=True).new_context(ContextOptions(n_ctx=600))
     for length in (5, 7, 8, *[1] * 300):
         feed(context, random_tokens(length))
-    shapes = context._feed._bound
+    shapes = context._decoders.feed._bound
     assert sorted((s.inputs["rows"].shape()[1], s.inputs["attention_bias.0"].shape()[3]) for s in shapes.values()) == [
         (1, 256),
         (1, 512),
@@ -73,7 +73,7 @@ def test_shapes_of_two_contexts_have_different_numbers(tmp_path, load, feed, ran
     contexts = [model.new_context(ContextOptions(n_ctx=64)) for _ in range(2)]
     for context in contexts:
         feed(context, random_tokens(3))
-    numbers = [shape.number for context in contexts for shape in context._feed._bound.values()]
+    numbers = [shape.number for context in contexts for shape in context._decoders.feed._bound.values()]
     assert len(set(numbers)) == 2
 
 

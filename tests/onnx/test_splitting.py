@@ -46,7 +46,7 @@ def test_split_batches_give_the_same_logits(
     for most_rows in (7, None):
         context = model.new_context(ContextOptions(n_ctx=128, n_seq_max=3, n_batch=64))
         if most_rows is None:
-            context._feed = context._feed._feed
+            context._decoders.feed = context._decoders.feed._feed
         rows.append(run_session(context, feed, random_tokens(60)))
     for actual, expected in zip(*rows, strict=True):
         assert_close(actual, expected, FLOAT32)

@@ -1,0 +1,74 @@
+"""``slm lora``: adapters (LoRA): what is in them, as GGUF files, and merged into models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter
+from slm_core.checkpoints import open_model
+from slm_core.cli import options as o
+from slm_core.cli.terminal import note, out, print_json, progress_of
+from slm_core.errors import InvalidOption
+from slm_core.paths import local
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+_Model = Annotated[Path, typer.Argument(metavar="MODEL", help=o.A_MODEL, autocompletion=o.model_files)]
+_Adapter = Annotated[
+    Path, typer.Argument(metavar="ADAPTER", help="A GGUF file, or a directory of PEFT.", autocompletion=o.model_files)
+]
+_Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+
+
+@app.command(epilog="Example: slm lora info model.gguf adapter")
+def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
+    """Check that an adapter fits a model, and show what it changes."""
+    with open_model(local(model)) as source:
+        found = read_adapter(adapter.expanduser(), BaseModel.of(source)).info
+    if as_json:
+        print_json({"name": found.name, "path": found.path, "fingerprint": found.fingerprint, "rank": found.rank,
+                    "n_params": found.n_params, "tensors": list(found.tensors)})  # fmt: skip
+        return
+    kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in found.tensors})
+    out().print(f"{found.name}: rank {found.rank}, {found.n_params:,} parameters, fingerprint {found.fingerprint[:12]}")
+    out().print(f"changes {len(found.tensors)} tensors: {', '.join(kinds)}")
+
+
+@app.command(epilog="Example: slm lora convert model.gguf adapter adapter.gguf")
+def convert(model: _Model, adapter: _Adapter, target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The new GGUF file.")], force: _Force = False) -> None:  # fmt: skip
+    """Write an adapter of PEFT as a GGUF file, which llama.cpp reads, too."""
+    target = target.expanduser()
+    if target.exists() and not force:
+        raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
+    with open_model(local(model)) as source:
+        base = BaseModel.of(source)
+        write_adapter(read_adapter(adapter.expanduser(), base), base.architecture, target)
+    note(f"{target}: {target.stat().st_size / 1e6:,.1f} MB")
+
+
+@app.command("merge", epilog="Example: slm lora merge model-F16.gguf merged.gguf --lora adapter:0.8")
+def merge_command(
+    model: _Model,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The new GGUF file; it appears when it is complete.")],
+    lora: o.Lora,
+    type_name: Annotated[
+        str | None,
+        typer.Option("--type", metavar="T", help="The number format of changed matrices (default: their own)."),
+    ] = None,
+    force: _Force = False,
+) -> None:
+    """Write a model with the changes of adapters added to its weights.
+
+    Changes are often smaller than the steps of a format with few bits: merge into F16, and quantize the result.
+    """
+    adapters = [(path.expanduser(), scale) for path, scale in map(o.read_lora, lora or ())]
+    if not adapters:
+        raise InvalidOption("nothing to merge: name adapters with --lora")
+    target = target.expanduser()
+    with progress_of(f"Merging into {model.name}") as progress:
+        n_changed = merge(local(model), adapters, target, ggml_type=type_name, force=force, progress=progress)
+    note(f"{target}: {n_changed} tensors changed, {target.stat().st_size / 1e6:,.1f} MB")
