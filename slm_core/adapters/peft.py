@@ -141,17 +141,23 @@ def _modules(file: SafetensorsFile) -> dict[str, tuple[str, str]]:
 
 def _sources(folder: Path, base: BaseModel, modules: Mapping[str, object]) -> Sources:
     """The tensors of the model by their names in a directory, from its configuration."""
-    source = folder / MODEL_CONFIG
-    config = read_json(source) if source.is_file() else base.config
+    own, names = folder / MODEL_CONFIG, {f"{module}.weight" for module in modules}
+    if own.is_file():
+        return sources_of(Config(own, read_json(own)), names)
+    if not base.is_file:
+        return sources_of(Config(Path(MODEL_CONFIG), base.config), names)
     try:
-        return sources_of(Config(source, config), {f"{module}.weight" for module in modules})
-    except UnsupportedModel as error:
-        if source.is_file():
-            raise
-        raise UnsupportedModel(
-            f"{folder}: the file of the model does not tell the names of its tensors in PEFT ({error}): copy the"
-            f" {MODEL_CONFIG} of the original model to {source}"
-        ) from None
+        sources = sources_of(Config(Path("the model's file"), base.config, is_partial=True), names)
+    except (UnsupportedModel, InvalidModelFile) as error:
+        missing = str(error)
+    else:
+        if names <= sources.keys():
+            return sources
+        missing = f"no {sorted(names - sources.keys())[0][:100]}"
+    raise UnsupportedModel(
+        f"{folder}: the file of the model does not tell all names of its tensors in PEFT ({missing}): copy the"
+        f" {MODEL_CONFIG} of the original model to {own}"
+    )
 
 
 def _converted(

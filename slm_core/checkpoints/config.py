@@ -37,10 +37,12 @@ class Config:
         source: the file, for messages.
         stated: its content.
         name: the prefix of a nested object's keys, with a dot at its end.
+        is_partial: whether it was made for many families (``config_of``), so that unread keys are no error.
     """
 
-    def __init__(self, source: Path, stated: Mapping[str, Any], name: str = "") -> None:
+    def __init__(self, source: Path, stated: Mapping[str, Any], name: str = "", *, is_partial: bool = False) -> None:
         self.source = source
+        self._is_partial = is_partial
         self._stated = {key: value for key, value in stated.items() if value is not None}
         self._nulls = stated.keys() - self._stated.keys()
         self._name = name
@@ -182,7 +184,7 @@ class Config:
         Raises:
             UnsupportedModel: there is such a key.
         """
-        for name in self._stated:
+        for name in () if self._is_partial else self._stated:
             if name not in self._seen and name not in NEUTRAL:
                 raise UnsupportedModel(
                     f"{self._told(name)}, which is unknown here, so results could be wrong (remove the key if it"

@@ -6,6 +6,12 @@ from types import MappingProxyType
 
 HINTS = MappingProxyType(
     {
+        "TestAdapterDumps": "the dump scenarios first; then the adapters of the sequence: they are set before a dump is"
+        " decoded again, and put back if a restore fails",
+        "TestAdapterFiles": "what the engine does when an adapter is loaded: it has to refuse each matrix that it would"
+        " not change, and to keep an adapter that sequences use after `unload`",
+        "TestAdapters": "the decode scenarios first; then the factor of a change (scale times alpha / rank), the order"
+        " of its two matrices, and when the engine takes other adapters: before each batch of other sequences",
         "TestBackend": "the backend's `status`, `supports` and `load`: checks before the engine opens the file, and"
         " options that are accepted without an effect",
         "TestBadDumps": "the import of a payload: check every length against the dump before using it, and fill the"
