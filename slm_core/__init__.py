@@ -85,7 +85,7 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.isolation import Isolation
-from slm_core.loading import Model, backends, demo_model_path, load, load_vocab, supports
+from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path, load, load_vocab, supports
 from slm_core.plugins import add_plugin
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import (
@@ -219,6 +219,7 @@ __all__ = [
     "VocabError",
     "add_plugin",
     "backends",
+    "demo_adapter_path",
     "demo_model_path",
     "formatter",
     "heal",

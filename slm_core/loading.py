@@ -486,6 +486,11 @@ def demo_model_path() -> Path:
     return Path(str(importlib.resources.files("slm_core") / "data" / "demo.gguf"))
 
 
+def demo_adapter_path() -> Path:
+    """An adapter (LoRA) of the demo model that ships with the package: answers of a pirate."""
+    return Path(str(importlib.resources.files("slm_core") / "data" / "demo-adapter.gguf"))
+
+
 def _kv_type(name: KvType | str) -> KvType:
     try:
         return KvType(name)

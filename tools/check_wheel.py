@@ -10,7 +10,8 @@ from collections.abc import Collection
 from importlib.metadata import distribution
 
 PACKAGES = ("slm_core", "slm_native", "slm_llamacpp", "slm_onnx", "slm_formatters", "slm_conformance")
-NEEDED = (*(f"{package}/py.typed" for package in PACKAGES), "slm_native/_native.pyi")
+DATA = ("slm_core/data/demo.gguf", "slm_core/data/demo-adapter.gguf")
+NEEDED = (*(f"{package}/py.typed" for package in PACKAGES), "slm_native/_native.pyi", *DATA)
 UNWANTED = ("slm_native/csrc/", "tests/", "tools/", "benchmarks/")
 
 
@@ -19,8 +20,6 @@ def faults_of_files(names: Collection[str]) -> list[str]:
     missing = [f"{name} is missing" for name in NEEDED if name not in names]
     if not any(name.startswith("slm_native/_native.") and name.endswith((".so", ".pyd")) for name in names):
         missing.append("the C++ extension is missing")
-    if not any(name.startswith("slm_core/data/") and name.endswith(".gguf") for name in names):
-        missing.append("the demo model is missing")
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
         missing.append("the license is missing")
     return missing + [f"{name} is too much" for name in sorted(names) if name.startswith(UNWANTED)]

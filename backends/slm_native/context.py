@@ -75,8 +75,7 @@ class NativeContext(ContextBase):
             fingerprint=fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=_edit_level(spec, layouts),
-            capabilities=_capabilities(transformer, layouts)
-            | ({Capability.ADAPTERS} if adapters is not None else set()),
+            capabilities=_capabilities(transformer, layouts),
             payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
             adapters=adapters,

@@ -59,7 +59,7 @@ def merge(
             stored = kinds.get(name, info.ggml_type)
             n_bytes = row_bytes(stored, info.shape[-1]) * (info.n_elements // info.shape[-1])
             tensors.append(NewTensor(name, info.shape, stored, n_bytes))
-        metadata = {key: file.metadata.stored(key) for key in file.metadata}
+        metadata = {key: file.metadata.stored(key) for key in file.metadata if not key.startswith("split.")}
         writer = GgufWriter(metadata, tensors, file.get(_ALIGNMENT, int, 32))
         total, done = sum(tensor.n_bytes for tensor in tensors), 0
         with writer.open(target) as sink:

@@ -120,8 +120,12 @@ def _patterns(config: Config, name: str) -> Mapping[str, float]:
 
 
 def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first pattern that a module's name ends with."""
-    return next((value for key, value in patterns.items() if f".{module}".endswith(f".{key}")), default)
+    """The value of the first pattern that a module's name ends with; a pattern with ^ is the whole name."""
+    return next((value for key, value in patterns.items() if f"^.{module}".endswith(_ending(key))), default)
+
+
+def _ending(pattern: str) -> str:
+    return f"^.{pattern[1:]}" if pattern.startswith("^") else f".{pattern}"
 
 
 def _modules(file: SafetensorsFile) -> dict[str, tuple[str, str]]:

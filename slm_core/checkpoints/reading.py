@@ -217,8 +217,8 @@ def _check_quantization(config: Config) -> None:
 
 def _instead(folder: Path) -> str:
     """Advice for a directory without readable weights, as the end of an error message."""
-    if gguf_files := sorted(folder.glob("*.gguf")):
-        return f", but with GGUF files (such as {gguf_files[0].name}): give the path of one"
+    if gguf_files := sorted(folder.glob("*.gguf"), key=lambda path: (-path.stat().st_size, path.name)):
+        return f", but with GGUF files (such as {gguf_files[0].name}): give the path of one"  # the largest is a model
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         return ", and pickled weights are never read: save it anew by transformers' save_pretrained"
     return ""

@@ -14,7 +14,7 @@ from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.paths import local
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, epilog="Example: slm lora info model.gguf adapter")
 
 _Model = Annotated[Path, typer.Argument(metavar="MODEL", help=o.A_MODEL, autocompletion=o.model_files)]
 _Adapter = Annotated[
@@ -52,7 +52,7 @@ def convert(model: _Model, adapter: _Adapter, target: Annotated[
 
 @app.command("merge", epilog="Example: slm lora merge model-F16.gguf merged.gguf --lora adapter:0.8")
 def merge_command(
-    model: _Model,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", autocompletion=o.model_files)],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The new GGUF file; it appears when it is complete.")],
     lora: o.Lora,
     type_name: Annotated[
@@ -66,8 +66,6 @@ def merge_command(
     Changes are often smaller than the steps of a format with few bits: merge into F16, and quantize the result.
     """
     adapters = [(path.expanduser(), scale) for path, scale in map(o.read_lora, lora or ())]
-    if not adapters:
-        raise InvalidOption("nothing to merge: name adapters with --lora")
     target = target.expanduser()
     with progress_of(f"Merging into {model.name}") as progress:
         n_changed = merge(local(model), adapters, target, ggml_type=type_name, force=force, progress=progress)

@@ -42,6 +42,7 @@ COMMANDS = (
     "serve",
     "conformance",
     "quantize",
+    "lora",
     "new-backend",
 )
 

@@ -109,6 +109,16 @@ def write(files: Folder, folder: Path) -> Path:
     return folder
 
 
+def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The bytes of a safetensors file of float32."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    return _with_header(header, b"".join(values.tobytes() for values in tensors.values()))
+
+
 def _read(folder: Path) -> Folder:
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -141,7 +151,7 @@ def _transformers_folder(folder: Path, tiny: TinyModel) -> Folder:
     return {
         "config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
-        "model.safetensors": _safetensors(tensors),
+        "model.safetensors": safetensors(tensors),
         **texts,
     }
 
@@ -158,15 +168,6 @@ def _renamed(tiny: TinyModel) -> Iterator[tuple[str, np.ndarray]]:
         elif name.startswith("blk."):
             _, block, part, _ = name.split(".")
             yield f"model.layers.{block}.{_BLOCK_NAMES[part]}.weight", tensor.values()
-
-
-def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
-    return _with_header(header, b"".join(values.tobytes() for values in tensors.values()))
 
 
 def _with_header(header: object, data: bytes) -> bytes:

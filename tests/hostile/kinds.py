@@ -19,7 +19,7 @@ from slm_core.gguf import GgufFile
 from slm_core.protocols import BackendModel, Context, Vocab
 from slm_core.tokenization import build_vocab
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
-from tests.hostile import dump_mutations, folders, gguf_mutations, template_mutations, text_mutations
+from tests.hostile import adapter_files, dump_mutations, folders, gguf_mutations, template_mutations, text_mutations
 from tests.hostile.gguf_form import GgufForm, parse
 
 LONGEST_MESSAGE = 2000
@@ -142,6 +142,41 @@ class Folders(Kind):
         place = self.folder / "broken"
         shutil.rmtree(place, ignore_errors=True)
         use_file(self._backend, folders.write(files, place))
+
+
+class Adapters(Kind):
+    """Adapters, loaded for a model beside a sequence that must not change."""
+
+    def prepare(self) -> None:
+        """A model, a GGUF adapter and a directory of PEFT."""
+        path = family_model(self.folder, "llama")
+        self._model = make_backend(self.backend).load(path, ModelOptions("cpu", 1))
+        self._form = parse(adapter_files.gguf_adapter(self.folder / "sound.gguf", path))
+        self._folder = adapter_files.peft_adapter(path)
+        self._expected = self._logits("")
+
+    def attack(self, seed: int) -> None:
+        """Load a damaged adapter; if it loads, decode with it and without."""
+        rng, place = np.random.default_rng([seed, 5]), self.folder / "broken"
+        shutil.rmtree(place, ignore_errors=True)
+        if rng.random() < 0.5:
+            place.mkdir()
+            place /= "adapter.gguf"
+            place.write_bytes(gguf_mutations.mutated(rng, self._form))
+        else:
+            folders.write(folders.mutated(rng, self._folder), place)
+        self._model.adapters.load(place, "broken")
+        try:
+            self._logits("broken")
+        finally:
+            self._model.adapters.unload("broken")
+        if not np.array_equal(self._logits(""), self._expected):
+            raise Nonsense("the logits without adapters changed")
+
+    def _logits(self, name: str) -> np.ndarray:
+        with self._model.new_context(ContextOptions(n_ctx=64, n_batch=32)) as context:
+            context.set_adapters(0, {name: 1.0} if name else {})
+            return _decoded(context, [3, 70, 99, 5, 41], self._model.vocab)
 
 
 class Dumps(Kind):
@@ -286,6 +321,7 @@ KINDS: dict[str, tuple[Callable[[str, Path], Kind], tuple[str, ...]]] = {
     "dumps": (Dumps, ("native", "llamacpp", "onnx")),
     "states": (StateDumps, ("native", "llamacpp")),
     "folders": (Folders, ("native", "onnx")),
+    "adapters": (Adapters, ("native", "llamacpp", "onnx")),
     "constraints": (Constraints, ("core",)),
     "templates": (Templates, ("core",)),
 }

@@ -19,6 +19,9 @@ CASES = {
     ("states", "llamacpp"): 100,
     ("folders", "native"): 200,
     ("folders", "onnx"): 60,
+    ("adapters", "native"): 300,
+    ("adapters", "llamacpp"): 300,
+    ("adapters", "onnx"): 100,
     ("constraints", "core"): 800,
     ("templates", "core"): 800,
 }

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = {
     *check_wheel.NEEDED,
     "slm_native/_native.abi3.so",
-    "slm_core/data/demo.gguf",
     "slm_core-0.1.0.dist-info/licenses/LICENSE",
 }
 

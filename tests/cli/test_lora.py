@@ -1,0 +1,105 @@
+"""``slm lora``, and ``--lora`` of other commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slm_core as slm
+from slm_core.cli.options import read_lora
+from slm_core.gguf import GgufFile
+
+DEMO, PIRATE = str(slm.demo_model_path()), str(slm.demo_adapter_path())
+QUESTION = "What is 12 + 30?"
+GREEDY = ("--backend", "native", "--temperature", "0")
+
+
+@pytest.fixture(scope="module")
+def answer() -> str:
+    with slm.load(DEMO, backend="native") as model:
+        model.adapters.load(PIRATE, "pirate")
+        sampling = slm.Sampling(temperature=0)
+        with model.chat(n_ctx=512, sampling=sampling, adapters={"pirate": 1.0}) as chat:
+            return chat.send(QUESTION).text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.gguf", (Path("a.gguf"), 1.0)),
+        ("a.gguf:0.5", (Path("a.gguf"), 0.5)),
+        ("folder:-2", (Path("folder"), -2.0)),
+        ("C:\\folder", (Path("C:\\folder"), 1.0)),
+        ("C:\\folder:0.25", (Path("C:\\folder"), 0.25)),
+    ],
+)
+def test_scales(text: str, expected: tuple[Path, float]) -> None:
+    assert read_lora(text) == expected
+
+
+def test_run(run, answer) -> None:
+    with_adapter = run("run", DEMO, QUESTION, "--lora", PIRATE, *GREEDY)
+    assert (with_adapter.code, with_adapter.out) == (0, answer + "\n")
+    assert with_adapter.out.startswith("Arr!")
+    for without in (("--lora", f"{PIRATE}:0"), ()):
+        assert run("run", DEMO, QUESTION, *without, *GREEDY).out == "12 + 30 = 42\n"
+
+
+def test_chat(run, answer) -> None:
+    outcome = run("chat", DEMO, "--lora", PIRATE, "--plain", *GREEDY, input=f"{QUESTION}\n/regen\n")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count(answer) == 2
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        (["missing.gguf"], "missing.gguf: no such file"),
+        ([f"{PIRATE}:inf"], "the scale of adapter 'demo-adapter' is inf"),
+        ([PIRATE, PIRATE], "there is an adapter 'demo-adapter' already"),
+        ([DEMO], "not an adapter"),
+    ],
+)
+def test_errors_are_one_line(run, lora: list[str], words: str) -> None:
+    outcome = run("run", DEMO, QUESTION, *[word for path in lora for word in ("--lora", path)], *GREEDY)
+    assert outcome.code == 1
+    assert words in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_info(run) -> None:
+    facts = json.loads(run("lora", "info", DEMO, PIRATE, "--json").out)
+    with GgufFile.open(PIRATE) as file:
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+    assert facts["n_params"] == sum(rows * columns for rows, columns in shapes.values())
+    assert facts["rank"] == max(shape[0] for name, shape in shapes.items() if name.endswith(".lora_a"))
+    assert {f"{name}.lora_{side}" for name in facts["tensors"] for side in "ab"} == set(shapes)
+    shown = run("lora", "info", DEMO, PIRATE).out
+    assert f"{facts['n_params']:,} parameters" in shown and "attn_v" in shown
+
+
+def test_merge(run, answer, tmp_path) -> None:
+    target = tmp_path / "merged.gguf"
+    outcome = run("lora", "merge", DEMO, str(target), "--lora", PIRATE, "--type", "f16")
+    assert outcome.code == 0, outcome.err
+    assert run("run", str(target), QUESTION, *GREEDY).out == answer + "\n"
+    again = run("lora", "merge", DEMO, str(target), "--lora", PIRATE)
+    assert (again.code, "to replace it: force" in again.err) == (1, True)
+    nothing = run("lora", "merge", DEMO, str(tmp_path / "other.gguf"))
+    assert (nothing.code, "--lora" in nothing.err) == (2, True)
+
+
+def test_convert(run, tmp_path) -> None:
+    """A converted adapter has the same content, so dumps accept either."""
+    target = tmp_path / "again.gguf"
+    assert run("lora", "convert", DEMO, PIRATE, str(target)).code == 0
+    fingerprints = [json.loads(run("lora", "info", DEMO, path, "--json").out)["fingerprint"]
+                    for path in (PIRATE, str(target))]  # fmt: skip
+    assert fingerprints[0] == fingerprints[1]
+    before = target.read_bytes()
+    refused = run("lora", "convert", DEMO, PIRATE, str(target))
+    assert (refused.code, "--force" in refused.err) == (1, True)
+    assert run("lora", "convert", DEMO, PIRATE, str(target), "--force").code == 0
+    np.testing.assert_array_equal(np.frombuffer(target.read_bytes(), np.uint8), np.frombuffer(before, np.uint8))
