@@ -80,6 +80,15 @@ bool has_avx_vnni() {
 #endif
 }
 
+// With AVX-512 on Zen 4, 0.6e9 weights in Q4_0 decode at 47 tokens a second side by side and at 75 row by row. Zen 3 is
+// alike with AVX2; Zen 5 reads at the rate of its memory side by side.
+bool is_zen_3_or_4() noexcept {
+    const CpuId vendor = cpu_id(0, 0);
+    const bool is_amd = vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;
+    const unsigned version = cpu_id(1, 0).eax;
+    return is_amd && (version >> 8 & 0xf) + (version >> 20 & 0xff) == 0x19;
+}
+
 bool has_avx512_bf16() {
     constexpr unsigned bf16 = 1u << 5;
     return has_avx512() && has_bits(cpu_id(7, 1).eax, bf16);
@@ -102,6 +111,7 @@ bool has_amx() {
 bool has_amx() { return false; }
 #endif
 #else
+bool is_zen_3_or_4() noexcept { return false; }
 bool has_avx2() { return false; }
 bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
@@ -134,6 +144,8 @@ bool has_neon_i8mm() { return false; }
 #endif
 
 }  // namespace
+
+bool reads_one_stream = is_zen_3_or_4();
 
 const char* name_of(Isa isa) {
     switch (isa) {

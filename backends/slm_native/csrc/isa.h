@@ -15,6 +15,9 @@ inline constexpr Isa all_isas[] = {Isa::amx_plain,   Isa::scalar, Isa::avx2, Isa
 
 const char* name_of(Isa isa);
 
+// Whether this machine reads rows of weights faster one by one than four side by side (rows.inc). Only tests set it.
+extern bool reads_one_stream;
+
 // Whether the kernels are compiled in and this machine supports them.
 bool is_available(Isa isa);
 

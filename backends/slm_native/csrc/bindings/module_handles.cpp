@@ -79,7 +79,7 @@ void bind_parts(nb::module_& module) {
                     "Raises:\n"
                     "    TypeError: a wrong dtype, or no CPU array.\n"
                     "    ValueError: a wrong shape or layout.");
-    nb::class_<LinearHandle>(module, "Linear", "A matrix, the factor on its product, and the bias and the low-rank change that are added then.")
+    nb::class_<LinearHandle>(module, "Linear", "A matrix, the factor on its product, and a bias and a low-rank change.")
         .def(nb::init<const Weights&, float, const MaybeArray&, const std::optional<Weights>&, const MaybeArray&>(),
              "weights"_a, "scale"_a, "bias"_a.none(), "lora_a"_a.none(), "lora_b"_a.none());
     nb::class_<slm::Activation>(module, "Activation", "The nonlinearity of a feed-forward layer.")

@@ -7,7 +7,8 @@ namespace SLM_NAMESPACE {
 
 constexpr int lanes = 16;
 constexpr bool centres = false;
-constexpr bool side_by_side = true;
+inline bool side_by_side() { return !reads_one_stream; }
+constexpr int sums_of_a_row = 1;  // as side by side: results do not depend on it
 
 using Chunk = __m512i;
 using Ints = __m512i;

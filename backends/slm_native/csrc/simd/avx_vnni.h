@@ -6,7 +6,8 @@
 namespace SLM_NAMESPACE {
 
 constexpr bool centres = false;
-constexpr bool side_by_side = true;
+constexpr bool side_by_side() { return true; }
+constexpr int sums_of_a_row = 1;
 
 inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
 #if defined(__AVXVNNI__)

@@ -9,7 +9,8 @@ namespace SLM_NAMESPACE {
 
 constexpr int lanes = 8;
 constexpr bool centres = true;
-constexpr bool side_by_side = true;
+constexpr bool side_by_side() { return true; }
+constexpr int sums_of_a_row = 1;
 
 struct Codes { uint8x16_t first, second; };
 using Chunk = Codes;
