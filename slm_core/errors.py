@@ -5,6 +5,7 @@ They form one tree, so that ``except SlmError`` catches exactly these::
     SlmError
     ├── ModelError
     │   ├── InvalidModelFile      the file is damaged, truncated or not a model file at all
+    │   │   └── ModelFileNotFound (also a FileNotFoundError) there is no such file or directory
     │   ├── UnsupportedModel      the file is valid, but no installed backend can run it
     │   └── ModelClosed           the model was used after close()
     ├── BackendError
@@ -64,6 +65,10 @@ class ModelError(SlmError):
 
 class InvalidModelFile(ModelError):
     """The file is damaged, truncated or not a model file at all."""
+
+
+class ModelFileNotFound(InvalidModelFile, FileNotFoundError):
+    """There is no such file or directory."""
 
 
 class UnsupportedModel(ModelError):

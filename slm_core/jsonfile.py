@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slm_core.errors import InvalidModelFile
+from slm_core.errors import InvalidModelFile, ModelFileNotFound
 
 _MAX_BYTES = 256 << 20
 _MAX_DEPTH = 100
@@ -17,16 +17,17 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that contains an object.
 
     Raises:
-        InvalidModelFile: it is missing, too large, nested too deep, or not a JSON object.
+        InvalidModelFile: it is missing (``ModelFileNotFound``), too large, nested too deep, or not a JSON object.
     """
     try:
-        if not path.is_file():
-            raise InvalidModelFile(f"{path}: no such file")
-        if path.stat().st_size > _MAX_BYTES:
+        is_file = path.is_file()
+        if is_file and path.stat().st_size > _MAX_BYTES:
             raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8")) if is_file else None
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
+    if not is_file:
+        raise ModelFileNotFound(f"{path}: no such file")
     if not isinstance(data, dict):
         raise InvalidModelFile(f"{path}: not a JSON object")
     if (depth := depth_of(data)) > _MAX_DEPTH:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from slm_core.errors import InvalidModelFile
+from slm_core.errors import InvalidModelFile, ModelFileNotFound
 from slm_core.hub import fetch, is_reference
 
 _URL = re.compile(
@@ -22,7 +22,8 @@ def local(path: str | os.PathLike[str]) -> Path:
     """The local path of a model; a reference to the Hub (``hf://user/repo:Q4_K_M``) is downloaded, see ``hub``.
 
     Raises:
-        InvalidModelFile: the model cannot be downloaded, or the path cannot be a model's; the message says what can.
+        InvalidModelFile: the model cannot be downloaded, or the path cannot be a model's (``ModelFileNotFound`` if there is
+            nothing); the message says what can.
         UnsupportedModel: see ``hub.fetch``.
     """
     text = os.fspath(path)
@@ -31,7 +32,8 @@ def local(path: str | os.PathLike[str]) -> Path:
     found = Path(text).expanduser()
     hint = _hint(text, found)
     if hint:
-        raise InvalidModelFile(f"{text}: {hint}")
+        kind = InvalidModelFile if found.exists() else ModelFileNotFound
+        raise kind(f"{text}: {hint}")
     return found
 
 

@@ -9,7 +9,7 @@ from slm_core.adapters.adapter import Adapter, LowRank, checked_changes, fingerp
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.gguf_adapters import read_gguf
 from slm_core.adapters.peft import read_peft
-from slm_core.errors import InvalidModelFile
+from slm_core.errors import InvalidModelFile, ModelFileNotFound
 from slm_core.types import AdapterInfo
 
 
@@ -26,7 +26,7 @@ def read_adapter(path: Path, base: BaseModel, name: str | None = None) -> Adapte
         UnsupportedModel: an adapter of another kind.
     """
     if not path.exists():
-        raise InvalidModelFile(f"{path}: no such file or directory")
+        raise ModelFileNotFound(f"{path}: no such file or directory")
     changes = checked_changes(path, read_peft(path, base) if path.is_dir() else read_gguf(path, base))
     _check_shapes(path, changes, base)
     info = AdapterInfo(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
+from slm_core.errors import InvalidModelFile, ModelClosed, ModelFileNotFound, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ class MappedFile:
                     raise InvalidModelFile(f"{path}: the file is empty")
                 self._map: mmap.mmap | None = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise InvalidModelFile(f"{path}: no such file") from None
+            raise ModelFileNotFound(f"{path}: no such file") from None
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file that shrank
             reason = getattr(error, "strerror", None) or error
             raise InvalidModelFile(f"{path}: cannot be read: {reason}") from None

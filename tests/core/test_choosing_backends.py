@@ -106,6 +106,17 @@ def test_supports_says_why_a_backend_cannot(tmp_path: Path) -> None:
         slm.supports(tmp_path / "absent.gguf")
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("name", ["absent.gguf", "absent", "http://example.com/absent.gguf"])
+def test_a_missing_model_is_a_missing_file(isolated: bool, name: str, tmp_path: Path) -> None:
+    path = name if name.startswith("http") else str(tmp_path / name)
+    for load_it in (slm.supports, slm.load_vocab, lambda path: slm.load(path, backend="native", isolated=isolated)):
+        with pytest.raises(FileNotFoundError) as raised:
+            load_it(path)
+        assert isinstance(raised.value, slm.InvalidModelFile)
+        assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
+
+
 HINTS = [
     ("model.safetensors", "model.safetensors: weights only; give the directory ."),
     ("some/where/model-00001-of-00002.safetensors", "give the directory some/where,"),

@@ -36,7 +36,7 @@ from gguf_bytes import (
     string,
     tensor,
 )
-from slm_core.errors import InvalidModelFile, ModelError, UnsupportedModel
+from slm_core.errors import InvalidModelFile, ModelError, ModelFileNotFound, UnsupportedModel
 from slm_core.gguf import GgufFile
 
 
@@ -100,7 +100,7 @@ def test_truncation_at_every_byte_of_a_vocabulary_is_refused(tmp_path: Path) -> 
 
 
 def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.gguf") == (InvalidModelFile, f"{tmp_path}/none.gguf: no such file")
+    assert refusal(tmp_path / "none.gguf") == (ModelFileNotFound, f"{tmp_path}/none.gguf: no such file")
     assert refusal(tmp_path) == (InvalidModelFile, f"{tmp_path}: a directory, but a GGUF file is wanted")
     assert refusal(tmp_path / "empty", b"") == (InvalidModelFile, f"{tmp_path}/empty: the file is empty")
     assert refusal(Path("/dev/zero"))[1] == "/dev/zero: not a regular file, but a GGUF file is wanted"
