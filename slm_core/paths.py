@@ -22,8 +22,8 @@ def local(path: str | os.PathLike[str]) -> Path:
     """The local path of a model; a reference to the Hub (``hf://user/repo:Q4_K_M``) is downloaded, see ``hub``.
 
     Raises:
-        InvalidModelFile: the model cannot be downloaded, or the path cannot be a model's; the message says what can. It is
-            a ``ModelFileNotFound`` if there is nothing.
+        InvalidModelFile: the model cannot be downloaded, or the path cannot be a model's; the message says what can.
+        ModelFileNotFound: there is nothing, and the path cannot be a model's.
         UnsupportedModel: see ``hub.fetch``.
     """
     text = os.fspath(path)
