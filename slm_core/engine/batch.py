@@ -12,7 +12,7 @@ from slm_core.constraints import Spec
 from slm_core.display.notebook import NotebookProgressBar, in_notebook
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
-from slm_core.engine.requests import Request, salt_of
+from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, RequestsFailed
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
@@ -118,7 +118,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
     )
     scales = adapters or {}
-    salt = salt_of("", scales, model.adapters if scales else None)
+    loaded = model.adapters if scales else None
     rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
     encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in prompt_list]
     if n_ctx is None:
@@ -134,8 +134,8 @@ def generate(
             logits_processors=logits_processors,
             special=special or prompt.formatter is not None,
             timeout=seconds,
-            salt=salt,
             adapters=scales,
+            loaded=loaded,
         )
         for prompt in encoded
     ]

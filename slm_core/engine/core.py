@@ -345,7 +345,7 @@ class EngineCore(Closing):
 
     def _begin(self, request: Request, source: Source) -> None:
         """Assign a sequence to a request, with the tokens that its source has, or restore a dump into it."""
-        request.seq_id = self._sequences.take(source.match, self._n_spare(request), request.adapters)
+        request.seq_id = self._taken(request, source)
         if request.id in self._swap:
             self._waiting.remove(request)
             self._restores.add(request, self._swapped_in(request, request.seq_id))
@@ -355,6 +355,16 @@ class EngineCore(Closing):
         else:
             self._activate(request)
             self._waiting.remove(request)
+
+    def _taken(self, request: Request, source: Source) -> int:
+        """A sequence for a request, with its adapters. Another thread may have replaced them while it waited."""
+        seq_id = self._sequences.take(source.match, self._n_spare(request), request.adapters)
+        try:
+            request.check_adapters()
+        except BaseException:
+            self._sequences.drop(seq_id)
+            raise
+        return seq_id
 
     def _swapped_in(self, request: Request, seq_id: int) -> Iterator[None]:
         self._sequences.make_room(len(request.history.tokens))

@@ -21,7 +21,7 @@ from slm_core.display.html import card, table
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
-from slm_core.engine.requests import Request, checked_id, salt_of
+from slm_core.engine.requests import Request, checked_id
 from slm_core.engine.stats import EngineStats, RequestStatus, rss_bytes
 from slm_core.engine.streams import CompletionsQueue, CompletionsStream, EventQueue, RequestStream
 from slm_core.errors import BackendError, EngineClosed
@@ -283,7 +283,7 @@ class Engine(Closing):
         on_end: Callable[[], None],
         **options: Unpack[SharedOptions],
     ) -> Request:
-        speculation, adapters = options.get("speculation"), options.get("adapters") or {}
+        speculation = options.get("speculation")
         check_kind("speculation", speculation, Speculation)
         request = Request(
             self._vocab,
@@ -298,8 +298,9 @@ class Engine(Closing):
             logits_processors=options.get("logits_processors", ()),
             priority=options.get("priority", 0),
             key=options.get("key", ""),
-            salt=salt_of(options.get("salt", ""), adapters, self._adapters),
-            adapters=adapters,
+            salt=options.get("salt", ""),
+            adapters=options.get("adapters") or {},
+            loaded=self._adapters,
             stream=stream,
             on_event=on_event,
             on_end=on_end,

@@ -74,7 +74,8 @@ class Request:
         priority: requests of larger priority come first.
         key: the client of the request: keys of equal priority get equal shares; "" is a key, too.
         salt: requests share prefixes only with requests of the same salt.
-        adapters: adapters of the model by name, with their scales; they are part of ``salt``, too.
+        adapters: adapters of the model by name, with their scales.
+        loaded: the adapters of the model; None if there are none.
         stream: the stream of random numbers.
         on_event: called with each event, in the engine's thread.
         on_end: called when the answer is over or failed.
@@ -84,6 +85,7 @@ class Request:
     Attributes:
         id: its number: requests are numbered as they come.
         adapters: its adapters by name, with their scales.
+        salt: requests share prefixes only with requests of the same salt; it depends on the adapters' content.
         sampling: how tokens are chosen.
         loop: turns rows of logits into the answer.
         history: the tokens of the prompt and of the answer.
@@ -105,7 +107,8 @@ class Request:
 
     Raises:
         InvalidOption: no tokens, a priority that is not a number, an invalid id, a drafter for sessions only,
-            or logits processors that are not a list of functions.
+            logits processors that are not a list of functions, or see ``salt_of``.
+        UnsupportedInput: see ``salt_of``.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Request:
         key: str = "",
         salt: str = "",
         adapters: Mapping[str, float] = MappingProxyType({}),
+        loaded: Adapters | None = None,
         stream: int = 0,
         on_event: Callable[[Event], None] | None = None,
         on_end: Callable[[], None] | None = None,
@@ -141,6 +145,8 @@ class Request:
         self.waiting_tokens = np.asarray(prompt, np.int32)
         self.n_prompt = len(prompt)
         self.adapters = adapters
+        self.salt = salt_of(salt, adapters, loaded)
+        self._own_salt, self._loaded = salt, loaded
         self.message_ends = message_ends
         self._stops: set[int] = set()
         self.sampling = sampling
@@ -163,7 +169,7 @@ class Request:
         )
         self.loop.start_timeout()
         self.priority = priority
-        self.key, self.salt = key, salt
+        self.key = key
         self.on_end = on_end
         self.arrived_s = clock()
         self.times = RequestTimes(self.arrived_s)
@@ -177,6 +183,15 @@ class Request:
         self.last_turn = -1
         self.saved: Future[bool] | None = None
         self.step_s = 0.0
+
+    def check_adapters(self) -> None:
+        """Check that its adapters are those that had these names when it was made.
+
+        Raises:
+            InvalidOption: they were unloaded, or others have their names.
+        """
+        if self.adapters and salt_of(self._own_salt, self.adapters, self._loaded) != self.salt:
+            raise InvalidOption(f"the adapters {', '.join(self.adapters)} were replaced before the request began")
 
     @property
     def over(self) -> bool:

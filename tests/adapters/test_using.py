@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import slm_core as slm
+from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, InvalidOption, SnapshotMismatch, UnsupportedInput
 
 GREEDY = slm.Sampling(temperature=0, max_tokens=12)
@@ -183,13 +185,40 @@ class TestEngines:
             with pytest.raises(InvalidOption, match="unknown adapter"):
                 engine.submit(prompt, GREEDY, adapters={"changing": 1.0})
 
+    def test_replaced_while_it_waits(self, model, alone, prompt) -> None:
+        """A request never gets an adapter that took the name of its own."""
+        with model.new_context(n_ctx=256, n_seq_max=2) as context:
+            core = EngineCore(context, EngineOptions())
+            errors = []
+            for other in (None, FILES["b"]):
+                model.adapters.load(FILES["a"], "waiting")
+                request = Request(model.vocab, prompt, GREEDY, adapters={"waiting": 1.0}, loaded=model.adapters)
+                core.add(request)
+                model.adapters.unload("waiting")
+                if other is not None:
+                    model.adapters.load(other, "waiting")
+                while core.step():
+                    pass
+                assert isinstance(request.error, InvalidOption)
+                errors.append(str(request.error))
+                assert context.n_free == 256
+            assert "unknown adapter" in errors[0] and "were replaced" in errors[1]
+            request = Request(model.vocab, prompt, GREEDY, adapters={"waiting": 1.0}, loaded=model.adapters)
+            core.add(request)
+            while core.step():
+                pass
+            assert request.answer.text == alone["b"]
+        model.adapters.unload("waiting")
+
     def test_on_disk(self, model, alone, tmp_path, prompt) -> None:
+        """The first request of an engine reads its prefix, however long that takes; later ones only if it pays."""
         for cached in (False, True):
-            with model.engine(n_ctx=1024, n_parallel=2, cache_dir=tmp_path) as engine:
-                answers = {name: engine.submit(prompt, GREEDY, adapters={name: 1.0}).run() for name in ("a", "b")}
-                assert {name: answer.text for name, answer in answers.items()} == {n: alone[n] for n in "ab"}
-                assert all((answer.usage.cached_tokens > 0) == cached for answer in answers.values())
-                assert engine.flush()
+            for name in ("a", "b"):
+                with model.engine(n_ctx=1024, n_parallel=2, cache_dir=tmp_path) as engine:
+                    answer = engine.submit(prompt, GREEDY, adapters={name: 1.0}).run()
+                    assert answer.text == alone[name]
+                    assert (answer.usage.cached_tokens > 0) == cached
+                    assert engine.flush()
 
     def test_completions(self, model, alone, prompt) -> None:
         with model.engine(n_ctx=1024, n_parallel=2) as engine:
