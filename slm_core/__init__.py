@@ -90,6 +90,7 @@ from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path
 from slm_core.plugins import add_plugin
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import (
+    AdapterInfo,
     AnswerDelta,
     BackendStatus,
     CallArguments,
@@ -113,6 +114,7 @@ from slm_core.types import (
 )
 
 __all__ = [
+    "AdapterInfo",
     "Answer",
     "AnswerDelta",
     "BackendCrashed",
