@@ -81,6 +81,7 @@ class LlamaCppModel(ModelBase):
             self._handle.free()
             raise
         self.lora = LlamaCppAdapters(api, self._handle, info.architecture, gguf.tensors.keys())
+        weakref.finalize(self, self.lora.free).atexit = False  # runs before the one above
         super().__init__(info, vocab, LoadedAdapters(BaseModel.of(gguf), self.lora.prepare))
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
 from slm_core.architectures import check_tensors, read_spec
@@ -63,7 +64,7 @@ class NativeModel(ModelBase):
         self._gguf = gguf
         base = BaseModel.of(gguf) if self._transformer.takes_adapters else None
         reason = "its layers are loaded for each pass (offload)"
-        super().__init__(info, vocab, LoadedAdapters(base, self._check_adapter, reason))
+        super().__init__(info, vocab, LoadedAdapters(base, _weakly(self._check_adapter), reason))
 
     @property
     def steps(self) -> Sequence[str]:
@@ -90,3 +91,16 @@ class NativeModel(ModelBase):
         if self._transformer is None:
             raise ModelClosed(f"the model {self._info.path.name} is closed")
         return self._transformer
+
+
+def _weakly(method: Callable[[Adapter], None]) -> Callable[[Adapter], None]:
+    """A method that does not keep its object alive: in a cycle, a model that nobody uses would stay in memory."""
+    weak = weakref.WeakMethod(method)
+
+    def call(adapter: Adapter) -> None:
+        alive = weak()
+        if alive is None:
+            raise ModelClosed("the model is closed")
+        alive(adapter)
+
+    return call

@@ -127,7 +127,8 @@ class OnnxContext(ContextBase):
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
         self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
-        self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), self._new_feed)
+        new_feed = partial(_new_feed, engine, self._store)  # no method of this object: it would live on in the cycle
+        self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), new_feed)
         self._adapted: Decoders | None = None  # made for the first adapters
         self._decoders = self._plain
         self._embedding_change: LowRank | None = None
@@ -152,7 +153,7 @@ class OnnxContext(ContextBase):
             assert self._engine.adapted is not None, "adapters are declared"
             if self._adapted is None:
                 sessions = self._engine.adapted(self._kv_type, self._sessions.has_bias)
-                self._adapted = Decoders(sessions, self._new_feed)
+                self._adapted = Decoders(sessions, partial(_new_feed, self._engine, self._store))
             self._adapted.bind(changes, self._dtype)
         self._decoders = self._adapted if changes and self._adapted is not None else self._plain
         self._embedding_change = embedding_change
@@ -168,14 +169,6 @@ class OnnxContext(ContextBase):
         rows = feed.run(dict(self._inputs(batch, sizes)))
         self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
         return rows[:n_rows]
-
-    def _new_feed(self, decoder: Any) -> Feed:
-        engine = self._engine
-        if not engine.buckets:
-            feed = ExactFeed(decoder, self._store)
-            return feed if engine.most_rows is None else SplitFeed(feed, engine.most_rows)
-        n_vocab, captures = engine.spec.n_vocab, engine.captures
-        return FixedFeed(decoder, self._store, n_vocab, engine.device, engine.numbers, captures=captures)
 
     def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
@@ -393,6 +386,13 @@ class CellWriter(PayloadWriter):
 
     def _read_header(self, _: int, data: bytes) -> None:
         self._first_angle = _first_angle(data)
+
+
+def _new_feed(engine: Engine, store: KvStore, decoder: Any) -> Feed:
+    if not engine.buckets:
+        feed = ExactFeed(decoder, store)
+        return feed if engine.most_rows is None else SplitFeed(feed, engine.most_rows)
+    return FixedFeed(decoder, store, engine.spec.n_vocab, engine.device, engine.numbers, captures=engine.captures)
 
 
 def _transfer(store: KvStore, sessions: Sessions) -> Transfer:

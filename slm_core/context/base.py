@@ -121,7 +121,7 @@ class ContextBase(EngineCalls):
         self._ledger = Ledger(options.n_ctx, options.n_seq_max, share_forks=share_forks)
         self._checks = Checks(self._declared, self._ledger)
         loaded = adapters if Capability.ADAPTERS in capabilities else None
-        self._adapters = SequenceAdapters(loaded, self._engine_use)
+        self._adapters = SequenceAdapters(loaded)
         self._lock = threading.Lock()
         self._closed = False
         self._steps: weakref.WeakSet[Steps[Any]] = weakref.WeakSet()  # dumps and restores that are still valid
@@ -270,7 +270,7 @@ class ContextBase(EngineCalls):
             self._checks.room(self._ledger.fork_cost(length, n_copied), dst)
             if length:
                 with failures_of((dst,)):
-                    self._adapters.use(src)
+                    self._use_adapters_of(src)
                     self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
             self._adapters.put(dst, self._adapters.of(src))
@@ -290,7 +290,7 @@ class ContextBase(EngineCalls):
             self._checks.whole_blocks(pos.seq_id, index)
             if index < self._ledger.length(pos.seq_id):
                 with failures_of((pos.seq_id,)):
-                    self._adapters.use(pos.seq_id)
+                    self._use_adapters_of(pos.seq_id)
                     self._engine_truncate(pos.seq_id, index)
                 self._ledger.truncate(pos.seq_id, index)
         return pos
@@ -458,21 +458,24 @@ class ContextBase(EngineCalls):
 
     # Steps that several calls share.
 
+    def _use_adapters_of(self, seq_id: int) -> None:
+        self._adapters.use(seq_id, self._engine_use)
+
     def _by_adapters(self, batch: Batch, seq_ids: Sequence[int], run: Callable[[Batch], R]) -> R:
         """Run a batch; sequences with different adapters run one after the other."""
         groups = self._adapters.groups(seq_ids)
         if len(groups) == 1:
-            self._adapters.use(seq_ids[0])
+            self._use_adapters_of(seq_ids[0])
             return run(batch)
         results: list[R] = []
         try:
             for group in groups:
-                self._adapters.use(group[0])
+                self._use_adapters_of(group[0])
                 results.append(_kept(run(part_of(batch, group))))
         except BaseException:
             if Capability.ENCODER not in self._declared.capabilities:
                 for seq_id in (seq_id for group in groups[: len(results)] for seq_id in group):
-                    self._adapters.use(seq_id)
+                    self._use_adapters_of(seq_id)
                     self._engine_take_back(seq_id, self._ledger.length(seq_id))
             raise
         return in_batch_order(batch, groups, results)
@@ -489,7 +492,7 @@ class ContextBase(EngineCalls):
 
     def _cut(self, seq_id: int, start: int, end: int) -> None:
         self._checks.room(self._ledger.cut_cost(seq_id, start, end), seq_id)
-        self._adapters.use(seq_id)
+        self._use_adapters_of(seq_id)
         if end == self._ledger.length(seq_id):
             with failures_of((seq_id,)):
                 self._engine_truncate(seq_id, start)
@@ -657,7 +660,7 @@ class ContextBase(EngineCalls):
             return
         n_copied = self._n_copied_by_fork(share.src, start)
         self._checks.room(self._ledger.fork_cost(start, n_copied), seq_id)
-        self._adapters.use(seq_id)
+        self._use_adapters_of(seq_id)
         self._engine_fork(share.src, seq_id, start)
         self._ledger.fork(share.src, seq_id, start, n_copied)
         self._check_replay(seq_id, held[start:], edits)
@@ -745,7 +748,7 @@ class ContextBase(EngineCalls):
 
     def _decode_run(self, seq_id: int, inputs: Sequence[Held]) -> None:
         batch = TokenBatch(self.n_batch)
-        self._adapters.use(seq_id)
+        self._use_adapters_of(seq_id)
         for chunk in chunks_of(inputs, self.n_batch):
             batch.clear()
             add_held(batch, chunk, Pos(seq_id, self._ledger.length(seq_id)))

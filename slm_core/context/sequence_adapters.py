@@ -22,12 +22,10 @@ class SequenceAdapters:
 
     Args:
         loaded: the adapters of the model; None if the context does not declare ``ADAPTERS``.
-        use: makes the engine compute with other adapters from now on.
     """
 
-    def __init__(self, loaded: LoadedAdapters | None, use: Callable[[AdapterSet], None]) -> None:
+    def __init__(self, loaded: LoadedAdapters | None) -> None:
         self._loaded = loaded
-        self._use = use
         self._sets: dict[int, AdapterSet] = {}  # of sequences that have some
         self._used: AdapterSet | None = ()  # None: unknown, after a failure
 
@@ -75,14 +73,14 @@ class SequenceAdapters:
             raise SnapshotMismatch("the dump was made with adapters (restore it where adapters is declared)")
         return ()
 
-    def use(self, seq_id: int) -> None:
-        """Make the engine compute with the adapters of a sequence."""
+    def use(self, seq_id: int, engine_use: Callable[[AdapterSet], None]) -> None:
+        """Make the engine compute with the adapters of a sequence, by ``engine_use``, if it does not."""
         if self._loaded is None:
             return
         adapters = self.of(seq_id)
         if self._used is None or _keys(adapters) != _keys(self._used):
             self._used = None
-            self._use(adapters)
+            engine_use(adapters)
             self._used = adapters
 
     def groups(self, seq_ids: Sequence[int]) -> list[list[int]]:

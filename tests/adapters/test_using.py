@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +226,30 @@ class TestEngines:
         with model.engine(n_ctx=1024, n_parallel=2) as engine:
             made = engine.completions(prompt, 2, GREEDY, adapters={"b": 1.0}).run()
             assert [completion.answer.text for completion in made] == [alone["b"]] * 2
+
+
+@pytest.mark.parametrize("backend", ["native", "llamacpp", "onnx"])
+def test_freed_without_close(backend: str) -> None:
+    """A model and its context that nobody uses are freed at once, in the right order."""
+    with slm.load(slm.demo_model_path(), backend=backend, n_threads=1) as used:
+        used.adapters.load(FILES["a"], "a")
+        loaded = slm.load(slm.demo_model_path(), backend=backend, n_threads=1)
+        loaded.adapters.load(FILES["a"], "a")
+        context = loaded.new_context(n_ctx=64)
+        context.set_adapters(0, {"a": 1.0})
+        batch = context.new_batch()
+        batch.add(5, slm.Pos(0, 0), logits=True)
+        context.decode(batch)
+        model_ref, context_ref = weakref.ref(loaded.model), weakref.ref(context)
+        gc.disable()
+        try:
+            del loaded, context, batch
+            assert model_ref() is None and context_ref() is None
+        finally:
+            gc.enable()
+        with used.session(n_ctx=64, adapters={"a": 1.0}) as session:
+            session.append("Hello")
+            assert np.isfinite(session.next_logits()).all()
 
 
 def test_isolated() -> None:

@@ -64,7 +64,7 @@ def test_a_module_of_a_few_lines_adopts_the_suite(adopt):
     result.stdout.fnmatch_lines(
         [
             "slm-conformance: toy 1, devices cpu",
-            "slm-conformance: * llama-f32: toy on cpu, edit level CUT, declares bidirectional_blocks,"
+            "slm-conformance: * llama-f32: toy on cpu, edit level CUT, declares adapters, bidirectional_blocks,"
             " device_sampling, embedding_input, embeddings, kv_payload, shared_fork",
         ]
     )

@@ -65,7 +65,7 @@ def test_texts_are_pooled_as_the_file_declares(models, random_tokens):
 
 def test_capabilities_and_refused_calls(models, family, random_tokens):
     context = models["llamacpp"].new_context(OPTIONS)
-    assert context.capabilities == {Capability.EMBEDDINGS, Capability.ENCODER}
+    assert context.capabilities == {Capability.EMBEDDINGS, Capability.ENCODER, Capability.ADAPTERS}
     assert context.edit_level is EditLevel.REPLAY
     batch = context.new_batch()
     batch.extend(random_tokens(5), Pos(0, 0))

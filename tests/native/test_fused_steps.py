@@ -45,7 +45,7 @@ def native_linear(kernels: CpuKernels, n_out: int, n_in: int, seed: int) -> obje
     """A linear as the C++ extension takes it."""
     prepared = linear(kernels, n_out, n_in, seed)[0].weight
     assert isinstance(prepared, CpuWeight)
-    return _extension.load().Linear(prepared.packed, 1.0, None)
+    return _extension.load().Linear(prepared.packed, 1.0, None, None, None)
 
 
 def rms(x: Rows, weight: Rows, eps: float) -> NDArray[np.float64]:

@@ -99,7 +99,7 @@ def test_captured_runs_are_released_with_their_context(
     for context in (first, second):
         feed(context, random_tokens(3))
         feed(context, random_tokens(1))
-    expected = sorted(bound.number for bound in first._feed._bound.values())
+    expected = sorted(bound.number for bound in first._decoders.feed._bound.values())
     first.close()
     assert (sorted(released), len(expected)) == (expected, 2)
     second.close()

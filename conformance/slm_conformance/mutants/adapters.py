@@ -64,7 +64,7 @@ class DropTakesAdapters(ToyContext):
 
 
 @mutant("TestAdapters::test_scale_zero")
-class ZeroIsOne(ToyContext):
+class ZeroScaleIsOne(ToyContext):
     """A scale of 0 counts as 1."""
 
     def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:

@@ -120,7 +120,8 @@ def test_embedding_rows_give_the_states_of_their_tokens(expected, tier, load, to
 def test_capabilities_and_refused_calls_of_encoders(expected, tier, load, tokens):
     model = load(expected.path, tier)
     with model.new_context(OPTIONS) as context:
-        assert context.capabilities == {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.ENCODER}
+        outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.ADAPTERS}
+        assert context.capabilities == {*outputs_and_inputs, Capability.ENCODER}
         batch = context.new_batch()
         batch.extend(tokens[:5], Pos(0, 0), logits="last")
         with pytest.raises(UnsupportedOutput, match="is an encoder"):
