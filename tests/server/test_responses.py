@@ -277,14 +277,19 @@ def test_a_background_response_is_cancelled(client: Client) -> None:
         assert again.json() == cancelled
         return cancelled, (await http.post("/v1/responses", json={**SUM, "previous_response_id": begun["id"]})).json()
 
+    registry = client.app.state.registry
+    n_before = sum(running.engine.stats().n_cancelled for running in registry.running)
     cancelled, refused = together(client, work)
     assert cancelled["status"] == "cancelled"
     assert "cannot be continued" in refused["error"]["message"]
-    (running,) = client.app.state.registry.running
+    (running,) = registry.running
     deadline = time.monotonic() + 60
-    while running.engine.stats().n_active and time.monotonic() < deadline:  # its running step ends first
+    # The engine's thread may not have begun it yet, or its running step ends first.
+    stats = running.engine.stats()
+    while (stats.n_cancelled == n_before or stats.n_active) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert running.engine.stats().n_active == 0
+        stats = running.engine.stats()
+    assert (stats.n_cancelled, stats.n_active) == (n_before + 1, 0)
 
 
 def test_the_openai_client(client: Client) -> None:
