@@ -34,7 +34,7 @@ class LowRank(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """R."""
+        """The rank."""
         rank: int = self.a.shape[-2]
         return rank
 
@@ -104,9 +104,9 @@ def fingerprint_of(changes: Mapping[str, LowRank]) -> str:
     digest = blake2b(digest_size=32)
     for name in sorted(changes):
         change = changes[name]
-        digest.update(f"{name} {change.a.shape} {change.b.shape} {change.scale!r}\n".encode())
+        digest.update(f"{name} {change.a.shape} {change.b.shape}\n".encode())
         digest.update(change.a.tobytes())
-        digest.update(change.b.tobytes())
+        digest.update((change.b * np.float32(change.scale)).tobytes())  # files may have the scale in b
     return digest.hexdigest()
 
 
@@ -123,7 +123,9 @@ def checked_changes(source: object, changes: Mapping[str, LowRank]) -> Mapping[s
             raise InvalidModelFile(f"{source}: {name}: A {a.shape} and B {b.shape} are not [r, in] and [out, r]")
         if 0 in a.shape or 0 in b.shape:
             raise InvalidModelFile(f"{source}: {name}: A {a.shape} or B {b.shape} is empty")
-        if not (np.isfinite(scale) and _is_finite(a) and _is_finite(b)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite = _is_finite(a) and _is_finite(b * np.float32(scale))
+        if not is_finite:
             raise InvalidModelFile(f"{source}: {name}: a number is not finite")
     return changes
 

@@ -50,14 +50,13 @@ def write_adapter(adapter: Adapter, architecture: str, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    alphas = {round(change.scale * change.rank, 6) for change in adapter.changes.values()}
-    alpha = alphas.pop() if len(alphas) == 1 else 0.0  # 0: a change is just b @ a
+    alpha = _common_alpha(adapter)
     metadata: dict[str, PlainValue] = {
         TYPE: "adapter",
         "general.architecture": architecture,
         "general.name": adapter.info.name,
         KIND: "lora",
-        ALPHA: float(alpha),
+        ALPHA: alpha,
     }
     arrays: dict[str, NDArray[np.float32]] = {}
     for name, (a, b, scale) in adapter.changes.items():
@@ -74,6 +73,14 @@ def write_adapter(adapter: Adapter, architecture: str, path: Path) -> None:
 def is_adapter(file: GgufFile) -> bool:
     """Whether a GGUF file is an adapter, not a model."""
     return file.get(TYPE, str, "model") == "adapter"
+
+
+def _common_alpha(adapter: Adapter) -> float:
+    """The alpha that gives exactly the scale of each change; 0 if there is none: then the scales are in ``b``."""
+    changes = list(adapter.changes.values())
+    with np.errstate(over="ignore"):  # infinity differs from each scale
+        alpha = float(np.float32(changes[0].scale * changes[0].rank))
+    return alpha if all(alpha / change.rank == change.scale for change in changes) else 0.0
 
 
 def _check_kind(file: GgufFile, base: BaseModel) -> None:

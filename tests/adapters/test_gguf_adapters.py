@@ -84,6 +84,17 @@ def test_without_alpha(tiny, base, tmp_path) -> None:
         np.testing.assert_array_equal(adapter.changes["blk.0.ffn_up.weight"].dense(), np.full((out, into), 4.0))
 
 
+def test_a_scale_that_exceeds_float32(tiny, base, tmp_path) -> None:
+    """A and B are finite, and B times the scale is not."""
+    _, weights = tiny
+    out, into = weights.tensors["blk.0.ffn_up.weight"].shape
+    large = {"blk.0.ffn_up.weight.lora_a": StoredTensor.pack(np.ones((4, into), np.float32), "f32"),
+             "blk.0.ffn_up.weight.lora_b": StoredTensor.pack(np.full((out, 4), 1e3, np.float32), "f32")}  # fmt: skip
+    path = write_gguf(tmp_path / "a.gguf", {**adapter_metadata("llama"), "adapter.lora.alpha": 3e38}, large)
+    with pytest.raises(InvalidModelFile, match="not finite"):
+        read_adapter(path, base)
+
+
 @pytest.mark.parametrize(
     ("metadata", "kind", "words"),
     [

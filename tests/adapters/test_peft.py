@@ -18,7 +18,7 @@ import slm_core as slm
 from native.architectures.checkpoints import save_directory
 from native.architectures.engines import Subject, make_subject, transformers_logits
 from native.exact import exact
-from slm_core.adapters import BaseModel, read_adapter
+from slm_core.adapters import BaseModel, read_adapter, write_adapter
 from slm_core.checkpoints import Checkpoint
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
@@ -119,6 +119,18 @@ def test_embeddings_of_tied_models(saved, tokens) -> None:
     about = saved("llama_tied")
     adapter, expected = about.adapt(target_modules=["embed_tokens"])
     assert error(logits(about.subject.path, adapter, tokens), expected) < BOUND
+
+
+@pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"alpha_pattern": {"v_proj": 7}}, {"lora_alpha": 0.1}])
+def test_the_fingerprint_of_a_converted_adapter(config: dict[str, Any], saved, tmp_path) -> None:
+    """A GGUF file has one alpha in float32; dumps accept it in place of the directory that it was made of."""
+    about = saved("llama")
+    adapter, _ = about.adapt(**config)
+    with GgufFile.open(about.subject.path) as file:
+        base = BaseModel.of(file)
+    made = read_adapter(adapter, base)
+    write_adapter(made, base.architecture, tmp_path / "converted.gguf")
+    assert read_adapter(tmp_path / "converted.gguf", base).info.fingerprint == made.info.fingerprint
 
 
 def test_bfloat16(saved, tokens) -> None:
