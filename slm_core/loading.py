@@ -115,7 +115,7 @@ class Model(Closing):
         kv_type_k: KvType | str | None = None,
         kv_type_v: KvType | str | None = None,
     ) -> Context:
-        """An empty KV cache; see ``types.ContextOptions`` for the sizes."""
+        """An empty KV cache; see ``types.ContextOptions`` for the sizes and the KV types ("q8_0")."""
         types = (None if kind is None else _kv_type(kind) for kind in (kv_type_k, kv_type_v))
         return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, *types))
 
@@ -126,15 +126,19 @@ class Model(Closing):
         n_ctx: int = 4096,
         n_seq_max: int = 8,
         n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
         sampling: Sampling | None = None,
         adapters: Mapping[str, float] | None = None,
         queue_timeout: float | None = None,
     ) -> Session:
         """A session in a new context, which is closed with it; more sessions share the context by ``fork``.
 
-        For ``adapters`` and ``queue_timeout`` see ``Session``.
+        For the context see ``new_context``, for ``adapters`` and ``queue_timeout`` see ``Session``.
         """
-        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        context = self.new_context(
+            n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v
+        )
         try:
             return Session(
                 context,
@@ -157,6 +161,8 @@ class Model(Closing):
         n_ctx: int = 4096,
         n_seq_max: int = 8,
         n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
         sampling: Sampling | None = None,
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
@@ -166,10 +172,12 @@ class Model(Closing):
     ) -> Chat:
         """A conversation in a new context, which is closed with it; see ``Chat``.
 
-        For ``adapters`` and ``queue_timeout`` see ``Session``.
+        For the context see ``new_context``, for ``adapters`` and ``queue_timeout`` see ``Session``.
         """
         formatter = self.formatter
-        context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        context = self.new_context(
+            n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v
+        )
         try:
             return Chat(
                 Session(context, self.vocab, adapters=adapters, owns_context=True, queue_timeout=queue_timeout),
@@ -227,6 +235,8 @@ class Model(Closing):
         *,
         n_ctx: int = 32768,
         n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
         n_parallel: int = 16,
         step_ms: float = 100,
         aging_s: float = 10,
@@ -242,6 +252,8 @@ class Model(Closing):
         Args:
             n_ctx: positions of all requests together, including kept prefixes.
             n_batch: the most tokens of a step.
+            kv_type_k: storage type of keys; None for the backend's default.
+            kv_type_v: storage type of values; None for the backend's default.
             n_parallel: the most requests that are computed together.
             step_ms: milliseconds that a step may take, so that a long prompt does not delay other answers. Prompts get
                 at least two thirds of a step, which then may take longer.
@@ -270,7 +282,9 @@ class Model(Closing):
             cache_dir=directory,
             cache_dir_bytes=cache_dir_bytes,
         )
-        context = self.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch)
+        context = self.new_context(
+            n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v
+        )
         try:
             return Engine(
                 context,
@@ -286,7 +300,14 @@ class Model(Closing):
             raise
 
     def drafter(
-        self, target: Model, *, n_ctx: int = 4096, n_batch: int = 512, sampling: Sampling | None = None
+        self,
+        target: Model,
+        *,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+        sampling: Sampling | None = None,
     ) -> DraftModel | TranslatedDraftModel:
         """A drafter that uses this smaller model for answers of ``target``; see ``speculation.draft_model``.
 
@@ -296,19 +317,31 @@ class Model(Closing):
             target: the target model.
             n_ctx: the longest history that it drafts for.
             n_batch: the most tokens of a batch.
+            kv_type_k: storage type of keys; None for the backend's default.
+            kv_type_v: storage type of values; None for the backend's default.
             sampling: options to sample drafts; None for greedy drafts.
 
         Raises:
             InvalidOption: see ``speculation.draft_model``.
         """
-        context = self.new_context(n_ctx=n_ctx, n_batch=n_batch)
+        context = self.new_context(n_ctx=n_ctx, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
         try:
             return draft_model(context, self.vocab, target.vocab, sampling=sampling)
         except BaseException:
             context.close()
             raise
 
-    def score(self, text: str, *, n_ctx: int = 4096, n_batch: int = 512, top: int = 0) -> Score:
+    def score(
+        self,
+        text: str,
+        *,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+        adapters: Mapping[str, float] | None = None,
+        top: int = 0,
+    ) -> Score:
         """Log probabilities of a text; see ``Session.score`` for a text that continues another.
 
         In a text longer than ``n_ctx``, each token is scored after at least the ``n_ctx // 2`` tokens before it.
@@ -317,10 +350,16 @@ class Model(Closing):
             text: the text; control tokens in it are not parsed.
             n_ctx: the longest history of a scored token.
             n_batch: the most tokens of a batch.
+            kv_type_k: storage type of keys; None for the backend's default.
+            kv_type_v: storage type of values; None for the backend's default.
+            adapters: adapters (LoRA) of the model by name, with their scales; None for none.
             top: the number of likeliest tokens to list at each position; see ``Score.top``.
         """
         n_top, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
-        with self.new_context(n_ctx=n_ctx, n_batch=min(n_batch, n_ctx)) as context:
+        with self.new_context(
+            n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), kv_type_k=kv_type_k, kv_type_v=kv_type_v
+        ) as context:
+            _use_adapters(context, adapters)
             return score_windows(context, ids, top=n_top)
 
     def embed(
@@ -330,6 +369,7 @@ class Model(Closing):
         pooling: Pooling | str | None = None,
         normalize: bool = True,
         n_batch: int = 512,
+        adapters: Mapping[str, float] | None = None,
     ) -> Embeddings:
         """Embed one text, or several.
 
@@ -339,19 +379,22 @@ class Model(Closing):
                 of the file; if the file has none, the mean for encoders and the last token for other models.
             normalize: divide vectors by their length, so that their dot products are cosines.
             n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest text.
+            adapters: adapters (LoRA) of the model by name, with their scales; None for none.
 
         Raises:
             UnsupportedOutput: the backend does not support hidden states of this model.
-            InvalidOption: an unknown pooling, or a text without tokens.
+            InvalidOption: an unknown pooling or adapter, or a text without tokens.
         """
         ids = self._encoded([texts] if isinstance(texts, str) else texts)
         with self._context_for(ids, n_batch) as context:
+            _use_adapters(context, adapters)
             return embed(context, ids, checked_pooling(pooling) or self.info.pooling, normalize=normalize)
 
-    def hidden_states(self, text: str, *, n_batch: int = 512) -> States:
+    def hidden_states(self, text: str, *, n_batch: int = 512, adapters: Mapping[str, float] | None = None) -> States:
         """The hidden states of a text's tokens after the model's last norm, float32 [T, E]; see ``embed``."""
         ids = self._encoded([text])
         with self._context_for(ids, n_batch) as context:
+            _use_adapters(context, adapters)
             (states,) = token_states(context, ids)
             return states
 
@@ -489,6 +532,13 @@ def demo_model_path() -> Path:
 def demo_adapter_path() -> Path:
     """An adapter (LoRA) of the demo model that ships with the package: answers of a pirate."""
     return Path(str(importlib.resources.files("slm_core") / "data" / "demo-adapter.gguf"))
+
+
+def _use_adapters(context: Context, scales: Mapping[str, float] | None) -> None:
+    """Give all sequences of an empty context these adapters."""
+    if scales:
+        for seq_id in range(context.n_seq_max):
+            context.set_adapters(seq_id, scales)
 
 
 def _kv_type(name: KvType | str) -> KvType:

@@ -116,6 +116,8 @@ def _state_bytes(gguf: WeightSource, kv_type: KvType, *, swa_full: bool) -> tupl
 
 
 def _bytes_of(n_values: int, kv_type: KvType) -> int:
+    if kv_type is KvType.F8_E4M3:  # ggml has no such type
+        return n_values
     ggml_type = GgmlType[kv_type.name]
     return n_values // ggml_type.block_size * ggml_type.block_bytes
 

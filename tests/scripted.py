@@ -16,7 +16,18 @@ import numpy as np
 from slm_core.context import ContextBase
 from slm_core.errors import InvalidSnapshot, InvalidToken, TemplateError
 from slm_core.protocols import Batch
-from slm_core.types import AnswerDelta, Capability, ContextOptions, Delta, EditLevel, Logits, Message, Role, Segment
+from slm_core.types import (
+    AnswerDelta,
+    Capability,
+    ContextOptions,
+    Delta,
+    EditLevel,
+    KvType,
+    Logits,
+    Message,
+    Role,
+    Segment,
+)
 
 CONTROLS = ("<|start|>", "<|end|>", "<think>", "</think>")
 START, END = 256, 257
@@ -61,12 +72,14 @@ class ScriptedContext(ContextBase):
         n_ctx: int = 400,
         n_seq_max: int = 4,
         n_batch: int = 16,
+        kv_type_k: KvType | None = None,
+        kv_type_v: KvType | None = None,
         level: EditLevel = EditLevel.CUT,
         capabilities: frozenset[Capability] = ALL,
         payload_format: str = "1",
     ) -> None:
         super().__init__(
-            ContextOptions(n_ctx, n_seq_max, n_batch),
+            ContextOptions(n_ctx, n_seq_max, n_batch, kv_type_k, kv_type_v),
             backend="scripted",
             fingerprint="scripted",
             n_vocab=N_VOCAB,

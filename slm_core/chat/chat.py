@@ -32,7 +32,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling, chain_for
-from slm_core.types import EditLevel, Message, ModelInfo, Role, Tool, ToolCall
+from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
@@ -60,7 +60,15 @@ class ChatModel(Protocol):
         """The model's chat format."""
         ...
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+    def new_context(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+    ) -> Context:
         """A new context."""
         ...
 
@@ -228,7 +236,7 @@ class Chat(Talking, Closing):
             self._check_free(tools_may_run=self._stream is None)
             if self._stream is not None:
                 self._settle()
-            context = self.session.context
+            context = self.session.context.options
             meta = {
                 "messages": [to_json(message) for message in self._messages],
                 "sampling": self.options.sampling.to_dict(),
@@ -237,6 +245,7 @@ class Chat(Talking, Closing):
                 "overflow": name_of(self.options.overflow),
                 "n_answers": self._n_answers,
                 "context": [context.n_ctx, context.n_seq_max, context.n_batch],
+                "kv_types": [context.kv_type_k, context.kv_type_v],
             }
             return pack("chat", meta, (self.session.dump(),))
 
@@ -247,6 +256,8 @@ class Chat(Talking, Closing):
         data: bytes,
         *,
         n_ctx: int | None = None,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
         overflow: Overflow | None = None,
         tools: Sequence[Tool] | None = None,
     ) -> Self:
@@ -257,11 +268,14 @@ class Chat(Talking, Closing):
             data: the dump.
             n_ctx: positions of the new context; None for the number in the dump, up to the longest context that the
                 model was trained for, or 4096 if that is more.
+            kv_type_k: storage type of keys; None for the type that the dumped chat's context was asked for, or for the
+                backend's default if it was asked for none.
+            kv_type_v: storage type of values; None as for keys.
             overflow: replaces the dumped policy; required for "summarize", because dumps contain no functions.
             tools: replaces the dumped schemas; required to run functions.
 
         Raises:
-            InvalidOption: the policy's function is missing.
+            InvalidOption: the policy's function is missing; the backend does not support a KV type.
             InvalidSnapshot, SnapshotMismatch: damaged bytes, or a dump of another model.
             ContextFull: no room in ``n_ctx`` positions.
         """
@@ -272,7 +286,13 @@ class Chat(Talking, Closing):
         dumped_n_ctx, n_seq_max, n_batch = state.context
         if n_ctx is None:
             n_ctx = chat_dump.checked_n_ctx(dumped_n_ctx, max(_UNASKED_CONTEXT, model.info.n_ctx_train))
-        context = model.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        context = model.new_context(
+            n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
+            n_batch=n_batch,
+            kv_type_k=state.kv_types[0] if kv_type_k is None else kv_type_k,
+            kv_type_v=state.kv_types[1] if kv_type_v is None else kv_type_v,
+        )
         try:
             session = Session.restore(context, model.vocab, state.session, owns_context=True)
             chat = cls(session, model.formatter, options=options, messages=state.messages, n_answers=state.n_answers)
@@ -297,6 +317,8 @@ class Chat(Talking, Closing):
         path: str | os.PathLike[str],
         *,
         n_ctx: int | None = None,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
         overflow: Overflow | None = None,
         tools: Sequence[Tool] | None = None,
     ) -> Self:
@@ -305,7 +327,10 @@ class Chat(Talking, Closing):
         Raises:
             InvalidOption: the file cannot be read.
         """
-        return cls.restore(model, read_whole(path), n_ctx=n_ctx, overflow=overflow, tools=tools)
+        data = read_whole(path)
+        return cls.restore(
+            model, data, n_ctx=n_ctx, kv_type_k=kv_type_k, kv_type_v=kv_type_v, overflow=overflow, tools=tools
+        )
 
     def close(self) -> None:
         """Close the session, which releases its sequence. Twice is fine."""

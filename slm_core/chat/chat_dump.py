@@ -11,7 +11,7 @@ from slm_core.chat.session_dump import read_sampling
 from slm_core.container import is_count, unpack
 from slm_core.errors import InvalidSnapshot
 from slm_core.sampling import Sampling
-from slm_core.types import Message
+from slm_core.types import KvType, Message
 
 # A forged dump must not make us reserve the machine's memory.
 _MOST_SEQUENCES, _LARGEST_BATCH = 2**12, 2**14
@@ -29,6 +29,7 @@ class ChatState:
         overflow: the name of the policy.
         n_answers: the number of earlier answers.
         context: n_ctx, n_seq_max and n_batch.
+        kv_types: the types of keys and values that the context was asked for, or None.
         session: the session's dump.
     """
 
@@ -39,6 +40,7 @@ class ChatState:
     overflow: str
     n_answers: int
     context: tuple[int, int, int]
+    kv_types: tuple[KvType | None, KvType | None]
     session: bytes
 
 
@@ -49,7 +51,7 @@ def read(data: bytes) -> ChatState:
         InvalidSnapshot, SnapshotMismatch: see ``snapshot.unpack``.
     """
     meta, sections = unpack("chat", data)
-    names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context"}
+    names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context", "kv_types"}
     if set(meta) != names or len(sections) != 1:
         raise InvalidSnapshot("the dump of a chat lacks a part")
     stored, tools, thinking, n_answers, sizes = (
@@ -69,8 +71,15 @@ def read(data: bytes) -> ChatState:
             f" (accepted: 1 to {_MOST_SEQUENCES}, 1 to {_LARGEST_BATCH})"
         )
     messages, sampling = tuple(from_json(message) for message in stored), read_sampling(meta["sampling"])
-    overflow, context = str(meta["overflow"]), (sizes[0], sizes[1], sizes[2])
-    return ChatState(messages, sampling, tuple(tools), thinking, overflow, n_answers, context, sections[0])
+    overflow, context, kv_types = str(meta["overflow"]), (sizes[0], sizes[1], sizes[2]), _kv_types(meta["kv_types"])
+    return ChatState(messages, sampling, tuple(tools), thinking, overflow, n_answers, context, kv_types, sections[0])
+
+
+def _kv_types(names: object) -> tuple[KvType | None, KvType | None]:
+    if isinstance(names, list) and len(names) == 2 and all(name is None or name in list(KvType) for name in names):
+        of_keys, of_values = (None if name is None else KvType(name) for name in names)
+        return of_keys, of_values
+    raise InvalidSnapshot("the dump's KV types are unknown")
 
 
 def checked_n_ctx(n_ctx: int, limit: int) -> int:

@@ -59,14 +59,16 @@ def bench(
     engine: o.EngineOptions,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of the prompt.")] = 256,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens decoded one by one.")] = 64,
+    kv_type: o.KvTypeFlag = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, after one warm-up round.")] = 3,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure prefill and decode in tokens per second: random prompt, greedy choice, one sequence."""
+    kv_types = o.read_kv_types(kv_type)
     started = time.perf_counter()
     with engine.load(model) as loaded:
         load_s = time.perf_counter() - started
-        prefill, decode = _measure(loaded, prompt_tokens, new_tokens, rounds)
+        prefill, decode = _measure(loaded, prompt_tokens, new_tokens, rounds, kv_types)
         info = loaded.info
     result = Result(
         str(info.path), info.backend, info.device, engine.threads, load_s, prompt_tokens, new_tokens, prefill, decode
@@ -77,11 +79,13 @@ def bench(
         _print(result)
 
 
-def _measure(loaded: Model, prompt_tokens: int, new_tokens: int, rounds: int) -> tuple[list[float], list[float]]:
+def _measure(
+    loaded: Model, prompt_tokens: int, new_tokens: int, rounds: int, kv_types: o.KvTypes
+) -> tuple[list[float], list[float]]:
     """Tokens per second of prefill and decode in each round."""
     prompt = np.random.default_rng(_SEED).integers(0, loaded.vocab.size, prompt_tokens)
     prefill, decode = [], []
-    with loaded.new_context(n_ctx=prompt_tokens + new_tokens, n_batch=min(prompt_tokens, 512)) as context:
+    with loaded.new_context(n_ctx=prompt_tokens + new_tokens, n_batch=min(prompt_tokens, 512), **kv_types) as context:
         for _ in range(rounds + 1):
             context.clear()
             started = time.perf_counter()

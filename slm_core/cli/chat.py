@@ -38,6 +38,7 @@ def chat(
     lora: o.Lora = None,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
+    kv_type: o.KvTypeFlag = None,
     sampling: o.SamplingOptions,
     session: o.SessionFile = None,
     overflow: o.OverflowPolicy = None,
@@ -50,7 +51,7 @@ def chat(
     ] = False,
 ) -> None:
     """Chat with a model. /help lists the commands. Ctrl-C ends an answer; twice at the prompt, it ends the program."""
-    conversation = ConversationOptions(session, system, ctx, overflow, thinking)
+    conversation = ConversationOptions(session, system, ctx, o.read_kv_types(kv_type), overflow, thinking)
     changed = sampling.sampling() if sampling.set_flags() else None
 
     def load_on(backend: str) -> Model:
@@ -90,6 +91,7 @@ class ConversationOptions:
     file: Path | None
     system: str | None
     ctx: int | None
+    kv_types: o.KvTypes
     overflow: str | None
     thinking: bool | None
 
@@ -106,8 +108,10 @@ class ConversationOptions:
                 thinking=self.thinking,
                 overflow=self.overflow or "error",
                 adapters=adapters,
+                **self.kv_types,
             )
-        talk = Chat.restore(loaded, self.file.read_bytes(), n_ctx=self.ctx, overflow=self.overflow)
+        data = self.file.read_bytes()
+        talk = Chat.restore(loaded, data, n_ctx=self.ctx, overflow=self.overflow, **self.kv_types)
         if self.system is not None and talk.messages[:1] != (Message(Role.SYSTEM, self.system),):
             talk.close()
             raise InvalidOption(f"{self.file} holds a conversation with another system message (/system changes it)")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from slm_core.chat import Session
+from slm_core.cli.options import KvTypes
 from slm_core.cli.terminal import PrefillBar, stopping, write
 from slm_core.errors import InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis, Infill
@@ -31,6 +32,7 @@ class Request:
         thinking: turn reasoning on or off.
         suffix: the text after the gap that the answer fills; ``text`` is the one before it. None without a gap.
         adapters: adapters of the model by name, with their scales.
+        kv_types: the KV types of the context.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Request:
     thinking: bool | None = None
     suffix: str | None = None
     adapters: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    kv_types: KvTypes = dataclasses.field(default_factory=KvTypes)
 
     @property
     def prompt(self) -> str | Infill:
@@ -126,7 +129,8 @@ def usage_json(answer: Answer | BeamAnswer) -> dict[str, object]:
 def _prompted(loaded: Model, request: Request, n: int) -> Iterator[Session]:
     """A session with the prompt, and room for ``n`` branches and for the scratch branch of a chat."""
     if request.raw:
-        with loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1, adapters=request.adapters) as session:
+        session = loaded.session(n_ctx=request.n_ctx, n_seq_max=n + 1, adapters=request.adapters, **request.kv_types)
+        with session:
             session.append(request.prompt)
             yield session
         return
@@ -136,6 +140,7 @@ def _prompted(loaded: Model, request: Request, n: int) -> Iterator[Session]:
         n_seq_max=n + 2,
         sampling=request.sampling,
         adapters=request.adapters,
+        **request.kv_types,
     )
     with chat, chat.scratch_branch(request.text, thinking=request.thinking) as session:
         yield session

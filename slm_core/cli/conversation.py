@@ -220,12 +220,14 @@ class Conversation:
         self._become(self._fresh(self.loaded, messages))
 
     def _fresh(self, loaded: Model, messages: Sequence[Message]) -> Chat:
-        context, options = self.chat.session.context, self.chat.options
+        context, options = self.chat.session.context.options, self.chat.options
         return loaded.chat(
             messages=messages,
             n_ctx=context.n_ctx,
             n_seq_max=context.n_seq_max,
             n_batch=context.n_batch,
+            kv_type_k=context.kv_type_k,
+            kv_type_v=context.kv_type_v,
             sampling=options.sampling,
             tools=options.tools,
             thinking=options.thinking,

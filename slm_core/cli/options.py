@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias, get_type_hints
+from typing import Annotated, TypeAlias, TypedDict, get_type_hints
 
 import typer
 
@@ -23,6 +23,7 @@ from slm_core.loading import Model, demo_model_path, load
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS
+from slm_core.types import KvType
 
 _DEFAULT_CTX = 4096
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
@@ -49,6 +50,11 @@ def _formatter_names(incomplete: str) -> list[str]:
 
 def _preset_names(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def _kv_type_names(incomplete: str) -> list[str]:
+    before, comma, name = incomplete.rpartition(",")
+    return [before + comma + kv_type for kv_type in KvType if kv_type.startswith(name)]
 
 
 def _sampling(name: str, help_text: str) -> typer.models.OptionInfo:
@@ -79,6 +85,15 @@ Format: TypeAlias = Annotated[
 ]
 ContextSize: TypeAlias = Annotated[
     int | None, typer.Option("--ctx", min=1, help=f"Tokens of context (default: the model's, at most {_DEFAULT_CTX}).")
+]
+KvTypeFlag: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-type",
+        metavar="TYPE[,TYPE]",
+        help=f"How the KV cache stores keys and values, or keys, values: {', '.join(KvType)}.",
+        autocompletion=_kv_type_names,
+    ),
 ]
 System: TypeAlias = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="A system message.")]
 Thinking: TypeAlias = Annotated[bool | None, typer.Option(help="Turn reasoning on or off.", show_default=False)]
@@ -115,6 +130,13 @@ Lora: TypeAlias = Annotated[
 ]
 Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Print tokens and seconds on standard error.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class KvTypes(TypedDict, total=False):
+    """The KV types of ``--kv-type``, as keywords of ``Model.chat`` and other calls; none for the defaults."""
+
+    kv_type_k: KvType
+    kv_type_v: KvType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +270,20 @@ def _flags(group: type) -> Iterator[inspect.Parameter]:
 def context_size(model: Model, n_ctx: int | None) -> int:
     """``n_ctx``; if None, the context the model was trained with, at most 4096 tokens."""
     return min(model.info.n_ctx_train, _DEFAULT_CTX) if n_ctx is None else n_ctx
+
+
+def read_kv_types(text: str | None) -> KvTypes:
+    """Parse ``TYPE[,TYPE]``: the types of keys and of values, which are the same if there is one. None sets neither.
+
+    Raises:
+        InvalidOption: an unknown type, or more than two.
+    """
+    if text is None:
+        return KvTypes()
+    names = text.lower().split(",")
+    if len(names) > 2 or not set(names) <= set(KvType):
+        raise InvalidOption(f"--kv-type {text!r} (accepted: one type, or two with a comma, of {', '.join(KvType)})")
+    return KvTypes(kv_type_k=KvType(names[0]), kv_type_v=KvType(names[-1]))
 
 
 def full_context(error: ContextFull, remedies: str) -> str:

@@ -52,6 +52,7 @@ def run(
     lora: o.Lora = None,
     format: o.Format = None,  # noqa: A002  # the name of the option
     ctx: o.ContextSize = None,
+    kv_type: o.KvTypeFlag = None,
     sampling: o.SamplingOptions,
     n: o.Completions = 1,
     best_of: o.BestOf = None,
@@ -68,11 +69,13 @@ def run(
         name = "--raw" if raw else "--suffix"
         raise InvalidOption(f"{name} takes the text as it is: --system, --thinking and --format do not go with it")
     whole = _prompt(prompt)
-    request_sampling = sampling.sampling()
+    request_sampling, kv_types = sampling.sampling(), o.read_kv_types(kv_type)
     with engine.load(path, format) as loaded:
         request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw or suffix is not None)
         adapters = o.load_adapters(loaded, lora)
-        request = dataclasses.replace(request, system=system, thinking=thinking, suffix=suffix, adapters=adapters)
+        request = dataclasses.replace(
+            request, system=system, thinking=thinking, suffix=suffix, adapters=adapters, kv_types=kv_types
+        )
         try:
             if n > 1 or best_of is not None or beams is not None:
                 cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
@@ -90,7 +93,11 @@ def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) 
     with PrefillBar() as bar:
         if request.raw:
             session = loaded.session(
-                n_ctx=request.n_ctx, n_seq_max=1, sampling=request.sampling, adapters=request.adapters
+                n_ctx=request.n_ctx,
+                n_seq_max=1,
+                sampling=request.sampling,
+                adapters=request.adapters,
+                **request.kv_types,
             )
             session.append(request.prompt)
             stream = session.generate(progress=bar)
@@ -101,6 +108,7 @@ def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) 
                 sampling=request.sampling,
                 thinking=request.thinking,
                 adapters=request.adapters,
+                **request.kv_types,
             )
             stream = chat.stream(request.text, progress=bar)
         answer = stream_answer(stream, None if as_json else PlainView(out()))

@@ -22,14 +22,16 @@ def score(
     ],
     engine: o.EngineOptions,
     ctx: o.ContextSize = None,
+    kv_type: o.KvTypeFlag = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure how well a model predicts a text: perplexity, and bits per byte."""
     if len(names) > 2:
         raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
+    kv_types = o.read_kv_types(kv_type)
     with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
-        scored = model.score(text, n_ctx=o.context_size(model, ctx))
+        scored = model.score(text, n_ctx=o.context_size(model, ctx), **kv_types)
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan
     if as_json:

@@ -24,11 +24,12 @@ from slm_core.loading import Model, demo_model_path
 from slm_core.modelinfo import model_info
 from slm_core.paths import local
 from slm_core.plugins import registry
+from slm_core.types import KvType
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from slm_core.server import EngineSettings, ServedModel, ServerOptions
+    from slm_core.server import EngineSettings, ServedAdapter, ServedModel, ServerOptions
     from slm_core.server.cluster.deployment import ClusterOptions
 
 _ACCESS, _ENGINE, _RAY = "Access", "Engine", "Many machines"
@@ -85,6 +86,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ALIAS=NAME", help="Another name of a model; may be repeated."),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL/]NAME=PATH[:SCALE]",
+            help="An adapter (LoRA) of a model, by default of the first one; requests ask for NAME. May be repeated.",
+        ),
+    ] = None,
     memory_budget: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of all loaded models, such as 6G: others make room."),
@@ -102,6 +110,15 @@ def serve(
     ctx: Annotated[
         int, typer.Option("--ctx", min=1, help="Tokens of all requests together.", rich_help_panel=_ENGINE)
     ] = 32768,
+    kv_type: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-type",
+            metavar="TYPE[,TYPE]",
+            help="How the KV cache stores keys and values (see slm run --help).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     parallel: Annotated[
         int, typer.Option(min=1, help="Requests that are computed together.", rich_help_panel=_ENGINE)
     ] = 16,
@@ -170,6 +187,7 @@ def serve(
         step_ms=step_ms,
         reuse="cut" if reuse == "cut" else "prefix",
         cache_dir=cache_dir,
+        **o.read_kv_types(kv_type),
     )
     isolation = None if in_process else Isolation(call_timeout_s=hang)
 
@@ -183,7 +201,7 @@ def serve(
         _refuse_folders(sessions_dir, cache_dir)
     elif any(option is not None for option in (replicas, replica_cpus, replica_gpus, ray_address)):
         raise InvalidOption("--replicas, --replica-cpus, --replica-gpus and --ray-address are for --ray")
-    served = _served(models or [], alias or [], load, settings, has_budget=memory_budget is not None)
+    served = _served(models or [], alias or [], lora or [], load, settings, has_budget=memory_budget is not None)
     app = _front(served, options, cluster) if use_ray else create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
 
@@ -234,6 +252,7 @@ def _front(served: list[ServedModel], options: ServerOptions, cluster: ClusterOp
 def _served(
     models: list[str],
     aliases: list[str],
+    lora: list[str],
     load: Callable[[Path | None, str | None], Model],
     settings: EngineSettings,
     *,
@@ -253,7 +272,30 @@ def _served(
         if not equals or not alias or name not in served:
             raise InvalidOption(f"--alias {text!r} (accepted: ALIAS=NAME; names: {', '.join(served)})")
         served[name] = replace(served[name], aliases=(*served[name].aliases, alias))
+    for text in lora:
+        parent, adapter = _adapter(text)
+        parent = parent or next(iter(served))
+        if parent not in served:
+            raise InvalidOption(f"--lora {text!r}: there is no model {parent!r} (there are: {', '.join(served)})")
+        n_bytes = served[parent].n_bytes + (_bytes_of(adapter.path) if has_budget else 0)
+        served[parent] = replace(served[parent], adapters=(*served[parent].adapters, adapter), n_bytes=n_bytes)
     return list(served.values())
+
+
+def _adapter(text: str) -> tuple[str, ServedAdapter]:
+    """The model's name, or "", and the adapter of ``[MODEL/]NAME=PATH[:SCALE]``.
+
+    Raises:
+        InvalidOption: it has another form.
+    """
+    from slm_core.server import ServedAdapter
+
+    names, equals, rest = text.partition("=")
+    parent, _, name = names.rpartition("/")
+    path, scale = o.read_lora(rest)
+    if not equals or not name or not rest or "/" in parent:
+        raise InvalidOption(f"--lora {text!r} (accepted: NAME=PATH, NAME=PATH:SCALE, MODEL/NAME=PATH)")
+    return parent, ServedAdapter(name, path.absolute(), scale)
 
 
 def _named(text: str) -> tuple[str, str | None, Path | None]:
@@ -275,9 +317,17 @@ def _named(text: str) -> tuple[str, str | None, Path | None]:
 def _needed(path: Path | None, settings: EngineSettings) -> int:
     """The memory of a model's weights and of its engine's KV cache, in bytes, from its header."""
     with open_model(demo_model_path() if path is None else local(path)) as file:
-        info = model_info(file, backend="", device="")
-    per_token, per_sequence = info.state_bytes_per_token or 0, info.state_bytes_per_sequence or 0
-    return info.n_bytes + settings.n_ctx * per_token + 2 * settings.n_parallel * per_sequence
+        kv_types = (kind or KvType.F16 for kind in (settings.kv_type_k, settings.kv_type_v))
+        infos = [model_info(file, backend="", device="", kv_type=kv_type) for kv_type in kv_types]
+    per_token = sum(info.state_bytes_per_token or 0 for info in infos) // 2  # one half are keys, the other values
+    per_sequence = infos[0].state_bytes_per_sequence or 0
+    return infos[0].n_bytes + settings.n_ctx * per_token + 2 * settings.n_parallel * per_sequence
+
+
+def _bytes_of(path: Path) -> int:
+    """The bytes of an adapter: of a file, or of the weights in a directory. A missing one is reported when it loads."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+    return sum(file.stat().st_size for file in files)
 
 
 def _bytes(text: str, option: str) -> int:

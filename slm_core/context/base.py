@@ -148,6 +148,11 @@ class ContextBase(EngineCalls):
         return self._declared.edit_level
 
     @property
+    def options(self) -> ContextOptions:
+        """The options that ``new_context`` got: sizes and KV types."""
+        return self._declared.options
+
+    @property
     def n_ctx(self) -> int:
         """Positions of the KV cache, for all sequences together."""
         return self._declared.options.n_ctx

@@ -21,6 +21,7 @@ from slm_core.generation.stopping import StoppingCriterion
 from slm_core.keywords import checked_keywords
 from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
+from slm_core.types import KvType
 
 Advance = Callable[[int], None]
 """Called with the number of requests that are over."""
@@ -46,6 +47,8 @@ class GenerateOptions(TypedDict, total=False):
         timeout: seconds from the call on after which answers end as cancelled; None for no limit.
         n_ctx: positions of the context; None for room for ``n_parallel`` prompts with their answers, 32,768 at most.
         n_batch: the most tokens of a step.
+        kv_type_k: storage type of keys; None for the backend's default.
+        kv_type_v: storage type of values; None for the backend's default.
         n_parallel: the most prompts that are computed together.
         progress: whether to show a progress bar; None shows it on a terminal (standard error) and in a notebook.
     """
@@ -65,6 +68,8 @@ class GenerateOptions(TypedDict, total=False):
     timeout: float | None
     n_ctx: int | None
     n_batch: int
+    kv_type_k: KvType | str | None
+    kv_type_v: KvType | str | None
     n_parallel: int
     progress: bool | None
 
@@ -79,7 +84,15 @@ class _Model(Protocol):
     @property
     def adapters(self) -> Adapters: ...
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context: ...
+    def new_context(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+    ) -> Context: ...
 
 
 @checked_keywords
@@ -103,6 +116,8 @@ def generate(
     timeout: float | None = None,
     n_ctx: int | None = None,
     n_batch: int = 512,
+    kv_type_k: KvType | str | None = None,
+    kv_type_v: KvType | str | None = None,
     n_parallel: int = 16,
     progress: bool | None = None,
 ) -> Answer | list[Answer]:
@@ -142,7 +157,9 @@ def generate(
     for request in requests:
         request.loop.show_events(False)
     n_parallel = min(n_parallel, len(requests))
-    with model.new_context(n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch) as context:
+    with model.new_context(
+        n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v
+    ) as context:
         _compute(EngineCore(context, options), requests, progress)
     if is_prompt(prompts):
         return encoded[0].read(requests[0].answer)

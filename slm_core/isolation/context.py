@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from slm_core.isolation.shared_rows import N_BYTES, SharedRows
 from slm_core.isolation.uninterrupted import postponed
 from slm_core.isolation.values import Garbled, Message, pack
 from slm_core.protocols import BackendModel, Batch
-from slm_core.types import Capability, EditLevel, Logits, ModelInfo, Pos, States, TopLogits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, ModelInfo, Pos, States, TopLogits
 
 _SMALL = 1 << 16
 """The longest payload of a reply without arrays, in bytes."""
@@ -41,24 +41,23 @@ class Declared:
 
     capabilities: frozenset[Capability]
     edit_level: EditLevel
-    n_ctx: int
-    n_batch: int
-    n_seq_max: int
+    options: ContextOptions
     n_free: int
     n_vocab: int
 
 
-def declared_of(value: dict[str, Any], info: ModelInfo) -> Declared:
+def declared_of(value: dict[str, Any], options: ContextOptions, info: ModelInfo) -> Declared:
     """What a context declares, from ``served_context.declared``, checked.
 
     Raises:
         Garbled: a value is invalid.
     """
-    sizes = {name: value[name] for name in ("n_ctx", "n_batch", "n_seq_max", "n_free")}
+    sizes = {name: value[name] for name in ("n_ctx", "n_seq_max", "n_batch", "n_free")}
     if not all(type(size) is int and 0 <= size < 2**31 for size in sizes.values()):
         raise Garbled("sizes of a context")
+    n_free = sizes.pop("n_free")
     capabilities, edit_level = frozenset(map(Capability, value["capabilities"])), EditLevel(value["edit_level"])
-    return Declared(capabilities, edit_level, **sizes, n_vocab=info.n_vocab)
+    return Declared(capabilities, edit_level, replace(options, **sizes), n_free, info.n_vocab)
 
 
 class IsolatedContext(Closing):
@@ -80,7 +79,7 @@ class IsolatedContext(Closing):
         self._channel = channel
         self._declared = declared
         self._n_free = declared.n_free
-        self._lengths = [0] * declared.n_seq_max
+        self._lengths = [0] * declared.options.n_seq_max
         self._exclusive: list[int] | None = None  # of each sequence, since the last call that may have changed it
         self._lock = threading.Lock()
         self._closed = False
@@ -107,19 +106,24 @@ class IsolatedContext(Closing):
         return self._declared.edit_level
 
     @property
+    def options(self) -> ContextOptions:
+        """The options that ``new_context`` got: sizes and KV types."""
+        return self._declared.options
+
+    @property
     def n_ctx(self) -> int:
         """Positions of all sequences together."""
-        return self._declared.n_ctx
+        return self._declared.options.n_ctx
 
     @property
     def n_batch(self) -> int:
         """The most tokens of one ``decode``."""
-        return self._declared.n_batch
+        return self._declared.options.n_batch
 
     @property
     def n_seq_max(self) -> int:
         """The number of sequences."""
-        return self._declared.n_seq_max
+        return self._declared.options.n_seq_max
 
     @property
     def n_free(self) -> int:

@@ -83,7 +83,7 @@ class IsolatedModel(ModelBase):
             with theirs:
                 value = self._control.ask("new_context", asdict(options), sent=(theirs.fileno(), file))
             try:
-                declared = declared_of(value, self._info)
+                declared = declared_of(value, options, self._info)
             except Exception:
                 raise self._control.garbled("new_context") from None
             return IsolatedContext(self, self._control.process, channel, rows, declared)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from slm_core.protocols.batch import Batch
-from slm_core.types import Capability, EditLevel, Logits, Pos, States, TopLogits
+from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
 
 class Context(Protocol):
@@ -25,6 +25,11 @@ class Context(Protocol):
     @property
     def edit_level(self) -> EditLevel:
         """The highest edit that works; above it ``UnsupportedEdit`` is raised."""
+        ...
+
+    @property
+    def options(self) -> ContextOptions:
+        """The options that ``new_context`` got: sizes and KV types."""
         ...
 
     @property

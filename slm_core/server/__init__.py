@@ -7,6 +7,6 @@ of answers to its JSON. The engine, cancellation, errors, event streams and the 
 from slm_core.server.app import create_app
 from slm_core.server.keys import ApiKey
 from slm_core.server.options import ServerOptions
-from slm_core.server.registry import EngineSettings, ModelRegistry, ServedModel
+from slm_core.server.registry import EngineSettings, ModelRegistry, ServedAdapter, ServedModel
 
-__all__ = ["ApiKey", "EngineSettings", "ModelRegistry", "ServedModel", "ServerOptions", "create_app"]
+__all__ = ["ApiKey", "EngineSettings", "ModelRegistry", "ServedAdapter", "ServedModel", "ServerOptions", "create_app"]

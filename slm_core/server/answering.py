@@ -18,7 +18,7 @@ from slm_core.generation import Completion, FinishReason
 from slm_core.server.errors import ApiError
 from slm_core.server.keys import Limits
 from slm_core.server.pieces import Choice, Piece, PieceReader, finish_reason
-from slm_core.server.registry import ModelRegistry, Running
+from slm_core.server.registry import Leased, ModelRegistry
 from slm_core.server.requests import GenerationRequest
 
 
@@ -63,7 +63,7 @@ class Answering:
         load_s: seconds that it waited for the model.
     """
 
-    running: Running
+    running: Leased
 
     def __init__(
         self, registry: ModelRegistry, limits: Limits, request: GenerationRequest, *, key: str, request_id: str
@@ -129,6 +129,7 @@ class Answering:
             priority=request.priority,
             key=self._key,
             salt=request.salt,
+            adapters=self.running.adapters,
             request_id=self.request_id,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from slm_core.loading import Model
 from slm_core.server.calls import until_lost
 from slm_core.server.errors import ApiError
 from slm_core.server.fields import Strict
-from slm_core.server.registry import Running
+from slm_core.server.registry import Leased
 from slm_core.server.sse import json_response, registry_of
 from slm_core.types import States
 
@@ -129,7 +130,7 @@ def _checked(texts: Sequence[Text], where: str) -> Sequence[Text]:
     return texts
 
 
-async def _embed(running: Running, texts: Sequence[Text]) -> tuple[States, int]:
+async def _embed(running: Leased, texts: Sequence[Text]) -> tuple[States, int]:
     """The vectors of texts, float32 [n, E], and the number of their tokens."""
     n_ctx, model = running.engine.stats().n_ctx, running.model
     vectors, n_tokens = [], 0
@@ -140,7 +141,7 @@ async def _embed(running: Running, texts: Sequence[Text]) -> tuple[States, int]:
             message = f"a text has {longest} tokens, but the context has room for {n_ctx}"
             raise ApiError(400, message, "context_length_exceeded", "input")
         async with running.apart:
-            found = await to_thread.run_sync(model.embed, group)
+            found = await to_thread.run_sync(partial(model.embed, group, adapters=running.adapters))
         vectors.append(found.vectors)
         n_tokens += sum(found.n_tokens)
     return np.concatenate(vectors), n_tokens

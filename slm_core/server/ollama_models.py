@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from slm_core.errors import TemplateError
 from slm_core.server.ollama_fields import ShowRequest
-from slm_core.server.registry import ModelRegistry, Running
+from slm_core.server.registry import Found, Leased, ModelRegistry, Running
 from slm_core.server.sse import json_response, registry_of
 from slm_core.types import ModelInfo
 
@@ -31,7 +31,9 @@ async def tags(http: Request) -> Response:
     """The models. Size and details of a model are known when it is loaded."""
     registry = registry_of(http)
     running = {each.name: each for each in registry.running}
-    return json_response({"models": [_listed(registry, name, running.get(name)) for name in registry.models]})
+    names = [name for served in registry.models.values() for name in served.own_names]
+    found = map(registry.find, names)
+    return json_response({"models": [_listed(registry, each, running.get(each.served.name)) for each in found]})
 
 
 @router.get("/api/ps")
@@ -40,7 +42,7 @@ async def ps(http: Request) -> Response:
     registry = registry_of(http)
     models = [
         {
-            **_listed(registry, each.name, each),
+            **_listed(registry, registry.find(each.name), each),
             "expires_at": datetime.max.replace(tzinfo=UTC).isoformat(),
             "size_vram": 0,
             "context_length": registry.models[each.name].settings.n_ctx,
@@ -61,7 +63,7 @@ async def show(body: ShowRequest, http: Request) -> Response:
                 "modelfile": "",
                 "parameters": "",
                 "template": info.chat_template or "",
-                "details": _details(info),
+                "details": {**_details(info), "parent_model": registry.find(body.model_name).parent or ""},
                 "model_info": _metadata(info),
                 "capabilities": _capabilities(running),
                 "modified_at": _since(registry),
@@ -69,15 +71,16 @@ async def show(body: ShowRequest, http: Request) -> Response:
         )
 
 
-def _listed(registry: ModelRegistry, name: str, running: Running | None) -> Mapping[str, object]:
+def _listed(registry: ModelRegistry, found: Found, running: Running | None) -> Mapping[str, object]:
     info = None if running is None else running.model.info
+    details = _UNKNOWN if info is None else _details(info)
     return {
-        "name": name,
-        "model": name,
+        "name": found.name,
+        "model": found.name,
         "modified_at": _since(registry),
         "size": 0 if info is None else info.n_bytes,
         "digest": "" if info is None else info.fingerprint,
-        "details": _UNKNOWN if info is None else _details(info),
+        "details": {**details, "parent_model": found.parent or ""},
     }
 
 
@@ -88,7 +91,6 @@ def _since(registry: ModelRegistry) -> str:
 def _details(info: ModelInfo) -> Mapping[str, object]:
     millions = info.n_params / 1e6
     return {
-        "parent_model": "",
         "format": "gguf",
         "family": info.architecture,
         "families": [info.architecture],
@@ -110,7 +112,7 @@ def _metadata(info: ModelInfo) -> Mapping[str, object]:
     }
 
 
-def _capabilities(running: Running) -> list[str]:
+def _capabilities(running: Leased) -> list[str]:
     try:
         formatter = running.model.formatter
     except TemplateError:

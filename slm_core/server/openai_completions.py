@@ -20,7 +20,7 @@ from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
 from slm_core.server.openai_fields import Header, OpenAiFields, finite, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
-from slm_core.server.registry import Running
+from slm_core.server.registry import Leased
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import STREAMED, frame, stream_answer, total_usage, whole_answers
 
@@ -166,7 +166,7 @@ def _choice(answering: Answering, echo: Echo, choice: Choice, reason: str) -> Js
     return {**fields, "token_ids": choice.tokens} if answering.has_tokens else fields
 
 
-async def _echo(running: Running, prompt: str | Sequence[int], logprobs: int | None) -> Echo:
+async def _echo(running: Leased, prompt: str | Sequence[int], logprobs: int | None) -> Echo:
     """A prompt with its log-probabilities. They are computed in a context of their own."""
     vocab = running.model.vocab
     if isinstance(prompt, str):
@@ -178,6 +178,8 @@ async def _echo(running: Running, prompt: str | Sequence[int], logprobs: int | N
 
     def score() -> Score:
         with running.model.new_context(n_ctx=len(tokens), n_batch=min(len(tokens), 512)) as context:
+            if running.adapters:
+                context.set_adapters(0, running.adapters)
             return score_tokens(context, 0, tokens, None, top=logprobs)
 
     async with running.apart:

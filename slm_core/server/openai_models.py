@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from slm_core.server.registry import ModelRegistry, ServedModel
+from slm_core.server.registry import Found, ModelRegistry
 from slm_core.server.sse import json_response, registry_of
 
 router = APIRouter(tags=["OpenAI"])
@@ -15,9 +15,10 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models")
 async def models(http: Request) -> Response:
-    """The models that can be requested."""
+    """The models that can be requested. Adapters are models, too, which name their ``parent``."""
     registry = registry_of(http)
-    return json_response({"object": "list", "data": [_model(registry, each) for each in registry.models.values()]})
+    names = [name for served in registry.models.values() for name in served.own_names]
+    return json_response({"object": "list", "data": [_model(registry, registry.find(name)) for name in names]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -43,14 +44,16 @@ async def unload(name: str, http: Request) -> Response:
     return json_response(_model(registry, registry.find(name)))
 
 
-def _model(registry: ModelRegistry, served: ServedModel) -> Mapping[str, object]:
+def _model(registry: ModelRegistry, found: Found) -> Mapping[str, object]:
+    served = found.served
     running = {each.name: each for each in registry.running}.get(served.name)
     entry: dict[str, object] = {
-        "id": served.name,
+        "id": found.name,
         "object": "model",
         "created": registry.started,
         "owned_by": "slm-core",
-        "aliases": served.aliases,
+        "parent": found.parent,
+        "aliases": () if found.adapters else served.aliases,
         "loaded": running is not None,
         "context_length": served.settings.n_ctx,
         "reuse": served.settings.reuse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from slm_core.engine.prompts import encode
 from slm_core.errors import InvalidOption, SlmError
 from slm_core.loading import Model
 from slm_core.server.errors import ApiError
+from slm_core.types import KvType
 
 _MOST_CRASHES = 3
 """Crashes without an answer between them after which a model is not loaded again before its next request."""
@@ -28,6 +29,8 @@ class EngineSettings:
 
     n_ctx: int = 32768
     n_batch: int = 512
+    kv_type_k: KvType | None = None
+    kv_type_v: KvType | None = None
     n_parallel: int = 16
     step_ms: float = 100
     aging_s: float = 10
@@ -43,6 +46,8 @@ class EngineSettings:
         return model.engine(
             n_ctx=self.n_ctx,
             n_batch=self.n_batch,
+            kv_type_k=self.kv_type_k,
+            kv_type_v=self.kv_type_v,
             n_parallel=self.n_parallel,
             step_ms=self.step_ms,
             aging_s=self.aging_s,
@@ -55,6 +60,21 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter (LoRA) of a served model: requests choose it by its name, in place of the model's.
+
+    Attributes:
+        name: its name in the API.
+        path: a GGUF file, or a directory of PEFT.
+        scale: the factor of its changes.
+    """
+
+    name: str
+    path: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that can be requested by name.
 
@@ -64,6 +84,7 @@ class ServedModel:
         aliases: other names of it.
         settings: the options of its engine.
         n_bytes: the memory of its weights and its KV cache, in bytes, for the memory budget; 0 if it is unknown.
+        adapters: its adapters, which are loaded with it.
     """
 
     name: str
@@ -71,6 +92,32 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     settings: EngineSettings = field(default_factory=EngineSettings)
     n_bytes: int = 0
+    adapters: tuple[ServedAdapter, ...] = ()
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Its name and those of its adapters, without aliases."""
+        return (self.name, *(adapter.name for adapter in self.adapters))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name stands for.
+
+    Attributes:
+        name: the name of the model, or of its adapter, in the API; an alias stands for its model.
+        served: the model.
+        adapters: the scale of the adapter, by its name; empty without one.
+    """
+
+    name: str
+    served: ServedModel
+    adapters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str | None:
+        """The name of an adapter's model; None for a model."""
+        return self.served.name if self.adapters else None
 
 
 class Running:
@@ -88,6 +135,8 @@ class Running:
         self.apart = anyio.Lock()
         self.model = served.load()
         try:
+            for adapter in served.adapters:
+                self.model.adapters.load(adapter.path, adapter.name)
             self.engine = served.settings.start(self.model)
         except BaseException:
             self.model.close()
@@ -99,16 +148,35 @@ class Running:
         crashed = self.model.crashed
         return self.engine.ended.done() or (crashed is not None and crashed.done())
 
+    def close(self) -> None:
+        """Close the engine and the model."""
+        self.engine.close()
+        self.model.close()
+
+
+class Leased:
+    """A loaded model, for a request that asked for it or for one of its adapters.
+
+    Attributes:
+        name: the name of the model or the adapter in the API.
+        adapters: the adapters of the request by name, with their scales.
+        model: the model.
+        engine: its engine.
+        apart: see ``Running``.
+    """
+
+    def __init__(self, found: Found, running: Running) -> None:
+        self.name = found.name
+        self.adapters = found.adapters
+        self.model = running.model
+        self.engine = running.engine
+        self.apart = running.apart
+
     async def tokens(self, conversation: Conversation) -> Sequence[int]:
         """The tokens of a conversation's prompt."""
         model = self.model
         prompt = await to_thread.run_sync(lambda: encode(model.vocab, lambda: model.formatter, conversation, None))
         return prompt.tokens
-
-    def close(self) -> None:
-        """Close the engine and the model."""
-        self.engine.close()
-        self.model.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +217,7 @@ class ModelRegistry:
         started: the time of the start, in seconds since 1970.
 
     Raises:
-        InvalidOption: no models, two models with one name, or a model larger than ``memory_bytes``.
+        InvalidOption: no models, two models or adapters with one name, or a model larger than ``memory_bytes``.
     """
 
     def __init__(
@@ -160,7 +228,8 @@ class ModelRegistry:
         keep_alive_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        names = [name for model in models for name in (model.name, *model.aliases)]
+        every = [found for model in models for found in _names(model)]
+        names = [name for name, _ in every]
         twice = sorted({name for name in names if names.count(name) > 1})
         if not models or twice:
             raise InvalidOption(f"two models have the name {twice[0]!r}" if twice else "there are no models to serve")
@@ -172,8 +241,8 @@ class ModelRegistry:
                 )
         self.models: Mapping[str, ServedModel] = {model.name: model for model in models}
         self.started = int(time.time())
-        self._default = models[0]
-        self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._default = Found(models[0].name, models[0])
+        self._by_name = dict(every)
         self._places = {model.name: _Place(model) for model in models}
         self._memory_bytes = memory_bytes
         self._keep_alive_s = keep_alive_s
@@ -193,29 +262,30 @@ class ModelRegistry:
         """The models that crashed and are loaded again now."""
         return tuple(name for name, place in self._places.items() if place.n_crashes and place.running is None)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model of a name or alias; None for the default.
+    def find(self, name: str | None) -> Found:
+        """What a name or alias stands for; None for the default model.
 
         Raises:
             ApiError: there is none.
         """
-        model = self._default if name is None else self._by_name.get(name)
-        if model is None:
+        found = self._default if name is None else self._by_name.get(name)
+        if found is None:
             message = f"there is no model {name!r:.100} (there are: {', '.join(self._by_name)})"
             raise ApiError(404, message, "model_not_found", "model")
-        return model
+        return found
 
     @asynccontextmanager
-    async def lease(self, name: str | None) -> AsyncIterator[Running]:
-        """A loaded model, which stays loaded within the block.
+    async def lease(self, name: str | None) -> AsyncIterator[Leased]:
+        """The loaded model of a name, which stays loaded within the block.
 
         Raises:
             ApiError: there is no such model, or it cannot be loaded.
         """
-        place = self._places[self.find(name).name]
+        found = self.find(name)
+        place = self._places[found.served.name]
         running = await self._acquire(place)
         try:
-            yield running
+            yield Leased(found, running)
         finally:
             place.n_leases -= 1
             place.used = self._clock()
@@ -230,7 +300,7 @@ class ModelRegistry:
         Raises:
             ApiError: there is no such model.
         """
-        place = self._places[self.find(name).name]
+        place = self._places[self.find(name).served.name]
         async with self._loading:
             await self._drain(place)
 
@@ -331,3 +401,11 @@ class ModelRegistry:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _names(model: ServedModel) -> Iterator[tuple[str, Found]]:
+    """All names of a model and of its adapters, with what they stand for."""
+    for name in (model.name, *model.aliases):
+        yield name, Found(model.name, model)
+    for adapter in model.adapters:
+        yield adapter.name, Found(adapter.name, model, {adapter.name: adapter.scale})

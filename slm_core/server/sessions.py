@@ -157,7 +157,7 @@ async def forget(session_id: str, body: ForgetRequest, http: Request) -> Respons
     The server needs ``--reuse cut``. After the next answer, the session's usage has their number, ``shifted_tokens``.
     """
     found = found_session(http, session_id)
-    if registry_of(http).find(found.model).settings.reuse != "cut":
+    if registry_of(http).find(found.model).served.settings.reuse != "cut":
         raise ApiError(400, "forgetting needs slm serve --reuse cut; DELETE computes later messages again")
     with found.changing():
         _checked(found, body.end, "end")

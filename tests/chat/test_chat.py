@@ -40,8 +40,8 @@ class Model:
     def __init__(self, script: Script = lambda data: None, **options: object) -> None:
         self.script, self.options = script, options
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> ScriptedContext:
-        return ScriptedContext(self.script, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, **self.options)
+    def new_context(self, **sizes: int) -> ScriptedContext:
+        return ScriptedContext(self.script, **sizes, **self.options)
 
 
 def new_chat(*answers: str, system: str | None = "sys", n_ctx: int = 600, **options: object) -> Chat:

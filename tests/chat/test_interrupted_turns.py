@@ -28,8 +28,8 @@ class Model:
     def __init__(self, chat: Chat, **options: object) -> None:
         self.script, self.options = chat.session.context.script, options
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> ScriptedContext:
-        return ScriptedContext(self.script, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, **self.options)
+    def new_context(self, **sizes: int) -> ScriptedContext:
+        return ScriptedContext(self.script, **sizes, **self.options)
 
 
 @pytest.mark.parametrize("payload_format", ["1", "2"], ids=["payload", "replay"])

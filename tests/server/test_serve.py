@@ -97,6 +97,8 @@ def api(server: Server) -> Iterator[openai.OpenAI]:
         (["missing.gguf"], r"error: the model 'missing' cannot be loaded: missing\.gguf: no such file"),
         (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
         (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
+        (["--kv-type", "q9_0"], r"error: --kv-type 'q9_0' \(accepted: one type, or two with a comma, of f32, f16,"),
+        (["--kv-type", "f8_e4m3", "--in-process"], r"error: the model 'demo' cannot be loaded: .*f8_e4m3"),
         (["--alias", "a=none"], r"error: --alias 'a=none'"),
         (["--replicas", "2"], r"error: --replicas, --replica-cpus, --replica-gpus and --ray-address are for --ray"),
         (["--ray-address", "auto"], r"error: --replicas, --replica-cpus, --replica-gpus and --ray-address are for"),

@@ -273,6 +273,15 @@ class SizesRounded(ToyContext):
         super().__init__(engine, fingerprint, dataclasses.replace(options, n_ctx=n_ctx), edit_level)
 
 
+@mutant("TestSizes::test_are_as_asked")
+class KvTypesForgotten(ToyContext):
+    """``options`` has the sizes, but not the KV types."""
+
+    def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        super().__init__(engine, fingerprint, options, edit_level)
+        self.options = dataclasses.replace(options, kv_type_k=None, kv_type_v=None)
+
+
 @mutant("TestSizes::test_below_one")
 class SizesClamped(ToyModel):
     """A size below 1 becomes 1."""

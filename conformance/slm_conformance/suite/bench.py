@@ -348,7 +348,10 @@ class Bench:
     ) -> Context:
         """An empty context."""
         kv_type = kv_type or self.kv_type
-        options = ContextOptions(n_ctx, n_seq_max, n_batch, kv_type, kv_type)
+        return self.context_with(ContextOptions(n_ctx, n_seq_max, n_batch, kv_type, kv_type), model)
+
+    def context_with(self, options: ContextOptions, model: BackendModel | None = None) -> Context:
+        """An empty context with these options."""
         return self._stack.enter_context((model or self.model).new_context(options))
 
     def weights(self) -> Weights:

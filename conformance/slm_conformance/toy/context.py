@@ -74,6 +74,7 @@ class ToyContext:
     payload_format = "toy-1"
 
     def __init__(self, engine: ToyEngine, fingerprint: str, options: ContextOptions, edit_level: EditLevel) -> None:
+        self.options = options
         self.n_ctx, self.n_seq_max, self.n_batch = options.n_ctx, options.n_seq_max, options.n_batch
         self.edit_level = edit_level
         self.engine = engine

@@ -78,9 +78,18 @@ class PlainModel:
         self._model, self._kv_type = model, kv_type
         self.info, self.vocab, self.formatter = model.info, model.vocab, formatter(model=model)
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+    def new_context(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+    ) -> Context:
         """A new context."""
-        return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, self._kv_type, self._kv_type))
+        kv_types = (self._kv_type if kind is None else KvType(kind) for kind in (kv_type_k, kv_type_v))
+        return self._model.new_context(ContextOptions(n_ctx, n_seq_max, n_batch, *kv_types))
 
 
 def chat_options(vocab: Vocab) -> list[Sampling]:

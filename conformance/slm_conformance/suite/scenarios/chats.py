@@ -19,7 +19,7 @@ from slm_core.generation import Draft, Event, FinishReason, StoppingAction
 from slm_core.loading import Model
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
-from slm_core.types import EditLevel, Message, Role
+from slm_core.types import ContextOptions, EditLevel, KvType, Message, Role
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
 SAID = (
@@ -230,6 +230,8 @@ class TestChat(Scenarios):
         with Chat.restore(BenchModel(bench), chat.dump()) as restored:
             assert restored.messages == chat.messages, "a restored chat has other messages"
             assert restored.options == chat.options, "a restored chat has other options"
+            kept, asked = restored.session.context.options, chat.session.context.options
+            assert kept == asked, f"a chat in a context of {asked} is restored in one of {kept}"
             rendered = _chat(bench, chat.messages).session.tokens
             assert restored.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
             bench.agree(
@@ -387,19 +389,28 @@ class BenchModel:
 
     Attributes:
         contexts: all contexts.
-        requested_sizes: ``n_ctx``, ``n_seq_max`` and ``n_batch`` of each.
+        requested: the options of each.
     """
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.info, self.vocab, self.formatter = bench.model.info, bench.vocab, bench.formatter
         self.contexts: list[Context] = []
-        self.requested_sizes: list[tuple[int, int, int]] = []
+        self.requested: list[ContextOptions] = []
 
-    def new_context(self, *, n_ctx: int, n_seq_max: int, n_batch: int) -> Context:
+    def new_context(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+    ) -> Context:
         """A context of the bench."""
-        self.requested_sizes.append((n_ctx, n_seq_max, n_batch))
-        self.contexts.append(self._bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch))
+        kv_types = (None if kind is None else KvType(kind) for kind in (kv_type_k, kv_type_v))
+        self.requested.append(ContextOptions(n_ctx, n_seq_max, n_batch, *kv_types))
+        self.contexts.append(self._bench.context_with(self.requested[-1]))
         return self.contexts[-1]
 
 

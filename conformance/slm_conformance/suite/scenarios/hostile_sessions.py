@@ -68,7 +68,7 @@ class TestHostileSessions(Scenarios):
         for what, damaged in _damaged(data):
             with bench.refused(f"a chat's dump {what}", InvalidSnapshot, SnapshotMismatch):
                 Chat.restore(model, damaged)
-        assert not model.requested_sizes, "a context was made for a damaged dump of a chat"
+        assert not model.requested, "a context was made for a damaged dump of a chat"
         with Chat.restore(model, data) as chat:
             _check_intact(bench, chat.session)
 
@@ -84,7 +84,7 @@ class TestHostileSessions(Scenarios):
             for context in model.contexts:
                 _check_closed(i, context)
             model.contexts.clear()
-        largest = max(n_ctx for n_ctx, _, _ in model.requested_sizes)
+        largest = max(options.n_ctx for options in model.requested)
         assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
 
 

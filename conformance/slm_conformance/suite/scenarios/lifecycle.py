@@ -186,10 +186,12 @@ class TestSizes(Scenarios):
     on_one_model = ("test_many_sequences_take_no_memory",)
 
     def test_are_as_asked(self, bench: Bench) -> None:
-        """Context: a new context is empty and free, and has the requested sizes."""
-        context = bench.context(n_ctx=100, n_seq_max=3, n_batch=20)
+        """Context: a new context is empty and free, has the requested sizes, and knows what it was asked for."""
+        options = ContextOptions(100, 3, 20, bench.kv_type, bench.kv_type)
+        context = bench.context_with(options)
         sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
         assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
+        assert context.options == options, f"asked for {options}, the context's options are {context.options}"
         assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
 
     def test_many_sequences_take_no_memory(self, bench: Bench) -> None:
