@@ -177,14 +177,24 @@ def _with_vocab(source: FormatterSource, vocab: Vocab) -> tuple[FormatterSource,
     return replace(source, bos_token=text(vocab.bos), eos_token=text(vocab.eos)), has_token
 
 
+def directory_templates(folder: Path) -> tuple[dict[str, str], str]:
+    """The chat templates of a directory by name ("default" for the main one), and the file that has them.
+
+    As in transformers, template files take precedence over the configuration.
+
+    Raises:
+        TemplateError: a file is damaged.
+    """
+    if templates := _template_files(folder):
+        return templates, "chat_template.jinja"
+    return _configured_templates(_read_config(folder / "tokenizer_config.json")), "tokenizer_config.json"
+
+
 def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
-    """As in transformers, template files take precedence over the configuration."""
     config = _read_config(folder / "tokenizer_config.json")
     tokens = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     texts = {key: text for key, text in tokens.items() if text is not None}
-    origin, templates = "chat_template.jinja", _template_files(folder)
-    if not templates:
-        origin, templates = "tokenizer_config.json", _configured_templates(config)
+    templates, origin = directory_templates(folder)
     source = FormatterSource(
         template=templates.pop("default", None),
         bos_token=texts.pop("bos_token", ""),

@@ -10,6 +10,7 @@ from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
 from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe, status_probe
+from slm_llamacpp.anonymous_file import AnonymousFile
 from slm_llamacpp.model import LlamaCppModel
 from slm_llamacpp.options import DESCRIPTIONS, LoadOptions, Settings
 from slm_llamacpp.source import check_source
@@ -48,7 +49,7 @@ class LlamaCppBackend:
             InvalidModelFile: the file is missing or damaged.
         """
         try:
-            with GgufFile.open(_path(source)) as gguf:
+            with GgufFile.open(source) as gguf:
                 check_source(gguf)
             if not library.is_installed():
                 raise BackendUnavailable(f"llama-cpp-python is not installed (to get it: {INSTALL_HINT})")
@@ -61,14 +62,20 @@ class LlamaCppBackend:
         """Load a model; see ``protocols.Backend.load``."""
         asked = LoadOptions.parse(options.backend_options)
         n_threads = _n_threads(options.n_threads)
-        with GgufFile.open(_path(source)) as gguf:
+        with GgufFile.open(source) as gguf:
             check_source(gguf)
             library.version()  # raises before the probe, which would be inconclusive
             repack = probe.may_repack() if asked.repack is None else asked.repack
             api = library.load()
             choice = devices.choose(options.device, devices.all_devices())
             asked.check_gpus(len(choice.gpus), api.llama_max_devices())
-            return LlamaCppModel(api, gguf, Settings(choice, n_threads, repack, asked), options.progress)
+            settings, file = Settings(choice, n_threads, repack, asked), _file(source)
+            try:
+                return LlamaCppModel(api, gguf, file, settings, options.progress)
+            except BaseException:
+                if isinstance(file, AnonymousFile):
+                    file.close()
+                raise
 
 
 def _has_gpus(device: str) -> bool:
@@ -78,10 +85,13 @@ def _has_gpus(device: str) -> bool:
     return bool(devices.choose(device, devices.all_devices()).gpus)
 
 
-def _path(source: ModelSource) -> Path:
-    if isinstance(source, bytes):
-        raise UnsupportedModel(f"{len(source)} bytes in memory: llama.cpp reads models from files alone")
-    return source
+def _file(source: ModelSource) -> Path | AnonymousFile:
+    if not isinstance(source, bytes):
+        return source
+    try:
+        return AnonymousFile(source)
+    except OSError as error:
+        raise BackendUnavailable(f"{len(source)} bytes for llama.cpp cannot be put into a file: {error}") from error
 
 
 def _n_threads(asked: int | None) -> int:

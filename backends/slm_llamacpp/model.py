@@ -21,6 +21,7 @@ from slm_core.quant import dequantize_rows
 from slm_core.types import ContextOptions, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.adapters import LlamaCppAdapters
+from slm_llamacpp.anonymous_file import AnonymousFile
 from slm_llamacpp.bidirectional_blocks import blocks_of
 from slm_llamacpp.context import LlamaCppContext
 from slm_llamacpp.encoder import LlamaCppEncoder
@@ -48,7 +49,8 @@ class LlamaCppModel(ModelBase):
 
     Args:
         api: the low-level functions.
-        gguf: the model's file, already checked; not needed afterwards.
+        gguf: the model, already checked; not needed afterwards.
+        file: its file; a file of bytes is closed with the model.
         settings: device, threads and options.
         progress: called with the share that is loaded; raising an exception cancels the load.
 
@@ -63,13 +65,16 @@ class LlamaCppModel(ModelBase):
         lora: llama.cpp's objects for adapters.
     """
 
-    def __init__(self, api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> None:
+    def __init__(
+        self, api: Any, gguf: GgufFile, file: Path | AnonymousFile, settings: Settings, progress: Progress | None
+    ) -> None:
         self._api = api
+        self._file = file
         self._settings = settings
         self.head_dim = _head_dim(gguf)
         self.moves_keys = moves_keys(gguf)
         info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
-        self._handle = Handle(_load(api, gguf, settings, progress), api.llama_model_free, gguf.path.name)
+        self._handle = Handle(_load(api, gguf, _path(file), settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system frees the memory
         self._is_encoder = is_encoder(gguf)
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
@@ -91,7 +96,7 @@ class LlamaCppModel(ModelBase):
 
     def table_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """The inputs [T, E] of tokens [T] as embedding rows for llama.cpp, float32."""
-        with GgufFile.open(Path(self._info.path)) as file:
+        with GgufFile.open(_path(self._file)) as file:
             table = file.tensors[EMBEDDING]
             rows = dequantize_rows(file.tensor_data(EMBEDDING), table.ggml_type, table.shape[1], tokens)
         return rows * np.float32(self._row_scale)
@@ -109,6 +114,8 @@ class LlamaCppModel(ModelBase):
         self._handle.retire()
         self.lora.free()
         self._handle.free()
+        if isinstance(self._file, AnonymousFile):
+            self._file.close()
         library.return_memory()
 
     def _check_generates(self, gguf: GgufFile) -> None:
@@ -117,7 +124,11 @@ class LlamaCppModel(ModelBase):
                 raise UnsupportedModel(f"{gguf.path}: not a model that generates text token by token")
 
 
-def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | None) -> int:
+def _path(file: Path | AnonymousFile) -> Path:
+    return file.path if isinstance(file, AnonymousFile) else file
+
+
+def _load(api: Any, gguf: GgufFile, path: Path, settings: Settings, progress: Progress | None) -> int:
     """Load the file with llama.cpp; returns its pointer."""
     raised: list[BaseException] = []
 
@@ -134,7 +145,7 @@ def _load(api: Any, gguf: GgufFile, settings: Settings, progress: Progress | Non
     callback = api.llama_progress_callback(report)
     params.progress_callback = callback
     with logs.collected() as complaints:
-        pointer: int | None = api.llama_model_load_from_file(os.fsencode(gguf.path), params)
+        pointer: int | None = api.llama_model_load_from_file(os.fsencode(path), params)
     del kept_alive
     if raised or not pointer:
         if pointer:

@@ -41,6 +41,7 @@ class Checkpoint(Closing):
 
     Args:
         folder: the directory.
+        with_unread: whether there are tensors that nothing reads here, but that other readers of GGUF files need.
 
     Attributes:
         path: the directory.
@@ -54,7 +55,7 @@ class Checkpoint(Closing):
         UnsupportedModel: the directory's kind, or one of its settings, is not implemented.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_unread: bool = False) -> None:
         self.path = folder
         recipe = read_recipe(folder)
         self.config: Mapping[str, Any] = MappingProxyType(read_json(folder / CONFIG))
@@ -64,6 +65,9 @@ class Checkpoint(Closing):
         try:
             stored = {renamed(name, recipe.renamed): name for name in self._store.shapes}
             self._parts = recipe.parts(stored)
+            if with_unread:
+                unread = recipe.unread.items()
+                self._parts |= {name: part for name, part in unread if stored.keys() >= set(part.names())}
             self._stored_names = _names(folder, recipe, self._parts, stored)
             numbers = {key: [*map(self._number, names)] for key, names in recipe.number_names().items()}
             self._header = GgufFile.open(_header(folder, recipe, numbers))

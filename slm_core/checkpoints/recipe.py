@@ -63,6 +63,7 @@ class Recipe:
         plain: keys that are not below the architecture's name.
         numbers: keys with one number per block, and the name of the tensor that holds it in each block.
         unused: expression for tensors of the model that have no effect here.
+        unread: tensors that have no effect here, but that GGUF files have, by all of their names there.
         renamed: expressions for prefixes of names in some directories, with their replacements.
         subfolders: folders of the directory with additional tensors; see ``TensorStore``.
     """
@@ -76,6 +77,7 @@ class Recipe:
     plain: Mapping[str, PlainValue] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     unused: str = FREQUENCIES
+    unread: Parts = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     subfolders: Sequence[str] = ()
 

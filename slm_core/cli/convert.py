@@ -17,12 +17,20 @@ def _formats(incomplete: str) -> list[str]:
 
 
 def convert(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file, or hf://user/repo:TYPE.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A GGUF file, a directory of a model, or hf://user/repo:TYPE.")
+    ],
     target: Annotated[
         Path, typer.Argument(metavar="TARGET", help="The new file or folder; an empty folder is accepted.")
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="The format, such as onnx.", autocompletion=_formats)
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="The format: gguf (of a directory), onnx (of a GGUF file), or a plugin's.",
+            autocompletion=_formats,
+        ),
     ],
 ) -> None:
     """Write a model in another format, for other programs to load."""
@@ -30,4 +38,5 @@ def convert(
     with progress_of(f"Converting {model.name}") as progress:
         write(local(model), target.expanduser(), progress or (lambda share: None))
     files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
-    note(f"{target}: {len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")
+    n_files = "1 file" if len(files) == 1 else f"{len(files)} files"
+    note(f"{target}: {n_files}, {sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")

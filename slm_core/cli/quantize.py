@@ -14,9 +14,8 @@ from rich.text import Text
 from slm_core.cli import options as o
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
-from slm_core.gguf import GgufFile
+from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
-from slm_core.paths import local
 from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
 
 
@@ -26,7 +25,10 @@ def _type_names(incomplete: str) -> list[str]:
 
 def quantize(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="A GGUF file, any shard of one, or hf://user/repo:TYPE.")
+        Path,
+        typer.Argument(
+            metavar="IN", help="A GGUF file, any shard of one, a directory of a model, or hf://user/repo:TYPE."
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The new file; it appears when it is complete.")],
     type_name: Annotated[
@@ -52,8 +54,8 @@ def quantize(
     as_json: o.AsJson = False,
 ) -> None:
     """Make a model file smaller, with fewer bits per weight. Types and recipes are the same as in llama.cpp."""
-    source, target = local(source), target.expanduser()
-    with GgufFile.open(source) as file:
+    target = target.expanduser()
+    with open_gguf(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
         for line in plan.notes:
             note(line)

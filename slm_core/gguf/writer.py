@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
+import numpy as np
+
 from slm_core.atomic_write import atomic_file
 from slm_core.gguf.metadata import ValueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from slm_core.gguf.ggml_types import GgmlType
@@ -24,6 +25,7 @@ PlainValue: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[in
 
 _VERSION = 3
 _ALIGNMENT = 32
+_ARRAY_TYPES = {"int32": ValueType.INT32, "float32": ValueType.FLOAT32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,10 @@ def stored_uint32(value: int) -> bytes:
     return struct.pack("<II", ValueType.UINT32, value)
 
 
-def stored(value: PlainValue) -> bytes:
+def stored(value: PlainValue | NDArray[np.generic]) -> bytes:
     """A metadata value as stored in a file; the first item of a list gives the type of all items.
+
+    An array is of int32 or float32.
 
     Raises:
         OverflowError, struct.error: a number out of range of a 32-bit unsigned integer or float.
@@ -143,11 +147,14 @@ def stored(value: PlainValue) -> bytes:
     if isinstance(value, (bool, int, float, str)):
         kind, raw = _scalar(value)
         return struct.pack("<I", kind) + raw
+    if isinstance(value, np.ndarray):
+        raw = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes()
+        return struct.pack("<IIQ", ValueType.ARRAY, _ARRAY_TYPES[value.dtype.name], value.size) + raw
     items = [_scalar(item) for item in value]
     return struct.pack("<IIQ", ValueType.ARRAY, items[0][0], len(items)) + b"".join(raw for _, raw in items)
 
 
-def header(metadata: Mapping[str, PlainValue]) -> bytes:
+def header(metadata: Mapping[str, PlainValue | NDArray[np.generic]]) -> bytes:
     """A whole file without tensors."""
     return GgufWriter({key: stored(value) for key, value in metadata.items()}, [], _ALIGNMENT).header
 

@@ -9,13 +9,13 @@ from slm_core.types import Progress
 
 
 class Converter(Protocol):
-    """Writes a GGUF file in another format."""
+    """Writes a model in another format."""
 
     def __call__(self, source: Path, target: Path, progress: Progress, /) -> None:
         """Convert a model.
 
         Args:
-            source: the GGUF file.
+            source: a GGUF file, or a directory of a model; a converter may accept only one of them.
             target: the new file or folder; written completely or not at all.
             progress: called with the share that is done, 0.0 to 1.0.
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slm_core.errors import InvalidOption, UnsupportedModel
+from slm_core.exporting import ExportedDirectory
 from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, TensorInfo, stored_uint32
 from slm_core.gguf.cursor import shown
+from slm_core.gguf.matrices import may_be_quantized
 from slm_core.quant import format_of, quantizable_types, row_bytes
 from slm_core.quantizing.importance import Importance, read_importance
 from slm_core.quantizing.recipes import (
@@ -18,7 +20,6 @@ from slm_core.quantizing.recipes import (
     QuantizationRecipe,
     fallback_type,
     in_order,
-    may_be_quantized,
     recipe_of,
 )
 
@@ -66,13 +67,13 @@ class Plan:
     """The plan for a model file.
 
     Attributes:
-        file: the model, open.
+        file: the model, open: a GGUF file, or the one that a directory becomes.
         recipe: the recipe.
         tensors: every tensor, in file order.
         notes: notes of one line on losses of precision and missing importance.
     """
 
-    file: GgufFile
+    file: GgufFile | ExportedDirectory
     recipe: QuantizationRecipe
     tensors: tuple[PlannedTensor, ...]
     notes: tuple[str, ...]
@@ -93,7 +94,7 @@ class Plan:
 
 
 def plan_quantization(
-    file: GgufFile,
+    file: GgufFile | ExportedDirectory,
     type_name: str,
     *,
     overrides: Mapping[str, str] | None = None,
@@ -153,7 +154,7 @@ def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str
 
 
 def _planned(
-    file: GgufFile, tensor: TensorInfo, requested_type: GgmlType | None, importance: Importance
+    file: GgufFile | ExportedDirectory, tensor: TensorInfo, requested_type: GgmlType | None, importance: Importance
 ) -> PlannedTensor:
     if requested_type is None:
         return PlannedTensor(tensor, tensor.ggml_type, tensor.ggml_type)
@@ -175,7 +176,7 @@ def _planned(
     )
 
 
-def _check_readable(file: GgufFile, tensor: TensorInfo) -> None:
+def _check_readable(file: GgufFile | ExportedDirectory, tensor: TensorInfo) -> None:
     try:
         format_of(tensor.ggml_type)
     except UnsupportedModel as error:

@@ -16,7 +16,7 @@ from slm_core.gguf import GgmlType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from slm_core.gguf import GgufFile
+    from slm_core.gguf import WeightSource
 
 T = GgmlType
 
@@ -114,7 +114,7 @@ class Chooser:
         has_importance: whether an importance matrix is used; it changes two recipes.
     """
 
-    def __init__(self, file: GgufFile, recipe: QuantizationRecipe, *, has_importance: bool) -> None:
+    def __init__(self, file: WeightSource, recipe: QuantizationRecipe, *, has_importance: bool) -> None:
         names = list(file.tensors)
         architecture = file.get("general.architecture", str, "")
         self._name = recipe.name
@@ -177,13 +177,6 @@ class Chooser:
         return self._main
 
 
-def may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is one or more matrices that engines accept in any type."""
-    is_matrix = len(shape) > 1 and max(shape[:-1]) > 1
-    kept = name in _KEPT or any(part in name for part in _KEPT_PARTS)
-    return is_matrix and name.endswith("weight") and not kept
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Sorted by layer (tensors outside of layers first), then by name: llama.cpp counts in this order."""
     return sorted(names, key=lambda name: (layer_of(name), name.encode()))
@@ -205,46 +198,13 @@ def fallback_type(requested_type: GgmlType, n_cols: int) -> GgmlType:
 
 _FALLBACKS = {T.TQ2_0: T.Q4_0, T.Q1_0: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
 
-_KEPT = ("position_embd.weight", "token_types.weight")
-
-# Norms, routers, small and sensitive matrices, and tensors that engines read only as floats.
-_KEPT_PARTS = (
-    "_norm.weight",
-    "ffn_gate_inp.weight",
-    "ffn_gate_tid2eid.weight",
-    "altup",
-    "laurel",
-    "per_layer_model_proj",
-    "ssm_conv1d",
-    "shortconv.conv.weight",
-    "indexer.k_proj.weight",
-    "indexer.q_proj.weight",
-    "time_mix_first.weight",
-    *(f"time_mix_{letter}{i}.weight" for letter in "wva" for i in range(3)),
-    "time_mix_g1.weight",
-    "time_mix_g2.weight",
-    "time_mix_decay_w1.weight",
-    "time_mix_decay_w2.weight",
-    "time_mix_lerp_fused.weight",
-    "attn_rel_b.weight",
-    ".position_embd",
-    "sam.pos_embd",
-    "sam.neck.",
-    "sam.net_",
-    ".rel_pos",
-    ".patch_embd",
-    ".patch_merger",
-    "a.rvq.codebook",
-    "mm.a.code_embd",
-)
-
 
 def _gets_more_bits(i: int, n: int) -> bool:
     """Whether a layer is in the first or last eighth, or is every third in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
-def _has_grouped_heads(file: GgufFile, architecture: str) -> bool:
+def _has_grouped_heads(file: WeightSource, architecture: str) -> bool:
     heads = (file.metadata.get(f"{architecture}.attention.{key}") for key in ("head_count", "head_count_kv"))
     n_heads, n_kv_heads = heads
     return n_kv_heads is not None and bool(n_heads != n_kv_heads)

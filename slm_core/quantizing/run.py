@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, ModelError
-from slm_core.gguf import GgufFile
+from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
 from slm_core.quant import dequantize, quantize
 from slm_core.quantizing.plan import Plan, PlannedTensor, plan_quantization
@@ -44,7 +44,7 @@ def quantize_model(
     """Write a copy of a model file with other number formats.
 
     Args:
-        source: a GGUF file, or any shard of one.
+        source: a GGUF file, any shard of one, or a directory of a Hugging Face model.
         target: the new file; it appears when it is complete.
         type_name: a recipe, such as ``Q4_K_M``; see ``RECIPES``.
         overrides: types by regular expressions, searched for in names of matrices; the first match counts.
@@ -62,7 +62,7 @@ def quantize_model(
         ModelError: the model or the importance matrix is damaged, or cannot be quantized.
         OSError: the new file cannot be written.
     """
-    with GgufFile.open(source) as file:
+    with open_gguf(source) as file:
         plan = plan_quantization(file, type_name, overrides=overrides, imatrix=imatrix, pure=pure)
         write_plan(plan, target, force=force, n_threads=n_threads, progress=progress)
     return plan

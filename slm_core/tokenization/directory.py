@@ -78,13 +78,25 @@ class DirectoryVocab:
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
         infill: the tokens for text with a gap, or None.
+        stated: the content of the file.
+        tokenizer: the tokenizer of the ``tokenizers`` library.
+        tokens: the spellings of all tokens; "" for ids that the tokenizer lacks.
+        stored_kinds: the kinds of all tokens in the file, V bytes.
+        known_ends: the tokens that end an answer by their texts, or as the EOS token.
+        around: the tokens that are added before and after a text.
+        unknown: the token for what the vocabulary cannot spell, or None.
+        padding: the token that fills up batches, or None.
+        is_wordpiece: whether it is BERT's WordPiece.
+        is_byte_level: whether tokens are spelled in GPT-2's characters for bytes.
+        adds_space: whether a text begins with a space that is not in it.
     """
 
     def __init__(
         self, source: Path, stated: dict[str, Any], settings: dict[str, Any], size: int | None, ends: Sequence[int]
     ) -> None:
         _check_model(source, stated)
-        self._whole = _tokenizer(source, stated)
+        self.stated = stated
+        self.tokenizer = self._whole = _tokenizer(source, stated)
         ids = dict(self._whole.get_vocab(with_added_tokens=True))
         added = self._whole.get_added_tokens_decoder()
         n_tokens = max(ids.values(), default=-1) + 1
@@ -93,20 +105,30 @@ class DirectoryVocab:
             raise InvalidModelFile(f"{source}: {n_tokens} tokens, but the model has {self.size}")
         control = {token.content for token in added.values() if token.special}
         self._content = _content_tokenizer(source, self._whole, stated, control)
-        self._before, self._after = _around(self._whole)
-        self._tokens = [""] * self.size
+        self._before, self._after = self.around = _around(self._whole)
+        self.tokens = self._tokens = [""] * self.size
         kinds = bytearray([TokenKind.UNUSED]) * self.size
         for text, i in ids.items():
             self._tokens[i], kinds[i] = text, TokenKind.NORMAL
         for i, token in added.items():
             kinds[i] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
-        self.bos, self.eos = (ids.get(token_text(settings.get(f"{role}_token"))) for role in ("bos", "eos"))
+        self.stored_kinds = bytes(kinds)
+        roles = ("bos", "eos", "unk", "pad")
+        self.bos, self.eos, unknown, self.padding = (
+            ids.get(token_text(settings.get(f"{role}_token"))) for role in roles
+        )
+        stated_unknown = stated["model"].get("unk_token")
+        self.unknown = ids.get(stated_unknown, unknown) if isinstance(stated_unknown, str) else unknown
         special = {"eos": self.eos} if self.eos is not None else {}
         corrected = apply_known_texts(ids, kinds, special)
-        self.eog_ids = corrected.eog_ids | frozenset(ends)
+        self.known_ends = corrected.eog_ids
+        self.eog_ids = self.known_ends | frozenset(ends)
         self.infill = corrected.infill
         self._kinds, self._shown = corrected.kinds, corrected.shown_control
         self._normal, self._strips_space = _decoder(source, stated.get("decoder"))
+        self.is_wordpiece = stated["model"].get("type") == "WordPiece" or "merges" not in stated["model"]
+        self.is_byte_level = self._normal is from_byte_level
+        self.adds_space = self._strips_space and not self.is_wordpiece
         self._bytes_of = lru_cache(_MAX_CACHED_TOKENS)(self._render)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -41,9 +41,11 @@ class GgufVocab:
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
         infill: the tokens for text with a gap, or None.
+        spec: the data that it was made of.
     """
 
     def __init__(self, spec: VocabSpec, encoder: Encoder, special: SpecialTokens) -> None:
+        self.spec = spec
         self.size = len(spec.tokens)
         self.bos = spec.special.get("bos")
         self.eos = spec.special.get("eos")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -31,10 +35,11 @@ def test_bytes_are_read_like_the_file(path):
         held.tensor_data("token_embd.weight")
 
 
-def test_a_model_loads_from_memory(path):
+@pytest.mark.parametrize(("backend", "options"), [("native", {"tier": "reference"}), ("llamacpp", {}), ("onnx", {})])
+def test_a_model_loads_from_memory(path, backend, options):
     rows = []
     for source in (path, path.read_bytes()):
-        with slm.load(source, backend="native", tier="reference") as model, model.new_context(n_ctx=32) as context:
+        with slm.load(source, backend=backend, **options) as model, model.new_context(n_ctx=32) as context:
             batch = context.new_batch()
             batch.extend(range(10), Pos(0, 0), logits="all")
             rows.append(context.decode(batch).copy())
@@ -44,13 +49,27 @@ def test_a_model_loads_from_memory(path):
         assert fingerprint == file.fingerprint()
 
 
-def test_a_backend_that_only_reads_files_refuses_bytes(path):
-    pytest.importorskip("llama_cpp")
-    data = path.read_bytes()
-    with pytest.raises(UnsupportedModel, match=r"bytes in memory: llama\.cpp reads models from files alone"):
-        slm.load(data, backend="llamacpp")
-    with slm.load(data) as model:
-        assert "files alone" in model.info.reason
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's files")
+def test_llama_cpp_frees_the_file_of_bytes(path):
+    data, before = path.read_bytes(), n_files_in_memory()
+    for _ in range(3):
+        slm.load(data, backend="llamacpp").close()
+        with pytest.raises(InvalidModelFile):
+            slm.load(data[:-2000], backend="llamacpp")
+    model = slm.load(data, backend="llamacpp")
+    assert (model.info.path.name, n_files_in_memory()) == ("<bytes>", before + 1)
+    with slm.load(path, backend="llamacpp") as file:
+        tokens = np.arange(4, dtype=np.int32)
+        assert (model.model.table_rows(tokens) == file.model.table_rows(tokens)).all()
+    del model  # without close
+    gc.collect()
+    assert n_files_in_memory() == before
+
+
+def n_files_in_memory():
+    """Open files of this process that have no folder."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum("memfd:model.gguf" in str(link.readlink()) for link in links if link.is_symlink() and link.exists())
 
 
 @pytest.mark.parametrize("data", [b"", b"GGU", b"no model\n" * 20])

@@ -15,6 +15,7 @@ from slm_conformance.oracle.family_table import ENCODERS, FAMILIES
 from slm_conformance.suite.spec import make_backend
 from slm_core import constraints
 from slm_core.errors import InvalidOption, InvalidToken, SlmError
+from slm_core.exporting import write_gguf
 from slm_core.gguf import GgufFile
 from slm_core.protocols import BackendModel, Context, Vocab
 from slm_core.tokenization import build_vocab
@@ -142,6 +143,30 @@ class Folders(Kind):
         place = self.folder / "broken"
         shutil.rmtree(place, ignore_errors=True)
         use_file(self._backend, folders.write(files, place))
+
+
+class Conversions(Kind):
+    """Model directories that become GGUF files."""
+
+    def prepare(self) -> None:
+        """Valid directories."""
+        self._backend = make_backend(self.backend)
+        self._sound = folders.transformers_folders(self.folder)
+
+    def attack(self, seed: int) -> None:
+        """Write a damaged directory as a GGUF file; if it is written, use the file."""
+        rng, target = np.random.default_rng([seed, 6]), self.folder / "converted.gguf"
+        files = folders.mutated(rng, self._sound[rng.integers(len(self._sound))])
+        place = self.folder / "broken"
+        shutil.rmtree(place, ignore_errors=True)
+        target.unlink(missing_ok=True)
+        try:
+            write_gguf(folders.write(files, place), target, lambda share: None)
+        except SlmError:
+            if target.exists():
+                raise Nonsense("a refused directory left a file") from None
+            raise
+        use_file(self._backend, target)
 
 
 class Adapters(Kind):
@@ -321,6 +346,7 @@ KINDS: dict[str, tuple[Callable[[str, Path], Kind], tuple[str, ...]]] = {
     "dumps": (Dumps, ("native", "llamacpp", "onnx")),
     "states": (StateDumps, ("native", "llamacpp")),
     "folders": (Folders, ("native", "onnx")),
+    "conversions": (Conversions, ("llamacpp",)),
     "adapters": (Adapters, ("native", "llamacpp", "onnx")),
     "constraints": (Constraints, ("core",)),
     "templates": (Templates, ("core",)),

@@ -19,6 +19,7 @@ CASES = {
     ("states", "llamacpp"): 100,
     ("folders", "native"): 200,
     ("folders", "onnx"): 60,
+    ("conversions", "llamacpp"): 150,
     ("adapters", "native"): 300,
     ("adapters", "llamacpp"): 300,
     ("adapters", "onnx"): 100,

@@ -100,7 +100,14 @@ def without_shared_keys(recipe: Recipe, n_shared: int) -> Recipe:
         return recipe
     indices = "|".join(str(first + i) for i in range(len(shared)))
     keys = rf"^model\.layers\.({indices})\.self_attn\.(k_proj|v_proj|k_norm)\.weight$"
-    return replace(recipe, blocks=[*recipe.blocks[:first], *shared], unused=f"{recipe.unused}|{keys}")
+    unread = {
+        f"blk.{i}.{name}": part.below(recipe.prefix.format(i=i))
+        for i, block in enumerate(recipe.blocks[first:], first)
+        for name, part in block.items()
+        if name in _KEYS
+    }
+    blocks = [*recipe.blocks[:first], *shared]
+    return replace(recipe, blocks=blocks, unused=f"{recipe.unused}|{keys}", unread=unread)
 
 
 def _n_ff(config: Config, n_layers: int) -> int:

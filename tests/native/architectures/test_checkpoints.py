@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +20,14 @@ import slm_core as slm
 from native.architectures.cases import CASES, TEXT_ONLY
 from native.architectures.checkpoints import change_config, change_tensors, save_directory
 from native.architectures.engines import Subject, make_subject, native_logits, transformers_logits
+from native.architectures.exported import export, with_vocabulary
 from native.exact import exact
 from slm_core.architectures import read_spec
 from slm_core.checkpoints import Checkpoint, family_names
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
+from slm_core.quantizing import quantize_model
 from slm_core.types import Capability
 
 N_TOKENS = 60  # longer than the sliding windows of the families
@@ -123,6 +126,82 @@ def test_a_directory_equals_the_gguf_file(saved):
                 assert directory.tensors[name].shape == file.tensors[name].shape
                 assert actual.tobytes() == expected.tobytes(), f"{name} differs"
         assert read_spec(directory) == read_spec(file)
+
+
+def test_a_directory_becomes_the_gguf_file(saved, tmp_path, tokens):
+    """Tensors have the same bytes, and llama.cpp computes the same logits of both files, bit for bit without tables."""
+    path = export(with_vocabulary(saved.folder, tmp_path / "hf"), tmp_path / "exported.gguf")
+    with GgufFile.open(path) as exported, GgufFile.open(saved.subject.path) as file:
+        for name, tensor in exported.tensors.items():
+            assert (tensor.shape, tensor.ggml_type) == (file.tensors[name].shape, file.tensors[name].ggml_type)
+            if name not in COMPUTED_TABLES:
+                assert exported.tensor_data(name).tobytes() == file.tensor_data(name).tobytes(), name
+        assert read_spec(exported) == read_spec(file)
+        missing, has_tables = (
+            file.tensors.keys() - exported.tensors.keys(),
+            COMPUTED_TABLES.keys() & exported.tensors.keys(),
+        )
+    if not missing:  # transformers does not save what it does not read, and llama.cpp requires it
+        actual, expected = (_llama_cpp_logits(each, tokens[:N_TOKENS]) for each in (path, saved.subject.path))
+        assert np.abs(actual - expected).max() <= (1e-5 * np.abs(expected).max() if has_tables else 0)
+
+
+def _llama_cpp_logits(path: Path, tokens: list[int]) -> np.ndarray:
+    with slm.load(path, backend="llamacpp") as model, model.model.new_context(OPTIONS) as context:
+        return native_logits(context, tokens, [len(tokens)])
+
+
+def test_unread_tensors_of_shared_kv_layers_are_exported(tmp_path):
+    """Published directories have them, and llama.cpp requires them."""
+    subject = make_subject(tmp_path, "gemma3n")
+    folder = with_vocabulary(save_directory(subject.model, tmp_path / "hf"), tmp_path / "vocab")
+    (folder / "model.safetensors").unlink()
+    shutil.copy(tmp_path / "hf" / "model.safetensors", folder)
+    theirs = {"attn_k.weight": "k_proj", "attn_v.weight": "v_proj", "attn_k_norm.weight": "k_norm"}
+    with GgufFile.open(subject.path) as file:
+        declared = read_spec(file).tensors()
+        unread = [name for name, tensor in declared if not tensor.used and name in file.tensors]
+        values = {name: file.tensor_data(name).view(np.float32).reshape(file.tensors[name].shape) for name in unread}
+    added = {
+        f"model.layers.{layer}.self_attn.{theirs[name]}.weight": torch.tensor(values[f"blk.{layer}.{name}"])
+        for _, layer, name in (each.split(".", 2) for each in unread)
+    }
+    assert added
+    change_tensors(folder, lambda tensors: {**tensors, **added})
+    path = export(folder, tmp_path / "exported.gguf")
+    with GgufFile.open(path) as exported, GgufFile.open(subject.path) as file:
+        assert exported.tensors.keys() == file.tensors.keys()
+    tokens = list(range(5, 25))
+    assert np.array_equal(_llama_cpp_logits(path, tokens), _llama_cpp_logits(subject.path, tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exported_matrices_keep_their_type_and_the_rest_is_f32(tmp_path, llama, load, tokens, dtype):
+    model = llama.subject.model
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    folder = with_vocabulary(save_directory(model, tmp_path / "half"), tmp_path / "vocab")
+    path = export(folder, tmp_path / "half.gguf")
+    kind, file_type = ("BF16", 32) if dtype == torch.bfloat16 else ("F16", 1)
+    with GgufFile.open(path) as file:
+        types = {name: tensor.ggml_type.name for name, tensor in file.tensors.items()}
+        assert file.require("general.file_type", int) == file_type
+    assert types["blk.0.ffn_up.weight"] == types["token_embd.weight"] == kind
+    assert types["blk.0.attn_norm.weight"] == types["output_norm.weight"] == "F32"
+    rows = []
+    for source in (folder, path):
+        with load(source).new_context(OPTIONS) as context:
+            rows.append(native_logits(context, tokens, [N_TOKENS]))
+    assert np.array_equal(*rows)
+    assert np.abs(_llama_cpp_logits(path, tokens) - rows[0]).max() < 2e-2 * np.abs(rows[0]).max()
+
+
+def test_a_quantized_directory_is_its_quantized_gguf_file(tmp_path, llama):
+    folder = with_vocabulary(llama.folder, tmp_path / "vocab")
+    export(folder, tmp_path / "whole.gguf")
+    for source, target in ((tmp_path / "whole.gguf", "of-file"), (folder, "of-directory")):
+        quantize_model(source, tmp_path / target, "Q4_K_M")
+    assert (tmp_path / "of-directory").read_bytes() == (tmp_path / "of-file").read_bytes()
 
 
 def test_logits_of_a_directory_equal_transformers(saved, load, tokens, assert_close):
@@ -266,6 +345,11 @@ def test_mxfp4_weights_are_not_converted(tmp_path, load, tokens, assert_close):
     with load(folder).new_context(OPTIONS) as context:
         logits = native_logits(context, tokens, [N_TOKENS])
     assert_close(logits, transformers_logits(model, tokens), BOUND)
+    exported = export(with_vocabulary(folder, tmp_path / "vocab"), tmp_path / "exported.gguf")
+    with GgufFile.open(exported) as file:
+        assert file.tensors[gates.name].ggml_type.name == "MXFP4"
+    theirs = _llama_cpp_logits(exported, tokens)
+    assert np.linalg.norm(theirs - logits) < 0.1 * np.linalg.norm(logits)  # llama.cpp rounds activations to 8 bits
     change_tensors(
         folder, lambda had: {name: each for name, each in had.items() if "0.mlp.experts.down_proj_s" not in name}
     )
