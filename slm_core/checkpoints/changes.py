@@ -326,6 +326,22 @@ class UpProjection:
         return heads[:, : self.n_nope].swapaxes(1, 2) if self.of_keys else heads[:, self.n_nope :]
 
 
+def keeps_rows(change: Change, shape: Shape) -> bool:
+    """Whether a conversion of a tensor of this shape moves or drops only whole rows, which then may be blocks."""
+    match change:
+        case Interleaved() | Grouped() | GroupPart():
+            return True
+        case Slice():
+            return change.axis < len(shape) - 1
+        case OfExperts():
+            return not change.transposed
+        case UpProjection():
+            return not change.of_keys
+        case Both():
+            return keeps_rows(change.first, shape) and keeps_rows(change.second, change.first.shape(shape))
+    return False
+
+
 def _check(holds: bool, message: str) -> None:
     if not holds:
         raise ValueError(message)

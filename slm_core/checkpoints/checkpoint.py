@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.checkpoints.changes import Change
+from slm_core.checkpoints.changes import Change, keeps_rows
 from slm_core.checkpoints.reading import CONFIG, answer_ends, read_recipe, renamed, vocabulary_of
 from slm_core.checkpoints.recipe import Part, Parts, Recipe
 from slm_core.checkpoints.store import TensorStore
@@ -61,7 +61,7 @@ class Checkpoint(Closing):
         self.config: Mapping[str, Any] = MappingProxyType(read_json(folder / CONFIG))
         self.ends = answer_ends(folder)
         self._tables = recipe.tables
-        self._store: TensorStore | None = TensorStore(folder, recipe.subfolders)
+        self._store: TensorStore | None = TensorStore(folder, recipe.subfolders, recipe.packing)
         try:
             stored = {renamed(name, recipe.renamed): name for name in self._store.shapes}
             self._parts = recipe.parts(stored)
@@ -134,11 +134,17 @@ class Checkpoint(Closing):
         array = np.stack(arrays) if part.n_stacked else arrays[0]
         if part.change is None:
             return array
-        if part.change.computes:
-            kind = store.ggml_type(self._stored_names[part.names()[0]])
+        kind, shape = store.ggml_type(self._stored_names[part.names()[0]]), self._shape(part)
+        if part.change.computes or _parts_blocks(kind, part.change, shape):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            array = dequantize(data, kind, array.shape)
+            array = part.change.values(dequantize(data, kind, shape))
+            return array if part.change.computes else array.astype(np.float16)
         return part.change.values(array)
+
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        """The shape of a part before its change."""
+        shape = self._open_store().shapes[self._stored_names[part.names()[0]]]
+        return (part.n_stacked, *shape) if part.n_stacked else shape
 
     def _number(self, name: str) -> float:
         """The single number of a tensor that is metadata in GGUF files."""
@@ -165,8 +171,9 @@ class Checkpoint(Closing):
             raise UnsupportedModel(f"{self.path}: tensors such as {shown(names[0])} differ in shape or type")
         shape, kind = (part.n_stacked,) * bool(part.n_stacked) + shapes.pop(), kinds.pop()
         if part.change is not None:
-            shape = self._changed_shape(names[0], part.change, shape)
-            kind = GgmlType.F32 if part.change.computes else kind
+            before, shape = shape, self._changed_shape(names[0], part.change, shape)
+            if part.change.computes or _parts_blocks(kind, part.change, before):
+                kind = GgmlType.F32 if part.change.computes else GgmlType.F16
         return TensorInfo(name, shape, kind, math.prod(shape) // kind.block_size * kind.block_bytes, 0, 0)
 
     def _changed_shape(self, name: str, change: Change, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -176,6 +183,11 @@ class Checkpoint(Closing):
             return change.shape(shape)
         except ValueError as error:
             raise InvalidModelFile(f"{self.path}: tensor {shown(name)} has the shape {shape}: {error}") from None
+
+
+def _parts_blocks(kind: GgmlType, change: Change, shape: tuple[int, ...]) -> bool:
+    """Whether a change of a tensor of this shape would move single columns of blocks."""
+    return kind.block_size > 1 and not keeps_rows(change, shape)
 
 
 def _header(folder: Path, recipe: Recipe, numbers: Mapping[str, list[float]]) -> bytes:

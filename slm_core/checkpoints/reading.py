@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from slm_core.checkpoints import families
+from slm_core.checkpoints import families, packed
 from slm_core.checkpoints.changes import Change
 from slm_core.checkpoints.config import Config
+from slm_core.checkpoints.packed import Packing
 from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.errors import InvalidModelFile, UnsupportedModel
@@ -30,7 +31,7 @@ _POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # the files 
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 """By GGUF's numbers."""
-_METHODS = ("fp8", "compressed-tensors", "mxfp4")
+_METHODS = ("fp8", "compressed-tensors", "mxfp4", *packed.METHODS)
 _BLOCK = [128, 128]
 
 Sources: TypeAlias = Mapping[str, Mapping[str, Change | None]]
@@ -84,14 +85,14 @@ def recipe_of(config: Config) -> Recipe:
             f" {', '.join(family_names())}); a GGUF file of it may be"
         )
     _check_task(config)
-    _check_quantization(config)
+    packing = _packing(config)
     for about in [config, *([config.part("text_config")] if "text_config" in config else [])]:
         about.only("is_encoder_decoder", False)
         about.only("add_cross_attention", False)
     module = importlib.import_module(f"{families.__name__}.{kind}")
     recipe = cast("Callable[[Config], Recipe]", module.recipe)(config)
     config.refuse_others()
-    return recipe
+    return replace(recipe, packing=packing)
 
 
 def sources_of(config: Config, stored: Collection[str]) -> Sources:
@@ -191,17 +192,19 @@ def _check_task(config: Config) -> None:
         )
 
 
-def _check_quantization(config: Config) -> None:
-    """Refuse quantized weights other than FP8 and MXFP4 with scales."""
+def _packing(config: Config) -> Packing | None:
+    """How matrices of integers are packed. Other quantized weights than these, FP8 and MXFP4 are refused."""
     if "quantization_config" not in config:
-        return
+        return None
     about = config.part("quantization_config")
     method = about.text("quant_method")
     if method not in _METHODS:
         raise UnsupportedModel(
             f"{config.source}: 'quantization_config.quant_method' is {method[:80]!r}, which is not implemented"
-            f" (accepted: {', '.join(_METHODS)} with FP8 or MXFP4 weights); take a GGUF file, or the original weights"
+            f" (accepted: {', '.join(_METHODS)}); take a GGUF file, or the original weights"
         )
+    if method in packed.METHODS:
+        return Packing.read(about, method)
     if method == "mxfp4":
         about.neutral("modules_to_not_convert", "dequantize")
     elif method == "fp8":
@@ -209,10 +212,13 @@ def _check_quantization(config: Config) -> None:
         about.only("fmt", "e4m3")
         about.neutral("activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize")
     else:
-        about.only("format", "float-quantized", "naive-quantized")
+        about.only("format", "float-quantized", "naive-quantized", packed.PACK_QUANTIZED)
         about.only("quantization_status", "compressed", "frozen")
         about.neutral("config_groups", "global_compression_ratio", "ignore", "kv_cache_scheme", "version")
         about.neutral("sparsity_config", "transform_config")
+        if about.text("format", "") == packed.PACK_QUANTIZED:
+            return Packing.of_compressed_tensors(about)
+    return None
 
 
 def _instead(folder: Path) -> str:

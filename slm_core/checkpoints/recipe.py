@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.checkpoints.changes import Change
+from slm_core.checkpoints.packed import Packing
 from slm_core.gguf import PlainValue
 
 
@@ -66,6 +67,7 @@ class Recipe:
         unread: tensors that have no effect here, but that GGUF files have, by all of their names there.
         renamed: expressions for prefixes of names in some directories, with their replacements.
         subfolders: folders of the directory with additional tensors; see ``TensorStore``.
+        packing: how matrices of integers are packed; see ``TensorStore``.
     """
 
     architecture: str
@@ -80,6 +82,7 @@ class Recipe:
     unread: Parts = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     subfolders: Sequence[str] = ()
+    packing: Packing | None = None
 
     def parts(self, stored: Container[str]) -> dict[str, Part]:
         """The source of every tensor, by GGUF name, in a directory with these ``stored`` tensors."""

@@ -1,4 +1,4 @@
-"""The weights of a directory: all safetensors files together, FP8 dequantized, MXFP4 in GGUF's layout."""
+"""The weights of a directory: all safetensors files together, FP8 dequantized, blocks in GGUF's layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.checkpoints import fp8, mxfp4
+from slm_core.checkpoints import fp8, mxfp4, packed
 from slm_core.checkpoints.safetensors import SafetensorsFile, StoredTensor
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgmlType
@@ -37,6 +37,7 @@ class TensorStore:
     Args:
         folder: contains ``model.safetensors``, or several files and their index.
         subfolders: folders in it with additional tensors; their names get the prefix "<subfolder>/".
+        packing: how matrices of integers are packed; None for no such matrices.
 
     Attributes:
         shapes: the shapes of all tensors by name, without scales of other tensors.
@@ -47,7 +48,7 @@ class TensorStore:
         UnsupportedModel: the directory has no weights of this format.
     """
 
-    def __init__(self, folder: Path, subfolders: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, subfolders: Sequence[str] = (), packing: packed.Packing | None = None) -> None:
         self.folder = folder
         self._files: list[SafetensorsFile] = []
         self._locations: dict[str, tuple[SafetensorsFile, str]] = {}  # the file of each tensor, and its name there
@@ -59,6 +60,7 @@ class TensorStore:
             self._check_index()
             self._scales = fp8.find_scales(folder, self._all())
             self._packed = mxfp4.find_packed(folder, self._all())
+            self._matrices = packed.find_matrices(folder, self._all(), packing, self._data)
         except BaseException:
             self.close()
             raise
@@ -66,8 +68,9 @@ class TensorStore:
         if unused := sorted(scales - set(self._scales.values())):
             _log.info("%s: %d tensors scale activations or caches, which changes nothing here", folder, len(unused))
         scales.update(map(mxfp4.scales_of, self._packed))
+        scales |= packed.parts_of(self._matrices)
         shapes = {name: tensor.shape for name, tensor in self._all().items() if name not in scales}
-        self.shapes = shapes | self._packed
+        self.shapes = shapes | self._packed | {name: matrix.shape for name, matrix in self._matrices.items()}
         self.size_bytes = sum(tensor.n_bytes for tensor in self._all().values())
 
     def ggml_type(self, name: str) -> GgmlType:
@@ -78,6 +81,8 @@ class TensorStore:
         """
         if name in self._packed:
             return GgmlType.MXFP4
+        if name in self._matrices:
+            return self._matrices[name].ggml_type
         dtype = self._stored(name).dtype
         if dtype not in _TYPES:
             raise UnsupportedModel(
@@ -86,9 +91,11 @@ class TensorStore:
         return _TYPES[dtype]
 
     def array(self, name: str) -> NDArray[np.generic]:
-        """A tensor's values: BF16 as uint16 bits, rows of MXFP4 as bytes; if possible, a view of the file."""
+        """A tensor's values: BF16 as uint16 bits, rows of blocks as bytes; if possible, a view of the file."""
         if name in self._packed:
             return mxfp4.interleave(self._raw(name), self._raw(mxfp4.scales_of(name)))
+        if name in self._matrices:
+            return self._matrices[name].rows(self._data)
         tensor = self._stored(name)
         if tensor.dtype == fp8.DTYPE:
             scale = self._scales[name]

@@ -60,8 +60,30 @@ _BLOCK_NAMES = {
 
 
 def transformers_folders(folder: Path) -> list[Folder]:
-    """Directories of transformers: a llama and a qwen3."""
-    return [_transformers_folder(folder, make_tiny_model(name)) for name in ("llama", "qwen3")]
+    """Directories of transformers: a llama, a qwen3, and a llama with matrices of GPTQ's integers."""
+    llama, qwen3 = (_transformers_folder(folder, make_tiny_model(name)) for name in ("llama", "qwen3"))
+    return [llama, qwen3, _with_integers(llama)]
+
+
+def _with_integers(sound: Folder) -> Folder:
+    """A directory whose matrices are random integers of 4 bits in groups of 32."""
+    rng, config = np.random.default_rng(11), json.loads(sound["config.json"])
+    about = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
+    tiny = make_tiny_model("llama")
+    tensors: dict[str, np.ndarray] = {}
+    for name, values in _renamed(tiny):
+        n_out, n_in = values.shape if values.ndim == 2 else (0, 0)
+        if not name.endswith("_proj.weight") or n_in % 32:
+            tensors[name] = values
+            continue
+        base, n_groups = name.removesuffix(".weight"), n_in // 32
+        integers = {"qweight": (n_in // 8, n_out), "qzeros": (n_groups, n_out // 8)}
+        for part, shape in integers.items():
+            tensors[f"{base}.{part}"] = rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+        tensors[f"{base}.scales"] = rng.uniform(0.001, 0.01, (n_groups, n_out)).astype(np.float32)
+        tensors[f"{base}.g_idx"] = np.arange(n_in, dtype=np.int32) // 32
+    packed = json.dumps({**config, "quantization_config": about}).encode()
+    return {**sound, "config.json": packed, "model.safetensors": safetensors(tensors)}
 
 
 def onnx_folders(folder: Path) -> list[Folder]:
@@ -110,11 +132,12 @@ def write(files: Folder, folder: Path) -> Path:
 
 
 def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of a safetensors file of float32."""
+    """The bytes of a safetensors file of float32 and int32."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        dtype = "I32" if values.dtype == np.int32 else "F32"
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
         at += values.nbytes
     return _with_header(header, b"".join(values.tobytes() for values in tensors.values()))
 

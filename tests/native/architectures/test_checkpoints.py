@@ -622,7 +622,7 @@ def test_old_and_new_rope_configurations_mean_the_same(llama, old, new):
         ("abacus", 7, UnsupportedModel, "'abacus' is 7.*unknown"),
         ("model_type", "abacus", UnsupportedModel, "'abacus'.*llama"),
         ("architectures", ["LlamaForSequenceClassification"], UnsupportedModel, "does not generate"),
-        ("quantization_config", {"quant_method": "gptq"}, UnsupportedModel, "gptq.*GGUF"),
+        ("quantization_config", {"quant_method": "bitsandbytes"}, UnsupportedModel, "bitsandbytes.*GGUF"),
         ("num_hidden_layers", 2, UnsupportedModel, r"layers\.2.*unknown for llama models"),
         ("num_hidden_layers", 4, InvalidModelFile, r"layers\.3.*is missing"),
         ("num_hidden_layers", 2**31 - 1, InvalidModelFile, "block_count|num_hidden_layers"),

@@ -288,7 +288,7 @@ def test_neutral_keys_are_accepted(folder, config):
         ({"hidden_size": 128, "value_dim": None}, InvalidModelFile, "shape"),
         ({"head_size": 64}, UnsupportedModel, "'head_size' is 64, which is unknown here"),
         ({"vocab_size": 3, "abacus": 1}, UnsupportedModel, "'abacus'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModel, "gptq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, UnsupportedModel, "aqlm"),
     ],
 )
 def test_wrong_configurations_are_refused(folder, load, config, error, message):
