@@ -27,7 +27,7 @@ from slm_onnx.editor import clear_graph, edit_graph, read_graph, write_graph
 from slm_onnx.options import CAPTURE
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 8
+BUILDER_VERSION = 9
 """Increased with every change of the graph."""
 
 _NUMBERS = {
@@ -156,6 +156,7 @@ class Compiler:
             "inputs_embeds": rng.standard_normal((1, n, self.spec.n_embd)),
             "rows": np.arange(n)[None],
             "logits_rows": np.arange(n),
+            "product_rows": np.arange(n),
             "seqlens_k": np.array([n - 1]),
             "total_sequence_length": np.array(n),
             "n_cells": np.array([n]),
@@ -179,7 +180,7 @@ class Compiler:
         parts = [
             *(self._gguf.fingerprint(), BUILDER_VERSION, runtime.version(), plugins.versions(), processor()),
             *(self._options.dtype, self._options.accuracy_level, self._options.kv_type, self._options.causal),
-            *(self._options.bias, self._options.adapters),
+            *(self._options.bias, self._options.adapters, self._options.states),
             [[name, sorted(options.items())] for name, options in self._place.providers],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

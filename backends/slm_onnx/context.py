@@ -21,7 +21,7 @@ from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.errors import InvalidOption, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
-from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits
+from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits, States
 from slm_onnx import BACKEND
 from slm_onnx.cells import FARTHEST, CellTable, Move
 from slm_onnx.celltransfer import DeviceTransfer, HostTransfer, Planes, Transfer, TransferSessions, unpacked
@@ -75,6 +75,7 @@ class Engine:
         captures: whether the provider captures graphs.
         most_rows: most tokens of one run of the decoder; None for any number.
         numbers: unused numbers for captured shapes.
+        has_states: whether graphs have hidden states as an output.
         adapted: returns the sessions of the graph with inputs for adapters, for a KV type, with or without a bias; made
             on the first call. None if there are no adapters on this device.
     """
@@ -91,6 +92,7 @@ class Engine:
     captures: bool = False
     most_rows: int | None = None
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    has_states: bool = False
     adapted: Callable[[KvType, bool], DecoderSessions] | None = None
 
 
@@ -138,7 +140,7 @@ class OnnxContext(ContextBase):
             fingerprint=engine.fingerprint,
             n_vocab=spec.n_vocab,
             edit_level=EditLevel.CUT if spec.is_shiftable else EditLevel.TRUNCATE,
-            capabilities=_capabilities(spec, sessions, takes_adapters=engine.adapted is not None),
+            capabilities=_capabilities(engine, sessions),
             payload_format=f"{_PAYLOAD_VERSION};{self._kv_type};L={spec.n_layers};K={spec.n_kv_heads};D={spec.head_dim}"
             + (f";rope={self._positions.kind}" if self._positions.kind else ""),
             n_embd=spec.n_embd,
@@ -160,13 +162,24 @@ class OnnxContext(ContextBase):
 
     @on_device
     def _engine_decode(self, batch: Batch) -> Logits:
+        return self._run(batch, "logits")
+
+    @on_device
+    def _engine_embed(self, batch: Batch) -> States:
+        return self._run(batch, "states")
+
+    def _run(self, batch: Batch, output: str) -> Logits | States:
+        """Run a batch; returns the requested rows of an output."""
         check_learned_positions(batch, self._engine.spec.n_positions)
         feed = self._decoders.for_blocks() if batch.ahead.any() else self._decoders.feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
         n_rows = int(np.count_nonzero(batch.logits_mask))
         sizes = feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
-        rows = feed.run(dict(self._inputs(batch, sizes)))
+        inputs = dict(self._inputs(batch, sizes))
+        if self._engine.has_states:
+            inputs["product_rows"] = np.arange(sizes.rows if output == "logits" else 0)
+        rows = feed.run(inputs, output)
         self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
         return rows[:n_rows]
 
@@ -419,10 +432,12 @@ def _kv_type(engine: Engine, options: ContextOptions) -> KvType:
     return KvType(kv_types[0])
 
 
-def _capabilities(spec: ModelSpec, sessions: Sessions, *, takes_adapters: bool) -> frozenset[Capability]:
-    capabilities = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
-    if takes_adapters:
+def _capabilities(engine: Engine, sessions: Sessions) -> frozenset[Capability]:
+    spec, capabilities = engine.spec, {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.EMBEDDING_INPUT}
+    if engine.adapted is not None:
         capabilities.add(Capability.ADAPTERS)
+    if engine.has_states:
+        capabilities.add(Capability.EMBEDDINGS)
     if sessions.bidirectional is not None and spec.alibi_max_bias is None:  # ALiBi is not defined for a later key
         capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:

@@ -1,7 +1,8 @@
 """The graph of a decoder, built from a model's specification.
 
-Shapes: n tokens of a batch, m rows of logits, t cells that attention reads, c cells of the cache, E embedding
-width, H query heads, K key and value heads, D head width, V vocabulary.
+Shapes: n tokens of a batch, m rows of hidden states, p rows of logits (m where states are no output), t cells that
+attention reads, c cells of the cache, E embedding width, H query heads, K key and value heads, D head width, V
+vocabulary.
 
 The tokens of all sequences are in one row of the batch. ``attention_bias`` says which token attends to which cell;
 there is one for each window size. Keys in the cache are rotated. The embedding is not in the graph: the host
@@ -50,6 +51,7 @@ class DecoderGraph:
         self._kinds = Kinds.of(spec)
         self._dtype = options.dtype
         self._has_bias = options.bias
+        self._has_states = options.states
         self._graph = GraphWriter("decoder", opset=self.opset)
         self._products = Products(self._graph, gguf, options)
         self._feed_forward = FeedForward(self._graph, gguf, spec, options, self._products)
@@ -73,13 +75,22 @@ class DecoderGraph:
             x, branch = self._block(layer, x, branch)
             progress((layer + 1) / spec.n_layers)
         _, normed = self._add_and_norm(x, branch, "output_norm")
+        if self._has_states:
+            normed = self._states(normed)
         output = "output" if self._has("output.weight") else "token_embd"
         rows = self._products.linear(normed, output, "output.product")
         if output != "output" and self._has("output.bias"):
             rows = graph.node("Add", [rows, self._products.vector("output.bias")], "output.with_bias")
         self._logits(rows)
-        graph.output("logits", "float32", [self.batch, "m", spec.n_vocab])
+        graph.output("logits", "float32", [self.batch, "p" if self._has_states else "m", spec.n_vocab])
         return graph
+
+    def _states(self, normed: str) -> str:
+        """Hidden states [1, m, E] as an output; returns the rows [1, p, E] that become logits."""
+        graph = self._graph
+        graph.node("Cast", [normed], "states", to=ELEMENT_TYPES["float32"])
+        graph.output("states", "float32", [self.batch, "m", self._spec.n_embd])
+        return graph.node("Gather", [normed, graph.input("product_rows", "int64", ["p"])], f"{normed}.product", axis=1)
 
     def _inputs(self) -> str:
         graph, spec, dtype = self._graph, self._spec, self._dtype

@@ -34,8 +34,8 @@ class Feed(Protocol):
         """The shape for ``n`` tokens after ``n_used`` cells with ``n_rows`` rows of logits, padded or not."""
         ...
 
-    def run(self, inputs: Inputs) -> Logits:
-        """Logits [rows, V], valid until the next run.
+    def run(self, inputs: Inputs, output: str = "logits") -> Logits:
+        """Logits [rows, V], or the output "states" [rows, E]; valid until the next run.
 
         Raises:
             DecodeFailed: the runtime reported a failure.
@@ -62,6 +62,7 @@ class ExactFeed:
     def __init__(self, session: Any, store: KvStore) -> None:
         self._session = session
         self._binding = store.bind(session)
+        self._outputs: list[str] = []  # those that were asked for, in the order of binding
         self._bound: Inputs = {}
 
     def bind(self, inputs: Inputs) -> None:
@@ -74,13 +75,17 @@ class ExactFeed:
         """See ``Feed.sizes``."""
         return Sizes(n, n_used + n, max(1, n_rows))
 
-    def run(self, inputs: Inputs) -> Logits:
+    def run(self, inputs: Inputs, output: str = "logits") -> Logits:
         """See ``Feed.run``."""
         for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
-        self._binding.bind_output("logits", "cpu")  # every time: after a run it is bound to the tensor of that run
+        if output not in self._outputs:
+            self._outputs.append(output)
+        for name in self._outputs:  # every time: after a run they are bound to the tensors of that run
+            self._binding.bind_output(name, "cpu")
         runtime.run(self._session, self._binding)
-        rows: Logits = self._binding.get_outputs()[-1].numpy()[0]  # outputs are in the order of binding
+        at = self._outputs.index(output) - len(self._outputs)  # after the caches
+        rows: Logits = self._binding.get_outputs()[at].numpy()[0]
         return rows
 
     def close(self) -> None:
@@ -107,8 +112,9 @@ class SplitFeed:
         """See ``Feed.sizes``."""
         return self._feed.sizes(n, n_used, n_rows)
 
-    def run(self, inputs: Inputs) -> Logits:
-        """See ``Feed.run``."""
+    def run(self, inputs: Inputs, output: str = "logits") -> Logits:
+        """See ``Feed.run``. Devices with such limits have no other output."""
+        assert output == "logits", "hidden states are not declared"
         n, parts = inputs["rows"].shape[1], []
         if n <= self._n_most:
             return self._feed.run(inputs)
@@ -178,8 +184,9 @@ class FixedFeed:
         cells = min(bucket(max(_LEAST_CELLS, n_used + tokens)), self._store.n_cells)
         return Sizes(tokens, cells, bucket(max(1, n_rows)))
 
-    def run(self, inputs: Inputs) -> Logits:
-        """See ``Feed.run``."""
+    def run(self, inputs: Inputs, output: str = "logits") -> Logits:
+        """See ``Feed.run``. There is no other output where shapes are fixed."""
+        assert output == "logits", "hidden states are not declared"
         shapes = tuple(array.shape for array in inputs.values())
         if shapes not in self._bound:
             self._bound[shapes] = self._bind(inputs)

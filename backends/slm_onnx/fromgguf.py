@@ -62,12 +62,15 @@ def gguf_model(
             f"buckets=True pads batches, and attention on this device is right up to {most_rows} tokens"
         )
 
+    on_cpu_alone = device.is_cpu and not options.buckets
     loading = [progress]  # called for the first sessions only; others are made after loading
 
     @functools.cache
     def sessions_of(kv_type: KvType, has_bias: bool) -> Sessions:
         dtype, on_host = device.provider.dtype, device.on_host
-        graph_options = GraphOptions(dtype, options.accuracy_level, kv_type, on_host=on_host, bias=has_bias)
+        graph_options = GraphOptions(
+            dtype, options.accuracy_level, kv_type, on_host=on_host, bias=has_bias, states=on_cpu_alone
+        )
         heard = loading.pop() if loading else lambda share: None
         compiler = Compiler(gguf, spec, graph_options, place, options.cache)
         decoder = compiler.decoder(heard)
@@ -77,7 +80,9 @@ def gguf_model(
 
     @functools.cache
     def adapted(kv_type: KvType, has_bias: bool) -> DecoderSessions:
-        graph_options = GraphOptions(device.provider.dtype, options.accuracy_level, kv_type, bias=has_bias)
+        graph_options = GraphOptions(
+            device.provider.dtype, options.accuracy_level, kv_type, bias=has_bias, states=on_cpu_alone
+        )
         compiler = Compiler(gguf, spec, graph_options, place, options.cache).adapted()
         decoder = compiler.decoder(lambda share: None)
         return DecoderSessions(decoder, _bidirectional(compiler, decoder, device))
@@ -94,7 +99,6 @@ def gguf_model(
             f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
         )
     progress(1.0)
-    takes_adapters = device.is_cpu and not options.buckets
     reason = "on this device" if not device.is_cpu else "with buckets=True"
     engine = Engine(
         spec,
@@ -108,9 +112,10 @@ def gguf_model(
         options.buckets,
         options.captures,
         most_rows,
-        adapted=adapted if takes_adapters else None,
+        has_states=on_cpu_alone,
+        adapted=adapted if on_cpu_alone else None,
     )
-    adapters = LoadedAdapters(BaseModel.of(gguf) if takes_adapters else None, check_adapter, reason)
+    adapters = LoadedAdapters(BaseModel.of(gguf) if on_cpu_alone else None, check_adapter, reason)
     make = functools.partial(OnnxContext, engine, adapters=adapters)
     return OnnxModel(info, vocab, make, device.provider.lock, gguf.close, adapters)
 

@@ -27,6 +27,7 @@ class GraphOptions:
         bias: whether there is an attention bias. Without one, cells are the positions of one sequence, and CUDA's
             attention is fused.
         adapters: whether the graph has inputs for low-rank changes of its matrices.
+        states: whether hidden states are an output, and an input selects those that become logits.
     """
 
     dtype: str = "float32"
@@ -36,6 +37,7 @@ class GraphOptions:
     on_host: bool = True
     bias: bool = True
     adapters: bool = False
+    states: bool = False
 
 
 class Products:
