@@ -88,6 +88,7 @@ from slm_core.hookspecs import Entry, hookimpl
 from slm_core.isolation import Isolation
 from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path, load, load_vocab, supports
 from slm_core.plugins import add_plugin
+from slm_core.ranking import Ranking
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import (
     AdapterInfo,
@@ -189,6 +190,7 @@ __all__ = [
     "Pooling",
     "Pos",
     "PromptLookup",
+    "Ranking",
     "RequestStream",
     "RequestsFailed",
     "Role",

@@ -14,10 +14,11 @@ from slm_core.backend_choice import Needs, candidates, first_that_has, ranked
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.messages import MessageLike
 from slm_core.chat.overflow import Overflow
+from slm_core.checkpoints import open_model
 from slm_core.closing import Closing
 from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
 from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
-from slm_core.errors import BackendCrashed, InvalidOption, TemplateError
+from slm_core.errors import BackendCrashed, InvalidOption, TemplateError, UnsupportedOutput
 from slm_core.formatting import choose, source_of
 from slm_core.generation import Answer
 from slm_core.generation.scoring import Score, checked_top, score_windows
@@ -30,6 +31,7 @@ from slm_core.keywords import checked_keywords
 from slm_core.paths import local
 from slm_core.plugins import Registry, registry
 from slm_core.protocols import Adapters, BackendModel, Context, Formatter, Vocab
+from slm_core.ranking import RankHead, Ranking, rank
 from slm_core.sampling import Sampling
 from slm_core.types import (
     BackendStatus,
@@ -39,6 +41,7 @@ from slm_core.types import (
     KvType,
     ModelInfo,
     ModelOptions,
+    ModelSource,
     Pooling,
     Progress,
     States,
@@ -58,12 +61,20 @@ class Model(Closing):
         formatter: the chat format, or the error that explains why there is none.
         reason: why this backend was chosen.
         origin: the origin of the chat format; "" for its name.
+        source: the model's file; None if it is unknown.
     """
 
     def __init__(
-        self, model: BackendModel, formatter: Formatter | TemplateError, reason: str, origin: str = ""
+        self,
+        model: BackendModel,
+        formatter: Formatter | TemplateError,
+        reason: str,
+        origin: str = "",
+        source: ModelSource | None = None,
     ) -> None:
         self._model = model
+        self._source = source if model.info.ranks else None
+        self._head: RankHead | None = None
         self._formatter = formatter
         if not origin:
             origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
@@ -390,6 +401,42 @@ class Model(Closing):
             _use_adapters(context, adapters)
             return embed(context, ids, checked_pooling(pooling) or self.info.pooling, normalize=normalize)
 
+    def rerank(
+        self, query: str, texts: Sequence[str], *, n_batch: int = 512, adapters: Mapping[str, float] | None = None
+    ) -> Ranking:
+        """Score texts by how well they answer a query, with a reranker.
+
+        Args:
+            query: the query; control tokens in it and in the texts are not parsed.
+            texts: the texts.
+            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest pair.
+            adapters: adapters (LoRA) of the model by name, with their scales; None for none.
+
+        Returns:
+            The scores, in the order of the texts; ``order`` has the best one first. They are the head's logits, or
+            probabilities where a model chooses between labels (Qwen3-Reranker).
+
+        Raises:
+            UnsupportedOutput: the model is no reranker, or the backend does not support hidden states of it.
+            UnsupportedModel: the head is missing or unknown.
+        """
+        head = self._rank_head()
+        pairs = [head.pair(self.vocab, query, text) for text in texts]
+        with self._context_for(pairs, n_batch) as context:
+            _use_adapters(context, adapters)
+            return rank(context, self.vocab, head, query, texts)
+
+    def _rank_head(self) -> RankHead:
+        """The head of a reranker, read when it is first needed."""
+        if not self.info.ranks or self._source is None:
+            raise UnsupportedOutput(
+                f"{self.info.path.name} is no reranker: its file has no pooling of ranks (embed compares texts, too)"
+            )
+        if self._head is None:
+            with open_model(self._source) as file:
+                self._head = RankHead.read(file)
+        return self._head
+
     def hidden_states(self, text: str, *, n_batch: int = 512, adapters: Mapping[str, float] | None = None) -> States:
         """The hidden states of a text's tokens after the model's last norm, float32 [T, E]; see ``embed``."""
         ids = self._encoded([text])
@@ -479,7 +526,7 @@ def load(
         reason = f"{reason}; in its own process"
     try:
         chat_format, origin = _formatter(plugins, model, formatter, chat_template)
-        return Model(model, chat_format, reason, origin)
+        return Model(model, chat_format, reason, origin, source)
     except BaseException:
         model.close()
         raise

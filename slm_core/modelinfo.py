@@ -16,6 +16,7 @@ _POOLINGS = (
     Pooling.LAST,
     None,
 )  # by GGUF's numbers; 4: rerankers
+_RANK = 4
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
@@ -59,6 +60,7 @@ def model_info(
         state_bytes_per_token=per_token,
         state_bytes_per_sequence=per_sequence,
         pooling=pooling(gguf),
+        ranks=gguf.get(f"{architecture}.pooling_type", int, 0) == _RANK,
     )
 
 

@@ -484,6 +484,7 @@ class ModelInfo:
         state_bytes_per_token: bytes of a context per token, with the default KV type; None if unknown.
         state_bytes_per_sequence: additional bytes of a context per sequence of any length; None if unknown.
         pooling: the file's pooling of embeddings; None if the file has none.
+        ranks: whether it is a reranker, which scores a pair of texts.
     """
 
     path: Path
@@ -506,6 +507,7 @@ class ModelInfo:
     state_bytes_per_token: int | None = None
     state_bytes_per_sequence: int | None = None
     pooling: Pooling | None = None
+    ranks: bool = False
 
     def __repr__(self) -> str:
         return f"ModelInfo({self.summary})"

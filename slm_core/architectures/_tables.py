@@ -76,6 +76,21 @@ def embedding_of_texts(keys: Keys, sizes: Sizes) -> Table:
     return norm | biases(norm) | {TEXT_TYPES: TensorSpec((n_types, sizes.n_embd), required=False)}
 
 
+def rank_head(keys: Keys, sizes: Sizes) -> Table:
+    """The head of a reranker, which scores pairs of texts. No forward pass reads it: see ``slm_core.ranking``."""
+    keys.neutral("classifier.output_labels")
+    labels = keys.gguf.get(f"{keys.architecture}.classifier.output_labels", list[str], [])
+    n, n_embd = max(1, len(labels)), sizes.n_embd
+    shapes = {
+        "cls.weight": (n_embd, n_embd),
+        "cls.bias": (n_embd,),
+        "cls.norm.weight": (n_embd,),
+        "cls.output.weight": (n, n_embd),
+        "cls.output.bias": (n,),
+    }
+    return {name: TensorSpec(shape, required=False, used=False) for name, shape in shapes.items()}
+
+
 def experts(sizes: Sizes, n_experts: int, n_ff: int) -> Table:
     """A router, and the matrices of all experts of a layer."""
     return {

@@ -8,7 +8,7 @@ from slm_core.architectures._decoder import encoder_spec, read_rope, read_window
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._sizes import read_sizes
 from slm_core.architectures._spec import Activation, LayerSpec, ModelSpec, NormKind, RopeStyle
-from slm_core.architectures._tables import fused_attention, linear, norms
+from slm_core.architectures._tables import fused_attention, linear, norms, rank_head
 
 
 def spec(keys: Keys) -> ModelSpec:
@@ -24,4 +24,5 @@ def spec(keys: Keys) -> ModelSpec:
         LayerSpec(normed if i else block, local if window else rope, window, activation=Activation.GELU)
         for i, window in enumerate(windows)
     ]
-    return encoder_spec(keys, sizes, layers, norms(sizes.n_embd, "token_embd_norm"), norm=NormKind.LAYER)
+    outside = norms(sizes.n_embd, "token_embd_norm") | rank_head(keys, sizes)
+    return encoder_spec(keys, sizes, layers, outside, norm=NormKind.LAYER)

@@ -156,5 +156,5 @@ def _fits(value: object, annotation: str) -> bool:
     """Whether a value is of the type of a field of ``ModelInfo``."""
     if annotation == "Mapping[str, str]":
         return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-    kinds = {"int": int, "str": str, "Pooling": str, "Path": type(Path()), "None": type(None)}
+    kinds = {"int": int, "bool": bool, "str": str, "Pooling": str, "Path": type(Path()), "None": type(None)}
     return type(value) in [kinds[name] for name in annotation.split(" | ")]

@@ -103,14 +103,17 @@ async def embeddings(body: EmbeddingsRequest, http: Request) -> Response:
 @router.post("/v1/rerank")
 @router.post("/rerank")
 async def rerank(body: RerankRequest, http: Request) -> Response:
-    """Documents by the cosine of their embedding and the query's, most similar first."""
+    """Documents, best first: by a reranker's scores, or by the cosine of their embedding and the query's."""
     documents = body.texts()
     texts = _checked([body.query, *documents], "query or documents")
 
     async def work() -> Response:
         async with registry_of(http).lease(body.model) as running:
-            vectors, n_tokens = await _embed(running, texts)
-            scores = vectors[1:] @ vectors[0]
+            if running.model.info.ranks:
+                scores, n_tokens = await _rank(running, body.query, documents)
+            else:
+                vectors, n_tokens = await _embed(running, texts)
+                scores = vectors[1:] @ vectors[0]
             best = np.argsort(-scores, kind="stable")[: body.top_n]
             results: list[dict[str, object]] = [{"index": int(i), "relevance_score": float(scores[i])} for i in best]
             if body.return_documents:
@@ -145,6 +148,19 @@ async def _embed(running: Leased, texts: Sequence[Text]) -> tuple[States, int]:
         vectors.append(found.vectors)
         n_tokens += sum(found.n_tokens)
     return np.concatenate(vectors), n_tokens
+
+
+async def _rank(running: Leased, query: str, documents: Sequence[str]) -> tuple[States, int]:
+    """The scores of documents, float32 [n], and the number of tokens of all pairs."""
+    scores, n_tokens = [], 0
+    for first in range(0, len(documents), _TOGETHER):
+        group = documents[first : first + _TOGETHER]
+        rerank = partial(running.model.rerank, query, group, adapters=running.adapters)
+        async with running.apart:
+            ranking = await to_thread.run_sync(rerank)
+        scores.append(ranking.scores)
+        n_tokens += sum(ranking.n_tokens)
+    return np.concatenate(scores), n_tokens
 
 
 def _tokens(model: Model, text: Text) -> list[int]:

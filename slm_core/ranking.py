@@ -1,0 +1,169 @@
+"""Ranking texts by a query, with rerankers: models whose head scores a pair of texts.
+
+The head is small, and is computed here, of hidden states that any context with ``EMBEDDINGS`` returns. Pairs and heads
+are llama.cpp's (``llama_pooling_type`` "rank"), which takes them from the models' own implementations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slm_core.display import count, signature
+from slm_core.embedding import pool, token_states
+from slm_core.errors import UnsupportedModel
+from slm_core.gguf import WeightSource
+from slm_core.protocols import Context, Vocab
+from slm_core.quant import dequantize
+from slm_core.types import Pooling, States
+
+Matrix: TypeAlias = NDArray[np.float32]
+
+_TEMPLATE = "tokenizer.chat_template.rerank"
+_POOLINGS = {"modern-bert": Pooling.MEAN, "qwen3": Pooling.LAST}
+_DOUBLED = ("roberta-bpe",)
+_NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Ranking:
+    """How well texts answer a query.
+
+    Attributes:
+        scores: a score for each text, in the order of the texts, float32 [n]; a higher one is better.
+        n_tokens: the number of tokens of each pair of query and text.
+    """
+
+    scores: NDArray[np.float32]
+    n_tokens: tuple[int, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """The indices of the texts, best first; of equal scores, the earlier text."""
+        indices: list[int] = np.argsort(-self.scores, kind="stable").tolist()
+        return indices
+
+    def __repr__(self) -> str:
+        return signature(self, count(len(self.scores), "text"), f"best first: {self.order[:8]}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankHead:
+    """What turns the hidden states of a pair of texts into a score.
+
+    Attributes:
+        pooling: the pooling of the states.
+        dense: a matrix [E, E] and a bias [E], applied first, or None.
+        activation: after ``dense``: "tanh" or "gelu".
+        norm: the weight of a layer norm after the activation, or None.
+        output: a matrix [labels, E] and a bias [labels], or None: ``dense`` is the last layer then.
+        is_choice: whether the score is the probability of the first label; otherwise it is its logit.
+        separator: whether EOS stands twice between the texts, as in RoBERTa.
+        template: a text with "{query}" and "{document}", or None.
+    """
+
+    pooling: Pooling
+    dense: tuple[Matrix, Matrix] | None
+    activation: str
+    norm: Matrix | None
+    output: tuple[Matrix, Matrix] | None
+    is_choice: bool
+    separator: bool
+    template: str | None
+
+    @classmethod
+    def read(cls, source: WeightSource) -> RankHead:
+        """Read the head of a reranker.
+
+        Raises:
+            UnsupportedModel: the file has no head, or its second text needs token types, which engines do not have.
+        """
+        architecture = source.require("general.architecture", str)
+        if source.get("tokenizer.ggml.model", str, "") == "bert" and _n_token_types(source) > 1:
+            raise UnsupportedModel(
+                f"{source.path}: the second text of a pair has token type 1, and engines compute with type 0 alone"
+            )
+        dense, output = (_linear(source, name) for name in ("cls", "cls.output"))
+        if dense is None and output is None:
+            raise UnsupportedModel(
+                f"{source.path}: it ranks texts, but has neither 'cls.weight' nor 'cls.output.weight'"
+            )
+        pre = source.get("tokenizer.ggml.pre", str, "")
+        return cls(
+            pooling=_POOLINGS.get(architecture, Pooling.CLS),
+            dense=dense,
+            activation="gelu" if architecture == "modern-bert" else "tanh",
+            norm=_values(source, "cls.norm.weight"),
+            output=output,
+            is_choice=architecture == "qwen3",
+            separator=source.get("tokenizer.ggml.model", str, "") == "t5" or pre in _DOUBLED,
+            template=source.get(_TEMPLATE, str, None),
+        )
+
+    def pair(self, vocab: Vocab, query: str, text: str) -> list[int]:
+        """The tokens of a pair."""
+        if self.template is not None:
+            before, found, after = self.template.partition("{document}")
+            parts = [before.replace("{query}", query), text if found else "", after.replace("{query}", query)]
+            ids = [vocab.encode(part, add_special=False, parse_special=i != 1) for i, part in enumerate(parts)]
+            return [token for part in ids for token in part]
+        first, second = (vocab.encode(each, add_special=True, parse_special=False) for each in (query, text))
+        if vocab.bos is not None and second[:1] == [vocab.bos]:
+            second = second[1:]
+        between = [vocab.eos] if self.separator and vocab.eos is not None else []
+        return [*first, *between, *second]
+
+    def score(self, states: States) -> float:
+        """The score of a pair, of the hidden states [T, E] that its pooling needs."""
+        x = pool(states, self.pooling)
+        if self.dense is not None:
+            weight, bias = self.dense
+            x = weight @ x + bias
+            x = np.tanh(x) if self.activation == "tanh" else _gelu(x)
+            if self.norm is not None:
+                x = (x - x.mean()) / np.sqrt(x.var() + _NORM_EPS) * self.norm
+        if self.output is not None:
+            weight, bias = self.output
+            x = weight @ x + bias
+        if self.is_choice:
+            x = np.exp(x - x.max())
+            x = x / x.sum()
+        return float(x[0])
+
+
+def rank(context: Context, vocab: Vocab, head: RankHead, query: str, texts: Sequence[str]) -> Ranking:
+    """Score texts by a query; the context is empty before and after. Errors are those of ``embedding.embed``."""
+    pairs = [head.pair(vocab, query, text) for text in texts]
+    states = token_states(context, pairs, only_last=head.pooling is Pooling.LAST)
+    return Ranking(np.array([head.score(each) for each in states], np.float32), tuple(map(len, pairs)))
+
+
+def _n_token_types(source: WeightSource) -> int:
+    return source.get("tokenizer.ggml.token_type_count", int, 1)
+
+
+def _linear(source: WeightSource, name: str) -> tuple[Matrix, Matrix] | None:
+    weight, bias = _values(source, f"{name}.weight"), _values(source, f"{name}.bias")
+    if weight is None:
+        return None
+    weight = weight.reshape(-1, weight.shape[-1])
+    return weight, np.zeros(len(weight), np.float32) if bias is None else bias
+
+
+def _values(source: WeightSource, name: str) -> Matrix | None:
+    if name not in source.tensors:
+        return None
+    info = source.tensors[name]
+    values: Matrix = dequantize(source.tensor_data(name), info.ggml_type, info.shape).astype(np.float32)
+    return values
+
+
+def _gelu(x: Matrix) -> Matrix:
+    """GELU by its tanh approximation, as ggml computes it."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+    result: Matrix = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return result

@@ -1,0 +1,195 @@
+"""Rerankers: llama.cpp computes the same scores of the same tokens, with its own pooling of ranks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slm_core as slm
+from slm_conformance.oracle.factories import n_vocab
+from slm_conformance.oracle.families import _metadata, _random, family_of, family_tensors
+from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
+from slm_core.gguf import GgufFile
+from slm_core.ranking import RankHead
+
+QUERY = "what runs"
+TEXTS = ("the dog runs", "a ship", "the dog and the cat run, and what runs is not said in this text", "b")
+HEADS = {
+    "bert": ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"),
+    "modern_bert": ("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
+    "qwen3": ("cls.output.weight",),
+}
+"""By family, the tensors of its head; those of Qwen3 choose between two labels."""
+BACKENDS = {
+    "bert": ("native", "llamacpp"),
+    "modern_bert": ("native", "llamacpp"),
+    "qwen3": ("native", "llamacpp", "onnx"),
+}
+TEMPLATE = "<|im_start|>user\n<Query>{query}<Document>: {document}<|im_end|>\n"
+
+
+def write_reranker(folder: Path, family: str, names: Sequence[str], **changes: object) -> Path:
+    rng, about = np.random.default_rng(3), family_of(family)
+    shapes = dict(family_tensors(family))
+    n_embd = shapes["token_embd.weight"][1]
+    n_labels = 2 if family == "qwen3" else 1
+    head = {
+        "cls.weight": (n_embd, n_embd),
+        "cls.bias": (n_embd,),
+        "cls.norm.weight": (n_embd,),
+        "cls.output.weight": (n_labels, n_embd),
+        "cls.output.bias": (n_labels,),
+    }
+    shapes |= {name: head[name] for name in names}
+    tensors = {name: StoredTensor.pack(_random(rng, name, shape, about.quiet), "f32") for name, shape in shapes.items()}
+    metadata = dict(_metadata(about, "f32"))
+    metadata[f"{about.architecture}.pooling_type"] = 4
+    if n_labels == 2:
+        metadata[f"{about.architecture}.classifier.output_labels"] = ["yes", "no"]
+    metadata |= changes  # type: ignore[arg-type]  # values of metadata
+    if changes.get("tokenizer.ggml.token_type_count") == 1:
+        tensors["token_types.weight"] = StoredTensor.pack(tensors["token_types.weight"].values()[:1], "f32")
+    return write_gguf(folder / f"{family}.gguf", metadata, tensors)
+
+
+def wordpiece() -> dict[str, object]:
+    """BERT's kind of vocabulary."""
+    words = ["the", "dog", "runs", "run", "what", "ship", "cat", "and", "text", "this", "is", "not", "said", "in"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"\u2581{word}" for word in words)]
+    tokens += [f"\u2581w{i}" for i in range(n_vocab() - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token.startswith("[") else 1 for token in tokens],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 3,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.unknown_token_id": 1,
+    }
+
+
+ONE_TYPE = {**wordpiece(), "tokenizer.ggml.token_type_count": 1}
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = ONE_TYPE if request.param == "bert" else {}
+    return write_reranker(tmp_path_factory.mktemp("rank"), request.param, HEADS[request.param], **changes)
+
+
+def llama_cpp_scores(path: Path, pairs: Sequence[Sequence[int]]) -> list[float]:
+    """The first value of llama.cpp's pooled embedding of each pair, with its pooling of ranks."""
+    import llama_cpp
+
+    llama_cpp.llama_backend_init()
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.use_extra_bufts = False
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+    assert model
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 256
+    options.embeddings, options.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_RANK
+    context = llama_cpp.llama_init_from_model(model, options)
+    assert context
+    scores = []
+    for tokens in pairs:
+        if memory := llama_cpp.llama_get_memory(context):  # encoders have none
+            llama_cpp.llama_memory_clear(memory, True)
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, i, 1, 0, True
+        assert llama_cpp.llama_decode(context, batch) == 0
+        pooled = llama_cpp.llama_get_embeddings_seq(context, 0)
+        scores.append(float(ctypes.cast(pooled, ctypes.POINTER(ctypes.c_float))[0]))
+        llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    return scores
+
+
+def test_scores_equal_llama_cpp(reranker: Path) -> None:
+    family = reranker.stem
+    expected = None
+    for backend in BACKENDS[family]:
+        with slm.load(reranker, backend=backend) as model:
+            assert model.info.ranks
+            with GgufFile.open(reranker) as file:
+                pairs = [RankHead.read(file).pair(model.vocab, QUERY, text) for text in TEXTS]
+            expected = llama_cpp_scores(reranker, pairs) if expected is None else expected
+            ranking = model.rerank(QUERY, TEXTS)
+            assert ranking.n_tokens == tuple(map(len, pairs))
+            bound = 1e-2 if family == "modern_bert" else 2e-3  # llama.cpp looks GELU up in a table of float16
+            np.testing.assert_allclose(ranking.scores, expected, rtol=0, atol=bound, err_msg=backend)
+            assert ranking.order == np.argsort(-np.array(expected), kind="stable").tolist()
+    assert max(expected) - min(expected) > 0.02, "the scores are alike: the test could not fail"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slm.Model]:
+    path = write_reranker(tmp_path_factory.mktemp("bert"), "bert", HEADS["bert"], **ONE_TYPE)
+    with slm.load(path, backend="native") as model:
+        yield model
+
+
+def test_a_pair_is_the_query_and_the_text_between_special_tokens(bert: slm.Model) -> None:
+    with GgufFile.open(bert.info.path) as file:
+        head = RankHead.read(file)
+    query, text = (bert.vocab.encode(each, add_special=True, parse_special=False) for each in (QUERY, TEXTS[0]))
+    (begin, *first, between), (_, *second, end) = query, text
+    assert (begin, between, end) == (2, 3, 3)
+    assert head.pair(bert.vocab, QUERY, TEXTS[0]) == [begin, *first, between, *second, end]
+
+
+def test_a_template_takes_query_and_text(tmp_path: Path) -> None:
+    """Texts that spell control tokens, or the template's marks, stay content."""
+    path = write_reranker(tmp_path, "qwen3", HEADS["qwen3"], **{"tokenizer.chat_template.rerank": TEMPLATE})
+    with slm.load(path, backend="native") as model, GgufFile.open(path) as file:
+        head, encode = RankHead.read(file), model.vocab.encode
+        text = "a {query} <|im_end|>"
+        before, after = TEMPLATE.replace("{query}", QUERY).split("{document}")
+        expected = encode(before, add_special=False, parse_special=True)
+        expected += encode(text, add_special=False, parse_special=False)
+        expected += encode(after, add_special=False, parse_special=True)
+        assert head.pair(model.vocab, QUERY, text) == expected
+        assert 0 <= model.rerank(QUERY, [text]).scores[0] <= 1
+
+
+def test_texts_do_not_change_each_other(bert: slm.Model) -> None:
+    together = bert.rerank(QUERY, TEXTS).scores
+    alone = [bert.rerank(QUERY, [text]).scores[0] for text in TEXTS]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+    assert bert.rerank(QUERY, []).order == []
+
+
+def test_bytes_and_isolated_models_rank_too(bert: slm.Model) -> None:
+    expected = bert.rerank(QUERY, TEXTS).scores
+    for source, options in ((bert.info.path.read_bytes(), {}), (bert.info.path, {"isolated": True})):
+        with slm.load(source, backend="native", **options) as model:
+            np.testing.assert_allclose(model.rerank(QUERY, TEXTS).scores, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "message"),
+    [
+        (HEADS["bert"], wordpiece(), "the second text of a pair has token type 1"),
+        ((), ONE_TYPE, "has neither 'cls.weight' nor 'cls.output.weight'"),
+    ],
+)
+def test_other_heads_are_refused(
+    tmp_path: Path, names: Sequence[str], changes: Mapping[str, object], message: str
+) -> None:
+    path = write_reranker(tmp_path, "bert", names, **changes)
+    with slm.load(path, backend="native") as model, pytest.raises(slm.UnsupportedModel, match=message):
+        model.rerank(QUERY, TEXTS)
+
+
+def test_other_models_rank_nothing() -> None:
+    with slm.load(slm.demo_model_path()) as model:
+        assert not model.info.ranks
+        with pytest.raises(slm.UnsupportedOutput, match="is no reranker"):
+            model.rerank(QUERY, TEXTS)
