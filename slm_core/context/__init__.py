@@ -1,7 +1,8 @@
 """The code that the contexts of all backends share: argument checks, the ledger, batches, dumps and their replay."""
 
-from slm_core.context.base import ContextBase, no_top_logits
+from slm_core.context.base import ContextBase
 from slm_core.context.checks import check_context_options, check_learned_positions
+from slm_core.context.core import no_top_logits
 from slm_core.context.model import ModelBase
 
 __all__ = ["ContextBase", "ModelBase", "check_context_options", "check_learned_positions", "no_top_logits"]
