@@ -15,6 +15,7 @@ from slm_core.cli import (
     convert,
     demo,
     embed,
+    evaluate,
     inspect,
     lora,
     new_backend,
@@ -190,4 +191,7 @@ app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.ca
 app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)
 app.command(epilog="Example: slm score model.gguf text.txt", rich_help_panel=_MEASURE)(score.score)
+app.command("eval", epilog="Example: slm eval model.gguf --tasks arc_easy --limit 100", rich_help_panel=_MEASURE)(
+    evaluate.evaluate
+)
 app.command("new-backend", epilog="Example: slm new-backend tiny", rich_help_panel=_MAKE)(new_backend.new_backend)

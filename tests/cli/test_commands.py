@@ -40,6 +40,7 @@ COMMANDS = (
     "convert",
     "score",
     "embed",
+    "eval",
     "serve",
     "conformance",
     "quantize",

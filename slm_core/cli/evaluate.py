@@ -1,0 +1,98 @@
+"""``slm eval``: evaluates a model on tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slm_core.atomic_write import write_whole
+from slm_core.cli import options as o
+from slm_core.cli.terminal import out, print_json, write
+from slm_core.errors import InvalidOption
+from slm_core.foreign import reported
+
+
+@o.expand_groups
+def evaluate(
+    *,
+    model: o.ModelPath = None,
+    tasks: Annotated[
+        str, typer.Option("--tasks", metavar="NAME,NAME", help="Tasks of lm-evaluation-harness, such as arc_easy.")
+    ],
+    engine: o.EngineOptions,
+    format: o.Format = None,  # noqa: A002  # the name of the option
+    ctx: o.ContextSize = None,
+    limit: Annotated[float | None, typer.Option(min=0, help="Documents of each task; below 1, a share.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A folder with tasks of your own (YAML).")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat format.")] = False,
+    system: o.System = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Answers that are generated together.")] = 8,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all results, with each document's, as JSON.")
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Evaluate a model on tasks of lm-evaluation-harness (pip install "slm-core[eval]").
+
+    Tasks download their documents from the Hugging Face Hub, unless --include-path has tasks with files of their own.
+    """
+    from slm_core.evaluation import HarnessModel  # raises MissingExtra
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise InvalidOption("--tasks names no task")
+    with engine.load(model, format) as loaded:
+        subject = HarnessModel(loaded, n_ctx=o.context_size(loaded, ctx), n_parallel=parallel)
+        results = _results(
+            subject,
+            names,
+            include_path,
+            limit=int(limit) if limit is not None and limit >= 1 else limit,
+            num_fewshot=num_fewshot,
+            apply_chat_template=chat,
+            system_instruction=system,
+            log_samples=output is not None,
+        )
+    if output is not None:
+        write_whole(output, json.dumps(results, default=str, ensure_ascii=False, indent=1).encode())
+    if as_json:
+        print_json({"results": results["results"], "n-samples": results["n-samples"]})
+        return
+    from lm_eval.utils import make_table
+
+    write(out(), make_table(results) + "\n")
+
+
+def _results(subject: object, names: list[str], include_path: Path | None, **options: object) -> dict[str, Any]:
+    """The harness's results.
+
+    Raises:
+        InvalidOption: an unknown task, or one whose documents cannot be had.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    with reported(InvalidOption, "lm-evaluation-harness"):
+        own = None if include_path is None else str(include_path.expanduser())
+        manager = TaskManager(include_path=own, include_defaults=own is None)
+        if own is not None and _unknown(manager, names):
+            manager = TaskManager(include_path=own)  # reads the files of all its tasks, which takes seconds
+        if unknown := _unknown(manager, names):
+            raise InvalidOption(f"unknown tasks: {', '.join(unknown)} (lm_eval ls tasks lists all)")
+        results: dict[str, Any] = simple_evaluate(
+            model=subject, tasks=names, task_manager=manager, bootstrap_iters=0, **options
+        )
+    return results
+
+
+def _unknown(manager: Any, names: list[str]) -> list[str]:
+    known = set(manager.all_tasks)
+    return [name for name in names if name not in known]
