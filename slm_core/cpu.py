@@ -43,21 +43,42 @@ def count_cores(cpus: Iterable[int], topology: Path) -> int:
 
 
 def cpu_quota(root: Path, membership: Path) -> float | None:
-    """The CPU quota of this process's cgroup (v2), in CPUs; None for no limit.
+    """The CPU quota of this process's cgroup, in CPUs; None for no limit.
+
+    The least quota of the group and the groups above it counts. In a container the file system may show only the
+    process's own group, at its root.
 
     Args:
         root: the mount point of the cgroup file system.
-        membership: the file with the group of this process, as in ``0::/user.slice``.
+        membership: the file with the groups of this process: ``0::/user.slice`` of version 2, and
+            ``4:cpu,cpuacct:/user.slice`` of version 1.
     """
-    path = next((line[3:] for line in _read(membership).splitlines() if line.startswith("0::")), "/").strip("/")
-    group = root / path
-    quotas = [_quota(folder / "cpu.max") for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    quotas = []
+    for line in _read(membership).splitlines() or ["0::/"]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            quotas += [_quota(_read(group / "cpu.max")) for group in _groups(root, path)]
+        elif "cpu" in controllers.split(","):
+            mounts = {root / "cpu", root / controllers}
+            quotas += [_quota_of_version_1(group) for mount in mounts for group in _groups(mount, path)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _quota(file: Path) -> float | None:
-    fields = _read(file).split()
-    if len(fields) != 2 or not all(field.isdigit() for field in fields):
+def _groups(root: Path, path: str) -> list[Path]:
+    """The folder of a group and those of the groups above it."""
+    group = root / path.strip("/")
+    return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+
+
+def _quota_of_version_1(group: Path) -> float | None:
+    return _quota(f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}")
+
+
+def _quota(stated: str) -> float | None:
+    """The quota in CPUs: microseconds, of microseconds."""
+    fields = stated.split()
+    if len(fields) != 2 or not all(field.isdigit() for field in fields) or not int(fields[1]):
         return None
     return int(fields[0]) / int(fields[1])
 

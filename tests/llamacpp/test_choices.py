@@ -136,5 +136,33 @@ class TestThreads:
         assert cpu_quota(tmp_path / "cgroup", membership) == quota
         assert cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
 
+    @pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+    @pytest.mark.parametrize(
+        ("inner", "outer", "quota"),
+        [("-1", "-1", None), ("150000", "-1", 1.5), ("-1", "50000", 0.5), ("9000", "50000", 0.09)],
+    )
+    def test_quotas_of_version_1(self, tmp_path: Path, mount: str, inner: str, outer: str, quota: float | None) -> None:
+        """Groups of other controllers do not count, nor does a period of 0."""
+        group = tmp_path / "cgroup" / mount / "slice" / "job"
+        other = tmp_path / "cgroup" / "cpuset" / "slice" / "job"
+        for folder, value, period in ((group, inner, 100000), (group.parent, outer, 100000), (other, 1, 100000)):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "cpu.cfs_quota_us").write_text(f"{value}\n")
+            (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+        membership = tmp_path / "self"
+        membership.write_text("9:name=systemd:/slice/job\n5:cpuset:/slice/job\n4:cpu,cpuacct:/slice/job\n0::/\n")
+        assert cpu_quota(tmp_path / "cgroup", membership) == quota
+        (group / "cpu.cfs_period_us").write_text("0\n")
+        assert cpu_quota(tmp_path / "cgroup", membership) == (None if outer == "-1" else int(outer) / 100000)
+
+    def test_the_root_of_a_container_counts(self, tmp_path: Path) -> None:
+        """The membership names the group outside of the container, whose folder is not there."""
+        folder = tmp_path / "cgroup" / "cpu"
+        folder.mkdir(parents=True)
+        (folder / "cpu.cfs_quota_us").write_text("200000\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        (tmp_path / "self").write_text("4:cpu,cpuacct:/docker/0123\n")
+        assert cpu_quota(tmp_path / "cgroup", tmp_path / "self") == 2
+
     def test_usable_cores_is_within_the_number_of_cpus(self) -> None:
         assert 1 <= usable_cores() <= (os.cpu_count() or 1)
