@@ -78,7 +78,6 @@ def _encoder(folder: Path, vocab: DirectoryVocab) -> Metadata:
         return {
             "model": "bert",
             "pre": "default",
-            "token_type_count": 2,
             "normalizer.lowercase": lowercase,
             "normalizer.strip_accents": lowercase if accents is None else bool(accents),
         }

@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import slm_core as slm
 from native.architectures.checkpoints import save_directory
 from native.architectures.encoders import CASES, POST_LAYERS, dense_layers
 from native.architectures.engines import Rows, encoder_states, make_subject
+from native.architectures.exported import export, with_vocabulary
 from native.architectures.test_families import BOUND, TABLE_BOUND, gelu_by_table, uses_gelu
 from native.exact import exact
 from slm_conformance.oracle.families import family_tensors, write_family
@@ -175,9 +177,23 @@ def test_a_directory_equals_the_gguf_file(tmp_path, load, tokens, assert_close, 
     assert model.info.pooling is Pooling.MEAN
     expected_states = POST_LAYERS.get(family, lambda rows: rows)(encoder_states(subject.model, tokens))
     assert_close(*states_of(model, tokens), expected_states, BOUND)
+    _check_exported(folder, tmp_path)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about | {"pooling_mode_cls_token": True}))
     with pytest.raises(UnsupportedModel, match="accepted: one of pooling_mode_mean_tokens"):
         Checkpoint(folder)
+
+
+def _check_exported(folder: Path, place: Path) -> None:
+    """As a GGUF file, the directory gives the same states, and llama.cpp reads it."""
+    source = with_vocabulary(folder, place / "vocab")
+    path = export(source, place / "exported.gguf")
+    states = []
+    for backend, model_path in (("native", source), ("native", path), ("llamacpp", path)):
+        with slm.load(model_path, backend=backend) as model:
+            assert model.info.pooling is Pooling.MEAN
+            states.append(model.hidden_states("the dog runs over"))
+    assert np.array_equal(states[0], states[1])
+    assert np.abs(states[2] - states[0]).max() < 2e-3 * np.abs(states[0]).max()  # llama.cpp's table of GELU
 
 
 def _save_dense(folder: Path) -> None:
