@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +198,7 @@ class ToolCall:
     def __repr__(self) -> str:
         return changed_fields(self, "name", "arguments")
 
-    def to_openai(self) -> dict[str, object]:
+    def to_openai(self) -> dict[str, Any]:
         """The call in the shape of OpenAI's chat messages, arguments as JSON text; "id" is absent if it is None."""
         return call_shape(self.name, json.dumps(dict(self.arguments), ensure_ascii=False), self.id)
 
@@ -345,7 +345,7 @@ class Message:
     def __repr__(self) -> str:
         return changed_fields(self, "role", "content")
 
-    def to_openai(self) -> dict[str, object]:
+    def to_openai(self) -> dict[str, Any]:
         """The message in the shape of OpenAI's chat messages; chats accept it, and read the same message.
 
         Attributes that are None are absent; reasoning is "reasoning_content". Malformed calls have no place there, so

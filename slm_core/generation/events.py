@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from slm_core.atomic_write import write_whole
 from slm_core.display import changed_fields, count, preview, signature, table
@@ -252,7 +253,7 @@ class Answer:
         text = json.dumps(asdict(self), ensure_ascii=False, indent=2, default=_as_json)
         write_whole(path, f"{text}\n".encode("utf-8", "replace"))
 
-    def to_openai(self, model: str = "") -> dict[str, object]:
+    def to_openai(self, model: str = "") -> dict[str, Any]:
         """The answer in the shape of OpenAI's chat completions ("chat.completion"), with a new id.
 
         A cancelled answer has the finish reason "length", an answer that its constraint ended has "stop". Texts of

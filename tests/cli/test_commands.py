@@ -44,6 +44,9 @@ COMMANDS = (
     "conformance",
     "quantize",
     "lora",
+    "list",
+    "pull",
+    "rm",
     "new-backend",
 )
 
