@@ -87,7 +87,7 @@ class Commands:
                 "[NAME|off]",
                 "keep a copy of the conversation as it is now; off: drop the copies",
                 self._fork,
-                self._copies,
+                lambda argument: ("off", *self._copies(argument)),
             ),
             "back": Command(
                 "[NAME]", "go back to a copy, which stays; without NAME, list the copies", self._back, self._copies

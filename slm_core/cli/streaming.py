@@ -57,15 +57,13 @@ class PlainView:
             self._show_result(f"{call_text(event.result.call)} -> {event.result.content}")
 
     def _show_result(self, text: str) -> None:
-        if not self._results_are_notes:
+        if self._results_are_notes:
+            write(self._console, "\n" if self._line_is_open else "")
+            note(text)
+        else:
             self._write_line(text, "cyan")
             write(self._console, "\n")
-            self._line_is_open = False
-            return
-        if self._line_is_open:
-            write(self._console, "\n")
         self._separator, self._line_is_open = "", False
-        note(text)
 
     def _write_line(self, text: str, style: str) -> None:
         write(self._console, f"\n{text}" if self._line_is_open else text, style)
