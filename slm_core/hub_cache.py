@@ -113,15 +113,15 @@ def remove(model: CachedModel) -> int:
 
 
 def _remove_revision(info: Any, revision: str) -> int:
-    strategy = info.delete_revisions(revision)
-    strategy.execute()
-    return int(strategy.expected_freed_size)
+    return _executed(info.delete_revisions(revision))
 
 
 def _remove_files(info: Any, model: CachedModel) -> int:
     """Remove some files of a revision, and their blobs if no other file of the cache is a link to them."""
     cached = [file for repo in info.repos for revision in repo.revisions for file in revision.files]
     mine = [file for file in cached if file.file_path in model.files]
+    if hasattr(info, "delete_files"):  # newer versions of the library
+        return _executed(info.delete_files(*mine))
     others = {file.blob_path for file in cached if file.file_path not in model.files}
     blobs = {file.blob_path: file.size_on_disk for file in mine if file.blob_path not in others}
     for file in mine:
@@ -129,6 +129,12 @@ def _remove_files(info: Any, model: CachedModel) -> int:
     for blob in blobs:
         blob.unlink(missing_ok=True)  # a copy in place of a link is gone already
     return sum(blobs.values())
+
+
+def _executed(strategy: Any) -> int:
+    """Remove what a strategy of the library lists; returns the freed bytes."""
+    strategy.execute()
+    return int(strategy.expected_freed_size)
 
 
 def _models(repo: str, revision: Any) -> Iterable[CachedModel]:

@@ -105,6 +105,14 @@ def test_a_damaged_repository_is_left_out_and_named(run, cache: Cache) -> None:
     assert re.search(r"^\(left out: .*models--some--thing", outcome.err, re.MULTILINE)
 
 
+@pytest.fixture(params=["of the library", "of slm"])
+def removal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of the library cannot remove single files."""
+    if request.param == "of slm":
+        monkeypatch.delattr(huggingface_hub.HFCacheInfo, "delete_files", raising=False)
+
+
+@pytest.mark.usefixtures("removal")
 def test_one_of_several_models_is_removed(run, cache: Cache) -> None:
     before, size = cache.n_bytes, hub.fetch("hf://somebody/tiny:F32").stat().st_size
     outcome = run("rm", "hf://somebody/tiny:f32", "--yes")
@@ -116,6 +124,7 @@ def test_one_of_several_models_is_removed(run, cache: Cache) -> None:
         assert model.info.quantization == "Q8_0"
 
 
+@pytest.mark.usefixtures("removal")
 def test_bytes_that_another_revision_uses_are_not_freed(run, cache: Cache) -> None:
     before = cache.n_bytes
     assert run("rm", "hf://somebody/tiny@main:Q8_0", "--yes").err.endswith("is removed, 0 bytes freed)\n")

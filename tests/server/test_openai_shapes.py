@@ -72,6 +72,17 @@ def test_an_answer_is_what_the_server_writes(
     assert same_answer(written) == same_answer(served)
 
 
+def test_the_server_reads_the_messages_of_a_chat(client: Client, demo: slm.Model) -> None:
+    """A conversation with a call and its result continues on the server as in the chat."""
+    with demo.chat(n_ctx=512, sampling=slm.Sampling(temperature=0), tools=[WEATHER]) as chat:
+        (call,) = chat.send(CITY).tool_calls
+        result = slm.Message("tool", "It is sunny in Rome.", name=call.name, tool_call_id=call.id)
+        conversation = [message.to_openai() for message in (*chat.messages, result)]
+        expected = chat.send(result).to_openai("demo")
+    served = client.chat(messages=conversation, tools=[WEATHER])
+    assert same_answer(expected) == same_answer(served)
+
+
 def test_every_finish_reason_has_a_name_in_the_clients_types() -> None:
     call = slm.ToolCall("now", {})
     names = {}
