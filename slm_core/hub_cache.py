@@ -168,10 +168,10 @@ def _named(base: str, names: Sequence[str], files: Sequence[str]) -> tuple[str, 
         return f"{base}/{names[0]}", "GGUF"
     kind = match[1].upper()
     try:
-        is_unique = choose(Reference.parse(f"{base}:{kind}"), files) == names
-    except UnsupportedModel:
-        is_unique = False
-    return (f"{base}:{kind}" if is_unique else f"{base}/{names[0]}"), kind
+        choose(Reference.parse(f"{base}:{kind}"), files)
+    except UnsupportedModel:  # several files have this type
+        return f"{base}/{names[0]}", kind
+    return f"{base}:{kind}", kind
 
 
 def _is_valid(reference: str) -> bool:

@@ -128,6 +128,14 @@ def test_lookup_copies_from_the_prompt(run, chat) -> None:
     assert re.search(r"[1-9]\d* tokens drafted", outcome.err.splitlines()[-1])
 
 
+def test_drafts_of_a_chat_use_its_larger_context(run) -> None:
+    """The history is longer than the first context, so that the first drafter cannot read it."""
+    question = "My name is Ada. " * 12 + "What is my name?"
+    script = f"/set ctx 512\n{question}\n"
+    outcome = run("chat", *GREEDY, "--draft", DEMO, "--stats", "--ctx", "64", input=f"Hello!\n{script}")
+    assert len(re.findall(r"[1-9]\d* tokens drafted, [1-9]\d* accepted", outcome.err)) == 2
+
+
 def test_drafts_of_a_chat_survive_another_context_and_another_engine(run, chat) -> None:
     expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?", "Hello!")]
     script = "My name is Ada.\n/set ctx 512\nWhat is my name?\n/backend llamacpp\nHello!\n"

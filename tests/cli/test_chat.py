@@ -106,6 +106,17 @@ def test_a_copy_without_a_free_sequence_is_computed_again(run, chat) -> None:
     assert all("to be computed again" in note for note in notes[-8:]), "8 was computed in another context"
 
 
+def test_going_back_keeps_options_and_frees_what_is_left(run, chat) -> None:
+    """Each /back leaves a conversation that fills more than half of the context."""
+    expected = chat.send("My name is Ada.").text
+    turns = ["Hello! " * 24, "/back 1"] * 12
+    outcome = run("chat", *GREEDY, "--ctx", "128", input="\n".join(["My name is Ada.", "/fork", *turns, "/back"]))
+    assert "error" not in outcome.err and len(outcome.out.splitlines()) == 13
+    assert outcome.err.splitlines()[-1] == f"1: 2 messages, the last one assistant: {expected}"
+    options = run("chat", *GREEDY, input="Hello!\n/fork\n/set max_tokens 3\n/back 1\n/set max_tokens\n")
+    assert options.err.splitlines()[-1] == "max_tokens = 3"
+
+
 def test_copies_take_room_and_can_be_dropped(run) -> None:
     long = "Hello! " * 12
     script = [long, "/fork", "/clear", long + "Bye.", "/fork", "/clear", long + "Hi.", "/fork off", long + "Hi."]

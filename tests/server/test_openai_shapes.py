@@ -60,7 +60,11 @@ def test_an_answer_is_what_the_server_writes(
     sampling = slm.Sampling(temperature=0, **{name: options[name] for name in names if name in options})
     others = {name: value for name, value in options.items() if name not in names}
     with demo.chat(n_ctx=512, sampling=sampling, **others) as chat:
-        written = chat.send(question).to_openai("demo")
+        answer = chat.send(question)
+    written = answer.to_openai("demo")
+    message = written["choices"][0]["message"]
+    assert (message["content"] or "", message.get("reasoning_content")) == (answer.text, answer.reasoning)
+    assert bool(answer.reasoning) == ("thinking" in options), "the model reasons if it is asked to"
     chat_types.ChatCompletion.model_validate(json.loads(json.dumps(written)), strict=True)
     assert set(served) - set(written) == {"system_fingerprint"}
     assert set(written) <= set(served)
