@@ -79,14 +79,7 @@ def fetch(text: str) -> Path:
         UnsupportedModel: ``huggingface_hub`` is not installed, or the repository has no such model.
     """
     ref = Reference.parse(text)
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError as error:
-        raise UnsupportedModel(
-            f"{text}: huggingface_hub, which fetches models, is not installed: {INSTALL_HINT}"
-        ) from error
+    huggingface_hub = library(text)
     failures: tuple[type[Exception], ...] = (ValueError, *_failures(huggingface_hub))
     try:
         listed, reached = _listed(huggingface_hub, ref)
@@ -105,6 +98,26 @@ def fetch(text: str) -> Path:
     return path
 
 
+def library(what: str) -> Any:
+    """The module ``huggingface_hub``.
+
+    Args:
+        what: begins the error's message.
+
+    Raises:
+        UnsupportedModel: it is not installed.
+    """
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"{what}: huggingface_hub, which fetches models, is not installed: {INSTALL_HINT}"
+        ) from error
+    return huggingface_hub
+
+
 def choose(asked: Reference, files: Sequence[str]) -> list[str]:
     """The files of a reference, the first shard first; [] for the directory.
 
@@ -115,7 +128,7 @@ def choose(asked: Reference, files: Sequence[str]) -> list[str]:
     Raises:
         UnsupportedModel: there is no such model, or several models match.
     """
-    models = _models(files)
+    models = models_of(files)
     if asked.file is not None:
         name = _SHARD.sub("", asked.file)
         if name not in models or asked.file not in models[name]:
@@ -135,7 +148,7 @@ def choose(asked: Reference, files: Sequence[str]) -> list[str]:
     return models[fitting[0]]
 
 
-def _models(files: Sequence[str]) -> dict[str, list[str]]:
+def models_of(files: Sequence[str]) -> dict[str, list[str]]:
     """The GGUF files of each model, by the name without the shard's number."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
@@ -170,7 +183,7 @@ def _listed(hub: Any, reference: Reference) -> tuple[list[str], bool]:
             raise
         except _failures(hub) as error:
             _log.warning("%s: the Hub cannot be reached (%s): looking in the cache", reference.text, _one_line(error))
-    folder = _cached(hub, reference)
+    folder = cached_folder(hub, reference)
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], False
 
 
@@ -209,8 +222,12 @@ def _unasked(hub: Any) -> str:
     return "the Hub is not asked offline" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
 
 
-def _cached(hub: Any, reference: Reference) -> Path:
-    """The folder of the cache that holds a revision, laid out as the library documents it."""
+def cached_folder(hub: Any, reference: Reference) -> Path:
+    """The folder of the cache that holds a revision, laid out as the library documents it.
+
+    Raises:
+        InvalidModelFile: the revision is not in the cache.
+    """
     home = Path(hub.constants.HF_HUB_CACHE) / f"models--{reference.repo.replace('/', '--')}"
     revision = reference.revision or "main"
     named = home / "refs" / revision

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from slm_core.display.html import card
 from slm_core.display.text import rounded
 from slm_core.errors import InvalidOption
 from slm_core.hints import did_you_mean
+from slm_core.openai_shapes import call_shape
 
 Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
@@ -196,6 +198,10 @@ class ToolCall:
     def __repr__(self) -> str:
         return changed_fields(self, "name", "arguments")
 
+    def to_openai(self) -> dict[str, Any]:
+        """The call in the shape of OpenAI's chat messages, arguments as JSON text; "id" is absent if it is None."""
+        return call_shape(self.name, json.dumps(dict(self.arguments), ensure_ascii=False), self.id)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MalformedCall:
@@ -338,6 +344,22 @@ class Message:
 
     def __repr__(self) -> str:
         return changed_fields(self, "role", "content")
+
+    def to_openai(self) -> dict[str, Any]:
+        """The message in the shape of OpenAI's chat messages; chats accept it, and read the same message.
+
+        Attributes that are None are absent; reasoning is "reasoning_content". Malformed calls have no place there, so
+        their texts follow the content.
+        """
+        content = "".join((self.content, *(call.text for call in self.malformed_calls)))
+        calls = [call.to_openai() for call in self.tool_calls]
+        optional = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
+        return {
+            "role": self.role.value,
+            "content": content or None if calls else content,
+            **{key: text for key, text in optional.items() if text is not None},
+            **({"tool_calls": calls} if calls else {}),
+        }
 
 
 def _role(name: str) -> Role:

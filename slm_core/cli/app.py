@@ -18,6 +18,7 @@ from slm_core.cli import (
     evaluate,
     inspect,
     lora,
+    models,
     new_backend,
     quantize,
     run,
@@ -171,6 +172,7 @@ def common(
 
 _TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measure and prove"
 _MAKE = "Make model files"
+_HUB = "Models of the Hugging Face Hub"
 
 app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
 app.command(epilog='Example: slm run model.gguf "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
@@ -187,6 +189,9 @@ app.command(epilog="Example: slm quantize model-F16.gguf model-Q4_K_M.gguf --typ
 app.add_typer(
     lora.app, name="lora", help="Adapters (LoRA): look at them, convert them, merge them.", rich_help_panel=_MAKE
 )
+app.command("list", epilog="Example: slm list", rich_help_panel=_HUB)(models.list_models)
+app.command(epilog="Example: slm pull hf://user/repo:Q4_K_M", rich_help_panel=_HUB)(models.pull)
+app.command(epilog="Example: slm rm hf://user/repo:Q4_K_M", rich_help_panel=_HUB)(models.rm)
 app.command(epilog="Example: slm cache --clear", rich_help_panel=_LOOK)(cache.cache)
 app.command(epilog="Example: slm convert model.gguf model-onnx --to onnx", rich_help_panel=_MAKE)(convert.convert)
 app.command(epilog="Example: slm bench model.gguf --json", rich_help_panel=_MEASURE)(bench.bench)

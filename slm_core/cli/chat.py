@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -14,14 +15,17 @@ import typer
 
 from slm_core.chat import Chat
 from slm_core.cli import options as o
-from slm_core.cli.conversation import FULL, Conversation
+from slm_core.cli.constraints import ConstraintOptions, check_tools
+from slm_core.cli.conversation import Conversation
+from slm_core.cli.drafts import DraftOptions
 from slm_core.cli.slash import LEAVE, Commands, write_private
 from slm_core.cli.streaming import MarkdownView, PlainView, View
 from slm_core.cli.terminal import colours, complain, note, out
+from slm_core.cli.tools_file import read_tools
 from slm_core.errors import ContextFull, InvalidOption, SlmError
 from slm_core.loading import Model
 from slm_core.sampling import Sampling
-from slm_core.types import Message, Role
+from slm_core.types import Message, Role, Tool
 
 if TYPE_CHECKING:
     from slm_core.cli.editor import Editor
@@ -34,9 +38,12 @@ def chat(
     model: o.ModelPath = None,
     system: o.System = None,
     thinking: o.Thinking = None,
+    constraint: ConstraintOptions,
+    tools: o.ToolsFile = None,
     engine: o.EngineOptions,
     lora: o.Lora = None,
-    format: o.Format = None,  # noqa: A002  # the name of the option
+    chat_format: o.ChatFormatOptions,
+    drafts: DraftOptions,
     ctx: o.ContextSize = None,
     kv_type: o.KvTypeFlag = None,
     sampling: o.SamplingOptions,
@@ -51,11 +58,14 @@ def chat(
     ] = False,
 ) -> None:
     """Chat with a model. /help lists the commands. Ctrl-C ends an answer; twice at the prompt, it ends the program."""
-    conversation = ConversationOptions(session, system, ctx, o.read_kv_types(kv_type), overflow, thinking)
+    rule = constraint.spec()
+    check_tools(rule, has_tools=tools is not None)
+    offered = () if tools is None else tuple(read_tools(tools))
+    conversation = ConversationOptions(session, system, ctx, o.read_kv_types(kv_type), overflow, thinking, offered)
     changed = sampling.sampling() if sampling.set_flags() else None
 
     def load_on(backend: str) -> Model:
-        moved = o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, format)
+        moved = o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, chat_format)
         try:
             o.load_adapters(moved, lora)
         except BaseException:
@@ -65,13 +75,13 @@ def chat(
 
     with colours(off=plain):
         screen = Screen(plain=plain)
-        loaded = engine.load(model, format)
-        try:
+        with contextlib.ExitStack() as opened:
+            loaded = opened.enter_context(engine.load(model, chat_format))
+            drafting = opened.enter_context(drafts.load(engine))
             begun = conversation.begin(loaded, changed, o.load_adapters(loaded, lora))
-        except BaseException:
-            loaded.close()
-            raise
-        with Conversation(load_on, loaded, begun, screen.view, shows_stats=stats) as talk:
+            opened.pop_all()
+        with Conversation(load_on, loaded, begun, screen.view, drafts=drafting, shows_stats=stats) as talk:
+            talk.set_constraint(rule)
             screen.talk = talk
             history = None if no_history else history_file()
             Repl(talk, screen, history, file=session, debug=bool(context.find_root().params.get("debug"))).run()
@@ -94,24 +104,28 @@ class ConversationOptions:
     kv_types: o.KvTypes
     overflow: str | None
     thinking: bool | None
+    tools: tuple[Tool, ...] = ()
 
     def begin(self, loaded: Model, sampling: Sampling | None, adapters: Mapping[str, float]) -> Chat:
         """Continue the conversation of the file, or begin one.
 
-        Options of the command line (sampling, reasoning, context, overflow, adapters) override those of the file.
+        Options of the command line (sampling, reasoning, tools, context, overflow, adapters) override the file's.
         """
         if self.file is None or not self.file.exists():
             return loaded.chat(
                 system=self.system,
                 n_ctx=o.context_size(loaded, self.ctx),
                 sampling=sampling,
+                tools=self.tools,
                 thinking=self.thinking,
                 overflow=self.overflow or "error",
                 adapters=adapters,
                 **self.kv_types,
             )
         data = self.file.read_bytes()
-        talk = Chat.restore(loaded, data, n_ctx=self.ctx, overflow=self.overflow, **self.kv_types)
+        talk = Chat.restore(
+            loaded, data, n_ctx=self.ctx, overflow=self.overflow, tools=self.tools or None, **self.kv_types
+        )
         if self.system is not None and talk.messages[:1] != (Message(Role.SYSTEM, self.system),):
             talk.close()
             raise InvalidOption(f"{self.file} holds a conversation with another system message (/system changes it)")
@@ -236,7 +250,7 @@ class Repl:
         except EOFError:
             note("(not changed)")
         except ContextFull as error:
-            complain(o.full_context(error, FULL))
+            complain(o.full_context(error, self._talk.remedies))
         except (SlmError, OSError) as error:
             complain(str(error))
         except Exception as error:  # one turn must not end the chat

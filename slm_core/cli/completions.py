@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from slm_core.chat import Session
+from slm_core.cli.constraints import after_reasoning
 from slm_core.cli.options import KvTypes
 from slm_core.cli.terminal import PrefillBar, stopping, write
+from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis, Infill
 from slm_core.loading import Model
 from slm_core.sampling import Sampling
+from slm_core.types import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Request:
         system: content of a system message.
         thinking: turn reasoning on or off.
         suffix: the text after the gap that the answer fills; ``text`` is the one before it. None without a gap.
+        constraint: restricts the answers.
+        tools: tools that the model may call.
         adapters: adapters of the model by name, with their scales.
         kv_types: the KV types of the context.
     """
@@ -42,8 +47,16 @@ class Request:
     system: str | None = None
     thinking: bool | None = None
     suffix: str | None = None
+    constraint: Spec | None = None
+    tools: Sequence[Tool] = ()
     adapters: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kv_types: KvTypes = dataclasses.field(default_factory=KvTypes)
+
+    def constraint_for(self, loaded: Model) -> Spec | None:
+        """The constraint of an answer of a model; in a chat format, it begins after reasoning that the prompt opens."""
+        if self.raw or self.constraint is None:
+            return self.constraint
+        return after_reasoning(self.constraint, loaded.formatter, thinking=self.thinking)
 
     @property
     def prompt(self) -> str | Infill:
@@ -55,7 +68,14 @@ def sample_completions(loaded: Model, request: Request, n: int, best_of: int | N
     """``n`` sampled completions. Ctrl-C ends all of them and keeps their text so far."""
     with _prompted(loaded, request, best_of or n) as session, PrefillBar() as bar:
         sampling = dataclasses.replace(request.sampling, stop=(*request.sampling.stop, *_stops(loaded, request)))
-        running = session.completions(n, sampling, best_of=best_of, special=not request.raw, progress=bar)
+        running = session.completions(
+            n,
+            sampling,
+            best_of=best_of,
+            constraint=request.constraint_for(loaded),
+            special=not request.raw,
+            progress=bar,
+        )
         with running, stopping(running):
             return running.run()
 
@@ -80,7 +100,13 @@ def beam_search(loaded: Model, request: Request, width: int, n_best: int) -> Bea
     )
     cancelled = threading.Event()
     with _prompted(loaded, request, width) as session, PrefillBar() as bar, stopping(_Cancellation(cancelled)):
-        return session.beam_search(beams, special=not request.raw, cancelled=cancelled.is_set, progress=bar)
+        return session.beam_search(
+            beams,
+            constraint=request.constraint_for(loaded),
+            special=not request.raw,
+            cancelled=cancelled.is_set,
+            progress=bar,
+        )
 
 
 def show_all(loaded: Model, request: Request, answers: Sequence[Completion] | BeamAnswer, console: Console) -> None:

@@ -8,9 +8,12 @@ from typing import Self
 
 from slm_core.chat import Chat, ChatStream
 from slm_core.chat.tools import open_calls
+from slm_core.cli.constraints import after_reasoning, check_tools
+from slm_core.cli.copies import Copies, Copy
+from slm_core.cli.drafts import Drafts
 from slm_core.cli.streaming import View, stream_answer, summary
 from slm_core.cli.terminal import PrefillBar, note
-from slm_core.constraints import AfterThinking, JsonSchema, Spec
+from slm_core.constraints import Spec
 from slm_core.constraints import compile as compile_constraint
 from slm_core.errors import SessionError, SlmError
 from slm_core.generation import Answer, FinishReason
@@ -28,11 +31,13 @@ class Conversation:
         loaded: the model.
         chat: the chat.
         view: returns what shows the next answer.
+        drafts: provides the speculation of answers; closed with the conversation. None for no speculation.
 
     Attributes:
         loaded: the model.
         chat: the chat.
-        schema: the schema of all answers, or None.
+        copies: the copies to which the conversation can go back.
+        constraint: the constraint of all answers, or None.
         shows_stats: whether tokens and seconds follow each answer.
         last: the last answer, or None.
     """
@@ -44,14 +49,18 @@ class Conversation:
         chat: Chat,
         view: Callable[[], View],
         *,
+        drafts: Drafts | None = None,
         shows_stats: bool = False,
     ) -> None:
+        self._drafts = Drafts() if drafts is None else drafts
         self._load_on = load_on
         self._view = view
         self._results: list[Message] = []
         self.loaded = loaded
         self.chat = chat
-        self.schema: JsonSchema | None = None
+        self._owner = chat  # of the context: it is closed after its forks
+        self.copies = Copies()
+        self.constraint: Spec | None = None
         self.shows_stats = shows_stats
         self.last: Answer | None = None
 
@@ -59,7 +68,8 @@ class Conversation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.chat.close()
+        self._close_chats()
+        self._drafts.close()
         self.loaded.close()
 
     # The state.
@@ -86,6 +96,11 @@ class Conversation:
         if len(self._results) >= len(calls):
             self._results.clear()  # the conversation was edited
         return calls[len(self._results)] if calls else None
+
+    @property
+    def remedies(self) -> str:
+        """What makes room in a full context."""
+        return f"{FULL}; /fork off drops the copies" if self.copies.names else FULL
 
     def last_question(self) -> int:
         """The index of the user's last message.
@@ -163,15 +178,19 @@ class Conversation:
         elif answer.finish_reason is FinishReason.LENGTH:
             limit = self.chat.options.sampling.max_tokens
             reached = limit is not None and answer.usage.completion_tokens >= limit
-            note(f"(cut off after {limit} tokens: /set max_tokens N)" if reached else f"(the context is full: {FULL})")
+            full = f"(the context is full: {self.remedies})"
+            note(f"(cut off after {limit} tokens: /set max_tokens N)" if reached else full)
 
     def _stream(self, content: str | Sequence[Message], bar: PrefillBar) -> ChatStream:
-        """Start an answer; a schema begins after the reasoning, if the template begins with reasoning."""
-        if self.schema is None:
-            return self.chat.stream(content, progress=bar)
-        end = self.chat.formatter.reasoning_end(thinking=self.chat.options.thinking)
-        rule: Spec = self.schema if end is None else AfterThinking(self.schema, end)
-        return self.chat.stream(content, progress=bar, constraint=rule)
+        """Start an answer; a constraint begins after the reasoning, if the template begins with reasoning."""
+        options = self.chat.options
+        check_tools(self.constraint, has_tools=bool(options.tools))
+        return self.chat.stream(
+            content,
+            progress=bar,
+            constraint=after_reasoning(self.constraint, self.chat.formatter, thinking=options.thinking),
+            speculation=self._drafts.speculation(self.loaded, self.n_ctx),
+        )
 
     # Changing.
 
@@ -180,15 +199,17 @@ class Conversation:
         for each in reversed(range(i, len(self.messages))):
             self.chat.delete(each)
 
-    def set_schema(self, text: str) -> None:
-        """Let all answers follow a JSON schema.
+    def set_constraint(self, spec: Spec | None) -> None:
+        """Constrain all answers; None frees them.
 
         Raises:
-            ConstraintError: it is no JSON schema, or cannot be enforced.
+            InvalidOption: the model may call tools, which a constrained answer cannot do.
+            ConstraintError: the constraint is invalid, or cannot be enforced.
         """
-        schema = JsonSchema(text)
-        compile_constraint(schema, self.loaded.vocab)
-        self.schema = schema
+        check_tools(spec, has_tools=bool(self.chat.options.tools))
+        if spec is not None:
+            compile_constraint(spec, self.loaded.vocab)
+        self.constraint = spec
 
     def set_options(self, **changes: object) -> None:
         """Change options of the chat (``ChatOptions``); the next message is rendered with them."""
@@ -236,6 +257,42 @@ class Conversation:
         )
 
     def _become(self, chat: Chat) -> None:
-        before, self.chat = self.chat, chat
+        self._close_chats()
+        self.chat = self._owner = chat
         self._results.clear()
-        before.close()
+
+    def _close_chats(self) -> None:
+        """Close the context with all chats in it; copies keep their messages."""
+        self.copies.drop_forks("the context is another one")
+        self.chat.close()
+        self._owner.close()
+
+    # Copies.
+
+    def fork(self, name: str = "") -> str:
+        """Keep a copy of the conversation as it is now, in place of another with this name; "" for the next number.
+
+        Returns:
+            The name of the copy.
+        """
+        return self.copies.keep(name, Copy.of(self.chat))
+
+    def go_back(self, name: str) -> None:
+        """Continue from a copy, which stays; options, tools and the constraint stay as they are, too.
+
+        Raises:
+            InvalidOption: there is no such copy.
+        """
+        copy = self.copies[name]
+        if copy.chat is None:
+            self.replace_messages(copy.messages)
+            return
+        left, again = self.chat, Copy.of(copy.chat)
+        if left is self._owner:
+            left.session.follow(())
+        else:
+            left.close()
+        copy.chat.options = left.options
+        self.chat = copy.chat
+        self.copies.replace(name, again)
+        self._results.clear()

@@ -24,7 +24,7 @@ def evaluate(
         str, typer.Option("--tasks", metavar="NAME,NAME", help="Tasks of lm-evaluation-harness, such as arc_easy.")
     ],
     engine: o.EngineOptions,
-    format: o.Format = None,  # noqa: A002  # the name of the option
+    chat_format: o.ChatFormatOptions,
     ctx: o.ContextSize = None,
     limit: Annotated[float | None, typer.Option(min=0, help="Documents of each task; below 1, a share.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
@@ -48,7 +48,7 @@ def evaluate(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise InvalidOption("--tasks names no task")
-    with engine.load(model, format) as loaded:
+    with engine.load(model, chat_format) as loaded:
         subject = HarnessModel(loaded, n_ctx=o.context_size(loaded, ctx), n_parallel=parallel)
         results = _results(
             subject,

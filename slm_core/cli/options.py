@@ -16,6 +16,7 @@ from typing import Annotated, TypeAlias, TypedDict, get_type_hints
 
 import typer
 
+from slm_core.cli.files import complete_path, read_text
 from slm_core.cli.terminal import progress_of
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.isolation import Isolation
@@ -122,6 +123,15 @@ OverflowPolicy: TypeAlias = Annotated[
     str | None,
     typer.Option("--overflow", metavar="NAME", help="When the context is full: error, truncate_middle or shift."),
 ]
+ToolsFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools",
+        metavar="FILE",
+        help="Tools that the model may call: functions of FILE.py, which slm runs, or schemas in FILE.json.",
+        autocompletion=complete_path,
+    ),
+]
 Lora: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -140,6 +150,37 @@ class KvTypes(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormatOptions:
+    """The flags that replace the model's chat format."""
+
+    format: Format = None
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A jinja chat template in place of the model's own.",
+            autocompletion=complete_path,
+        ),
+    ] = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether one of the flags is set."""
+        return self.format is not None or self.template is not None
+
+    def template_text(self) -> str | None:
+        """The text of the template; None without one.
+
+        Raises:
+            InvalidOption: both flags are set, or the file is not text.
+            OSError: the file cannot be read.
+        """
+        if self.format is not None and self.template is not None:
+            raise InvalidOption("--template and --format do not go together: a model has one chat format")
+        return None if self.template is None else read_text(self.template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """The flags of commands that load a model."""
 
@@ -155,9 +196,16 @@ class EngineOptions:
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
     ] = None
 
-    def load(self, model: Path | None, formatter: str | None = None, isolation: Isolation | None = None) -> Model:
+    def load(
+        self,
+        model: Path | None,
+        chat_format: ChatFormatOptions | None = None,
+        isolation: Isolation | None = None,
+    ) -> Model:
         """Load a model (None: the demo model), with a progress bar on a terminal; ``isolation`` replaces --isolated."""
         source = demo_model_path() if model is None else model
+        chosen = ChatFormatOptions() if chat_format is None else chat_format
+        template = chosen.template_text()
         with progress_of(f"Loading {source.name}") as progress:
             return load(
                 source,
@@ -166,7 +214,8 @@ class EngineOptions:
                 n_threads=self.threads,
                 isolated=self.isolated if isolation is None else isolation,
                 progress=progress,
-                formatter=formatter,
+                formatter=chosen.format,
+                chat_template=template,
                 **dict(map(read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
             )
 

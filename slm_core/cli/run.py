@@ -14,8 +14,11 @@ from slm_core.chat import ChatStream
 from slm_core.cli import completions
 from slm_core.cli import options as o
 from slm_core.cli.completions import Request
+from slm_core.cli.constraints import ConstraintOptions, check_tools
+from slm_core.cli.drafts import DraftOptions, Drafts
 from slm_core.cli.streaming import PlainView, stream_answer, summary
 from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
+from slm_core.cli.tools_file import read_tools
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.hub import is_reference
@@ -48,9 +51,12 @@ def run(
         str | None,
         typer.Option(metavar="TEXT", help="The text after a gap: the model writes what comes between PROMPT and it."),
     ] = None,
+    constraint: ConstraintOptions,
+    tools: o.ToolsFile = None,
     engine: o.EngineOptions,
     lora: o.Lora = None,
-    format: o.Format = None,  # noqa: A002  # the name of the option
+    chat_format: o.ChatFormatOptions,
+    drafts: DraftOptions,
     ctx: o.ContextSize = None,
     kv_type: o.KvTypeFlag = None,
     sampling: o.SamplingOptions,
@@ -65,31 +71,56 @@ def run(
     With standard input and a prompt, the model reads both: the input, an empty line, the prompt.
     """
     path, prompt = _model_and_prompt(model, text, prompt)
-    if (raw or suffix is not None) and (system is not None or thinking is not None or format is not None):
-        name = "--raw" if raw else "--suffix"
-        raise InvalidOption(f"{name} takes the text as it is: --system, --thinking and --format do not go with it")
-    whole = _prompt(prompt)
+    if raw or suffix is not None:
+        as_it_is = system is None and thinking is None and tools is None and not chat_format.is_set
+        _check_as_it_is("--raw" if raw else "--suffix", as_it_is=as_it_is)
+    several = n > 1 or best_of is not None or beams is not None
+    _check_one_answer(drafts.flag or (None if tools is None else "--tools"), several=several)
+    rule, whole = constraint.spec(), _prompt(prompt)
+    check_tools(rule, has_tools=tools is not None)
+    offered = [] if tools is None else read_tools(tools)
     request_sampling, kv_types = sampling.sampling(), o.read_kv_types(kv_type)
-    with engine.load(path, format) as loaded:
-        request = Request(whole, o.context_size(loaded, ctx), request_sampling, raw or suffix is not None)
-        adapters = o.load_adapters(loaded, lora)
-        request = dataclasses.replace(
-            request, system=system, thinking=thinking, suffix=suffix, adapters=adapters, kv_types=kv_types
+    with engine.load(path, chat_format) as loaded, drafts.load(engine) as drafting:
+        request = Request(
+            whole,
+            o.context_size(loaded, ctx),
+            request_sampling,
+            raw=raw or suffix is not None,
+            system=system,
+            thinking=thinking,
+            suffix=suffix,
+            constraint=rule,
+            tools=offered,
+            adapters=o.load_adapters(loaded, lora),
+            kv_types=kv_types,
         )
         try:
-            if n > 1 or best_of is not None or beams is not None:
+            if several:
                 cancelled = _answer_several(loaded, request, n, best_of, beams, stats=stats, as_json=as_json)
             else:
-                cancelled = _answer_one(loaded, request, stats=stats, as_json=as_json)
+                cancelled = _answer_one(loaded, request, drafting, stats=stats, as_json=as_json)
         except ContextFull as error:
             raise InvalidOption(o.full_context(error, "--ctx N sets a larger one")) from error
     if cancelled:
         raise typer.Exit(INTERRUPTED)
 
 
-def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) -> bool:
+def _check_as_it_is(flag: str, *, as_it_is: bool) -> None:
+    if not as_it_is:
+        raise InvalidOption(
+            f"{flag} takes the text as it is: --system, --thinking, --format, --template and --tools do not go with it"
+        )
+
+
+def _check_one_answer(flag: str | None, *, several: bool) -> None:
+    if several and flag is not None:
+        raise InvalidOption(f"{flag} goes with one answer, not with -n, --best-of and --beams")
+
+
+def _answer_one(loaded: Model, request: Request, drafts: Drafts, *, stats: bool, as_json: bool) -> bool:
     """Stream one answer; returns whether it was cancelled."""
     stream: ChatStream | Generation
+    rule, speculation = request.constraint_for(loaded), drafts.speculation(loaded, request.n_ctx)
     with PrefillBar() as bar:
         if request.raw:
             session = loaded.session(
@@ -100,18 +131,19 @@ def _answer_one(loaded: Model, request: Request, *, stats: bool, as_json: bool) 
                 **request.kv_types,
             )
             session.append(request.prompt)
-            stream = session.generate(progress=bar)
+            stream = session.generate(constraint=rule, speculation=speculation, progress=bar)
         else:
             chat = loaded.chat(
                 system=request.system,
                 n_ctx=request.n_ctx,
                 sampling=request.sampling,
+                tools=request.tools,
                 thinking=request.thinking,
                 adapters=request.adapters,
                 **request.kv_types,
             )
-            stream = chat.stream(request.text, progress=bar)
-        answer = stream_answer(stream, None if as_json else PlainView(out()))
+            stream = chat.stream(request.text, constraint=rule, speculation=speculation, progress=bar)
+        answer = stream_answer(stream, None if as_json else PlainView(out(), results_are_notes=True))
     if as_json:
         print_json(_as_json(answer, loaded))
     if stats:
@@ -203,7 +235,12 @@ def _as_json(answer: Answer, loaded: Model) -> dict[str, object]:
         "reasoning": answer.reasoning,
         "tool_calls": [dataclasses.asdict(call) for call in answer.tool_calls],
         "malformed_calls": [dataclasses.asdict(call) for call in answer.malformed_calls],
+        "tool_results": [
+            {**dataclasses.asdict(result.call), "content": result.content, "failed": result.error is not None}
+            for result in answer.results
+        ],
         "finish_reason": answer.finish_reason,
+        "speculation": None if answer.speculation is None else dataclasses.asdict(answer.speculation),
         **completions.usage_json(answer),
         "model": loaded.info.path,
         "backend": loaded.info.backend,

@@ -193,7 +193,7 @@ def serve(
 
     def load(path: Path | None, backend: str | None) -> Model:
         chosen = engine if backend is None else replace(engine, backend=backend)
-        return chosen.load(path, format, isolation)
+        return chosen.load(path, o.ChatFormatOptions(format=format), isolation)
 
     if use_ray:
         cluster = _cluster(replicas, replica_cpus, replica_gpus, ray_address, settings)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,15 +10,19 @@ from pathlib import Path
 
 from slm_core.atomic_write import atomic_file
 from slm_core.cli import options as o
+from slm_core.cli.constraints import read_schema
 from slm_core.cli.conversation import Conversation
+from slm_core.cli.files import paths
 from slm_core.cli.streaming import summary
 from slm_core.cli.terminal import note
+from slm_core.cli.tools_file import read_tools
+from slm_core.constraints import JsonSchema
 from slm_core.errors import InvalidOption
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS, canonical
 from slm_core.toolschema import tool_schemas
-from slm_core.types import EditLevel, Message, Role, Tool
+from slm_core.types import EditLevel, Message, Role
 
 LEAVE = ("exit", "quit", "/exit", "/quit")
 """Lines that end a chat."""
@@ -80,6 +82,15 @@ class Commands:
             "undo": Command("", "take back the last question and what followed it", self._undo, _nothing),
             "forget": Command(
                 "[N]", "cut message N out of the KV cache; without N, list messages", self._forget, self._ids
+            ),
+            "fork": Command(
+                "[NAME|off]",
+                "keep a copy of the conversation as it is now; off: drop the copies",
+                self._fork,
+                lambda argument: ("off", *self._copies(argument)),
+            ),
+            "back": Command(
+                "[NAME]", "go back to a copy, which stays; without NAME, list the copies", self._back, self._copies
             ),
             "clear": Command("", "begin anew; the system message stays", self._clear, _nothing),
             "system": Command("[TEXT]", "set the system message; without TEXT, show it", self._system, _nothing),
@@ -167,6 +178,29 @@ class Commands:
         how = "cut out of the KV cache" if level is EditLevel.CUT else "removed; what follows is computed again"
         note(f"({how}: {short(messages[i])})")
 
+    def _fork(self, argument: str) -> None:
+        if argument == "off":
+            note(f"({len(self._talk.copies)} copies dropped)")
+            self._talk.copies.clear()
+        else:
+            note(f"(copy {self._copy_line(self._talk.fork(argument))})")
+
+    def _back(self, argument: str) -> None:
+        if not argument:
+            note("\n".join(map(self._copy_line, self._talk.copies.names)) or "(no copies yet: /fork keeps one)")
+            return
+        self._talk.go_back(argument)
+        note(f"(going on with {len(self._talk.messages)} messages of copy {argument})")
+
+    def _copy_line(self, name: str) -> str:
+        copy = self._talk.copies[name]
+        last = f", the last one {short(copy.messages[-1])}" if copy.messages else ""
+        again = "" if copy.chat is not None else f"; to be computed again: {copy.reason}"
+        return f"{name}: {len(copy.messages)} messages{last}{again}"
+
+    def _copies(self, argument: str) -> Sequence[str]:
+        return self._talk.copies.names
+
     def _clear(self, argument: str) -> None:
         messages = self._talk.messages
         first = 1 if messages and messages[0].role is Role.SYSTEM else 0
@@ -236,13 +270,11 @@ class Commands:
 
     def _schema(self, argument: str) -> None:
         if not argument:
-            schema = self._talk.schema
-            note("(answers are free)" if schema is None else schema.schema)
-        elif argument == "off":
-            self._talk.schema = None
+            constraint = self._talk.constraint
+            shown = constraint.schema if isinstance(constraint, JsonSchema) else str(constraint)
+            note("(answers are free)" if constraint is None else shown)
         else:
-            is_json = argument.startswith(("{", "true", "false"))
-            self._talk.set_schema(argument if is_json else Path(argument).expanduser().read_text(encoding="utf-8"))
+            self._talk.set_constraint(None if argument == "off" else read_schema(argument))
 
     def _tools(self, argument: str) -> None:
         if argument:
@@ -300,45 +332,6 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def read_tools(path: Path) -> list[Tool]:
-    """The public functions of a Python file, which runs, or the schemas of a JSON file.
-
-    Raises:
-        InvalidOption: the file cannot be run or read, or contains no tool.
-    """
-    tools = _functions(path) if path.suffix == ".py" else _schemas(path)
-    if not tools:
-        raise InvalidOption(f"{path} contains no tools (accepted: functions in FILE.py, schemas in FILE.json)")
-    tool_schemas(tools)
-    return tools
-
-
-def _functions(path: Path) -> list[Tool]:
-    if not path.is_file():
-        raise InvalidOption(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location("slm_chat_tools", path)
-    assert spec is not None and spec.loader is not None, "a file that ends in .py has a loader"
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # any error of the user's file
-        raise InvalidOption(f"{path} cannot be run: {type(error).__name__}: {error}") from error
-    own = [f for name, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
-    tools: list[Tool] = [function for function in own if not function.__name__.startswith("_")]
-    awaited = [function.__name__ for function in own if inspect.iscoroutinefunction(function)]
-    if awaited:
-        raise InvalidOption(f"{path}: {awaited[0]} is async (accepted: functions that are not)")
-    return tools
-
-
-def _schemas(path: Path) -> list[Tool]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidOption(f"{path} is no JSON: {error}") from error
-    return value if isinstance(value, list) else [value]
-
-
 def _file(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidOption(f"/{command} needs the name of a file")
@@ -372,15 +365,3 @@ def _settings(argument: str) -> Sequence[str]:
 
 def _one_of_or_path(*words: str) -> Complete:
     return lambda argument: [*words, *paths(argument)]
-
-
-def paths(argument: str) -> Sequence[str]:
-    """The files and directories that begin like an argument."""
-    name = argument.rpartition("/")[2]
-    folder = argument.removesuffix(name)
-    try:
-        found = sorted(path for path in Path(folder or ".").expanduser().iterdir() if path.name.startswith(name))
-    except (OSError, RuntimeError):  # no such directory, or no such user
-        return ()
-    hidden = name.startswith(".")
-    return [folder + p.name + ("/" if p.is_dir() else "") for p in found if hidden or not p.name.startswith(".")]

@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from slm_core.atomic_write import write_whole
 from slm_core.display import changed_fields, count, preview, signature, table
 from slm_core.display.blocks import Bubble, bubble
 from slm_core.display.html import card
+from slm_core.openai_shapes import (
+    SpelledToken,
+    answer_message,
+    choice_shape,
+    finish_reason_name,
+    logprobs_shape,
+    new_call_id,
+    usage_shape,
+)
 from slm_core.types import CallArguments, CallEnd, CallStart, EditLevel, MalformedCall, Message, ToolCall
 
 
@@ -241,6 +253,42 @@ class Answer:
         text = json.dumps(asdict(self), ensure_ascii=False, indent=2, default=_as_json)
         write_whole(path, f"{text}\n".encode("utf-8", "replace"))
 
+    def to_openai(self, model: str = "") -> dict[str, Any]:
+        """The answer in the shape of OpenAI's chat completions ("chat.completion"), with a new id.
+
+        A cancelled answer has the finish reason "length", an answer that its constraint ended has "stop". Texts of
+        malformed calls follow the content. If there is reasoning, the usage has no number of its tokens: it is unknown.
+        In log probabilities, the bytes of a token are None if it is an incomplete character.
+
+        Args:
+            model: the value of "model".
+        """
+        calls = [call if call.id is not None else replace(call, id=new_call_id()) for call in self.tool_calls]
+        content = "".join((self.text, *(call.text for call in self.malformed_calls)))
+        usage = self.usage
+        reason = finish_reason_name(self.finish_reason, has_calls=bool(calls))
+        message = answer_message(content, self.reasoning, [call.to_openai() for call in calls])
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+            "choices": [choice_shape(0, message, self._logprobs_shape(), reason)],
+            "usage": usage_shape(
+                usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, None if self.reasoning else 0
+            ),
+        }
+
+    def _logprobs_shape(self) -> dict[str, object] | None:
+        if self.logprobs is None:
+            return None
+        return logprobs_shape(
+            [
+                (_spelled(token.text, token.logprob), [_spelled(text, logprob) for _, text, logprob in token.top])
+                for token in self.logprobs
+            ]
+        )
+
     def __repr__(self) -> str:
         calls, results = len(self.tool_calls) + len(self.malformed_calls), len(self.results)
         return signature(
@@ -277,6 +325,10 @@ class Answer:
         """Answer tokens decoded per second; 0.0 for fewer than two."""
         n = self.usage.completion_tokens - 1
         return n / self.timings.decode_s if n > 0 and self.timings.decode_s > 0 else 0.0
+
+
+def _spelled(text: str, logprob: float) -> SpelledToken:
+    return SpelledToken(text, logprob, None if "\N{REPLACEMENT CHARACTER}" in text else text.encode())
 
 
 def _as_json(value: object) -> object:

@@ -10,11 +10,12 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from slm_core.openai_shapes import finite
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, ollama_envelope
 from slm_core.server.json_text import encoded
 from slm_core.server.ollama_fields import ChatRequest, GenerateRequest, OllamaFields
-from slm_core.server.openai_fields import finite, token_text
+from slm_core.server.openai_fields import token_text
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import LINED, LINES, answer, json_response, registry_of

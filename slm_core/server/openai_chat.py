@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from slm_core.constraints import JsonSchema, Spec
 from slm_core.engine import Conversation
+from slm_core.openai_shapes import answer_message, call_shape, choice_shape
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
 from slm_core.server.fields import EngineFields, Strict
 from slm_core.server.openai_fields import Header, OpenAiFields, chat_logprobs, usage_json
-from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
+from slm_core.server.pieces import CallPiece, Choice, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import STREAMED, answer, frame
 from slm_core.types import Message, Role, ToolCall
@@ -303,23 +304,9 @@ def completion(answering: Answering, choices: Sequence[Choice]) -> Mapping[str, 
 
 
 def _choice(answering: Answering, index: int, choice: Choice, reason: str) -> Mapping[str, object]:
-    message: dict[str, object] = {"role": "assistant", "content": choice.content or None, "refusal": None}
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    if choice.calls:
-        message["tool_calls"] = [_call_json(call) for call in choice.calls]
-    elif not choice.content:
-        message["content"] = ""
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": _logprobs(answering, choice.logprobs),
-        "finish_reason": reason,
-    }
-
-
-def _call_json(call: JoinedCall) -> Mapping[str, object]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    calls = [call_shape(call.name, call.arguments, call.id) for call in choice.calls]
+    message = answer_message(choice.content, choice.reasoning, calls)
+    return choice_shape(index, message, _logprobs(answering, choice.logprobs), reason)
 
 
 def _logprobs(answering: Answering, tokens: Sequence[TokenLogprobs]) -> Mapping[str, object] | None:

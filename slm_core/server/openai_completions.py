@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from slm_core.generation import Infill
 from slm_core.generation.scoring import Score, score_tokens
+from slm_core.openai_shapes import finite
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
-from slm_core.server.openai_fields import Header, OpenAiFields, finite, token_text, usage_json
+from slm_core.server.openai_fields import Header, OpenAiFields, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
 from slm_core.server.registry import Leased
 from slm_core.server.requests import GenerationRequest

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
+from slm_core.openai_shapes import SpelledToken, logprobs_shape, usage_shape
 from slm_core.protocols import Vocab
 from slm_core.server.answering import Answering, TokenUsage
 from slm_core.server.errors import ApiError
@@ -16,8 +16,6 @@ from slm_core.server.fields import EngineFields, SamplingFields, Strict
 from slm_core.server.pieces import TokenLogprobs
 
 _NO_EFFECT = "Without effect."
-_LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
 
 
 class StreamOptions(Strict):
@@ -71,13 +69,7 @@ class Header:
 
 def usage_json(usage: TokenUsage) -> Mapping[str, object]:
     """Numbers of tokens."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
+    return usage_shape(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
 
 
 def token_text(vocab: Vocab, token: int) -> str:
@@ -85,19 +77,12 @@ def token_text(vocab: Vocab, token: int) -> str:
     return vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
 
-def finite(logprob: float) -> float:
-    """A log-probability for JSON."""
-    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
-
-
 def chat_logprobs(vocab: Vocab, tokens: Sequence[TokenLogprobs]) -> Mapping[str, Any]:
     """Log-probabilities in the form of chat completions."""
 
-    def entry(token: int, logprob: float) -> dict[str, object]:
-        spelled = vocab.token_bytes(token, special=True)
-        return {"token": token_text(vocab, token), "logprob": finite(logprob), "bytes": list(spelled)}
+    def spelled(token: int, logprob: float) -> SpelledToken:
+        return SpelledToken(token_text(vocab, token), logprob, vocab.token_bytes(token, special=True))
 
-    content = [
-        {**entry(each.token, each.logprob), "top_logprobs": [entry(*pair) for pair in each.top]} for each in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return logprobs_shape(
+        [(spelled(each.token, each.logprob), [spelled(*pair) for pair in each.top]) for each in tokens]
+    )

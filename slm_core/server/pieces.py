@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import secrets
-import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from slm_core.generation import Event, FinishReason
+from slm_core.openai_shapes import finish_reason_name, new_call_id
 from slm_core.types import CallArguments, CallEnd, CallStart, MalformedCall
 
 Kind: TypeAlias = Literal["content", "reasoning", "call"]
 """What a part of an answer is."""
-_ID_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,7 @@ class PieceReader:
         for call in event.calls:
             if isinstance(call, CallStart):
                 self._numbers[call.index] = number = len(self._numbers)
-                calls.append(CallPiece(number, id=call.id or _new_id(), name=call.name))
+                calls.append(CallPiece(number, id=call.id or new_call_id(), name=call.name))
             elif isinstance(call, CallArguments):
                 calls.append(CallPiece(self._numbers[call.index], call.text))
             elif self._ends(call):
@@ -212,11 +210,4 @@ class PieceReader:
 
 def finish_reason(reason: FinishReason, reader: PieceReader) -> str:
     """Why an answer ended, in OpenAI's words: "stop", "length" or "tool_calls"."""
-    if reader.over or (reader.n_calls and reason in (FinishReason.STOP, FinishReason.CONSTRAINT)):
-        return "tool_calls"
-    return "stop" if reason is FinishReason.CONSTRAINT else str(reason)
-
-
-def _new_id() -> str:
-    """A random id of nine letters and digits, as Mistral's templates require."""
-    return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
+    return "tool_calls" if reader.over else finish_reason_name(reason, has_calls=reader.n_calls > 0)

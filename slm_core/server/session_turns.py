@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from slm_core.openai_shapes import call_shape
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import call_of
 from slm_core.server.errors import ApiError
@@ -152,11 +153,7 @@ class _Ending(Response):
 def _message(choice: Choice) -> AssistantMessage:
     """An answer as a message. A call within which it ended becomes text: a call without its arguments is invalid."""
     content = choice.content + "".join(call.name + call.arguments for call in choice.calls if not call.is_complete)
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in choice.calls
-        if call.is_complete
-    ]
+    calls = [call_shape(call.name, call.arguments, call.id) for call in choice.calls if call.is_complete]
     fields: dict[str, Any] = {"role": "assistant", "content": content}
     if choice.reasoning:
         fields["reasoning_content"] = choice.reasoning

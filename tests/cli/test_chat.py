@@ -58,6 +58,74 @@ def test_forget_cuts_a_message(run, chat) -> None:
     assert "  1 user: My name is Ada.\n" in outcome.err, "the second list has new numbers"
 
 
+def test_going_back_to_a_copy_continues_from_it(run, model, chat) -> None:
+    """Answers equal those of a chat that never said what was said after the copy."""
+    first = chat.send("My name is Ada.").text
+    with model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0), messages=chat.messages) as other:
+        expected = [first, chat.send("My dog is called Rex.").text, other.send("What is my dog called?").text]
+    with chat.fork() as other:
+        expected += [other.send("What is my dog called?").text, chat.send("What is my dog called?").text]
+    assert "Rex" in expected[3] and "Rex" not in expected[2]
+    question = "What is my dog called?"
+    script = ["My name is Ada.", "/fork", "My dog is called Rex.", "/fork dog", "/back 1", question, "/back dog"]
+    outcome = run("chat", *GREEDY, input="\n".join([*script, question, "/back dog", question, "/back"]))
+    assert outcome.out.splitlines() == expected
+    assert outcome.err.splitlines() == [
+        f"(copy 1: 2 messages, the last one assistant: {expected[0]})",
+        f"(copy dog: 4 messages, the last one assistant: {expected[1]})",
+        "(going on with 2 messages of copy 1)",
+        "(going on with 4 messages of copy dog)",
+        "(going on with 4 messages of copy dog)",
+        f"1: 2 messages, the last one assistant: {expected[0]}",
+        f"dog: 4 messages, the last one assistant: {expected[1]}",
+    ]
+
+
+def test_a_copy_survives_another_context_and_keeps_no_options(run, chat) -> None:
+    expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
+    script = ["My name is Ada.", "/fork", "/set max_tokens 3", "/set ctx 512", "/clear", "/back", "/back 1"]
+    outcome = run(
+        "chat", *GREEDY, input="\n".join([*script, "/set max_tokens", "What is my name?", "/fork off", "/back"])
+    )
+    answer = outcome.out.splitlines()[1]
+    assert expected[1].startswith(answer) and answer != expected[1], "the option stays"
+    assert "to be computed again: the context is another one" in outcome.err.splitlines()[2]
+    assert outcome.err.splitlines()[3:5] == ["(going on with 2 messages of copy 1)", "max_tokens = 3"]
+    assert outcome.err.splitlines()[-2:] == ["(1 copies dropped)", "(no copies yet: /fork keeps one)"]
+
+
+def test_a_copy_without_a_free_sequence_is_computed_again(run, chat) -> None:
+    """A chat has 8 sequences: itself, and 7 copies."""
+    expected = [chat.send(text).text for text in ("My name is Ada.", "What is my name?")]
+    script = ["My name is Ada.", *["/fork"] * 8, "/clear", "/back 8", "What is my name?", "/back"]
+    outcome = run("chat", *GREEDY, input="\n".join(script))
+    assert outcome.out.splitlines() == expected
+    notes = outcome.err.splitlines()
+    assert not any("computed again" in note for note in notes[:7])
+    assert notes[7].endswith("to be computed again: no sequence of the context is free)")
+    assert all("to be computed again" in note for note in notes[-8:]), "8 was computed in another context"
+
+
+def test_going_back_keeps_options_and_frees_what_is_left(run, chat) -> None:
+    """Each /back leaves a conversation that fills more than half of the context."""
+    expected = chat.send("My name is Ada.").text
+    turns = ["Hello! " * 24, "/back 1"] * 12
+    outcome = run("chat", *GREEDY, "--ctx", "128", input="\n".join(["My name is Ada.", "/fork", *turns, "/back"]))
+    assert "error" not in outcome.err and len(outcome.out.splitlines()) == 13
+    assert outcome.err.splitlines()[-1] == f"1: 2 messages, the last one assistant: {expected}"
+    options = run("chat", *GREEDY, input="Hello!\n/fork\n/set max_tokens 3\n/back 1\n/set max_tokens\n")
+    assert options.err.splitlines()[-1] == "max_tokens = 3"
+
+
+def test_copies_take_room_and_can_be_dropped(run) -> None:
+    long = "Hello! " * 12
+    script = [long, "/fork", "/clear", long + "Bye.", "/fork", "/clear", long + "Hi.", "/fork off", long + "Hi."]
+    outcome = run("chat", *GREEDY, "--ctx", "100", input="\n".join(script))
+    full = [line for line in outcome.err.splitlines() if line.startswith("error: the context is full")]
+    assert len(full) == 1 and full[0].endswith("; /fork off drops the copies)")
+    assert len(outcome.out.splitlines()) == 3
+
+
 def test_the_system_message_can_be_set_changed_and_shown(run, model) -> None:
     chat = model.chat(system="You are Pip.", n_ctx=1024, sampling=slm.Sampling(temperature=0))
     answer = chat.send("Hello!").text
@@ -148,8 +216,8 @@ def test_a_conversation_moves_to_another_backend(run, chat) -> None:
     [
         (
             "/nosuch",
-            "error: unknown command /nosuch (accepted: /regen, /edit, /undo, /forget, /clear, /system, /set, /schema,"
-            " /tools, /backend, /stats, /save, /load, /help, /exit)",
+            "error: unknown command /nosuch (accepted: /regen, /edit, /undo, /forget, /fork, /back, /clear, /system,"
+            " /set, /schema, /tools, /backend, /stats, /save, /load, /help, /exit)",
         ),
         ("/undo", "error: you have not said anything yet"),
         ("/regen", "error: you have not said anything yet"),
@@ -169,6 +237,7 @@ def test_a_conversation_moves_to_another_backend(run, chat) -> None:
         ("/tools no-such.py", "error: no-such.py: no such file"),
         ("/tools {damaged}", "is no JSON"),
         ("/forget 5", "error: there is no message 5 (/forget lists them)"),
+        ("/back 1", "error: there is no copy '1' (accepted: none yet: /fork)"),
         ("/forget x", "error: there is no message x (/forget lists them)"),
         ("/save", "error: /save needs the name of a file"),
         ("/save no-such-folder/talk.chat", "No such file or directory"),

@@ -45,6 +45,9 @@ COMMANDS = (
     "conformance",
     "quantize",
     "lora",
+    "list",
+    "pull",
+    "rm",
     "new-backend",
 )
 

@@ -117,6 +117,9 @@ def test_models_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("slm run --backend nat", "native"),
         ("slm chat --pla", "--plain"),
         ("slm run {folder}/so", "some.gguf"),
+        ("slm run --draft {folder}/so", "some.gguf"),
+        ("slm chat --tools {folder}/so", "some.gguf"),
+        ("slm chat --gram", "--grammar"),
     ],
 )
 def test_the_shell_completes(tmp_path: Path, words: str, completed: str) -> None:

@@ -1,0 +1,99 @@
+"""The flags of speculative decoding, and the drafters that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_core.cli.options import EngineOptions, model_files
+from slm_core.closing import Closing
+from slm_core.errors import InvalidOption
+from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, TranslatedDraftModel
+from slm_core.loading import Model
+
+_PANEL = "Speculative decoding"
+
+
+class Drafts(Closing):
+    """Provides the speculation of answers; owns the draft model.
+
+    Args:
+        draft: the draft model; None without one.
+        lookup: whether drafts are copied from the prompt.
+    """
+
+    def __init__(self, draft: Model | None = None, *, lookup: bool = False) -> None:
+        self._draft = draft
+        self._lookup = Speculation(PromptLookup()) if lookup else None
+        self._drafter: DraftModel | TranslatedDraftModel | None = None
+        self._made_for: tuple[Model, int] | None = None
+
+    def speculation(self, target: Model, n_ctx: int) -> Speculation | None:
+        """The speculation of the next answer; None without drafts.
+
+        Args:
+            target: the model that answers. Another model than before gets a new drafter.
+            n_ctx: the context of the answer. Another size than before gets a new drafter.
+
+        Raises:
+            InvalidOption: the draft model cannot draft for the model.
+        """
+        if self._draft is None:
+            return self._lookup
+        if self._drafter is None or self._made_for != (target, n_ctx):
+            self._close_drafter()
+            self._drafter, self._made_for = self._draft.drafter(target, n_ctx=n_ctx), (target, n_ctx)
+        return Speculation(self._drafter)
+
+    def close(self) -> None:
+        """Close the drafter and the draft model. Twice is fine."""
+        self._close_drafter()
+        if self._draft is not None:
+            self._draft.close()
+
+    def _close_drafter(self) -> None:
+        if self._drafter is not None:
+            self._drafter.close()
+        self._drafter = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """The flags of speculative decoding."""
+
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A small model that drafts tokens: the answer is the same, and often faster.",
+            rich_help_panel=_PANEL,
+            autocompletion=model_files,
+        ),
+    ] = None
+    lookup: Annotated[
+        bool,
+        typer.Option("--lookup", help="Draft tokens by copying from the prompt.", rich_help_panel=_PANEL),
+    ] = False
+
+    @property
+    def flag(self) -> str | None:
+        """The flag that is set; None without one.
+
+        Raises:
+            InvalidOption: both are set.
+        """
+        if self.draft is not None and self.lookup:
+            raise InvalidOption("--draft and --lookup do not go together: an answer has one drafter")
+        return "--draft" if self.draft is not None else "--lookup" if self.lookup else None
+
+    def load(self, engine: EngineOptions) -> Drafts:
+        """Load the draft model, if there is one, with the flags of the engine.
+
+        Raises:
+            InvalidOption: both flags are set.
+        """
+        flag = self.flag
+        return Drafts(None if self.draft is None else engine.load(self.draft), lookup=flag == "--lookup")
