@@ -21,6 +21,7 @@ from slm_core.cli import (
     models,
     new_backend,
     quantize,
+    rerank,
     run,
     score,
     serve,
@@ -178,6 +179,9 @@ app.command(epilog="Example: slm demo", rich_help_panel=_TALK)(demo.demo)
 app.command(epilog='Example: slm run model.gguf "What is 12 + 30?"', rich_help_panel=_TALK)(run.run)
 app.command(epilog="Example: slm chat model.gguf --backend native", rich_help_panel=_TALK)(chat.chat)
 app.command(epilog='Example: slm embed model.gguf "some text" "another"', rich_help_panel=_TALK)(embed.embed)
+app.command(epilog='Example: slm rerank reranker.gguf "a question" "one text" "another"', rich_help_panel=_TALK)(
+    rerank.rerank
+)
 app.command(epilog="Example: slm serve model.gguf", rich_help_panel=_TALK)(serve.serve)
 app.command(epilog="Example: slm info model.gguf", rich_help_panel=_LOOK)(inspect.info)
 app.command(epilog="Example: slm backends", rich_help_panel=_LOOK)(inspect.backends)

@@ -17,6 +17,19 @@ def _pooling_names(incomplete: str) -> list[str]:
     return [name for name in Pooling if name.startswith(incomplete)]
 
 
+def read_texts(texts: list[str]) -> list[str]:
+    """The texts of the command line; the lines of standard input for "-".
+
+    Raises:
+        typer.BadParameter: there are other texts beside "-".
+    """
+    if "-" not in texts:
+        return texts
+    if len(texts) > 1:
+        raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
+    return sys.stdin.read().splitlines()
+
+
 @o.expand_groups
 def embed(
     *,
@@ -25,6 +38,7 @@ def embed(
         list[str], typer.Argument(metavar="TEXT...", help='The texts; "-" reads them from standard input, one a line.')
     ],
     engine: o.EngineOptions,
+    lora: o.Lora = None,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -36,12 +50,9 @@ def embed(
     normalize: Annotated[bool, typer.Option(help="Normalize vectors to length 1.")] = True,
 ) -> None:
     """Print the embeddings of texts as a JSON object."""
-    if "-" in texts:
-        if len(texts) > 1:
-            raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
-        texts = sys.stdin.read().splitlines()
+    texts = read_texts(texts)
     with engine.load(path) as model:
-        embeddings = model.embed(texts, pooling=pooling, normalize=normalize)
+        embeddings = model.embed(texts, pooling=pooling, normalize=normalize, adapters=o.load_adapters(model, lora))
     rows = zip(texts, embeddings.n_tokens, embeddings.vectors.tolist(), strict=True)
     print_json(
         {

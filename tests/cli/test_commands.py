@@ -44,6 +44,7 @@ COMMANDS = (
     "serve",
     "conformance",
     "quantize",
+    "rerank",
     "lora",
     "list",
     "pull",

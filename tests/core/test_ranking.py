@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import slm_core as slm
 from slm_conformance.oracle.factories import n_vocab
 from slm_conformance.oracle.families import _metadata, _random, family_of, family_tensors
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
+from slm_core.cli.app import app
 from slm_core.gguf import GgufFile
 from slm_core.ranking import RankHead
 
@@ -193,3 +196,20 @@ def test_other_models_rank_nothing() -> None:
         assert not model.info.ranks
         with pytest.raises(slm.UnsupportedOutput, match="is no reranker"):
             model.rerank(QUERY, TEXTS)
+
+
+def test_the_command_prints_the_best_texts_first(tmp_path: Path) -> None:
+    path = write_reranker(tmp_path, "qwen3", HEADS["qwen3"])
+    with slm.load(path, backend="native") as model:
+        ranking = model.rerank(QUERY, TEXTS)
+    command = ["rerank", str(path), QUERY, "-", "--backend", "native"]
+    result = CliRunner().invoke(app, [*command, "--json", "--top", "2"], input="\n".join(TEXTS))
+    assert result.exit_code == 0, result.stderr
+    best = json.loads(result.stdout)
+    assert [(each["index"], each["text"]) for each in best] == [(i, TEXTS[i]) for i in ranking.order[:2]]
+    assert [each["score"] for each in best] == pytest.approx([float(ranking.scores[i]) for i in ranking.order[:2]])
+    shown = CliRunner().invoke(app, command, input="\n".join(TEXTS)).stdout.splitlines()
+    assert [line.split("  ")[-1] for line in shown] == [TEXTS[i] for i in ranking.order]
+    refused = CliRunner().invoke(app, ["rerank", str(slm.demo_model_path()), "a", "b"])
+    assert refused.exit_code == 1
+    assert "demo.gguf is no reranker" in refused.stderr
