@@ -149,9 +149,9 @@ def test_models_are_loaded_as_the_verdict_allows(
     repack_flags: list[bool] = []
     load = backend.LlamaCppModel
 
-    def recording_load(api: object, gguf: object, settings: backend.Settings, progress: object) -> object:
+    def recording_load(api: object, gguf: object, file: object, settings: backend.Settings, progress: object) -> object:
         repack_flags.append(settings.repack)
-        return load(api, gguf, settings, progress)
+        return load(api, gguf, file, settings, progress)
 
     monkeypatch.setattr(backend, "LlamaCppModel", recording_load)
     backend.LlamaCppBackend().load(llama_file, ModelOptions(n_threads=1, backend_options=options)).close()
