@@ -3,7 +3,7 @@
 from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, LowRank, stacked
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.gguf_adapters import write_adapter
-from slm_core.adapters.loaded import LoadedAdapters, check_scales
+from slm_core.adapters.loaded import LoadedAdapters, check_scales, unknown_adapter
 from slm_core.adapters.merging import merge
 from slm_core.adapters.reading import read_adapter
 
@@ -18,5 +18,6 @@ __all__ = [
     "merge",
     "read_adapter",
     "stacked",
+    "unknown_adapter",
     "write_adapter",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse
@@ -28,6 +28,13 @@ def check_scales(scales: object, loaded: Adapters) -> None:
         loaded[name]
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
             raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: a finite number)")
+
+
+def unknown_adapter(name: object, loaded: Collection[str]) -> InvalidOption:
+    """The error for a name that is not among those of the loaded adapters."""
+    return InvalidOption(
+        f"unknown adapter {name!r:.80} (loaded: {', '.join(loaded) or 'none'}{did_you_mean(name, loaded)})"
+    )
 
 
 class LoadedAdapters(Mapping[str, AdapterInfo]):
@@ -117,6 +124,4 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         try:
             return self._adapters[name]
         except (KeyError, TypeError):
-            loaded = ", ".join(self._adapters) or "none"
-            hint = did_you_mean(name, self._adapters) if isinstance(name, str) else ""
-            raise InvalidOption(f"unknown adapter {name!r:.80} (loaded: {loaded}{hint})") from None
+            raise unknown_adapter(name, self) from None

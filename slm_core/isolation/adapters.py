@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slm_core.errors import InvalidOption
+from slm_core.adapters import unknown_adapter
 from slm_core.isolation.control import Control
 from slm_core.types import AdapterInfo
 
@@ -24,8 +24,8 @@ class IsolatedAdapters(Mapping[str, AdapterInfo]):
     def __getitem__(self, name: str) -> AdapterInfo:
         try:
             return self._infos[name]
-        except KeyError:
-            raise InvalidOption(f"unknown adapter {name!r:.80} (loaded: {', '.join(self._infos) or 'none'})") from None
+        except (KeyError, TypeError):
+            raise unknown_adapter(name, self) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._infos

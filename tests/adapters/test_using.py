@@ -264,6 +264,9 @@ def test_isolated() -> None:
             assert session.adapters == {"a": 0.5}
             with pytest.raises(InvalidOption):
                 session.set_adapters({"b": 1.0})
+        for name in ("A", ["a"]):
+            with pytest.raises(InvalidOption, match=r"^unknown adapter .* \(loaded: a; did you mean 'a'\?\)"):
+                model.adapters[name]
         model.adapters.unload("a")
         with pytest.raises(InvalidOption, match="unknown adapter"):
             model.session(adapters={"a": 1.0})
