@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from slm_core.chat.messages import as_messages
 from slm_core.errors import InvalidOption, MissingExtra
 from slm_core.loading import Model
 from slm_core.sampling import Sampling
+from slm_core.types import KvType
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -27,6 +28,15 @@ except ImportError as error:
 _KNOWN = {"until", "do_sample", "temperature", "max_gen_toks", "top_p", "top_k", "min_p", "seed"}
 
 
+class _SessionOptions(TypedDict):
+    """Options of ``Model.session`` and of ``Model.generate``."""
+
+    n_batch: int
+    kv_type_k: KvType | str | None
+    kv_type_v: KvType | str | None
+    adapters: Mapping[str, float] | None
+
+
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     """A loaded model for ``lm_eval.simple_evaluate(model=...)``.
 
@@ -36,14 +46,32 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             context, 4096 at most.
         n_batch: the most tokens of a batch.
         n_parallel: the most answers that are generated together.
+        kv_type_k: storage type of keys; None for the backend's default.
+        kv_type_v: storage type of values; None for the backend's default.
+        adapters: adapters (LoRA) of the model by name, with their scales; None for none.
     """
 
-    def __init__(self, model: Model, *, n_ctx: int | None = None, n_batch: int = 512, n_parallel: int = 8) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        n_parallel: int = 8,
+        kv_type_k: KvType | str | None = None,
+        kv_type_v: KvType | str | None = None,
+        adapters: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
         self._model = model
         self._n_ctx = min(model.info.n_ctx_train, 4096) if n_ctx is None else n_ctx
-        self._n_batch = n_batch
         self._n_parallel = n_parallel
+        self._session_options: _SessionOptions = {
+            "n_batch": n_batch,
+            "kv_type_k": kv_type_k,
+            "kv_type_v": kv_type_v,
+            "adapters": adapters,
+        }
 
     @property
     def eot_token_id(self) -> int:
@@ -106,7 +134,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         # Sorted, so that neighbours share the longest prefixes; the session keeps them.
         with (
-            self._model.session(n_ctx=self._n_ctx, n_seq_max=2, n_batch=self._n_batch) as session,
+            self._model.session(n_ctx=self._n_ctx, n_seq_max=2, **self._session_options) as session,
             tqdm(total=len(requests), desc="Scoring", disable=disable_tqdm) as bar,
         ):
             for prefix in sorted(of_context):
@@ -147,9 +175,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             answers = self._model.generate(
                 prompts,
                 sampling,
-                n_batch=self._n_batch,
                 n_parallel=self._n_parallel,
                 progress=False if disable_tqdm else None,
+                **self._session_options,
             )
             for i, answer in zip(indices, answers, strict=True):
                 texts[i] = answer.text

@@ -64,12 +64,12 @@ class CachedModels:
         """
         ref = Reference.parse(text)
         revision = ref.revision or "main"
-        found = [model for model in self.models if model.repo == ref.repo and revision in model.revisions]
-        if not found:
+        models = [model for model in self.models if model.repo == ref.repo and revision in model.revisions]
+        if not models:
             raise InvalidModelFile(f"{text}: not in the cache, {self.folder} (slm list shows the models in it)")
-        by_name = {_name(model, file): model for model in found for file in model.files}
+        by_name = {_name(model, file): model for model in models for file in model.files}
         names = choose(ref, sorted(by_name))
-        return by_name[names[0]] if names else found[0]
+        return by_name[names[0]] if names else models[0]
 
 
 def cached_models() -> CachedModels:

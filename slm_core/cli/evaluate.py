@@ -24,8 +24,10 @@ def evaluate(
         str, typer.Option("--tasks", metavar="NAME,NAME", help="Tasks of lm-evaluation-harness, such as arc_easy.")
     ],
     engine: o.EngineOptions,
+    lora: o.Lora = None,
     chat_format: o.ChatFormatOptions,
     ctx: o.ContextSize = None,
+    kv_type: o.KvTypeFlag = None,
     limit: Annotated[float | None, typer.Option(min=0, help="Documents of each task; below 1, a share.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
     include_path: Annotated[
@@ -48,8 +50,10 @@ def evaluate(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise InvalidOption("--tasks names no task")
+    kv_types = o.read_kv_types(kv_type)
     with engine.load(model, chat_format) as loaded:
-        subject = HarnessModel(loaded, n_ctx=o.context_size(loaded, ctx), n_parallel=parallel)
+        n_ctx, adapters = o.context_size(loaded, ctx), o.load_adapters(loaded, lora)
+        subject = HarnessModel(loaded, n_ctx=n_ctx, n_parallel=parallel, adapters=adapters, **kv_types)
         results = _results(
             subject,
             names,

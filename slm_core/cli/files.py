@@ -13,11 +13,11 @@ def paths(argument: str) -> Sequence[str]:
     name = argument.rpartition("/")[2]
     folder = argument.removesuffix(name)
     try:
-        found = sorted(path for path in Path(folder or ".").expanduser().iterdir() if path.name.startswith(name))
+        matching = sorted(path for path in Path(folder or ".").expanduser().iterdir() if path.name.startswith(name))
     except (OSError, RuntimeError):  # no such directory, or no such user
         return ()
     hidden = name.startswith(".")
-    return [folder + p.name + ("/" if p.is_dir() else "") for p in found if hidden or not p.name.startswith(".")]
+    return [folder + p.name + ("/" if p.is_dir() else "") for p in matching if hidden or not p.name.startswith(".")]
 
 
 def complete_path(incomplete: str) -> list[str]:

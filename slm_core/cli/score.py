@@ -21,6 +21,7 @@ def score(
         typer.Argument(metavar="[MODEL] FILE", help='The default is the demo model; "-" reads standard input.'),
     ],
     engine: o.EngineOptions,
+    lora: o.Lora = None,
     ctx: o.ContextSize = None,
     kv_type: o.KvTypeFlag = None,
     as_json: o.AsJson = False,
@@ -31,7 +32,8 @@ def score(
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
     kv_types = o.read_kv_types(kv_type)
     with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
-        scored = model.score(text, n_ctx=o.context_size(model, ctx), **kv_types)
+        adapters = o.load_adapters(model, lora)
+        scored = model.score(text, n_ctx=o.context_size(model, ctx), adapters=adapters, **kv_types)
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan
     if as_json:

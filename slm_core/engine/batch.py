@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypedDict, cast
 
 from slm_core.chat.answers import check_kind, own_constraint
+from slm_core.chat.chat import ChatModel
 from slm_core.constraints import Spec
 from slm_core.display.notebook import NotebookProgressBar, in_notebook
 from slm_core.engine.core import EngineCore, EngineOptions
@@ -19,7 +20,7 @@ from slm_core.generation.events import Answer
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.keywords import checked_keywords
-from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
+from slm_core.protocols import Adapters, Constraint
 from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import KvType
 
@@ -74,25 +75,9 @@ class GenerateOptions(TypedDict, total=False):
     progress: bool | None
 
 
-class _Model(Protocol):
-    @property
-    def vocab(self) -> Vocab: ...
-
-    @property
-    def formatter(self) -> Formatter: ...
-
+class _Model(ChatModel, Protocol):
     @property
     def adapters(self) -> Adapters: ...
-
-    def new_context(
-        self,
-        *,
-        n_ctx: int,
-        n_seq_max: int,
-        n_batch: int,
-        kv_type_k: KvType | str | None = None,
-        kv_type_v: KvType | str | None = None,
-    ) -> Context: ...
 
 
 @checked_keywords

@@ -144,9 +144,9 @@ async def _embed(running: Leased, texts: Sequence[Text]) -> tuple[States, int]:
             message = f"a text has {longest} tokens, but the context has room for {n_ctx}"
             raise ApiError(400, message, "context_length_exceeded", "input")
         async with running.apart:
-            found = await to_thread.run_sync(partial(model.embed, group, adapters=running.adapters))
-        vectors.append(found.vectors)
-        n_tokens += sum(found.n_tokens)
+            embeddings = await to_thread.run_sync(partial(model.embed, group, adapters=running.adapters))
+        vectors.append(embeddings.vectors)
+        n_tokens += sum(embeddings.n_tokens)
     return np.concatenate(vectors), n_tokens
 
 

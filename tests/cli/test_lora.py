@@ -48,6 +48,22 @@ def test_run(run, answer) -> None:
         assert run("run", DEMO, QUESTION, *without, *GREEDY).out == "12 + 30 = 42\n"
 
 
+def test_embed_and_score(run, tmp_path: Path) -> None:
+    """As the calls with the adapter, which predicts its own texts better."""
+    text = "Arr! 12 + 30 = 42, me hearty!"
+    (tmp_path / "text.txt").write_text(text)
+    engine = ("--lora", PIRATE, "--backend", "native")
+    with slm.load(DEMO, backend="native") as model:
+        model.adapters.load(PIRATE, "pirate")
+        vector = model.embed([text], adapters={"pirate": 1.0}).vectors[0]
+        total, without = model.score(text, adapters={"pirate": 1.0}).total, model.score(text).total
+    embedded = json.loads(run("embed", DEMO, text, *engine).out)["embeddings"][0]
+    np.testing.assert_allclose(embedded["vector"], vector, atol=1e-6)
+    scored = json.loads(run("score", DEMO, str(tmp_path / "text.txt"), "--json", *engine).out)["logprob"]
+    assert scored == pytest.approx(total, rel=1e-6)
+    assert total > without + 1  # nats
+
+
 def test_chat(run, answer) -> None:
     outcome = run("chat", DEMO, "--lora", PIRATE, "--plain", *GREEDY, input=f"{QUESTION}\n/regen\n")
     assert outcome.code == 0, outcome.err

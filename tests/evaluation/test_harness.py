@@ -135,6 +135,35 @@ def test_answers_in_the_chat_format(model: slm.Model, tasks: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+def test_adapters_and_kv_types(run: Any, model: slm.Model, tasks: Path, tmp_path: Path) -> None:
+    """Answers and log probabilities are those of a session with the same options."""
+    pirate = str(slm.demo_adapter_path())
+    flags = ("--lora", pirate, "--kv-type", "q4_0", "--include-path", str(tasks), "--backend", "native")
+    output = tmp_path / "out.json"
+    done = run("eval", "--tasks", "tiny_choice,tiny_sums", *flags, "--ctx", "256", "--output", str(output))
+    assert done.code == 0, done.err
+    samples = json.loads(output.read_text())["samples"]
+    greedy = slm.Sampling.preset("neutral", temperature=0, max_tokens=24, stop=("\n\n",))
+    model.adapters.load(pirate, "pirate")
+    options: dict[str, Any] = {"kv_type_k": "q4_0", "kv_type_v": "q4_0", "adapters": {"pirate": 1.0}}
+    try:
+        question = model.vocab.encode(SUMS[0]["question"], add_special=True, parse_special=True)
+        assert samples["tiny_sums"][0]["resps"][0][0] == model.generate([question], greedy, **options)[0].text
+        question = model.vocab.encode(CHOICES[0]["question"], add_special=True, parse_special=True)
+        whole = model.vocab.encode("What is 12 + 30? 42", add_special=True, parse_special=True)
+        totals = []
+        for chosen in (options, options | {"adapters": None}, {"adapters": {"pirate": 1.0}}):
+            with model.session(n_ctx=256, **chosen) as session:
+                session.append_tokens(question)
+                totals.append(session.score(whole[len(question) :]).total)
+    finally:
+        model.adapters.unload("pirate")
+    actual = float(samples["tiny_choice"][0]["resps"][0][0][0])
+    assert actual == pytest.approx(totals[0], abs=1e-4)
+    assert all(abs(actual - other) > 1e-3 for other in totals[1:])
+
+
+@pytest.mark.filterwarnings("default")
 def test_texts_are_scored_whole(model: slm.Model, tasks: Path) -> None:
     """The second text is longer than the context: each token is scored once, with as much before it as fits."""
     results = evaluated(model, tasks, "tiny_text", n_ctx=128)
