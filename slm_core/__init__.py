@@ -14,6 +14,7 @@ from slm_core.chat.contrastive import ContrastiveSampler
 from slm_core.chat.healing import heal
 from slm_core.chat.overflow import Summarize
 from slm_core.embedding import Embeddings
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.engine import Engine, EngineStats, RequestStream
 from slm_core.errors import (
     BackendCrashed,
@@ -150,6 +151,7 @@ __all__ = [
     "Draft",
     "DraftFunction",
     "EditLevel",
+    "EmbeddingRows",
     "Embeddings",
     "Engine",
     "EngineClosed",

@@ -71,7 +71,7 @@ def _log_probability(logits: NDArray[np.float32], token: int) -> float:
     return float(logits[token]) - float(best) - math.log(total)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """The length of the common prefix."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):

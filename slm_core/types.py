@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slm_core.display import changed_fields, number_of_bytes, preview, table
 from slm_core.display.html import card
 from slm_core.display.text import rounded
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import InvalidOption
 from slm_core.hints import did_you_mean
 from slm_core.openai_shapes import call_shape
@@ -26,6 +27,9 @@ States: TypeAlias = NDArray[np.float32]
 
 EMBEDDED = -1
 """The value in arrays of token ids for an embedding row; no token has this id."""
+
+ROWS_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""The character that stands for embedding rows in the content of a message that has rows; otherwise it is text."""
 
 LogitsSelection: TypeAlias = Literal["none", "last", "all"]
 """The added tokens that get a row of logits."""
@@ -303,15 +307,18 @@ class Message:
 
     Attributes:
         role: the author.
-        content: the text, without reasoning and tool calls.
+        content: the text, without reasoning and tool calls; ``ROWS_MARK`` stands for each of ``rows``. It may be
+            passed as a list of texts and ``EmbeddingRows``.
         reasoning: the reasoning before the answer; None without reasoning.
         tool_calls: the tool calls of an assistant message.
         name: the tool of a ``tool`` message.
         tool_call_id: the call that a ``tool`` message answers.
         malformed_calls: the malformed calls of an assistant message, which are not in ``content``.
+        rows: the embedding rows in ``content``, in order, such as encoded images.
 
     Raises:
-        InvalidOption: an unknown role, or content that is not text.
+        InvalidOption: an unknown role, content that is neither text nor a list of texts and ``EmbeddingRows``, or
+            ``content`` has another number of ``ROWS_MARK`` than there are rows.
     """
 
     role: Role
@@ -321,24 +328,30 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     malformed_calls: Sequence[MalformedCall] = ()
+    rows: Sequence[EmbeddingRows] = ()
 
-    if TYPE_CHECKING:  # the role may be its name
+    if TYPE_CHECKING:  # the role may be its name, the content a list of parts
 
         def __init__(
             self,
             role: Role | RoleName,
-            content: str,
+            content: str | Sequence[str | EmbeddingRows],
             reasoning: str | None = None,
             tool_calls: Sequence[ToolCall] = (),
             name: str | None = None,
             tool_call_id: str | None = None,
             malformed_calls: Sequence[MalformedCall] = (),
+            rows: Sequence[EmbeddingRows] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", _role(self.role))
         if not isinstance(self.content, str):
-            raise InvalidOption(f"content={self.content!r:.80} of a message (accepted: a text)")
+            content, rows = joined_parts(self.content)
+            object.__setattr__(self, "content", content)
+            object.__setattr__(self, "rows", (*rows, *self.rows))
+        object.__setattr__(self, "rows", tuple(self.rows))
+        _check_marks(self.content, self.rows)
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "malformed_calls", tuple(self.malformed_calls))
 
@@ -350,7 +363,12 @@ class Message:
 
         Attributes that are None are absent; reasoning is "reasoning_content". Malformed calls have no place there, so
         their texts follow the content.
+
+        Raises:
+            InvalidOption: the message contains embedding rows, which have no place there.
         """
+        if self.rows:
+            raise InvalidOption("a message with embedding rows has no shape in OpenAI's API")
         content = "".join((self.content, *(call.text for call in self.malformed_calls)))
         calls = [call.to_openai() for call in self.tool_calls]
         optional = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
@@ -360,6 +378,32 @@ class Message:
             **{key: text for key, text in optional.items() if text is not None},
             **({"tool_calls": calls} if calls else {}),
         }
+
+
+def joined_parts(parts: object) -> tuple[str, list[EmbeddingRows]]:
+    """A list of texts and embedding rows as one text, in which ``ROWS_MARK`` stands for each of the rows.
+
+    Raises:
+        InvalidOption: another value, or ``ROWS_MARK`` in a text beside rows.
+    """
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str | EmbeddingRows) for part in parts):
+        raise InvalidOption(
+            f"content={parts!r:.80} of a message (accepted: a text, or a list of texts and EmbeddingRows)"
+        )
+    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
+    content = "".join(part if isinstance(part, str) else ROWS_MARK for part in parts)
+    _check_marks(content, rows)
+    return content, rows
+
+
+def _check_marks(content: str, rows: Sequence[object]) -> None:
+    if not all(isinstance(each, EmbeddingRows) for each in rows):
+        raise InvalidOption(f"rows={rows!r:.80} of a message (accepted: EmbeddingRows)")
+    if rows and content.count(ROWS_MARK) != len(rows):
+        raise InvalidOption(
+            f"the content of a message with {len(rows)} EmbeddingRows has {content.count(ROWS_MARK)} characters"
+            f" {ROWS_MARK!a} (accepted: {len(rows)}, as this character stands for the rows)"
+        )
 
 
 def _role(name: str) -> Role:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-from slm_core.errors import TemplateError
+from slm_core.errors import InvalidOption, TemplateError
 from slm_core.types import Message, ToolCall
 
 MessageLike: TypeAlias = Message | Mapping[str, object]
@@ -99,6 +99,8 @@ def _outcome(render: Render, arguments: object) -> str | None:
 
 
 def _from_message(message: Message, form: Arguments) -> dict[str, object]:
+    if message.rows:
+        raise InvalidOption("a template renders text, and a message has embedding rows (let a Chat render it)")
     content = message.content + "".join(call.text for call in message.malformed_calls)
     fields: dict[str, object] = {"role": message.role.value, "content": content}
     if message.reasoning is not None:

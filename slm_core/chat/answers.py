@@ -139,7 +139,7 @@ def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: Unf
     if answer.sampler is not None:
         sampler = SamplerChain.for_vocab(answer.sampler.sampling, vocab)
         sampler.set_state(answer.sampler.state)
-        sampler.set_history(history.tokens, n_said=len(answer.progress.tokens))
+        sampler.set_history(history.history, n_said=len(answer.progress.tokens))
     drafts = answer.speculation
     rule, source = restore_constraint(answer, vocab), None
     if drafts is not None:

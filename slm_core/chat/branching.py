@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.chat.sequences import check_free, claim, release
+from slm_core.context.inputs import text_tokens
 from slm_core.errors import SessionError
 from slm_core.generation.beam import BeamSearch, Rules
 from slm_core.generation.beam_options import BeamAnswer, Beams
@@ -88,7 +89,7 @@ def completions(
 
     def generation(i: int) -> Generation:
         sampler = chain_for(sampling, session.vocab, plan.logits_processors, stream=i)
-        sampler.set_history(session.tokens)
+        sampler.set_history(text_tokens(session.inputs))
         return Generation(
             Branch(group, i, n_tokens),
             session.vocab,
@@ -133,13 +134,13 @@ class _Claimed:
 
     def __init__(self, session: Session, n: int) -> None:
         self._session = session
-        self._tokens = session.tokens
+        self._inputs = session.inputs
         self._seq_ids = [claim(session.context, None, self) for _ in range(n)]
         self.branches = Branches(session.context, Pos(session.seq_id, session.n_tokens), self._seq_ids)
 
     def prefill(self, cancelled: Callable[[], bool], *, progress: PrefillProgress | None) -> NDArray[np.float32] | None:
         """Decode the prompt."""
-        if self._session.tokens != self._tokens:
+        if self._session.inputs != self._inputs:
             raise SessionError("the session has changed since its completions were asked for: ask for them again")
         return self._session.prefill(cancelled, progress=progress)
 

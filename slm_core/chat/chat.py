@@ -17,7 +17,7 @@ from slm_core.chat.chatstream import ChatStream
 from slm_core.chat.guard import Guard
 from slm_core.chat.messages import MessageLike, as_messages, to_json
 from slm_core.chat.overflow import Overflow, fit, name_of, reserved
-from slm_core.chat.prompt import PromptEncoder
+from slm_core.chat.row_prompts import RowPromptEncoder, with_placeholders
 from slm_core.chat.session import Session
 from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
@@ -27,12 +27,15 @@ from slm_core.chat.tools import RunningTurn, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
+from slm_core.context.inputs import Held, block_boundary
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
+from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling, chain_for
-from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall
+from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall, joined_parts
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
@@ -133,7 +136,7 @@ class Chat(Talking, Closing):
         self._reader: Callable[[], ChatStream | None] = lambda: None
         self._guard = Guard()
         self._known_tools = Toolbox(())
-        self._prompts = PromptEncoder(session.vocab)
+        self._prompts = RowPromptEncoder(session.vocab)
         self._n_answers = n_answers
         self._become((*first, *as_messages(messages)))
 
@@ -178,12 +181,18 @@ class Chat(Talking, Closing):
 
     # Editing.
 
-    def edit(self, i: int, content: str) -> None:
-        """Replace the content of message ``i``; later messages are computed again when they are needed."""
+    def edit(self, i: int, content: str | Sequence[str | EmbeddingRows]) -> None:
+        """Replace the content of message ``i``; later messages are computed again when they are needed.
+
+        Args:
+            i: the index of the message.
+            content: a text, or a list of texts and embedding rows.
+        """
         with self._settled():
             messages = list(self._messages)
             i = self._checked_index(i)
-            messages[i] = replace(messages[i], content=content)
+            text, rows = (content, []) if isinstance(content, str) else joined_parts(content)
+            messages[i] = replace(messages[i], content=text, rows=rows)
             self._become(tuple(messages))
 
     def delete(self, i: int) -> None:
@@ -236,9 +245,9 @@ class Chat(Talking, Closing):
             self._check_free(tools_may_run=self._stream is None)
             if self._stream is not None:
                 self._settle()
-            context = self.session.context.options
+            context, sections = self.session.context.options, list[bytes]()
             meta = {
-                "messages": [to_json(message) for message in self._messages],
+                "messages": [to_json(message, sections) for message in self._messages],
                 "sampling": self.options.sampling.to_dict(),
                 "tools": list(self._toolbox.schemas),
                 "thinking": self.options.thinking,
@@ -247,7 +256,7 @@ class Chat(Talking, Closing):
                 "context": [context.n_ctx, context.n_seq_max, context.n_batch],
                 "kv_types": [context.kv_type_k, context.kv_type_v],
             }
-            return pack("chat", meta, (self.session.dump(),))
+            return pack("chat", meta, (self.session.dump(), *sections))
 
     @classmethod
     def restore(
@@ -363,13 +372,13 @@ class Chat(Talking, Closing):
 
     def _talk(self, messages: tuple[Message, ...], steering: Steering, pending: Sequence[ToolCall] = ()) -> RunningTurn:
         """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
-        before, tokens = (self._messages, self.options, self._n_answers), self.session.tokens
+        before, inputs = (self._messages, self.options, self._n_answers), self.session.inputs
 
         def undo() -> None:
             self._messages, self.options, self._n_answers = before
             self._stream = self._turn = None
             with suppress(SlmError):  # the cache follows again at the next call; keep the first error
-                self.session.follow(tokens)
+                self.session.follow(inputs)
 
         use, sampling = steering.tool_use, steering.sampling_over(self.options.sampling)
         timeout = checked_timeout(steering.timeout)
@@ -473,7 +482,7 @@ class Chat(Talking, Closing):
         messages = (*self._messages[:start], *self._messages[end:])
         before, after = self._encode(self._messages), self._encode(messages)
         self.session.follow(before)
-        first, last = _removed_span(before, after)
+        first, last = _removed_range(before, after)
         if last < first or before[:first] + before[last:] != after:
             self._become(messages)
             return min(self.session.context.edit_level, EditLevel.TRUNCATE)
@@ -510,13 +519,14 @@ class Chat(Talking, Closing):
 
     def _encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, thinking: bool | None = None
-    ) -> list[int]:
+    ) -> list[Held]:
         if not messages:
             return []
+        texts, rows = with_placeholders(messages)
         segments = self.formatter.render(
-            messages, tools=self._toolbox.schemas, add_generation_prompt=add_generation_prompt, thinking=thinking
+            texts, tools=self._toolbox.schemas, add_generation_prompt=add_generation_prompt, thinking=thinking
         )
-        return self._prompts.encode(segments)
+        return self._prompts.encode(segments, rows)
 
     def _checked_index(self, i: int) -> int:
         n = len(self._messages)
@@ -534,7 +544,7 @@ def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:
         raise InvalidSnapshot(f"the dump's tools are malformed: {error}") from error
 
 
-def _removed_span(before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
+def _removed_range(before: Sequence[Held], after: Sequence[Held]) -> tuple[int, int]:
     """The range of ``before`` that is missing in ``after``, if exactly one range is missing."""
-    start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    start = block_boundary(before, common_prefix(before, after))
     return start, start + len(before) - len(after)

@@ -52,7 +52,7 @@ def read(data: bytes) -> ChatState:
     """
     meta, sections = unpack("chat", data)
     names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context", "kv_types"}
-    if set(meta) != names or len(sections) != 1:
+    if set(meta) != names or not sections:
         raise InvalidSnapshot("the dump of a chat lacks a part")
     stored, tools, thinking, n_answers, sizes = (
         meta[name] for name in ("messages", "tools", "thinking", "n_answers", "context")
@@ -70,9 +70,13 @@ def read(data: bytes) -> ChatState:
             f"the dump's context has {sizes[1]} sequences and batches of {sizes[2]}"
             f" (accepted: 1 to {_MOST_SEQUENCES}, 1 to {_LARGEST_BATCH})"
         )
-    messages, sampling = tuple(from_json(message) for message in stored), read_sampling(meta["sampling"])
+    session, *of_rows = sections
+    remaining = iter(of_rows)
+    messages, sampling = tuple(from_json(each, remaining) for each in stored), read_sampling(meta["sampling"])
+    if next(remaining, None) is not None:
+        raise InvalidSnapshot("the dump has embedding rows of no message")
     overflow, context, kv_types = str(meta["overflow"]), (sizes[0], sizes[1], sizes[2]), _kv_types(meta["kv_types"])
-    return ChatState(messages, sampling, tuple(tools), thinking, overflow, n_answers, context, kv_types, sections[0])
+    return ChatState(messages, sampling, tuple(tools), thinking, overflow, n_answers, context, kv_types, session)
 
 
 def _kv_types(names: object) -> tuple[KvType | None, KvType | None]:

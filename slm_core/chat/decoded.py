@@ -1,4 +1,4 @@
-"""The tokens of a session that a context has decoded, in its history and ahead of it."""
+"""The inputs of a session that a context has decoded, in its history and ahead of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.inputs import Held, add_held, block_boundary
 from slm_core.context_queue import queue_of
 from slm_core.generation.top import Row, TopRow
 from slm_core.protocols import Batch, Context
@@ -20,7 +21,9 @@ MAX_AHEAD = 64
 
 
 class DecodedSequence:
-    """A sequence of a context: tokens of a history, then optional tokens that are expected to follow it.
+    """A sequence of a context: inputs of a history, then optional tokens that are expected to follow it.
+
+    An input is a token, or an embedding row.
 
     Args:
         context: the KV cache.
@@ -37,7 +40,7 @@ class DecodedSequence:
 
     @property
     def n_held(self) -> int:
-        """Tokens of the history that are decoded."""
+        """Inputs of the history that are decoded."""
         return self.context.length(self.seq_id) - len(self._ahead)
 
     @property
@@ -70,7 +73,7 @@ class DecodedSequence:
             self.forget_from(self.n_held)
 
     def forget_from(self, length: int) -> None:
-        """Remove decoded tokens from ``length`` on; those still in the history are decoded again."""
+        """Remove decoded inputs from ``length`` on; those still in the history are decoded again."""
         with self._queue:
             if self.context.edit_level >= EditLevel.TRUNCATE:
                 self.context.truncate(Pos(self.seq_id, length))
@@ -89,15 +92,15 @@ class DecodedSequence:
 
     def next_row(
         self,
-        tokens: Sequence[int],
+        inputs: Sequence[Held],
         cancelled: Callable[[], bool],
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> NDArray[np.float32] | None:
-        """The logits after ``tokens``, float32 [V]. The same batch decodes tokens of ``expected``.
+        """The logits after ``inputs``, float32 [V]. The same batch decodes tokens of ``expected``.
 
         Args:
-            tokens: the history.
+            inputs: the history.
             cancelled: called before each batch.
             expected: a draft of the next tokens, which is shortened to fit into the batch and the context.
             progress: called before the first batch and after each.
@@ -107,23 +110,23 @@ class DecodedSequence:
         """
         if self._rows:
             return self._rows[0]
-        if self.n_held == len(tokens):
-            self.forget_from(len(tokens) - 1)
-        rows = self.decode(tokens, cancelled, expected, progress)
+        if self.n_held == len(inputs):
+            self.forget_from(block_boundary(inputs, len(inputs) - 1))
+        rows = self.decode(inputs, cancelled, expected, progress)
         self._rows.extend(() if rows is None else rows)
         return self.row
 
     def next_top(
-        self, tokens: Sequence[int], k: int, cancelled: Callable[[], bool], progress: PrefillProgress | None = None
+        self, inputs: Sequence[Held], k: int, cancelled: Callable[[], bool], progress: PrefillProgress | None = None
     ) -> Row | None:
-        """The ``k`` largest logits after ``tokens``, which are not kept; the whole row, if it is known.
+        """The ``k`` largest logits after ``inputs``, which are not kept; the whole row, if it is known.
 
         For the arguments see ``next_row``.
         """
         if self._rows:
             return self._rows[0]
-        if self.n_held == len(tokens):
-            self.forget_from(len(tokens) - 1)
+        if self.n_held == len(inputs):
+            self.forget_from(block_boundary(inputs, len(inputs) - 1))
 
         def top_row(batch: Batch) -> TopRow | None:
             top = self.context.decode_top(batch, k)
@@ -131,22 +134,22 @@ class DecodedSequence:
                 return None
             return TopRow(top.tokens[0].copy(), top.logits[0].copy(), float(top.log_totals[0]))
 
-        return self._run(top_row, tokens, cancelled, (), progress)
+        return self._run(top_row, inputs, cancelled, (), progress)
 
     def decode(
         self,
-        tokens: Sequence[int],
+        inputs: Sequence[Held],
         cancelled: Callable[[], bool],
         expected: Sequence[int] = (),
         progress: PrefillProgress | None = None,
     ) -> Logits | None:
-        """Decode the pending tokens; see ``next_row``. The rows are a copy."""
-        return self._run(lambda batch: self.context.decode(batch).copy(), tokens, cancelled, expected, progress)
+        """Decode the pending inputs; see ``next_row``. The rows are a copy."""
+        return self._run(lambda batch: self.context.decode(batch).copy(), inputs, cancelled, expected, progress)
 
     def _run(
         self,
         decode: Callable[[Batch], R],
-        tokens: Sequence[int],
+        inputs: Sequence[Held],
         cancelled: Callable[[], bool],
         expected: Sequence[int],
         progress: PrefillProgress | None,
@@ -159,16 +162,16 @@ class DecodedSequence:
             self._batch = self.context.new_batch()
         batch = self._batch
         rows: R | None = None
-        first, length = self.n_held, len(tokens)
+        first, length = self.n_held, len(inputs)
         if progress is not None:
             progress(0, length - first)
         while (held := self.n_held) < length:
             if cancelled():
                 return None
-            chunk = tokens[held : min(held + batch.capacity, length)]
+            chunk = inputs[held : block_boundary(inputs, min(held + batch.capacity, length))]
             last = held + len(chunk) == length
             batch.clear()
-            batch.extend(chunk, Pos(self.seq_id, held), logits="last" if last else "none")
+            add_held(batch, chunk, Pos(self.seq_id, held), logits="last" if last else "none")
             with self._queue:
                 ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
                 if ahead:
@@ -180,5 +183,5 @@ class DecodedSequence:
         return rows
 
     def _room_beside(self, n: int, batch: Batch) -> int:
-        """The most tokens that can be decoded ahead in one batch with ``n`` other tokens."""
+        """The most tokens that can be decoded ahead in one batch with ``n`` inputs."""
         return max(0, min(MAX_AHEAD, batch.capacity - n, self.context.n_free - n))

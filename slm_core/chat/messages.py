@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
+from slm_core.chat.rows_dump import read_rows, write_rows
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import InvalidOption, InvalidSnapshot
 from slm_core.hints import did_you_mean
 from slm_core.types import MalformedCall, Message, Role, ToolCall
@@ -23,8 +25,8 @@ MessageLike: TypeAlias = Message | Mapping[str, object]
 def as_messages(content: str | MessageLike | Sequence[MessageLike]) -> tuple[Message, ...]:
     """Messages in any form: a text is a user's message.
 
-    Mappings have the keys of OpenAI's chat messages; content may be a list of text parts, and the arguments of a tool
-    call may be JSON text. A key whose value is None counts as absent.
+    Mappings have the keys of OpenAI's chat messages; content may be a list of texts, text parts and
+    ``EmbeddingRows``, and the arguments of a tool call may be JSON text. A key whose value is None counts as absent.
 
     Raises:
         InvalidOption: another form, an unknown role or key, or an invalid value; the message says where.
@@ -62,13 +64,21 @@ def _message(value: object, where: str) -> Message:
         raise InvalidOption(f"{where}: {error}") from None
 
 
-def _content(value: object, where: str) -> str:
-    """The text of a message's content, which may be a list of text parts."""
+def _content(value: object, where: str) -> str | list[str | EmbeddingRows]:
+    """The content of a message, which may be a list of parts."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
-        return "".join(_text(part.get("text"), f"{where}: the 'text' of a part") for part in value)
-    raise InvalidOption(f"{where}: content {value!r:.80} (accepted: a text, or a list of text parts)")
+    if not isinstance(value, Sequence):
+        raise InvalidOption(f"{where}: content {value!r:.80} (accepted: a text, or a list of parts)")
+    return [_part(part, where) for part in value]
+
+
+def _part(part: object, where: str) -> str | EmbeddingRows:
+    if isinstance(part, str | EmbeddingRows):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text":
+        return _text(part.get("text"), f"{where}: the 'text' of a part")
+    raise InvalidOption(f"{where}: content part {part!r:.80} (accepted: texts, text parts and EmbeddingRows)")
 
 
 def _text(value: object, what: str) -> str:
@@ -105,30 +115,35 @@ def _call(value: object, where: str) -> ToolCall:
     )
 
 
-def to_json(message: Message) -> dict[str, object]:
-    """A message as JSON values."""
+def to_json(message: Message, sections: list[bytes]) -> dict[str, object]:
+    """A message as JSON values; the numbers of its embedding rows are appended to ``sections``."""
     calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
     texts = {name: getattr(message, name) for name in _TEXTS}
     malformed = [{"text": call.text, "reason": call.reason} for call in message.malformed_calls]
-    return {"role": message.role.value, **texts, "tool_calls": calls, "malformed_calls": malformed}
+    rows = {"rows": [write_rows(each, sections) for each in message.rows]} if message.rows else {}
+    return {"role": message.role.value, **texts, "tool_calls": calls, "malformed_calls": malformed, **rows}
 
 
-def from_json(value: object) -> Message:
-    """A message from the result of ``to_json``.
+def from_json(value: object, sections: Iterator[bytes]) -> Message:
+    """A message from the result of ``to_json``, with the next of its sections.
 
     Raises:
         InvalidSnapshot: the value is malformed.
     """
-    if not isinstance(value, dict) or set(value) != {"role", *_LISTS, *_TEXTS}:
+    if not isinstance(value, dict) or set(value) - {"rows"} != {"role", *_LISTS, *_TEXTS}:
         raise InvalidSnapshot("the dump holds a malformed message")
     optional = (value["reasoning"], value["name"], value["tool_call_id"])
     sound = isinstance(value["content"], str) and all(text is None or isinstance(text, str) for text in optional)
-    sound = sound and all(isinstance(value[name], list) for name in _LISTS)
+    sound = sound and all(isinstance(value.get(name, []), list) for name in (*_LISTS, "rows"))
     if not sound or value["role"] not in [role.value for role in Role]:
         raise InvalidSnapshot("the dump holds a malformed message")
     calls = tuple(_call_from_json(call) for call in value["tool_calls"])
     malformed = tuple(_malformed_from_json(call) for call in value["malformed_calls"])
-    return Message(**{**value, "tool_calls": calls, "malformed_calls": malformed})
+    rows = tuple(read_rows(each, sections) for each in value.get("rows", ()))
+    try:
+        return Message(**{**value, "tool_calls": calls, "malformed_calls": malformed, "rows": rows})
+    except InvalidOption as error:
+        raise InvalidSnapshot(f"the dump holds a malformed message: {error}") from error
 
 
 def _call_from_json(value: object) -> ToolCall:

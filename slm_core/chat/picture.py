@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from slm_core.chat.prompt import encode_messages
 from slm_core.chat.toolbox import Toolbox
+from slm_core.context.inputs import text_tokens
 from slm_core.display import Html, count, preview, signature
 from slm_core.display.blocks import Bubble, bubble
 from slm_core.display.html import card, note
@@ -26,7 +27,7 @@ def session_line(session: Session) -> str:
     """One line: tokens, and the end of the text."""
     if session.closed:
         return signature(session, "closed")
-    tail = session.vocab.decode(session.tokens[-16:], special=True)
+    tail = session.vocab.decode(text_tokens(session.inputs[-16:]), special=True)
     return signature(
         session,
         f"sequence {session.seq_id}",

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from slm_core.chat import answers, branching, picture, session_dump
 from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
+from slm_core.chat.records import check_records, context_inputs
 from slm_core.chat.sequences import claim, free_sequences, release
 from slm_core.chat.source import SessionSource
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
+from slm_core.context.inputs import Held, block_boundary, token_ids
 from slm_core.context_queue import checked_deadline, queue_of
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidSequence, SessionError
 from slm_core.generation import (
     BeamAnswer,
@@ -103,18 +106,23 @@ class Session(Closing):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The history, decoded or not."""
-        return tuple(self._source.tokens)
+        """The history, decoded or not; ``EMBEDDED`` for each embedding row."""
+        return tuple(token_ids(self._source.inputs))
+
+    @property
+    def inputs(self) -> tuple[Held, ...]:
+        """The history: a token id, or a record of an embedding row or of a token in a bidirectional block, each."""
+        return tuple(self._source.inputs)
 
     @property
     def text(self) -> str:
-        """The history as text, including control tokens."""
-        return self.vocab.decode(self._source.tokens, special=True)
+        """The history as text, including control tokens, without embedding rows."""
+        return self.vocab.decode(self._source.history, special=True)
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the history."""
-        return len(self._source.tokens)
+        """Tokens and embedding rows of the history."""
+        return self._source.n_tokens
 
     @property
     def adapters(self) -> Mapping[str, float]:
@@ -143,11 +151,11 @@ class Session(Closing):
                 self._source.decoded.clear()
                 self.context.set_adapters(self.seq_id, scales)
         if self.adapters != before:
-            self._edited(self._source.tokens)
+            self._edited(self._source.inputs)
 
     @property
     def n_pending(self) -> int:
-        """Tokens of the history that are not decoded yet."""
+        """Tokens and embedding rows of the history that are not decoded yet."""
         return self._source.n_pending
 
     # Growing.
@@ -166,11 +174,11 @@ class Session(Closing):
             VocabError: a text with a gap, and the model was not trained to fill it.
         """
         if isinstance(content, Infill):
-            if self._source.tokens:
+            if self.n_tokens:
                 raise SessionError(f"a text with a gap begins a history, and this one has {self.n_tokens} tokens")
             ids = content.tokens(self.vocab)
         elif isinstance(content, str):
-            ids = self.vocab.encode(content, add_special=not self._source.tokens, parse_special=False)
+            ids = self.vocab.encode(content, add_special=not self.n_tokens, parse_special=False)
         else:
             ids = encode_segments(self.vocab, content)
         self.append_tokens(ids)
@@ -182,12 +190,30 @@ class Session(Closing):
         Raises:
             ContextFull: no room; nothing changed.
         """
-        self._check_settled()
-        needed = self.n_pending + len(tokens)
-        if needed > self.context.n_free:
-            raise ContextFull(needed, self.context.n_free, seq_id=self.seq_id)
-        if tokens:
-            self._edited([*self._source.tokens, *tokens])
+        self._append(tokens)
+
+    def append_rows(
+        self,
+        rows: NDArray[np.float32],
+        *,
+        blocks: Sequence[tuple[int, int]] = (),
+        offsets: NDArray[np.integer] | None = None,
+    ) -> None:
+        """Add embedding rows in place of tokens, such as an encoded image; they are copied.
+
+        Args:
+            rows: float32 [n, E].
+            blocks: ranges [start, end) of rows that are bidirectional blocks; at most ``n_batch`` rows each.
+            offsets: M-RoPE offsets of the rows, integers [n, 3]; see ``Batch.add_embeddings``.
+
+        Raises:
+            InvalidEmbedding: no rows, or rows that are not finite float32 [n, E]; invalid offsets.
+            InvalidOption: invalid blocks, or a block that is longer than ``n_batch``.
+            UnsupportedInput: the context takes no rows, no blocks or no offsets.
+            ContextFull: no room; nothing changed.
+        """
+        self._source.check_open()
+        self._append(context_inputs(self.context, EmbeddingRows(rows, blocks, offsets)))
 
     def generate(
         self,
@@ -234,7 +260,7 @@ class Session(Closing):
         self._source.check_open()
         answers.check_kind("sampling", sampling, Sampling)
         answers.check_source(speculation, shift)
-        if not self._source.tokens:
+        if not self.n_tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
             if special or logits_processors or any(o is not None for o in (sampling, constraint, sampler, shift)):
@@ -249,7 +275,7 @@ class Session(Closing):
         if sampler is None:
             is_own = sampling is None and not logits_processors
             sampler = self._sampler if is_own else chain_for(options, self.vocab, logits_processors)
-        sampler.set_history(self._source.tokens)
+        sampler.set_history(self._source.history)
         self._abandon()  # only now: an error above must not end the current answer
         self._source.decoded.settle()
         n_cached = self.n_tokens - self.n_pending
@@ -294,7 +320,7 @@ class Session(Closing):
     ) -> NDArray[np.float32] | None:
         """Decode the whole history; returns the next logits like ``next_logits``."""
         row = self.next_logits(cancelled, progress=progress)
-        if row is not None and self.n_pending and self._source.decoded.decode(self._source.tokens, cancelled) is None:
+        if row is not None and self.n_pending and self._source.decoded.decode(self._source.inputs, cancelled) is None:
             return None  # cancelled before removed tokens were decoded again
         return row
 
@@ -392,29 +418,33 @@ class Session(Closing):
         """
         return branching.score(self, content, checked_top(top))
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Make ``tokens`` the history: the longest common prefix is kept, later tokens are decoded when needed.
+    def follow(self, inputs: Sequence[Held]) -> None:
+        """Make ``inputs`` the history: the longest common prefix is kept, later inputs are decoded when needed.
+
+        Inputs are token ids, or records as ``inputs`` of a session has them.
 
         Raises:
             ContextFull: no room; nothing changed.
+            UnsupportedInput, InvalidEmbedding, InvalidOption: as in ``append_rows``.
         """
         self._check_settled()
-        common = common_prefix(self._source.tokens, tokens)
+        common = block_boundary(self._source.inputs, common_prefix(self._source.inputs, inputs))
+        check_records(self.context, inputs[common:])
         kept = min(common, self._source.decoded.n_held)
-        needed, free = len(tokens) - kept, self.context.n_free + self._source.decoded.n_held - kept
+        needed, free = len(inputs) - kept, self.context.n_free + self._source.decoded.n_held - kept
         if needed > free:
             raise ContextFull(needed, free, seq_id=self.seq_id)
-        if common < len(self._source.tokens):
+        if common < self.n_tokens:
             self.truncate(common)
-        if common < len(tokens):
-            self._edited(list(tokens))
+        if common < len(inputs):
+            self._edited(list(inputs))
 
     # Going back.
 
     def mark(self) -> Mark:
         """A mark at the end of the history. It becomes stale when tokens before it are removed."""
         self._source.check_open()
-        return self._source.marks.add(len(self._source.tokens))
+        return self._source.marks.add(self.n_tokens)
 
     def rollback(self, mark: Mark) -> None:
         """Remove all tokens after a mark. A mark can be used any number of times.
@@ -426,19 +456,20 @@ class Session(Closing):
         self.truncate(self._source.marks.place(mark))
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens.
+        """Keep the first ``length`` tokens and embedding rows.
 
         Raises:
-            SessionError: the history has fewer tokens.
+            SessionError: the history has fewer, or ``length`` divides a bidirectional block.
         """
         self._check_settled()
-        if not 0 <= length <= len(self._source.tokens):
-            raise SessionError(f"cannot keep {length} tokens (accepted: 0 to {len(self._source.tokens)})")
-        if length == len(self._source.tokens):
+        if not 0 <= length <= self.n_tokens:
+            raise SessionError(f"cannot keep {length} tokens (accepted: 0 to {self.n_tokens})")
+        self._source.check_boundary(length)
+        if length == self.n_tokens:
             return
         if length < self._source.decoded.n_held:
             self._source.decoded.forget_from(length)
-        self._edited(self._source.tokens[:length])
+        self._edited(self._source.inputs[:length])
         self._source.marks.truncate(length)
 
     def remove(self, start: Mark, end: Mark, *, exact: bool = False) -> EditLevel:
@@ -462,13 +493,19 @@ class Session(Closing):
         return self.remove_span(first, last, exact=exact)
 
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
-        """Like ``remove``, by positions: remove [start, end) of the history."""
+        """Like ``remove``, by positions: remove [start, end) of the history.
+
+        Raises:
+            SessionError: the range is outside the history, or divides a bidirectional block.
+        """
         self._check_settled()
-        if not 0 <= start <= end <= len(self._source.tokens):
-            raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {len(self._source.tokens)})")
+        if not 0 <= start <= end <= self.n_tokens:
+            raise SessionError(f"cannot remove [{start}, {end}) (accepted: within 0 to {self.n_tokens})")
+        for boundary in (start, end):
+            self._source.check_boundary(boundary)
         level = self._source.take_out(start, end, exact=exact)
         if start < end:
-            self._edited(self._source.tokens)
+            self._edited(self._source.inputs)
         return level
 
     # Copies.
@@ -488,7 +525,7 @@ class Session(Closing):
         except BaseException:
             twin.close()
             raise
-        twin._source.tokens = list(self._source.tokens)
+        twin._source.inputs = list(self._source.inputs)
         twin._sampler = self._sampler.clone()
         return twin
 
@@ -504,7 +541,7 @@ class Session(Closing):
         return session_dump.write(
             session_dump.SessionState(
                 sequence=sequence,
-                tokens=tuple(self._source.tokens),
+                inputs=self.inputs,
                 sampling=self.sampling,
                 sampler=self._sampler.state(),
                 answer=answers.kept(self._generation, self._sampler),
@@ -545,13 +582,13 @@ class Session(Closing):
             with self.fork() as twin:
                 yield twin
             return
-        tokens, n_held, row = list(self._source.tokens), self._source.decoded.n_held, self._source.decoded.row
+        inputs, n_held, row = list(self._source.inputs), self._source.decoded.n_held, self._source.decoded.row
         generation, sampler, marks = self._generation, self._sampler.state(), self._source.marks.places()
         self._generation = None
         try:
             yield self
         finally:
-            self._return_to(tokens, n_held)
+            self._return_to(inputs, n_held)
             self._source.decoded.keep(row)
             self._generation = generation
             self._sampler.set_state(sampler)
@@ -579,11 +616,11 @@ class Session(Closing):
     def _load(self, state: session_dump.SessionState) -> None:
         with self._queue:
             self.context.restore(self.seq_id, state.sequence)
-        session_dump.check_history(state, self.context.tokens(self.seq_id), self.vocab.size, self.context.n_free)
-        self._source.tokens = list(state.tokens)
+        session_dump.check_history(state, self.context, self.context.tokens(self.seq_id), self.vocab.size)
+        self._source.inputs = list(state.inputs)
         self._sampler.set_state(state.sampler)
         n_said = 0 if state.answer is None else len(state.answer.progress.tokens)
-        self._sampler.set_history(self._source.tokens, n_said=n_said)  # the state's history is not trusted
+        self._sampler.set_history(self._source.history, n_said=n_said)  # the state's history is not trusted
         if state.answer is not None:
             self._generation = answers.taken_up(self._source, self.vocab, self._sampler, state.answer)
 
@@ -593,18 +630,26 @@ class Session(Closing):
             self._generation.cancel()
             self._generation = None
 
-    def _return_to(self, tokens: list[int], n_held: int) -> None:
-        """Make ``tokens`` the history again, with the first ``n_held`` decoded; the others may have no room now."""
+    def _return_to(self, inputs: list[Held], n_held: int) -> None:
+        """Make ``inputs`` the history again, with the first ``n_held`` decoded; the others may have no room now."""
         self._check_settled()
-        kept = min(common_prefix(self._source.tokens, tokens), n_held)
+        kept = block_boundary(inputs, min(common_prefix(self._source.inputs, inputs), n_held))
         if kept < self._source.decoded.n_held:
             self._source.decoded.forget_from(kept)
-        self._edited(tokens)
+        self._edited(inputs)
         with contextlib.suppress(ContextFull):  # a fork may share the removed tokens, so removing them freed no room
-            self._source.decoded.decode(tokens[:n_held], lambda: False)
+            self._source.decoded.decode(inputs[:n_held], lambda: False)
 
-    def _edited(self, tokens: list[int]) -> None:
+    def _append(self, inputs: Sequence[Held]) -> None:
+        self._check_settled()
+        needed = self.n_pending + len(inputs)
+        if needed > self.context.n_free:
+            raise ContextFull(needed, self.context.n_free, seq_id=self.seq_id)
+        if inputs:
+            self._edited([*self._source.inputs, *inputs])
+
+    def _edited(self, inputs: list[Held]) -> None:
         self._abandon()
         self._source.decoded.keep(None)
-        self._source.tokens = tokens
-        self._sampler.set_history(tokens)
+        self._source.inputs = inputs
+        self._sampler.set_history(self._source.history)

@@ -9,11 +9,22 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from slm_core import constraints
+from slm_core.chat.records import check_records
+from slm_core.chat.rows_dump import read_inputs, write_inputs
 from slm_core.container import is_count, pack, unpack
-from slm_core.errors import ContextFull, InvalidSnapshot, OptionError
+from slm_core.context.inputs import Held, block_boundary, has_records, text_tokens, token_ids
+from slm_core.errors import (
+    ContextFull,
+    InvalidEmbedding,
+    InvalidOption,
+    InvalidSnapshot,
+    OptionError,
+    SnapshotMismatch,
+    UnsupportedInput,
+)
 from slm_core.generation.speculation.dumped import DumpedSpeculation, read_speculation
 from slm_core.generation.token_loop import Progress
-from slm_core.protocols import Constraint, Vocab
+from slm_core.protocols import Constraint, Context, Vocab
 from slm_core.sampling import Sampling
 
 _PROGRESS = frozenset(field.name for field in fields(Progress)) - {"pending"}  # bytes go into a section
@@ -52,14 +63,14 @@ class SessionState:
 
     Attributes:
         sequence: the context's dump of its sequence.
-        tokens: the history, decoded or not.
+        inputs: the history, decoded or not.
         sampling: the sampling options.
         sampler: the state of its sampler.
         answer: the unfinished answer, or None.
     """
 
     sequence: bytes
-    tokens: tuple[int, ...]
+    inputs: tuple[Held, ...]
     sampling: Sampling
     sampler: bytes
     answer: UnfinishedAnswer | None
@@ -76,7 +87,8 @@ class _AnswerParts(NamedTuple):
 
 def write(state: SessionState) -> bytes:
     """The bytes of the container, kind "session"."""
-    tokens = struct.pack(f"<{len(state.tokens)}i", *state.tokens)
+    tokens = struct.pack(f"<{len(state.inputs)}i", *token_ids(state.inputs))
+    records = (write_inputs(state.inputs),) if has_records(state.inputs) else ()
     meta = {
         "sampling": state.sampling.to_dict(),
         "answer": None if state.answer is None else _answer_meta(state.answer),
@@ -89,7 +101,9 @@ def write(state: SessionState) -> bytes:
             b"" if state.answer.speculation is None else state.answer.speculation.draft_probabilities()
         )
     return pack(
-        "session", meta, (state.sequence, tokens, state.sampler, pending, sampler_state, rule, draft_probabilities)
+        "session",
+        meta,
+        (state.sequence, tokens, state.sampler, pending, sampler_state, rule, draft_probabilities, *records),
     )
 
 
@@ -104,13 +118,17 @@ def read(data: bytes, n_vocab: int) -> SessionState:
         InvalidSnapshot, SnapshotMismatch: see ``snapshot.unpack``.
     """
     meta, sections = unpack("session", data)
-    if set(meta) != {"sampling", "answer"} or len(sections) != 7 or len(sections[1]) % 4 or len(sections[3]) > 3:
+    lacks_part = set(meta) != {"sampling", "answer"} or len(sections) not in (7, 8)
+    if lacks_part or len(sections[1]) % 4 or len(sections[3]) > 3:
         raise InvalidSnapshot("the dump of a session lacks a part")
-    sequence, tokens, sampler, pending, sampler_state, rule, draft_probabilities = sections
+    sequence, tokens, sampler, pending, sampler_state, rule, draft_probabilities, *records = sections
     parts = _AnswerParts(pending, sampler_state, rule, draft_probabilities)
     answer = None if meta["answer"] is None else _read_answer(meta["answer"], parts, n_vocab)
-    history = struct.unpack(f"<{len(tokens) // 4}i", tokens)
-    return SessionState(sequence, history, read_sampling(meta["sampling"]), sampler, answer)
+    ids = struct.unpack(f"<{len(tokens) // 4}i", tokens)
+    inputs: Sequence[Held] = read_inputs(records[0]) if records else ids
+    if records and tuple(token_ids(inputs)) != ids:
+        raise InvalidSnapshot("the dump's embedding rows contradict its history")
+    return SessionState(sequence, tuple(inputs), read_sampling(meta["sampling"]), sampler, answer)
 
 
 def read_sampling(meta: object) -> Sampling:
@@ -127,22 +145,30 @@ def read_sampling(meta: object) -> Sampling:
         raise InvalidSnapshot(f"the dump's sampling options do not fit: {error}") from error
 
 
-def check_history(state: SessionState, held: Sequence[int], n_vocab: int, n_free: int) -> None:
+def check_history(state: SessionState, context: Context, held: Sequence[int], n_vocab: int) -> None:
     """Refuse a history that does not continue the restored sequence.
 
     Raises:
         InvalidSnapshot: it contradicts the restored sequence, or has tokens outside the vocabulary.
+        SnapshotMismatch: it has embedding rows or bidirectional blocks that the context does not take.
         ContextFull: the pending tokens do not fit.
     """
-    if tuple(held) != state.tokens[: len(held)]:
+    tokens = tuple(token_ids(state.inputs))
+    if tuple(held) != tokens[: len(held)]:
         raise InvalidSnapshot("the dump's history contradicts its sequence")
     forced = () if state.answer is None else state.answer.progress.forced
-    if not all(0 <= token < n_vocab for token in (*state.tokens, *forced)):
+    if not all(0 <= token < n_vocab for token in (*text_tokens(state.inputs), *forced)):
         raise InvalidSnapshot("the dump's history holds tokens outside the vocabulary")
-    if state.answer is not None and not _continues(state.answer.progress, state.tokens):
+    if state.answer is not None and not _continues(state.answer.progress, tokens):
         raise InvalidSnapshot("the dump's unfinished answer contradicts its history")
-    if len(state.tokens) - len(held) > n_free:
-        raise ContextFull(len(state.tokens) - len(held), n_free)
+    if block_boundary(state.inputs, len(held)) < len(held):
+        raise InvalidSnapshot("the dump's history divides a bidirectional block")
+    try:
+        check_records(context, state.inputs)
+    except (UnsupportedInput, InvalidEmbedding, InvalidOption) as error:
+        raise SnapshotMismatch(f"the dump's history does not fit: {error}") from error
+    if len(tokens) - len(held) > context.n_free:
+        raise ContextFull(len(tokens) - len(held), context.n_free)
 
 
 def restore_constraint(answer: UnfinishedAnswer, vocab: Vocab) -> Constraint | None:

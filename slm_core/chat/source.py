@@ -1,14 +1,16 @@
-"""The history of a session for its generations: its tokens, and the part that the context has decoded."""
+"""The history of a session for its generations: its inputs, and the part that the context has decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Marks
+from slm_core.context.inputs import Held, ahead_of, block_boundary, has_records, text_tokens
 from slm_core.context_queue import queue_of
 from slm_core.errors import SessionError
 from slm_core.generation.top import Row
@@ -24,7 +26,6 @@ class SessionSource:
         seq_id: the session's sequence.
 
     Attributes:
-        tokens: the history.
         decoded: the decoded part of it, and tokens decoded ahead.
         marks: marks in the history.
         closed: whether the session is closed.
@@ -33,25 +34,35 @@ class SessionSource:
     def __init__(self, context: Context, seq_id: int) -> None:
         self._context = context
         self._seq_id = seq_id
-        self.tokens: list[int] = []
+        self._inputs: list[Held] = []
+        self._has_records = False
         self.decoded = DecodedSequence(context, seq_id)
         self.marks = Marks()
         self.closed = False
 
     @property
+    def inputs(self) -> list[Held]:
+        """The history: token ids, and records of embedding rows and of tokens in bidirectional blocks; not a copy."""
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, inputs: list[Held]) -> None:
+        self._inputs, self._has_records = inputs, has_records(inputs)
+
+    @property
     def n_tokens(self) -> int:
-        """Tokens of the history."""
-        return len(self.tokens)
+        """Tokens and embedding rows of the history."""
+        return len(self.inputs)
 
     @property
     def n_pending(self) -> int:
         """Tokens of the history that are not decoded yet."""
-        return len(self.tokens) - self.decoded.n_held
+        return len(self.inputs) - self.decoded.n_held
 
     @property
     def history(self) -> Sequence[int]:
-        """The tokens; not a copy."""
-        return self.tokens
+        """The tokens without embedding rows; not a copy if there are no rows."""
+        return text_tokens(self._inputs) if self._has_records else cast("list[int]", self._inputs)
 
     @property
     def n_ahead(self) -> int:
@@ -82,7 +93,7 @@ class SessionSource:
     ) -> NDArray[np.float32] | None:
         """See ``Session.next_logits``."""
         self._check_continuable()
-        return self.decoded.next_row(self.tokens, cancelled, expected, progress)
+        return self.decoded.next_row(self.inputs, cancelled, expected, progress)
 
     def next_top(self, k: int, cancelled: Callable[[], bool], *, progress: PrefillProgress | None = None) -> Row | None:
         """See ``top.TopSource``.
@@ -91,16 +102,32 @@ class SessionSource:
             UnsupportedOutput: the context does not declare ``DEVICE_SAMPLING``.
         """
         self._check_continuable()
-        return self.decoded.next_top(self.tokens, k, cancelled, progress)
+        return self.decoded.next_top(self.inputs, k, cancelled, progress)
 
     def take(self, token: int) -> None:
         """Add a chosen token."""
         self.decoded.take(token)
-        self.tokens.append(token)
+        self.inputs.append(token)
 
     def settle(self) -> None:
         """Remove tokens that were decoded ahead of the history."""
         self.decoded.settle()
+
+    def whole_blocks(self, start: int, end: int) -> tuple[int, int]:
+        """The range without the ends that divide a bidirectional block; it may be empty."""
+        first, last = block_boundary(self.inputs, start), block_boundary(self.inputs, end)
+        if first < start:
+            first = start + ahead_of(self.inputs[start]) + 1
+        return first, max(first, last)
+
+    def check_boundary(self, index: int) -> None:
+        """Raise ``SessionError`` if a split at ``index`` would divide a bidirectional block."""
+        start = block_boundary(self.inputs, index)
+        if start < index:
+            raise SessionError(
+                f"position {index} is in a bidirectional block (accepted: {start}, where it begins, or a position after"
+                " the block)"
+            )
 
     def shift_out(self, start: int, end: int) -> EditLevel:
         """Remove [start, end) of the history during an answer, which continues."""
@@ -119,7 +146,7 @@ class SessionSource:
                 level = min(level, EditLevel.TRUNCATE)
                 self.decoded.forget_from(start)
         if start < end:
-            self.tokens = self.tokens[:start] + self.tokens[end:]
+            self.inputs = self.inputs[:start] + self.inputs[end:]
             self.decoded.keep(None)
             self.marks.remove(start, end)
         return min(level, EditLevel.TRUNCATE) if exact else level
@@ -131,5 +158,5 @@ class SessionSource:
 
     def _check_continuable(self) -> None:
         self.check_open()
-        if not self.tokens:
+        if not self.inputs:
             raise SessionError("there is nothing to continue: append text first")

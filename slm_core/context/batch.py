@@ -8,8 +8,9 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, check_offsets, check_rows, from_each
+from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, from_each
 from slm_core.display import count, signature
+from slm_core.embedding_rows import check_offsets, check_rows
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
 from slm_core.types import EMBEDDED, LogitsSelection, Pos
 

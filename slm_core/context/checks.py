@@ -15,7 +15,6 @@ from slm_core.context.inputs import (
     ahead_of,
     all_ahead_of,
     are_blocks,
-    check_rows,
     offsets_of,
     row_of,
     rows_of,
@@ -23,6 +22,7 @@ from slm_core.context.inputs import (
 )
 from slm_core.context.ledger import Ledger, replay_plan
 from slm_core.context.snapshot import PayloadHeader, SequenceSnapshot
+from slm_core.embedding_rows import check_rows
 from slm_core.errors import (
     BatchFull,
     ContextFull,

@@ -141,6 +141,11 @@ class ContextCore(EngineCalls):
         return self._declared.options.n_batch
 
     @property
+    def n_embd(self) -> int:
+        """E: the width of embedding rows and hidden states; 0 if the context neither takes nor returns them."""
+        return self._n_embd
+
+    @property
     def n_seq_max(self) -> int:
         """The number of sequences."""
         return self._declared.options.n_seq_max

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.errors import InvalidEmbedding
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.protocols import Batch
-from slm_core.types import EMBEDDED, Pos
+from slm_core.types import EMBEDDED, LogitsSelection, Pos
 
 NO_ROWS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 NO_ROWS.flags.writeable = False
@@ -20,8 +20,6 @@ NO_AHEAD: NDArray[np.int32] = np.empty(0, np.int32)
 NO_AHEAD.flags.writeable = False
 NO_OFFSETS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 NO_OFFSETS.flags.writeable = False
-MAX_OFFSET = 2**20
-"""The largest M-RoPE offset. It is larger than any image, and bounds the sums of positions."""
 
 Offset: TypeAlias = tuple[int, int, int]
 """An M-RoPE offset in time, height and width."""
@@ -44,6 +42,17 @@ class HeldInput:
     ahead: int = 0
     offset: Offset = _AS_A_TOKEN
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HeldInput):
+            return NotImplemented
+        return (self.token, self.ahead, self.offset) == (other.token, other.ahead, other.offset) and (
+            self.row is other.row
+            or (self.row is not None and other.row is not None and np.array_equal(self.row, other.row))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.token, self.ahead, self.offset))
+
 
 Held: TypeAlias = int | HeldInput
 """One input of a sequence: a token id, or a record if the id alone does not describe it."""
@@ -57,6 +66,11 @@ def token_of(held: Held) -> int:
 def token_ids(held: Iterable[Held]) -> list[int]:
     """The token ids, ``EMBEDDED`` for each embedding row."""
     return [one.token if isinstance(one, HeldInput) else one for one in held]
+
+
+def text_tokens(held: Iterable[Held]) -> list[int]:
+    """The token ids, without embedding rows."""
+    return [token_of(one) for one in held if row_of(one) is None]
 
 
 def row_of(held: Held) -> NDArray[np.float32] | None:
@@ -101,6 +115,16 @@ def held_inputs(
     return held
 
 
+def row_inputs(rows: EmbeddingRows) -> list[Held]:
+    """Embedding rows as inputs of a sequence."""
+    n = len(rows.rows)
+    ahead = np.zeros(n, np.int32)
+    for start, end in rows.blocks:
+        ahead[start:end] = np.arange(end - start - 1, -1, -1)
+    offsets = NO_OFFSETS if rows.offsets is None else from_each(rows.offsets.astype(np.int32))
+    return held_inputs(np.full(n, EMBEDDED, np.int32), rows=rows.rows, ahead=ahead, offsets=offsets)
+
+
 def batch_inputs(batch: Batch) -> list[Held]:
     """The inputs of a batch, one per token."""
     return held_inputs(batch.tokens, rows=batch.embeddings, ahead=batch.ahead, offsets=batch.offsets)
@@ -139,17 +163,21 @@ def all_ahead_of(held: Sequence[Held]) -> NDArray[np.int32]:
     return np.array(ahead, np.int32) if any(ahead) else NO_AHEAD
 
 
-def add_held(batch: Batch, held: Sequence[Held], start: Pos) -> None:
-    """Add inputs to a batch with room, without logits, to decode them again."""
-    index = start.index
+def add_held(batch: Batch, held: Sequence[Held], start: Pos, *, logits: LogitsSelection = "none") -> None:
+    """Add inputs to a batch with room for them; ``logits`` is "none" or "last"."""
+    if not has_records(held):
+        batch.extend(token_ids(held), start, logits=logits)
+        return
+    index, end = start.index, start.index + len(held)
     for piece in _pieces(held):
         for is_row, group in groupby(piece, lambda one: row_of(one) is not None):
             run, position = list(group), Pos(start.seq_id, index)
-            if is_row:
-                batch.add_embeddings(rows_of(run), position, offsets=_from_start(run))
-            else:
-                batch.extend(token_ids(run), position)
             index += len(run)
+            selected: LogitsSelection = logits if index == end else "none"
+            if is_row:
+                batch.add_embeddings(rows_of(run), position, offsets=offsets_from_start(run), logits=selected)
+            else:
+                batch.extend(token_ids(run), position, logits=selected)
         if ahead_of(piece[0]):
             batch.join_block(len(piece))
 
@@ -158,11 +186,21 @@ def chunks_of(held: Sequence[Held], size: int) -> Iterator[Sequence[Held]]:
     """Chunks of at most ``size`` inputs. No chunk splits a bidirectional block; no block is longer than ``size``."""
     first = 0
     while first < len(held):
-        end = min(first + size, len(held))
-        while end > first and ahead_of(held[end - 1]):
-            end -= 1
+        end = block_boundary(held, min(first + size, len(held)))
         yield held[first:end]
         first = end
+
+
+def block_boundary(held: Sequence[Held], index: int) -> int:
+    """``index``, or the start of the bidirectional block that a split at ``index`` would divide."""
+    while index > 0 and ahead_of(held[index - 1]):
+        index -= 1
+    return index
+
+
+def has_records(held: Iterable[Held]) -> bool:
+    """Whether any input is a record: an embedding row, or in a bidirectional block."""
+    return any(isinstance(one, HeldInput) for one in held)
 
 
 def are_blocks(ahead: NDArray[np.int32]) -> bool:
@@ -171,47 +209,7 @@ def are_blocks(ahead: NDArray[np.int32]) -> bool:
     return bool((ahead >= 0).all() and not ahead[-1:].any() and (ahead[1:] == ahead[:-1] - 1)[inside].all())
 
 
-def check_rows(rows: object, n_embd: int | None = None) -> None:
-    """Check embedding rows.
-
-    Args:
-        rows: the values.
-        n_embd: the required width; None for any.
-
-    Raises:
-        InvalidEmbedding: not float32 [n, E], or a number that is infinite or NaN.
-    """
-    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype != np.float32:
-        what = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise InvalidEmbedding(f"embedding rows are {what} (accepted: a NumPy array, float32 [rows, E])")
-    if n_embd is not None and len(rows) and rows.shape[1] != n_embd:
-        raise InvalidEmbedding(f"embedding rows are {rows.shape[1]} wide (accepted: {n_embd}, as the model has)")
-    if not np.isfinite(rows).all():
-        first = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-        raise InvalidEmbedding(f"embedding row {first} of {len(rows)} holds a number that is infinite or none")
-
-
-def check_offsets(offsets: object, n_rows: int) -> None:
-    """Check offsets of embedding rows.
-
-    Args:
-        offsets: the values.
-        n_rows: the number of rows.
-
-    Raises:
-        InvalidEmbedding: not integers [n, 3], or out of range.
-    """
-    shape = offsets.shape if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else None
-    if not isinstance(offsets, np.ndarray) or shape != (n_rows, 3):
-        shape_or_type = (
-            f"{offsets.dtype} of shape {offsets.shape}" if isinstance(offsets, np.ndarray) else type(offsets).__name__
-        )
-        raise InvalidEmbedding(f"offsets are {shape_or_type} (accepted: a NumPy array of integers [{n_rows}, 3])")
-    if ((offsets < -MAX_OFFSET) | (offsets > MAX_OFFSET)).any():
-        raise InvalidEmbedding(f"offsets are out of range (accepted: {-MAX_OFFSET} to {MAX_OFFSET})")
-
-
-def _from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
+def offsets_from_start(held: Sequence[Held]) -> NDArray[np.int32] | None:
     """The offsets of rows from the start of their run, [n, 3]; None if they are at default positions."""
     if not any(any(offset_of(one)) for one in held):
         return None

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from slm_core.container import Incoming, Pieces, check_numbers, is_count, pack, unpack
 from slm_core.context.inputs import (
-    MAX_OFFSET,
     NO_AHEAD,
     NO_OFFSETS,
     NO_ROWS,
@@ -26,6 +25,7 @@ from slm_core.context.inputs import (
     rows_of,
     token_ids,
 )
+from slm_core.embedding_rows import MAX_OFFSET
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import EMBEDDED
 

@@ -44,6 +44,10 @@ class TokenShift:
 class ShiftableHistory(TokenSource, Protocol):
     """A token source that can drop a range of its history in the middle of an answer."""
 
+    def whole_blocks(self, start: int, end: int) -> tuple[int, int]:
+        """The range without the ends that divide a bidirectional block; it may be empty."""
+        ...
+
     def shift_out(self, start: int, end: int) -> EditLevel:
         """Remove [start, end) of the history; the running answer continues."""
         ...
@@ -83,7 +87,10 @@ class ShiftingSource:
                 if n_tokens - keep < 2:  # no token between the kept tokens and the last token
                     raise
                 end = keep + min(n_tokens - keep - 1, math.ceil((n_tokens - keep) * self._shift.share))
-                self._note(end - keep, self._history.shift_out(keep, end))
+                start, end = self._history.whole_blocks(keep, end)
+                if start == end:
+                    raise
+                self._note(end - start, self._history.shift_out(start, end))
 
     def take(self, token: int) -> None:
         """Add a token to the history."""

@@ -43,6 +43,7 @@ class Declared:
     edit_level: EditLevel
     options: ContextOptions
     n_free: int
+    n_embd: int
     n_vocab: int
 
 
@@ -52,12 +53,12 @@ def declared_of(value: dict[str, Any], options: ContextOptions, info: ModelInfo)
     Raises:
         Garbled: a value is invalid.
     """
-    sizes = {name: value[name] for name in ("n_ctx", "n_seq_max", "n_batch", "n_free")}
+    sizes = {name: value[name] for name in ("n_ctx", "n_seq_max", "n_batch", "n_free", "n_embd")}
     if not all(type(size) is int and 0 <= size < 2**31 for size in sizes.values()):
         raise Garbled("sizes of a context")
-    n_free = sizes.pop("n_free")
+    n_free, n_embd = sizes.pop("n_free"), sizes.pop("n_embd")
     capabilities, edit_level = frozenset(map(Capability, value["capabilities"])), EditLevel(value["edit_level"])
-    return Declared(capabilities, edit_level, replace(options, **sizes), n_free, info.n_vocab)
+    return Declared(capabilities, edit_level, replace(options, **sizes), n_free, n_embd, info.n_vocab)
 
 
 class IsolatedContext(Closing):
@@ -124,6 +125,11 @@ class IsolatedContext(Closing):
     def n_seq_max(self) -> int:
         """The number of sequences."""
         return self._declared.options.n_seq_max
+
+    @property
+    def n_embd(self) -> int:
+        """E: the width of embedding rows and hidden states; 0 if the context neither takes nor returns them."""
+        return self._declared.n_embd
 
     @property
     def n_free(self) -> int:

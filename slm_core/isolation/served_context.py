@@ -25,6 +25,7 @@ def declared(context: Context) -> dict[str, object]:
         "n_batch": context.n_batch,
         "n_seq_max": context.n_seq_max,
         "n_free": context.n_free,
+        "n_embd": context.n_embd,
     }
 
 

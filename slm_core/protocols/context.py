@@ -43,6 +43,11 @@ class Context(Protocol):
         ...
 
     @property
+    def n_embd(self) -> int:
+        """E: the width of embedding rows and hidden states; 0 if the context neither takes nor returns them."""
+        ...
+
+    @property
     def n_seq_max(self) -> int:
         """The number of sequences, 0 to n_seq_max - 1; each is empty at first."""
         ...

@@ -77,7 +77,7 @@ MISTAKES = [
     ({"content": "x"}, "the message has no 'role'"),
     ({"role": "user", "contents": "x"}, r"unknown key 'contents' .*did you mean 'content'\?"),
     ({"role": "user", "content": 5}, "content 5"),
-    ({"role": "user", "content": [{"type": "image_url"}]}, "a list of text parts"),
+    ({"role": "user", "content": [{"type": "image_url"}]}, "texts, text parts and EmbeddingRows"),
     ({"role": "user", "content": "x", "name": 5}, "'name' is 5"),
     ({"role": "assistant", "content": "", "tool_calls": "add"}, "tool_calls 'add'"),
     ({"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}, "tool call 0 is"),

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from slm_conformance.mutants.above import breaks
 from slm_core.chat import Chat, Choice, Oracle, Session, oracle
-from slm_core.chat.chat import _removed_span
+from slm_core.chat.chat import _removed_range
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.schema import Schema
 from slm_core.chat.stream import AnswerStream
@@ -155,7 +155,7 @@ def ForgetsByLength(original: Any, chat: Chat, start: int, end: int) -> EditLeve
     messages = (*chat.messages[:start], *chat.messages[end:])
     before, after = chat._encode(chat.messages), chat._encode(messages)
     chat.session.follow(before)
-    level = chat.session.remove_span(*_removed_span(before, after))
+    level = chat.session.remove_span(*_removed_range(before, after))
     chat._messages = messages
     return level
 

@@ -32,7 +32,7 @@ def ChatChecksumCut(original: Any, kind: str, data: bytes) -> Any:
 @breaks("TestHostileSessions::test_hostile_sessions", Session, "close")
 def RefusedSessionsStay(original: Any, session: Session) -> None:
     """If a dump of a session is refused after its sequence was restored, the sequence is not emptied."""
-    if session._source.tokens:
+    if session._source.inputs:
         original(session)
     else:
         session._source.closed = True

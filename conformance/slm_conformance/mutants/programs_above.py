@@ -21,7 +21,7 @@ def ForksLoseWhatWaits(original: Any, session: Session, seq_id: int | None = Non
     """If its original has two or more pending tokens, a fork loses them."""
     copied: Session = original(session, seq_id)
     if session.n_pending > 1:
-        copied._source.tokens = copied._source.tokens[: session.n_tokens - session.n_pending]
+        copied._source.inputs = copied._source.inputs[: session.n_tokens - session.n_pending]
     return copied
 
 

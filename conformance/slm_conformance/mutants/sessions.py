@@ -37,7 +37,7 @@ def AppendsThenChecks(original: Any, session: Session, tokens: Sequence[int]) ->
     try:
         original(session, tokens)
     except ContextFull:
-        session._edited([*session._source.tokens, *tokens])
+        session._edited([*session._source.inputs, *tokens])
         raise
 
 
@@ -121,7 +121,7 @@ def ForksChooseTheirSequence(original: Any, session: Session, seq_id: int | None
 def ForksShareTheirTokens(original: Any, session: Session, seq_id: int | None = None) -> Session:
     """A fork and its original share one list of tokens until either is edited."""
     copied: Session = original(session, seq_id)
-    copied._source.tokens = session._source.tokens
+    copied._source.inputs = session._source.inputs
     return copied
 
 
@@ -187,7 +187,7 @@ def ScratchBranchesNeedRoom(original: Any, session: Session, tokens: list[int], 
 def RestoredAnswersCountAnew(original: Any, session: Session, state: Any) -> None:
     """``min_tokens`` of a restored answer counts from 0."""
     original(session, state)
-    session._sampler.set_history(session._source.tokens)
+    session._sampler.set_history(session._source.history)
 
 
 @breaks("TestSession::test_refused_options", Session, "generate")

@@ -82,6 +82,8 @@ HINTS = MappingProxyType(
         " relies",
         "TestSessionPrograms": "the printed script: run it, and look at its last call; then the truncate, cut, fork"
         " and dump scenarios, as sessions use these calls",
+        "TestSessionRows": "the scenarios of embedding input, and of bidirectional blocks, first; everything else is"
+        " above the contract",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced instead of accepted or refused",
         "TestBidirectionalBlocks": "the decode scenarios first; then the mask: each token of a block attends to the"
         " whole block and to nothing after it, and whole blocks are decoded again",

@@ -24,7 +24,6 @@ from slm_core.context.inputs import (
     all_ahead_of,
     are_blocks,
     batch_inputs,
-    check_rows,
     next_mrope_position,
     offsets_of,
     row_of,
@@ -36,6 +35,7 @@ from slm_core.context.ledger import replay_plan, truncated_edits
 from slm_core.context.payload import Steps
 from slm_core.context.sequence_adapters import dumped_scales, part_of
 from slm_core.context.snapshot import Edit, SequenceSnapshot
+from slm_core.embedding_rows import check_rows
 from slm_core.errors import (
     BatchFull,
     ContextBusy,
@@ -88,6 +88,11 @@ class ToyContext:
         self._lock = threading.Lock()
         if not engine.shape.sections:
             self.capabilities = self.capabilities - {Capability.MROPE_POSITIONS}
+
+    @property
+    def n_embd(self) -> int:
+        """E: the width of embedding rows and hidden states."""
+        return self.engine.shape.n_embd
 
     @property
     def n_free(self) -> int:

@@ -27,6 +27,7 @@ from slm_conformance.suite.scenarios.mrope_positions import TestMropePositions
 from slm_conformance.suite.scenarios.numbers import TestNumbers
 from slm_conformance.suite.scenarios.programs_above import TestChatPrograms, TestSessionPrograms
 from slm_conformance.suite.scenarios.sampling import TestSampling
+from slm_conformance.suite.scenarios.session_rows import TestSessionRows
 from slm_conformance.suite.scenarios.sessions import TestSession
 from slm_conformance.suite.scenarios.snapshots import TestBadDumps, TestDumpRestore
 from slm_conformance.suite.scenarios.speculation import TestSpeculation
@@ -75,6 +76,7 @@ __all__ = [
     "TestSampling",
     "TestSession",
     "TestSessionPrograms",
+    "TestSessionRows",
     "TestSizes",
     "TestSpeculation",
     "TestThreads",

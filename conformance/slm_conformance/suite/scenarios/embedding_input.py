@@ -37,6 +37,8 @@ class TestEmbeddingInput(Scenarios):
             with bench.refused("rows for a context that declares none", UnsupportedInput, context=context):
                 context.decode(batch)
             return
+        width = bench.model.info.n_embd
+        assert context.n_embd == width, f"n_embd is {context.n_embd}, embedding rows of the model are {width} wide"
         logits = context.decode(batch)
         assert logits.shape == (1, bench.model.info.n_vocab), (
             f"5 rows, one of them with logits, give logits {logits.shape}"

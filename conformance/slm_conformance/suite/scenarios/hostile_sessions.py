@@ -7,6 +7,8 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar, cast
 
+import numpy as np
+
 from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.hostile import hostile_dumps
 from slm_conformance.suite.scenarios.base import Scenarios
@@ -15,11 +17,12 @@ from slm_conformance.suite.scenarios.hostile import spread_indices
 from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.container import pack, unpack
+from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import ContextClosed, InvalidSnapshot, SlmError, SnapshotMismatch
 from slm_core.generation import StoppingAction
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
-from slm_core.types import Message, Role
+from slm_core.types import EMBEDDED, Capability, Message, Role
 
 _Restored = TypeVar("_Restored")
 N_SESSIONS, N_CHATS = 600, 200
@@ -45,7 +48,7 @@ class TestHostileSessions(Scenarios):
 
     def test_hostile_sessions(self, bench: Bench) -> None:
         """Session: dumps with false fields and right checksums raise and leave nothing, or work as sessions."""
-        context, data = bench.context(n_ctx=64, n_seq_max=2), _session_dump(bench)
+        context, data = bench.context(n_ctx=64, n_seq_max=2), _session_dump(bench, rows=_rows(bench))
         keeper = Session(context, bench.vocab, seq_id=1)
         keeper.append_tokens(bench.tokens(9))
         row = next_row(keeper)
@@ -55,7 +58,7 @@ class TestHostileSessions(Scenarios):
             if session is None:
                 assert contents_of(context) == before, f"hostile dump {i} was refused, but the context changed"
                 continue
-            strange = [token for token in session.tokens if not 0 <= token < bench.vocab.size]
+            strange = [token for token in session.tokens if not 0 <= token < bench.vocab.size and token != EMBEDDED]
             assert not strange, f"hostile dump {i}: token {strange[0]} is outside the vocabulary"
             _goes_on(i, session)
             session.close()
@@ -74,7 +77,7 @@ class TestHostileSessions(Scenarios):
 
     def test_hostile_chats(self, bench: Bench) -> None:
         """Chat: dumps with false fields raise, or give chats that answer; no context is left open."""
-        model, data = BenchModel(bench), _chat_dump(bench)
+        model, data = BenchModel(bench), _chat_dump(bench, rows=_rows(bench))
         most = max(4096, bench.model.info.n_ctx_train)
         for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, *_share(bench, N_CHATS)))):
             chat = _restored(i, partial(Chat.restore, model, hostile))
@@ -88,17 +91,29 @@ class TestHostileSessions(Scenarios):
         assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
 
 
-def _session_dump(bench: Bench) -> bytes:
+def _rows(bench: Bench) -> EmbeddingRows | None:
+    """Embedding rows, if the context takes them."""
+    if Capability.EMBEDDING_INPUT not in bench.capabilities:
+        return None
+    width = bench.model.info.n_embd
+    blocks = [(0, 2)] if Capability.BIDIRECTIONAL_BLOCKS in bench.capabilities else []
+    return EmbeddingRows(np.full((3, width), 0.5, np.float32), blocks)
+
+
+def _session_dump(bench: Bench, rows: EmbeddingRows | None = None) -> bytes:
     session = Session(bench.context(n_ctx=64), bench.vocab, sampling=SAMPLING)
     session.append_tokens(bench.tokens(3))
+    if rows is not None:
+        session.append_rows(rows.rows, blocks=rows.blocks)
     for _event in session.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]):
         pass
     return session.dump()
 
 
-def _chat_dump(bench: Bench) -> bytes:
+def _chat_dump(bench: Bench, rows: EmbeddingRows | None = None) -> bytes:
     session = Session(bench.context(n_ctx=64, n_seq_max=1), bench.vocab)
-    chat = Chat(session, bench.formatter, messages=(Message(Role.USER, "a"),), options=ChatOptions(SAMPLING))
+    message = Message(Role.USER, "a" if rows is None else ["a", rows])
+    chat = Chat(session, bench.formatter, messages=(message,), options=ChatOptions(SAMPLING))
     return chat.dump()
 
 

@@ -8,8 +8,10 @@ import pytest
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.suite.bench import Bench, Rows
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.sessions import next_row
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_conformance.toy.backend import ToyBackend
+from slm_core.chat import Session
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
@@ -36,6 +38,18 @@ class TestMropePositions(Scenarios):
             return
         rows = context.decode(batch)
         assert rows.shape == (_LAST, bench.model.info.n_vocab), f"{_LAST} tokens and rows give logits {rows.shape}"
+
+    def test_in_a_session(self, bench: Bench) -> None:
+        """Clause 15: ``Session.append_rows`` with offsets gives the rows their positions, also when decoded again."""
+        _context(bench)
+        session = Session(bench.context(n_batch=_FIRST + 4), bench.vocab)
+        session.append_tokens(bench.tokens(_N)[:_FIRST])
+        session.append_rows(_rows(bench), offsets=np.array(_OFFSETS))
+        session.append_tokens(bench.tokens(_N)[_LAST:])
+        expected = _expected(bench)
+        bench.agree(next_row(session), expected[-1:], "the next logits after an image in parts")
+        session.truncate(_FIRST + 7)
+        bench.agree(next_row(session), expected[_FIRST + 6 : _FIRST + 7], "the next logits within an image")
 
     def test_dumps_as_declared(self, bench: Bench) -> None:
         """Clauses 6 and 15: a dump with offsets raises ``SnapshotMismatch`` if they are not declared."""
