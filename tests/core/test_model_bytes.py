@@ -11,8 +11,9 @@ import pytest
 
 import slm_core as slm
 from slm_conformance.oracle.factories import make_tiny_model
-from slm_core.errors import InvalidModelFile, ModelClosed, UnsupportedModel
-from slm_core.gguf import GgufFile
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelClosed, UnsupportedModel
+from slm_core.gguf import GgmlType, GgufFile
+from slm_core.quantizing import model_bytes
 from slm_core.types import Pos
 
 
@@ -83,3 +84,41 @@ def test_a_shard_in_memory_is_refused(tmp_path):
     tiny.metadata["split.count"] = 2
     with pytest.raises(UnsupportedModel, match="one of 2 shards"):
         slm.load(tiny.write(tmp_path / "m.gguf").read_bytes())
+
+
+def test_a_model_of_arrays_is_the_file_of_the_same_numbers(path):
+    with GgufFile.open(path) as file:
+        metadata = {key: file.metadata.stored(key) for key in file.metadata}
+        arrays = {}
+        for name, tensor in file.tensors.items():
+            assert tensor.ggml_type is GgmlType.F32
+            arrays[name] = file.tensor_data(name).view(np.float32).reshape(tensor.shape)
+        data = model_bytes(metadata, arrays)
+        with GgufFile.open(data) as made:
+            assert made.fingerprint() == file.fingerprint()
+    name = "blk.0.ffn_down.weight"
+    quantized = model_bytes(metadata, {**arrays, name: (arrays[name], GgmlType.Q8_0)})
+    with GgufFile.open(quantized) as made:
+        assert made.tensors[name].ggml_type is GgmlType.Q8_0
+        stored = made.tensor_data(name)
+    # Q8_0: a float16 scale for each 32 weights, the largest magnitude over 127. A code errs by half a step, and the
+    # scale by 2 ** -11 of itself, which is up to 127 * 2 ** -11 steps.
+    blocks = arrays[name].reshape(-1, 32)
+    scales = stored.reshape(-1, 34)[:, :2].copy().view(np.float16).astype(np.float32)
+    codes = stored.reshape(-1, 34)[:, 2:].view(np.int8)
+    assert (np.abs(scales * codes - blocks) <= 0.57 * np.abs(blocks).max(axis=1, keepdims=True) / 127).all()
+    with slm.load(quantized, backend="native") as model:
+        assert model.info.n_layers == 3
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [np.zeros((2, 2)), np.zeros((0, 4), np.float32), [[1.0]], np.float32(1), (np.zeros(4, int), GgmlType.F32)],
+)
+def test_arrays_of_other_kinds_are_refused(weights):
+    with pytest.raises(InvalidOption, match=r"'x\.weight'"):
+        model_bytes({}, {"x.weight": weights})
+    with pytest.raises(InvalidOption, match="alignment"):
+        model_bytes({"general.alignment": 64}, {})
+    with pytest.raises(InvalidModelFile):
+        model_bytes({}, {"x": (np.zeros((2, 31), np.float32), GgmlType.Q8_0)})
