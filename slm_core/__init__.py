@@ -87,7 +87,7 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.isolation import Isolation
-from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path, load, load_vocab, supports
+from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path, load, supports
 from slm_core.plugins import add_plugin
 from slm_core.ranking import Ranking
 from slm_core.sampling import SamplerChain, Sampling
@@ -114,6 +114,7 @@ from slm_core.types import (
     Support,
     ToolCall,
 )
+from slm_core.vocabularies import load_vocab
 
 __all__ = [
     "AdapterInfo",

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from slm_core.errors import TemplateError
+from slm_core.errors import TemplateError, VocabError
 from slm_core.plugins import FormatterSource, Registry, registry
 from slm_core.protocols import Formatter, Vocab
 from slm_core.types import ModelInfo
@@ -172,7 +172,10 @@ def _with_vocab(source: FormatterSource, vocab: Vocab) -> tuple[FormatterSource,
         return "" if token is None else vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
     def has_token(spelled: str) -> bool:
-        return len(vocab.encode(spelled, add_special=False, parse_special=True)) == 1
+        try:
+            return len(vocab.encode(spelled, add_special=False, parse_special=True)) == 1
+        except VocabError:  # the model has no vocabulary
+            return False
 
     return replace(source, bos_token=text(vocab.bos), eos_token=text(vocab.eos)), has_token
 

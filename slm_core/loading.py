@@ -6,7 +6,7 @@ import importlib.resources
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
@@ -23,7 +23,6 @@ from slm_core.formatting import choose, source_of
 from slm_core.generation import Answer
 from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
-from slm_core.gguf import GgufFile
 from slm_core.isolation import Isolation, isolation_of
 from slm_core.isolation import isolated as in_a_process
 from slm_core.isolation.model import IsolatedModel
@@ -48,6 +47,7 @@ from slm_core.types import (
     Support,
     Tool,
 )
+from slm_core.vocabularies import vocab_for
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -62,6 +62,7 @@ class Model(Closing):
         reason: why this backend was chosen.
         origin: the origin of the chat format; "" for its name.
         source: the model's file; None if it is unknown.
+        vocab: the vocabulary in place of the model's; None for the model's.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Model(Closing):
         reason: str,
         origin: str = "",
         source: ModelSource | None = None,
+        vocab: Vocab | None = None,
     ) -> None:
         self._model = model
+        self._vocab = model.vocab if vocab is None else vocab
         self._source = source if model.info.ranks else None
         self._head: RankHead | None = None
         self._formatter = formatter
@@ -103,8 +106,8 @@ class Model(Closing):
 
     @property
     def vocab(self) -> Vocab:
-        """The model's vocabulary."""
-        return self._model.vocab
+        """The model's vocabulary, or the one that ``load`` got as ``tokenizer``."""
+        return self._vocab
 
     @property
     def formatter(self) -> Formatter:
@@ -477,6 +480,7 @@ def load(
     progress: Progress | None = None,
     formatter: str | Formatter | None = None,
     chat_template: str | None = None,
+    tokenizer: str | os.PathLike[str] | Vocab | None = None,
     **backend_options: object,
 ) -> Model:
     """Load a model file, or a directory of a model.
@@ -498,13 +502,16 @@ def load(
             templates ("tool_use"). None for the model's template, or for the chat format that its control tokens
             indicate; ``info`` shows which.
         chat_template: text of a jinja template that replaces the model's template.
+        tokenizer: the vocabulary in place of the model's, for models without one: a directory with ``tokenizer.json``,
+            that file, a GGUF file, or a vocabulary with as many tokens as the model. None for the model's.
         backend_options: options that the backend's ``load_options`` lists.
 
     Raises:
         InvalidModelFile, UnsupportedModel: the file is damaged, or no installed backend can run it.
         UnknownBackend, BackendUnavailable: the backend does not exist, or is not installed completely.
         BackendCrashed: ``isolated``, and the process ended or exceeded its timeout.
-        UnknownOption, InvalidOption: an option that the backend does not have, or an invalid value.
+        UnknownOption, InvalidOption: an option that the backend does not have, or an invalid value, such as a
+            ``tokenizer`` with another number of tokens than the model.
         TemplateError: the template, or the named chat format, is missing or invalid.
     """
     if formatter is not None and chat_template is not None:
@@ -525,8 +532,9 @@ def load(
     if isolation is not None:
         reason = f"{reason}; in its own process"
     try:
-        chat_format, origin = _formatter(plugins, model, formatter, chat_template)
-        return Model(model, chat_format, reason, origin, source)
+        vocab = model.vocab if tokenizer is None else vocab_for(tokenizer, model.info.n_vocab)
+        chat_format, origin = _formatter(plugins, _Described(model.info, vocab), formatter, chat_template)
+        return Model(model, chat_format, reason, origin, source, vocab)
     except BaseException:
         model.close()
         raise
@@ -553,24 +561,6 @@ def supports(path: str | os.PathLike[str] | bytes, *, device: str = "auto") -> d
     return ranked(registry(), path if isinstance(path, bytes) else local(path), device)
 
 
-def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
-    """The vocabulary of a model file or directory; the file may contain only a vocabulary.
-
-    Args:
-        path: as for ``load``.
-
-    Raises:
-        InvalidModelFile, UnsupportedModel: the file is damaged, or the kind of its vocabulary is unknown.
-    """
-    from slm_core.tokenization import build_vocab, directory_vocab
-
-    source = path if isinstance(path, bytes) else local(path)
-    if isinstance(source, Path) and source.is_dir():
-        return directory_vocab(source)
-    with GgufFile.open(source) as file:
-        return build_vocab(file)
-
-
 def demo_model_path() -> Path:
     """The small chat model that ships with the package."""
     return Path(str(importlib.resources.files("slm_core") / "data" / "demo.gguf"))
@@ -579,6 +569,14 @@ def demo_model_path() -> Path:
 def demo_adapter_path() -> Path:
     """An adapter (LoRA) of the demo model that ships with the package: answers of a pirate."""
     return Path(str(importlib.resources.files("slm_core") / "data" / "demo-adapter.gguf"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The properties of a model that decide its chat format."""
+
+    info: ModelInfo
+    vocab: Vocab
 
 
 def _use_adapters(context: Context, scales: Mapping[str, float] | None) -> None:
@@ -596,7 +594,7 @@ def _kv_type(name: KvType | str) -> KvType:
 
 
 def _formatter(
-    plugins: Registry, model: BackendModel, requested: str | Formatter | None, template: str | None
+    plugins: Registry, model: _Described, requested: str | Formatter | None, template: str | None
 ) -> tuple[Formatter | TemplateError, str]:
     """The chat format and its origin; if the model has none, the error to raise when a chat format is needed."""
     if requested is not None and not isinstance(requested, str):

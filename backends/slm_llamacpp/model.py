@@ -17,7 +17,9 @@ from slm_core.context import ModelBase
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
+from slm_core.protocols import Vocab
 from slm_core.quant import dequantize_rows
+from slm_core.tokenization import MissingVocab, has_vocab
 from slm_core.types import ContextOptions, Progress
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.adapters import LlamaCppAdapters
@@ -80,7 +82,9 @@ class LlamaCppModel(ModelBase):
         self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
         self.longest_block, self._row_scale = blocks_of(gguf)
         try:
-            vocab = LlamaCppVocab(api, self._handle, gguf)
+            vocab: Vocab = MissingVocab(str(gguf.path), info.n_vocab)
+            if has_vocab(gguf):
+                vocab = LlamaCppVocab(api, self._handle, gguf)
             self._check_generates(gguf)
         except BaseException:
             self._handle.free()

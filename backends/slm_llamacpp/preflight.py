@@ -15,6 +15,7 @@ from slm_core.architectures import read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import OWN, GgmlType, GgufFile
 from slm_core.gguf.cursor import shown
+from slm_core.tokenization import has_vocab
 from slm_llamacpp.attention_sizes import check_heads, wrong
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
@@ -41,7 +42,8 @@ def check_survives(gguf: GgufFile) -> None:
     for key in gguf.metadata:
         if key.startswith(OWN):
             raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is no key of GGUF's, and llama.cpp ignores it")
-    _check_tokens(gguf)
+    if has_vocab(gguf):
+        _check_tokens(gguf)
     _check_layers(gguf, architecture)
     _check_experts(gguf, architecture)
     _check_numbers(gguf, architecture)

@@ -29,7 +29,6 @@ _NO_GENERATION = {
 }
 _REASONS = {name: reason for reason, names in _NO_GENERATION.items() for name in names.split()}
 _ENCODERS = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-bert"})
-_NO_VOCABULARY = ("none", "no_vocab")
 
 
 def is_encoder(gguf: GgufFile) -> bool:
@@ -54,7 +53,4 @@ def check_source(gguf: GgufFile) -> None:
         raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not among those that llama.cpp runs")
     if architecture not in _ENCODERS and not gguf.get(f"{architecture}.attention.causal", bool, True):
         raise UnsupportedModel(f"{path}: metadata '{architecture}.attention.causal' is false: the model is an encoder")
-    tokenizer = gguf.require("tokenizer.ggml.model", str)
-    if tokenizer in _NO_VOCABULARY:
-        raise UnsupportedModel(f"{path}: the file has no vocabulary (tokenizer.ggml.model is {tokenizer!r})")
     check_survives(gguf)

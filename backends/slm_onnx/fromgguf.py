@@ -14,7 +14,7 @@ from slm_core.architectures import EMBEDDING, POSITIONS, ModelSpec
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
-from slm_core.tokenization import build_vocab
+from slm_core.tokenization import model_vocab
 from slm_core.types import KvType, Progress
 from slm_onnx import BACKEND, attentioncheck, runtime
 from slm_onnx.compiled import Compiler, uncaptured
@@ -91,7 +91,7 @@ def gguf_model(
         return sessions_of(kv_type, _needs_bias(spec, device, is_alone=is_alone))
 
     with ThreadPoolExecutor(1) as pool:  # ONNX Runtime works without the GIL
-        reading = pool.submit(build_vocab, gguf)
+        reading = pool.submit(model_vocab, gguf, spec.n_vocab)
         sessions(default, True)
         vocab = reading.result()
     if vocab.size != spec.n_vocab:

@@ -112,7 +112,8 @@ class Checkpoint(Closing):
             digest = blake2b(digest_size=32)
             named = {key: repr(self.metadata[key]) for key in self.metadata if key != "general.name"}
             digest.update(json.dumps([named, sorted(self.ends)]).encode())
-            digest.update(vocabulary_of(self.path).read_bytes())
+            if (vocabulary := vocabulary_of(self.path)).is_file():
+                digest.update(vocabulary.read_bytes())
             digest.update(self._open_store().digest())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint

@@ -54,11 +54,6 @@ def read_recipe(folder: Path) -> Recipe:
         raise InvalidModelFile(f"{folder}: a directory without a {CONFIG}{_instead(folder)}")
     if not (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
         raise UnsupportedModel(f"{folder}: there is no {SINGLE}{_instead(folder)}")
-    if not vocabulary_of(folder).is_file():
-        raise UnsupportedModel(
-            f"{folder}: there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
-            " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
     config = Config(folder / CONFIG, read_json(folder / CONFIG))
     recipe = recipe_of(config)
     if not _is_encoder(config):

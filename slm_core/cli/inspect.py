@@ -18,11 +18,12 @@ from slm_core.checkpoints import INDEX, SINGLE, open_model, vocabulary_of
 from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.loading import backends as list_backends
-from slm_core.loading import demo_model_path, load_vocab
+from slm_core.loading import demo_model_path
 from slm_core.modelinfo import model_info
 from slm_core.paths import local
 from slm_core.plugins import registry
 from slm_core.types import BackendStatus, DeviceStatus, KvType
+from slm_core.vocabularies import load_vocab
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:

@@ -191,6 +191,14 @@ class EngineOptions:
     device: Device = "auto"
     threads: Threads = None
     isolated: Isolated = False
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="A vocabulary in place of the model's: a directory with tokenizer.json, or a GGUF file.",
+        ),
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
@@ -216,6 +224,7 @@ class EngineOptions:
                 progress=progress,
                 formatter=chosen.format,
                 chat_template=template,
+                tokenizer=self.tokenizer,
                 **dict(map(read_option, self.option or ())),  # type: ignore[arg-type]  # options of the engine
             )
 

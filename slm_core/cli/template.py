@@ -15,10 +15,11 @@ from slm_core.chat.prompt import encode_segments, special_spans
 from slm_core.cli import options as o
 from slm_core.cli.terminal import note, out, print_json, write
 from slm_core.formatting import formatter
-from slm_core.loading import demo_model_path, load_vocab
+from slm_core.loading import demo_model_path
 from slm_core.paths import local
 from slm_core.protocols import Vocab
 from slm_core.types import Segment
+from slm_core.vocabularies import load_vocab
 
 _STYLES = {"special": "bold magenta", "control": "cyan", "content": ""}
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_core.checkpoints import Checkpoint
+from slm_core.checkpoints import Checkpoint, vocabulary_of
 from slm_core.errors import InvalidModelFile
 from slm_core.foreign import reported
 from slm_core.tokenization.charsmap import CharsMap
 from slm_core.tokenization.directory import directory_vocab
+from slm_core.tokenization.missing import MissingVocab
 from slm_core.tokenization.sentencepiece import SentencePieceNormalizer
-from slm_core.tokenization.spec import VocabSpec, read_spec
+from slm_core.tokenization.spec import MODEL_KEY, NO_VOCAB, VocabSpec, read_spec
 from slm_core.tokenization.special import SpecialTokens, read_strips
 from slm_core.tokenization.vocab import Encoder, GgufVocab
 
@@ -23,17 +24,30 @@ if TYPE_CHECKING:
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 
 
+def has_vocab(source: GgufFile | Checkpoint) -> bool:
+    """Whether an open model has a vocabulary.
+
+    Raises:
+        InvalidModelFile: a file does not say.
+    """
+    if isinstance(source, Checkpoint):
+        return vocabulary_of(source.path).is_file()
+    return source.require(MODEL_KEY, str) not in NO_VOCAB
+
+
 def model_vocab(source: GgufFile | Checkpoint, n_vocab: int) -> Vocab:
-    """The vocabulary of an open model.
+    """The vocabulary of an open model; ``MissingVocab`` if it has none.
 
     Args:
         source: the model; it is not needed afterwards.
         n_vocab: the number of its logits V.
 
     Raises:
-        UnsupportedModel: it has no vocabulary, or one of an unknown kind.
+        UnsupportedModel: the kind of its vocabulary is unknown.
         InvalidModelFile: the vocabulary contradicts itself, or has more tokens than the model.
     """
+    if not has_vocab(source):
+        return MissingVocab(str(source.path), n_vocab)
     if isinstance(source, Checkpoint):
         return directory_vocab(source.path, n_vocab, source.ends)
     return build_vocab(source)

@@ -46,6 +46,11 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
         UnsupportedModel: the kind of the tokenizer is unknown.
     """
     path = vocabulary_of(folder)
+    if not path.is_file():
+        raise InvalidModelFile(
+            f"{folder}: there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
+            " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     data = {} if path.name == WORLD else read_json(path)
     vocab: DirectoryVocab | GgufVocab

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("slm_core.tokenization")
 
 _PREFIX = "tokenizer.ggml."
+MODEL_KEY = f"{_PREFIX}model"
+NO_VOCAB = ("none", "no_vocab")
+"""Values of ``MODEL_KEY`` for a file without a vocabulary."""
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # the reader's marks of bytes that are not UTF-8
 _BPE_MODELS = ("gpt2", "gemma4", "whitespace")
 _MODELS = (*_BPE_MODELS, "llama", "bert", "t5", "rwkv")
@@ -159,8 +162,8 @@ def stated_spec(
 
 
 def _model(gguf: GgufFile) -> str:
-    model = gguf.require(f"{_PREFIX}model", str)
-    if model in ("no_vocab", "none"):
+    model = gguf.require(MODEL_KEY, str)
+    if model in NO_VOCAB:
         raise UnsupportedModel(f"{gguf.path}: the file has no vocabulary (tokenizer.ggml.model is {model!r})")
     if model not in _MODELS:
         accepted = ", ".join(sorted(_MODELS))

@@ -13,8 +13,8 @@ import pytest
 
 from sampling.llama_sampler import LlamaSampler, LlamaVocab, Make
 from slm_conformance.oracle.factories import tiny_model
-from slm_core.loading import load_vocab
 from slm_core.sampling import SamplerChain, Sampling
+from slm_core.vocabularies import load_vocab
 
 pytest.importorskip("llama_cpp")
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
+from slm_core.errors import VocabError
 from slm_core.protocols import Vocab
 from slm_core.types import EditLevel
 
@@ -179,3 +180,18 @@ class BrokenBytesDropped(_VocabModel):
     """``decode`` of a single token drops bytes that are not UTF-8."""
 
     vocab_type = _DropsBrokenBytes
+
+
+class _Bytes(_WrongVocab):
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        try:
+            return super().encode(text, add_special=add_special, parse_special=parse_special)
+        except VocabError:
+            return list(text.encode())
+
+
+@mutant("TestBackend::test_a_file_without_a_vocabulary")
+class BytesWithoutVocabulary(_VocabModel):
+    """Without a vocabulary, a text is encoded as its bytes."""
+
+    vocab_type = _Bytes

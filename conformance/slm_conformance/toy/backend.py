@@ -25,7 +25,7 @@ from slm_core.errors import (
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.protocols import Adapters, Context, Vocab
-from slm_core.tokenization import build_vocab
+from slm_core.tokenization import model_vocab
 from slm_core.types import (
     BackendStatus,
     ContextOptions,
@@ -47,7 +47,7 @@ class ToyModel:
         with GgufFile.open(source) as file:
             self.loaded = LoadedAdapters(BaseModel.of(file))
             self.info: ModelInfo = model_info(file, backend="toy", device="cpu", kv_type=KvType.F32)
-            self.vocab: Vocab = build_vocab(file)
+            self.vocab: Vocab = model_vocab(file, self.info.n_vocab)
         self._edit_level = edit_level
         self._context_type = context_type
         self._contexts: weakref.WeakSet[ToyContext] = weakref.WeakSet()

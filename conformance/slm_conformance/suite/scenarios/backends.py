@@ -13,7 +13,15 @@ import pytest
 from slm_conformance.oracle.factories import make_tiny_model, tiny_model
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_core.errors import BackendUnavailable, InvalidModelFile, SlmError, UnknownOption, UnsupportedModel
+from slm_core.errors import (
+    BackendUnavailable,
+    InvalidModelFile,
+    SlmError,
+    UnknownOption,
+    UnsupportedModel,
+    VocabError,
+)
+from slm_core.protocols import Vocab
 from slm_core.types import BackendStatus, ModelOptions, Support
 
 
@@ -25,6 +33,7 @@ class TestBackend(Scenarios):
         "test_a_missing_file",
         "test_a_damaged_file",
         "test_an_unknown_architecture",
+        "test_a_file_without_a_vocabulary",
         "test_an_unknown_option",
         "test_options_are_listed",
         "test_an_unknown_device",
@@ -117,6 +126,26 @@ class TestBackend(Scenarios):
         with bench.refused("loading a file of the architecture 'abacus'", UnsupportedModel):
             bench.workshop.load(path)
 
+    def test_a_file_without_a_vocabulary(self, bench: Bench) -> None:
+        """Vocab: a file without a vocabulary is refused, or computes tokens, and its texts raise ``VocabError``."""
+        whole = make_tiny_model("small_llama")
+        metadata = {key: value for key, value in whole.metadata.items() if not key.startswith("tokenizer.")}
+        n_vocab = whole.tensors["token_embd.weight"].shape[0]
+        metadata |= {"tokenizer.ggml.model": "none", "llama.vocab_size": n_vocab}
+        bare = dataclasses.replace(whole, metadata=metadata)
+        path = bare.write(bench.directory / "bare.gguf")
+        if not bench.backend.supports(path, bench.workshop.fixtures.device).supported:
+            with bench.refused("loading a file without a vocabulary", UnsupportedModel):
+                bench.workshop.load(path)
+            return
+        rows = []
+        for file in (path, whole.write(bench.directory / "whole.gguf")):
+            with bench.workshop.load(file) as model:
+                rows.append(bench.feed(bench.context(n_ctx=32, model=model), range(9)))
+                if file == path:
+                    _has_no_texts(bench, model.vocab, n_vocab)
+        bench.same(rows[0], rows[1], "the logits of a file without its vocabulary")
+
     def test_an_unknown_option(self, bench: Bench) -> None:
         """Backend: an option that ``load_options`` does not list raises ``UnknownOption``."""
         options = ModelOptions(bench.workshop.fixtures.device, backend_options={"no_such_option": 1})
@@ -150,3 +179,15 @@ class TestBackend(Scenarios):
 
         with pytest.raises(KeyError):
             bench.backend.load(bench.path, bench.workshop.options(refuse)).close()
+
+
+def _has_no_texts(bench: Bench, vocab: Vocab, n_vocab: int) -> None:
+    assert vocab.size == n_vocab, f"the vocabulary has {vocab.size} tokens, the model {n_vocab}"
+    named = vocab.bos, vocab.eos, vocab.infill
+    assert named == (None, None, None), f"a file without a vocabulary has bos, eos and infill {named}"
+    with bench.refused("encode without a vocabulary", VocabError):
+        vocab.encode("a", add_special=False, parse_special=False)
+    with bench.refused("token_bytes without a vocabulary", VocabError):
+        vocab.token_bytes(1)
+    with bench.refused("decode without a vocabulary", VocabError):
+        vocab.decode([1])

@@ -1,0 +1,50 @@
+"""Loads vocabularies of files and directories, without the model or in place of the model's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slm_core.errors import InvalidOption
+from slm_core.gguf import GgufFile
+from slm_core.paths import local
+from slm_core.protocols import Vocab
+
+
+def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
+    """The vocabulary of a model file or directory; the file may contain only a vocabulary.
+
+    Args:
+        path: as for ``load``.
+
+    Raises:
+        InvalidModelFile, UnsupportedModel: the file is damaged, or the kind of its vocabulary is unknown.
+    """
+    from slm_core.tokenization import build_vocab, directory_vocab
+
+    source = path if isinstance(path, bytes) else local(path)
+    if isinstance(source, Path) and source.is_dir():
+        return directory_vocab(source)
+    with GgufFile.open(source) as file:
+        return build_vocab(file)
+
+
+def vocab_for(tokenizer: str | os.PathLike[str] | Vocab, n_vocab: int) -> Vocab:
+    """The vocabulary in place of a model's.
+
+    Raises:
+        InvalidOption: it has another number of tokens than the model.
+        InvalidModelFile, UnsupportedModel: see ``load_vocab``.
+    """
+    from slm_core.tokenization import directory_vocab
+
+    vocab: Vocab
+    if isinstance(tokenizer, str | os.PathLike):
+        path = local(tokenizer)
+        folder = path.parent if path.name == "tokenizer.json" else path
+        vocab = directory_vocab(folder, n_vocab) if folder.is_dir() else load_vocab(path)
+    else:
+        vocab = tokenizer
+    if vocab.size != n_vocab:
+        raise InvalidOption(f"tokenizer has {vocab.size} tokens (accepted: {n_vocab}, as the model has)")
+    return vocab
