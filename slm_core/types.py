@@ -96,7 +96,7 @@ class Capability(StrEnum):
     MROPE_POSITIONS = "mrope_positions"
     """Embedding rows may have M-RoPE positions: time, height and width."""
     ADAPTERS = "adapters"
-    """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices."""
+    """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices, control vectors."""
 
 
 class Pooling(StrEnum):
@@ -506,15 +506,16 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """The properties of a loaded adapter (LoRA).
+    """The properties of a loaded adapter: LoRA, or a control vector.
 
     Attributes:
         name: its name in this model.
         path: the GGUF file, or the directory of PEFT.
         fingerprint: a hash of its numbers, independent of name, path and file format.
-        rank: the largest rank of its changes.
+        rank: the largest rank of its changes; 0 for a control vector.
         n_params: its parameters.
-        tensors: the tensors that it changes, by GGUF's names, sorted.
+        tensors: the tensors that it changes, by GGUF's names, sorted; none for a control vector.
+        layers: the layers after which a control vector adds its directions, counted from 0, sorted; none for LoRA.
     """
 
     name: str
@@ -523,6 +524,7 @@ class AdapterInfo:
     rank: int
     n_params: int
     tensors: tuple[str, ...]
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

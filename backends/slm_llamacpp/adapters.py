@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in llama.cpp: which ones it computes, and its objects for them."""
+"""Adapters (LoRA, control vectors) in llama.cpp: which ones it computes, and its objects for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ctypes
 import os
 import tempfile
 import weakref
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from slm_core.adapters import Adapter, AdapterSet, write_adapter
+import numpy as np
+
+from slm_core.adapters import Adapter, AdapterSet, BaseModel, summed_directions, write_adapter
 from slm_core.architectures import architecture_names
 from slm_core.errors import DecodeFailed, InvalidModelFile, UnsupportedModel
 from slm_llamacpp import logs
@@ -25,6 +26,8 @@ time_mix_output channel_mix_key
 """Matrices of a block for which llama.cpp was seen to compute changes. It ignores changes of others."""
 _LATENT, _IGNORED_WITH_LATENTS = "blk.0.attn_kv_a_mqa.weight", ("attn_q", "output")
 """In models with latent attention (MLA), it ignores these, too."""
+_UNSTEERED = ("bert", "modern-bert", "nomic-bert")
+"""Architectures for which it ignores control vectors. It was seen to compute them for all other known ones."""
 
 
 class LlamaCppAdapters:
@@ -33,16 +36,16 @@ class LlamaCppAdapters:
     Args:
         api: the low-level functions.
         model: the model.
-        architecture: its architecture.
-        tensors: the names of its tensors.
+        base: its architecture, sizes and tensors.
     """
 
-    def __init__(self, api: Any, model: Handle, architecture: str, tensors: Collection[str]) -> None:
+    def __init__(self, api: Any, model: Handle, base: BaseModel) -> None:
         self._api = api
         self._model = model
-        self._architecture = architecture
-        self._is_tied = _OUTPUT not in tensors
-        self._ignored = _IGNORED_WITH_LATENTS if _LATENT in tensors else ()
+        self._architecture = base.architecture
+        self._n_layers, self._n_embd = base.n_layers, base.n_embd
+        self._is_tied = _OUTPUT not in base.shapes
+        self._ignored = _IGNORED_WITH_LATENTS if _LATENT in base.shapes else ()
         self._handles: weakref.WeakKeyDictionary[Adapter, Handle] = weakref.WeakKeyDictionary()
 
     def prepare(self, adapter: Adapter) -> None:
@@ -54,8 +57,12 @@ class LlamaCppAdapters:
         """
         if self._architecture not in architecture_names():
             raise UnsupportedModel(
-                f"llama.cpp ignores changes of some matrices: it is unknown which for {self._architecture!r:.80} models"
+                "llama.cpp ignores changes of some matrices, and some control vectors: it is unknown which for"
+                f" {self._architecture!r:.80} models"
             )
+        if adapter.directions:
+            self._check_steered()
+            return  # llama.cpp has no object for a control vector
         for name in adapter.info.tensors:
             self._check(name)
         with tempfile.TemporaryDirectory() as folder, self._model.use() as model, logs.collected() as complaints:
@@ -74,19 +81,35 @@ class LlamaCppAdapters:
         Raises:
             DecodeFailed: llama.cpp refuses them.
         """
-        n = len(adapters)
+        low_rank = [use for use in adapters if use.adapter.changes]
+        n = len(low_rank)
         kind: Any = self._api.llama_adapter_lora_p_ctypes * n
-        pointers, scales = kind(), (ctypes.c_float * n)(*(use.scale for use in adapters))
-        for i, (adapter, _) in enumerate(adapters):
+        pointers, scales = kind(), (ctypes.c_float * n)(*(use.scale for use in low_rank))
+        for i, (adapter, _) in enumerate(low_rank):
             with self._handles[adapter].use() as pointer:
                 pointers[i] = pointer
-        if self._api.llama_set_adapters_lora(context, pointers, n, scales):
+        if self._api.llama_set_adapters_lora(context, pointers, n, scales) or not self._steered(context, adapters):
             raise DecodeFailed("llama.cpp cannot compute with these adapters")
+
+    def _steered(self, context: int, adapters: AdapterSet) -> bool:
+        """Make a context add the directions of control vectors only; whether llama.cpp does."""
+        directions, set_vector = summed_directions(adapters), self._api.llama_set_adapter_cvec
+        if not directions:
+            return not set_vector(context, None, 0, self._n_embd, -1, -1)
+        rows = np.zeros((self._n_layers - 1, self._n_embd), np.float32)  # layer 0 has none
+        for layer, direction in directions.items():
+            rows[layer - 1] = direction
+        data = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))  # llama.cpp copies the numbers
+        return not set_vector(context, data, rows.size, self._n_embd, 1, self._n_layers - 1)
 
     def free(self) -> None:
         """Free all, before the model is freed: llama.cpp would free them with it, and again later."""
         for handle in list(self._handles.values()):
             handle.free()
+
+    def _check_steered(self) -> None:
+        if self._architecture in _UNSTEERED:
+            raise UnsupportedModel(f"llama.cpp ignores control vectors of {self._architecture!r} models")
 
     def _check(self, name: str) -> None:
         if name == _EMBEDDING and self._is_tied:

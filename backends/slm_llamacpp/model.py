@@ -89,9 +89,10 @@ class LlamaCppModel(ModelBase):
         except BaseException:
             self._handle.free()
             raise
-        self.lora = LlamaCppAdapters(api, self._handle, info.architecture, gguf.tensors.keys())
+        base = BaseModel.of(gguf)
+        self.lora = LlamaCppAdapters(api, self._handle, base)
         weakref.finalize(self, self.lora.free).atexit = False  # runs before the one above
-        super().__init__(info, vocab, LoadedAdapters(BaseModel.of(gguf), self.lora.prepare))
+        super().__init__(info, vocab, LoadedAdapters(base, self.lora.prepare))
 
     @property
     def loaded_adapters(self) -> LoadedAdapters:

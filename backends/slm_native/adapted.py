@@ -1,4 +1,7 @@
-"""Steps with the changes of adapters (LoRA): the matrices stay as they are, and each product gets a low-rank part."""
+"""Steps with adapters.
+
+The matrices stay as they are, and each product gets a low-rank part (LoRA). Control vectors are steps of their own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def adapted(
 
     Args:
         kernels: the kernel set.
-        steps: the steps of all layers, not fused.
+        steps: the steps of all layers, with the directions of control vectors, not fused.
         output: the output matrix.
         embedding: the table of embeddings.
         changes: the change of each tensor, with a scale of 1.

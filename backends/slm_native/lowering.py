@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from slm_core.adapters import Direction
 from slm_core.architectures import LayerSpec, ModelSpec
+from slm_core.gguf import GgmlType
+from slm_core.quant import QuantizedTensor
 from slm_native.kernels import ChannelMix, FeedForward, KernelSet, LatentAttention, MoeLayer, Rwkv7, RwkvBlock
 from slm_native.steps import (
     AltUpStep,
     BidirectionalAttention,
+    ControlVectorStep,
     DenseAndMoeStep,
     FeedForwardStep,
     FfnStep,
@@ -70,6 +77,21 @@ class Lowering:
         steps += [MergeStep(kernels, streams.merge)] if last and streams is not None else []
         steps += [TransferStep(kernels, self._spec.n_layers)] if last and kernels.splits else []
         return steps
+
+    def with_direction(self, index: int, steps: Sequence[Step], direction: Direction) -> list[Step]:
+        """The steps of a layer, with a direction of a control vector added to what the layer leaves.
+
+        Args:
+            index: number of the layer.
+            steps: the result of ``layer``.
+            direction: the direction [E].
+        """
+        tensor = QuantizedTensor(f"blk.{index}.direction", direction.shape, GgmlType.F32, direction.view(np.uint8))
+        outside = (MergeStep, TransferStep) if self._is_last(index) else ()  # they follow the last layer
+        end = len(steps)
+        while end > 0 and isinstance(steps[end - 1], outside):
+            end -= 1
+        return [*steps[:end], ControlVectorStep(self._kernels.vector(tensor)), *steps[end:]]
 
     def _layer(self, index: int, block: Block) -> list[Step]:
         if isinstance(block.recurrent, Rwkv7):

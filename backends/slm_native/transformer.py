@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.adapters import Adapter, AdapterSet, stacked
+from slm_core.adapters import Adapter, AdapterSet, stacked, summed_directions
 from slm_core.architectures import ModelSpec
 from slm_core.errors import InvalidOption, UnsupportedModel
 from slm_core.gguf import WeightSource
@@ -101,7 +101,7 @@ class Transformer:
         absent = 0 if offload is None else max(0, sum(sizes.blocks) - offload.budget)
         kernels.reserve(sizes._replace(absent=absent))
         self._weights = self._reader.model()
-        self._unfused: Sequence[Step] = []  # of layers that stay in memory
+        self._unfused: Sequence[Sequence[Step]] = []  # the steps of each layer that stays in memory
         self._layers = (
             self._resident(progress) if offload is None else self._offloaded(gguf, sizes.blocks, offload, progress)
         )
@@ -147,7 +147,7 @@ class Transformer:
 
     def check_adapter(self, adapter: Adapter) -> None:
         """Raise ``UnsupportedModel`` if an adapter changes tensors that are prepared in another form."""
-        known = changeable(self._unfused, self._weights.output)
+        known = changeable([step for layer in self._unfused for step in layer], self._weights.output)
         if others := [name for name in adapter.info.tensors if name not in known]:
             raise UnsupportedModel(f"adapters that change {others[0]} are not implemented in this backend")
 
@@ -159,13 +159,22 @@ class Transformer:
         with self._adapting:
             if key not in self._adapted:
                 weights, changes = self._weights, stacked(adapters)
-                made = adapted(self._kernels, self._unfused, weights.output, weights.token_embd, changes)
+                steps = self._steered(adapters)
+                made = adapted(self._kernels, steps, weights.output, weights.token_embd, changes)
                 self._kernels.ready()
                 self._adapted[key] = made
             self._adapted.move_to_end(key)
             while len(self._adapted) > _KEPT_SETS:
                 self._adapted.popitem(last=False)
             return self._adapted[key]
+
+    def _steered(self, adapters: AdapterSet) -> list[Step]:
+        """The steps of all layers, not fused, with the directions of control vectors."""
+        directions = summed_directions(adapters)
+        steps: list[Step] = []
+        for i, layer in enumerate(self._unfused):
+            steps += self._lowering.with_direction(i, layer, directions[i]) if i in directions else layer
+        return steps
 
     @property
     def steps(self) -> Sequence[str]:
@@ -313,13 +322,13 @@ class Transformer:
         return plans | windows
 
     def _resident(self, progress: Callable[[float], None]) -> ResidentLayers:
-        steps: list[Step] = []
+        layers: list[list[Step]] = []
         for i in range(self.spec.n_layers):
-            steps += self._lowering.layer(i, self._reader.block(i), self._weights)
+            layers.append(self._lowering.layer(i, self._reader.block(i), self._weights))
             progress((i + 1) / self.spec.n_layers)
         self._kernels.ready()
-        self._unfused = steps
-        return ResidentLayers(self._kernels.fuse(steps))
+        self._unfused = layers
+        return ResidentLayers(self._kernels.fuse([step for layer in layers for step in layer]))
 
     def _offloaded(
         self, gguf: WeightSource, sizes: Sequence[int], offload: Offload, progress: Callable[[float], None]

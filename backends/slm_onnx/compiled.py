@@ -27,7 +27,7 @@ from slm_onnx.editor import clear_graph, edit_graph, read_graph, write_graph
 from slm_onnx.options import CAPTURE
 from slm_onnx.products import GraphOptions
 
-BUILDER_VERSION = 9
+BUILDER_VERSION = 10
 """Increased with every change of the graph."""
 
 _NUMBERS = {
@@ -86,7 +86,7 @@ class Compiler:
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 
     def adapted(self) -> Compiler:
-        """A compiler of the same graph with inputs for low-rank changes of its matrices."""
+        """A compiler of the same graph with inputs for adapters: low-rank changes, and directions."""
         options = dataclasses.replace(self._options, adapters=True)
         return Compiler(self._gguf, self.spec, options, self._place, self._keeps)
 

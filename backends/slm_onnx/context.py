@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.adapters import AdapterSet, LoadedAdapters, LowRank, stacked
+from slm_core.adapters import AdapterSet, LoadedAdapters, LowRank, stacked, summed_directions
 from slm_core.architectures import EMBEDDING, ModelSpec, ReadFactors
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
@@ -149,15 +149,16 @@ class OnnxContext(ContextBase):
 
     @on_device
     def _engine_use(self, adapters: AdapterSet) -> None:
-        changes = stacked(adapters)
+        changes, directions = stacked(adapters), summed_directions(adapters)
         embedding_change = changes.pop(EMBEDDING, None)
-        if changes:
+        needs_inputs = bool(changes or directions)
+        if needs_inputs:
             assert self._engine.adapted is not None, "adapters are declared"
             if self._adapted is None:
                 sessions = self._engine.adapted(self._kv_type, self._sessions.has_bias)
                 self._adapted = Decoders(sessions, partial(_new_feed, self._engine, self._store))
-            self._adapted.bind(changes, self._dtype)
-        self._decoders = self._adapted if changes and self._adapted is not None else self._plain
+            self._adapted.bind(changes, directions, self._dtype)
+        self._decoders = self._adapted if needs_inputs and self._adapted is not None else self._plain
         self._embedding_change = embedding_change
 
     @on_device

@@ -20,7 +20,7 @@ from slm_core.architectures import LayerSpec, ModelSpec, NormKind, RopeSpec, Rop
 from slm_core.gguf import GgufFile
 from slm_onnx.feedforward import FeedForward
 from slm_onnx.graphwriter import ELEMENT_TYPES, MICROSOFT, Dim, GraphWriter
-from slm_onnx.ports import PLANES, Kinds, past, present, rotation, sight, temperature
+from slm_onnx.ports import DIRECTION, PLANES, Kinds, past, present, rotation, sight, temperature
 from slm_onnx.products import GraphOptions, Products
 
 _EMBEDDING_NORM = "token_embd_norm"
@@ -52,6 +52,7 @@ class DecoderGraph:
         self._dtype = options.dtype
         self._has_bias = options.bias
         self._has_states = options.states
+        self._has_directions = options.adapters
         self._graph = GraphWriter("decoder", opset=self.opset)
         self._products = Products(self._graph, gguf, options)
         self._feed_forward = FeedForward(self._graph, gguf, spec, options, self._products)
@@ -73,6 +74,8 @@ class DecoderGraph:
         branch = ""
         for layer in range(spec.n_layers):
             x, branch = self._block(layer, x, branch)
+            if self._has_directions and layer > 0:
+                branch = self._steered(layer, branch)
             progress((layer + 1) / spec.n_layers)
         _, normed = self._add_and_norm(x, branch, "output_norm")
         if self._has_states:
@@ -161,6 +164,11 @@ class DecoderGraph:
             normed = self._output_rows(normed)
         both = self._graph.node("Add", [attended, self._fed(layer, normed)], f"{prefix}branches")
         return x, both
+
+    def _steered(self, layer: int, branch: str) -> str:
+        """The last term of a layer's output plus the direction of a control vector, an input of the graph [E]."""
+        direction = self._graph.input(f"{DIRECTION}{layer}", self._dtype, [self._spec.n_embd])
+        return self._graph.node("Add", [branch, direction], f"blk.{layer}.steered")
 
     def _fed(self, layer: int, x: str) -> str:
         return self._added(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from slm_core.adapters import LowRank
+from slm_core.adapters import Direction, LowRank
 from slm_core.errors import DecodeFailed, UnsupportedModel
 from slm_onnx.feeding import Feed, Inputs
-from slm_onnx.ports import LORA_A, LORA_B
+from slm_onnx.ports import DIRECTION, LORA_A, LORA_B
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +45,9 @@ class Decoders:
         self._of_blocks: Feed | None = None
         self._bound: Inputs = {}
 
-    def bind(self, changes: Mapping[str, LowRank], dtype: str) -> None:
-        """Compute with these changes of matrices from now on; the graph has inputs for them."""
-        self._bound = adapter_inputs(self._sessions.decoder, changes, dtype)
+    def bind(self, changes: Mapping[str, LowRank], directions: Mapping[int, Direction], dtype: str) -> None:
+        """Compute with these changes of matrices, and directions after layers, from now on."""
+        self._bound = adapter_inputs(self._sessions.decoder, changes, directions, dtype)
         for feed in filter(None, (self.feed, self._of_blocks)):
             feed.bind(self._bound)
 
@@ -73,10 +73,19 @@ class Decoders:
             feed.close()
 
 
-def adapter_inputs(session: Any, changes: Mapping[str, LowRank], dtype: str) -> Inputs:
-    """The inputs of a graph for changes of matrices: A.T [in, r] and B.T [r, out]; zeros of rank 1 for no change."""
+def adapter_inputs(
+    session: Any, changes: Mapping[str, LowRank], directions: Mapping[int, Direction], dtype: str
+) -> Inputs:
+    """The inputs of a graph for adapters.
+
+    They are A.T [in, r] and B.T [r, out] of each matrix, zeros of rank 1 for no change; and the direction [E] of each
+    layer, zeros for none.
+    """
     inputs = {}
     for port in session.get_inputs():
+        if port.name.startswith(DIRECTION):
+            direction = directions.get(int(port.name.removeprefix(DIRECTION)))
+            inputs[port.name] = np.zeros(port.shape, dtype) if direction is None else direction.astype(dtype)
         for prefix in (LORA_A, LORA_B):
             if not port.name.startswith(prefix):
                 continue

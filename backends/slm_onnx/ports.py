@@ -11,6 +11,8 @@ from slm_core.types import KvType
 
 LORA_A, LORA_B = "lora_a.", "lora_b."
 """Prefixes of the inputs for low-rank changes of matrices."""
+DIRECTION = "direction."
+"""Prefix of the inputs for directions of control vectors [E]; the number of the layer follows."""
 PLANES = ("key", "value")
 
 _Kind = TypeVar("_Kind")

@@ -1,7 +1,12 @@
-"""Low-rank adapters (LoRA; Hu et al., arXiv:2106.09685): read, checked, written, and listed for a model."""
+"""Adapters: read, checked, written, and listed for a model.
 
-from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, LowRank, stacked
+They are low-rank changes of a model's matrices (LoRA; Hu et al., arXiv:2106.09685) or control vectors (representation
+engineering; Zou et al., arXiv:2310.01405).
+"""
+
+from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, Direction, LowRank, stacked, summed_directions
 from slm_core.adapters.base_model import BaseModel
+from slm_core.adapters.control_vectors import check_layer_range, write_control_vector
 from slm_core.adapters.gguf_adapters import write_adapter
 from slm_core.adapters.loaded import LoadedAdapters, check_scales, unknown_adapter
 from slm_core.adapters.merging import merge
@@ -12,12 +17,16 @@ __all__ = [
     "AdapterSet",
     "AdapterUse",
     "BaseModel",
+    "Direction",
     "LoadedAdapters",
     "LowRank",
+    "check_layer_range",
     "check_scales",
     "merge",
     "read_adapter",
     "stacked",
+    "summed_directions",
     "unknown_adapter",
     "write_adapter",
+    "write_control_vector",
 ]

@@ -1,13 +1,14 @@
-"""An adapter: low-rank changes of a model's matrices, by GGUF's names of the tensors.
+"""An adapter: low-rank changes of a model's matrices, by GGUF's names of the tensors, or a control vector.
 
-Shapes: r rank, out and in as in the changed matrix (out, in), X experts.
+Shapes: r rank, out and in as in the changed matrix (out, in), X experts, E embedding width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,8 @@ from slm_core.errors import InvalidModelFile
 from slm_core.types import AdapterInfo
 
 EMBEDDING = "token_embd.weight"
+Direction: TypeAlias = NDArray[np.float32]
+"""A direction of a control vector, float32 [E]."""
 
 
 class LowRank(NamedTuple):
@@ -55,11 +58,14 @@ class Adapter:
 
     Attributes:
         info: its name, size and fingerprint.
-        changes: the change of each tensor, by the tensor's name.
+        changes: the change of each tensor, by the tensor's name; none for a control vector.
+        directions: the direction that a control vector adds to the residual stream after each layer, by the number of
+            the layer; none for LoRA.
     """
 
     info: AdapterInfo
     changes: Mapping[str, LowRank]
+    directions: Mapping[int, Direction] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class AdapterUse(NamedTuple):
@@ -67,7 +73,7 @@ class AdapterUse(NamedTuple):
 
     Attributes:
         adapter: the adapter.
-        scale: an additional factor on its changes.
+        scale: an additional factor on its changes, or on its directions.
     """
 
     adapter: Adapter
@@ -80,7 +86,7 @@ class AdapterUse(NamedTuple):
 
 
 AdapterSet: TypeAlias = tuple[AdapterUse, ...]
-"""The adapters of a sequence, by name; their changes are added."""
+"""The adapters of a sequence, by name; their changes and directions are added."""
 
 
 def stacked(uses: AdapterSet) -> dict[str, LowRank]:
@@ -99,6 +105,16 @@ def stacked(uses: AdapterSet) -> dict[str, LowRank]:
     }
 
 
+def summed_directions(uses: AdapterSet) -> dict[int, Direction]:
+    """The sum of the directions of all control vectors, each multiplied by its scale, by layer."""
+    total: dict[int, Direction] = {}
+    for adapter, scale in uses:
+        for layer, direction in adapter.directions.items():
+            scaled = direction * np.float32(scale)
+            total[layer] = total[layer] + scaled if layer in total else scaled
+    return total
+
+
 def fingerprint_of(changes: Mapping[str, LowRank]) -> str:
     """A digest of the numbers, which does not depend on the file's format: 64 hexadecimal digits."""
     digest = blake2b(digest_size=32)
@@ -110,8 +126,8 @@ def fingerprint_of(changes: Mapping[str, LowRank]) -> str:
     return digest.hexdigest()
 
 
-def checked_changes(source: object, changes: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
-    """Changes whose matrices fit each other and are finite.
+def check_changes(source: object, changes: Mapping[str, LowRank]) -> None:
+    """Check that the matrices of changes fit each other and are finite.
 
     Raises:
         InvalidModelFile: they do not, or there are none.
@@ -127,7 +143,6 @@ def checked_changes(source: object, changes: Mapping[str, LowRank]) -> Mapping[s
             is_finite = _is_finite(a) and _is_finite(b * np.float32(scale))
         if not is_finite:
             raise InvalidModelFile(f"{source}: {name}: a number is not finite")
-    return changes
 
 
 def n_params(changes: Iterable[LowRank]) -> int:

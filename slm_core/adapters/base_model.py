@@ -17,12 +17,16 @@ class BaseModel:
     Attributes:
         architecture: the architecture in the file.
         shapes: the shape of each tensor, rows first.
+        n_layers: the number of layers.
+        n_embd: embedding width E.
         config: ``config.json`` of the directory; for a GGUF file, what its metadata say of it.
         is_file: whether it is a GGUF file.
     """
 
     architecture: str
     shapes: Mapping[str, tuple[int, ...]]
+    n_layers: int
+    n_embd: int
     config: Mapping[str, Any]
     is_file: bool = False
 
@@ -32,4 +36,6 @@ class BaseModel:
         shapes = {name: info.shape for name, info in source.tensors.items()}
         is_file = not isinstance(source, Checkpoint)
         config = source.config if isinstance(source, Checkpoint) else config_of(source)
-        return cls(source.require("general.architecture", str), shapes, config, is_file)
+        architecture = source.require("general.architecture", str)
+        n_layers, n_embd = (source.require(f"{architecture}.{key}", int) for key in ("block_count", "embedding_length"))
+        return cls(architecture, shapes, n_layers, n_embd, config, is_file)

@@ -25,22 +25,21 @@ _INVOCATION = "adapter.alora.invocation_tokens"
 _ALIGNMENT = 32
 
 
-def read_gguf(path: Path, base: BaseModel) -> dict[str, LowRank]:
-    """The changes in a GGUF file.
+def read_gguf(file: GgufFile, base: BaseModel) -> dict[str, LowRank]:
+    """The changes in an open GGUF file.
 
     Raises:
-        InvalidModelFile: the file is missing or damaged, or no adapter, or of another architecture.
+        InvalidModelFile: the file is damaged, or no adapter, or of another architecture.
         UnsupportedModel: an adapter of another kind.
     """
-    with GgufFile.open(path) as file:
-        _check_kind(file, base)
-        alpha = file.get(ALPHA, float, 0.0)
-        changes = {}
-        for name in {_target(path, name) for name in file.tensors}:
-            a, b = (_numbers(file, f"{name}{part}") for part in _PARTS)
-            if name == EMBEDDING and b.ndim == 2:
-                a, b = b.T, a
-            changes[name] = LowRank(a, b, alpha / max(1, b.shape[-1]) if alpha else 1.0)
+    _check_kind(file, base)
+    alpha = file.get(ALPHA, float, 0.0)
+    changes = {}
+    for name in {_target(file.path, name) for name in file.tensors}:
+        a, b = (_numbers(file, f"{name}{part}") for part in _PARTS)
+        if name == EMBEDDING and b.ndim == 2:
+            a, b = b.T, a
+        changes[name] = LowRank(a, b, alpha / max(1, b.shape[-1]) if alpha else 1.0)
     return changes
 
 

@@ -73,11 +73,11 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
     def __repr__(self) -> str:
         return f"<Adapters: {', '.join(self._adapters) or 'none'}>"
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Load an adapter; see ``protocols.Adapters``."""
         if self._base is None:
             raise UnsupportedInput(f"this model takes no adapters: {self._reason}")
-        adapter = read_adapter(Path(path).expanduser(), self._base, name)
+        adapter = read_adapter(Path(path).expanduser(), self._base, name, layers)
         with self._lock:
             if adapter.info.name in self._adapters:
                 raise InvalidOption(

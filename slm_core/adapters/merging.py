@@ -43,7 +43,7 @@ def merge(
         The number of changed tensors.
 
     Raises:
-        InvalidOption: an unknown format, or the new file exists or is the one that is read.
+        InvalidOption: an unknown format, a control vector, or the new file exists or is the one that is read.
         InvalidModelFile, UnsupportedModel: see ``read_adapter``.
     """
     kind = None if ggml_type is None else _type(ggml_type)
@@ -52,6 +52,7 @@ def merge(
     with GgufFile.open(source) as file:
         base = BaseModel.of(file)
         uses: AdapterSet = tuple(AdapterUse(read_adapter(path, base), scale) for path, scale in adapters)
+        _check_mergeable(uses)
         changes = stacked(uses)
         kinds = {name: kind or _type(file.tensors[name].ggml_type.name) for name in changes}
         tensors = []
@@ -73,6 +74,15 @@ def merge(
                 if progress is not None:
                     progress(done / total)
     return len(changes)
+
+
+def _check_mergeable(uses: AdapterSet) -> None:
+    for adapter, _ in uses:
+        if adapter.directions:
+            raise InvalidOption(
+                f"{adapter.info.path}: a control vector changes no weights, so it cannot be merged (use it with"
+                " --control-vector, or adapters.load)"
+            )
 
 
 def _type(name: str) -> GgmlType:

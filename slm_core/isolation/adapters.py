@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slm_core.adapters import unknown_adapter
+from slm_core.adapters import check_layer_range, unknown_adapter
 from slm_core.isolation.control import Control
 from slm_core.types import AdapterInfo
 
@@ -36,9 +36,10 @@ class IsolatedAdapters(Mapping[str, AdapterInfo]):
     def __len__(self) -> int:
         return len(self._infos)
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Load an adapter; see ``protocols.Adapters``."""
-        value = self._control.ask("load_adapter", Path(path).expanduser().absolute(), name)
+        layers = check_layer_range(layers)
+        value = self._control.ask("load_adapter", Path(path).expanduser().absolute(), name, layers and list(layers))
         match value:
             case {
                 "name": str() as known,
@@ -47,8 +48,10 @@ class IsolatedAdapters(Mapping[str, AdapterInfo]):
                 "rank": int() as rank,
                 "n_params": int() as n_params,
                 "tensors": list() as tensors,
-            } if all(isinstance(tensor, str) for tensor in tensors):
-                self._infos[known] = AdapterInfo(known, source, fingerprint, rank, n_params, tuple(tensors))
+                "layers": list() as of_layers,
+            } if all(isinstance(tensor, str) for tensor in tensors) and all(isinstance(i, int) for i in of_layers):
+                changed = tuple(tensors), tuple(of_layers)
+                self._infos[known] = AdapterInfo(known, source, fingerprint, rank, n_params, *changed)
                 return self._infos[known]
         raise self._control.garbled("load_adapter")
 

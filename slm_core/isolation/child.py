@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import astuple, fields
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -46,7 +47,7 @@ class Server:
         self._calls: dict[str, Callable[..., object]] = {
             "load": self._load,
             "new_context": self._new_context,
-            "load_adapter": lambda path, name: _adapter(self._loaded.adapters.load(path, name)),
+            "load_adapter": self._load_adapter,
             "unload_adapter": lambda name: self._loaded.adapters.unload(name),
             "close": lambda: self._loaded.close(),
             "encode": self._encode,
@@ -83,6 +84,10 @@ class Server:
         loading = ModelOptions(options["device"], options["n_threads"], progress, backend_options)
         self._model = _backend(target).load(source, loading)
         return {"info": _info(self._model.info), "vocab": _vocab(self._model.vocab)}
+
+    def _load_adapter(self, path: Path, name: str | None, layers: list[int] | None) -> object:
+        of_layers = None if layers is None else (layers[0], layers[1])
+        return _adapter(self._loaded.adapters.load(path, name, layers=of_layers))
 
     def _progress(self, share: float) -> None:
         self._control.send(pack(["progress", share]))
@@ -145,7 +150,8 @@ def _backend(target: str) -> Backend:
 
 
 def _adapter(info: AdapterInfo) -> dict[str, object]:
-    return {**{field.name: getattr(info, field.name) for field in fields(info)}, "tensors": list(info.tensors)}
+    values = {field.name: getattr(info, field.name) for field in fields(info)}
+    return {**values, "tensors": list(info.tensors), "layers": list(info.layers)}
 
 
 def _info(info: ModelInfo) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The noun Adapters: the low-rank adapters (LoRA) that are loaded for a model."""
+"""The noun Adapters: the adapters (LoRA, control vectors) that are loaded for a model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ class Adapters(Protocol):
 
     def __len__(self) -> int: ...
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Load an adapter.
 
         Args:
-            path: a GGUF file of type "adapter", or a directory that PEFT's ``save_pretrained`` wrote.
+            path: a GGUF file of type "adapter" or of architecture "controlvector", or a directory that PEFT's
+                ``save_pretrained`` wrote.
             name: its name; None for the name of the file or directory.
+            layers: the first and the last layer after which a control vector adds its directions; None for all layers
+                that have one. Layers are counted from 0, and layer 0 has none, as in llama.cpp.
 
         Raises:
             UnsupportedInput: the backend takes no adapters for this model.
             InvalidModelFile: the adapter is missing or damaged, or belongs to another model.
             UnsupportedModel: an adapter of another kind (DoRA, aLoRA), or that changes tensors that this backend cannot
                 change (experts).
-            InvalidOption: there is an adapter of this name.
+            InvalidOption: there is an adapter of this name; or ``layers`` is no range, has no direction, or is for an
+                adapter other than a control vector.
             ModelClosed: after ``close`` of the model.
         """
         ...

@@ -1,4 +1,4 @@
-"""Steps of one operation: a norm, a factor, a copy to another device."""
+"""Steps of one operation: a norm, a factor, a direction, a copy to another device."""
 
 from __future__ import annotations
 
@@ -49,6 +49,25 @@ class ScaleStep(Step):
     def describe(self) -> str:
         """See ``Step``."""
         return "scale"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlVectorStep(Step):
+    """Adds a direction of a control vector to the residual stream; with AltUp to each of the streams, as llama.cpp.
+
+    Attributes:
+        direction: the direction [E], multiplied by its scale.
+    """
+
+    direction: Array
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        return [stream + self.direction for stream in x] if isinstance(x, list) else x + self.direction
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return "control vector"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -259,9 +259,9 @@ class _Emptying(LoadedAdapters):
 class _ByPath(LoadedAdapters):
     """Adapters whose fingerprint depends on the path."""
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Change the fingerprint."""
-        info = super().load(path, name)
+        info = super().load(path, name, layers=layers)
         adapter = self._adapters[info.name]
         other = dataclasses.replace(info, fingerprint=f"{path}"[-64:])
         self._adapters[info.name] = dataclasses.replace(adapter, info=other)
@@ -271,19 +271,19 @@ class _ByPath(LoadedAdapters):
 class _Lenient(LoadedAdapters):
     """Changes of tensors that the model does not have are skipped."""
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Pretend that the model has every tensor named ``x``."""
         assert self._base is not None, "the toy takes adapters"
         self._base = dataclasses.replace(self._base, shapes={**self._base.shapes, "x": (4, 4)})
-        return super().load(path, name)
+        return super().load(path, name, layers=layers)
 
 
 class _WithoutOutput(LoadedAdapters):
     """Changes of the output matrix are accepted, and ignored."""
 
-    def load(self, path: Path | str, name: str | None = None) -> AdapterInfo:
+    def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Remove the change of the output matrix."""
-        info = super().load(path, name)
+        info = super().load(path, name, layers=layers)
         changes = self._adapters[info.name].changes
         assert isinstance(changes, dict), "as it was read"
         changes.pop("output.weight", None)
