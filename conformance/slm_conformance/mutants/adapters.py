@@ -290,7 +290,7 @@ class _WithoutOutput(LoadedAdapters):
         return info
 
 
-class _WithAdapters(ToyModel):
+class WithAdapters(ToyModel):
     """A model whose list of adapters is of another kind."""
 
     kind: type[LoadedAdapters]
@@ -306,28 +306,28 @@ class _WithAdapters(ToyModel):
 
 
 @mutant("TestAdapterFiles::test_loading")
-class UnloadedWhileInUse(_WithAdapters):
+class UnloadedWhileInUse(WithAdapters):
     """A sequence loses the changes of an adapter that is unloaded."""
 
     kind = _Emptying
 
 
 @mutant("TestAdapterFiles::test_fingerprints")
-class FingerprintsOfPaths(_WithAdapters):
+class FingerprintsOfPaths(WithAdapters):
     """The fingerprint of an adapter is its path."""
 
     kind = _ByPath
 
 
 @mutant("TestAdapterFiles::test_bad_files")
-class UnknownTensorsAreSkipped(_WithAdapters):
+class UnknownTensorsAreSkipped(WithAdapters):
     """Changes of a tensor that the model does not have are accepted."""
 
     kind = _Lenient
 
 
 @mutant("TestAdapterFiles::test_computed_or_refused")
-class OutputStaysAsItIs(_WithAdapters):
+class OutputStaysAsItIs(WithAdapters):
     """Changes of the output matrix are accepted, and ignored."""
 
     kind = _WithoutOutput

@@ -1,4 +1,4 @@
-"""Random adapters (LoRA) as GGUF files, and models with their changes added to the weights."""
+"""Random adapters (LoRA, control vectors) as GGUF files, and models with their changes added to the weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RandomAdapter:
 
     Attributes:
         path: its file.
-        changes: float32 (out, in), by the tensor's name.
+        changes: float32 (out, in), by the tensor's name; of a control vector float32 [E], by ``direction_name``.
     """
 
     path: Path
@@ -49,6 +49,25 @@ def random_adapter(path: Path, architecture: str, weights: Weights, names: Seque
     return RandomAdapter(path, changes)
 
 
+def random_control_vector(path: Path, weights: Weights, seed: int) -> RandomAdapter:
+    """Write a control vector with a direction for every layer but the first."""
+    rng, n_embd = np.random.default_rng([8, seed]), weights.shape.n_embd
+    directions = {layer: rng.normal(size=n_embd).astype(np.float32) for layer in range(1, weights.shape.n_layers)}
+    tensors = {f"direction.{layer}": StoredTensor.pack(values, "f32") for layer, values in directions.items()}
+    write_gguf(path, control_vector_metadata(), tensors)
+    return RandomAdapter(path, {direction_name(layer): values for layer, values in directions.items()})
+
+
+def direction_name(layer: int) -> str:
+    """The name in ``Weights`` of a direction that is added to the residual stream after a layer."""
+    return f"blk.{layer}.direction"
+
+
+def control_vector_metadata() -> dict[str, str | float]:
+    """The metadata of a control vector's file."""
+    return {"general.architecture": "controlvector", "controlvector.model_hint": "llama"}
+
+
 def usual_matrices(weights: Weights) -> list[str]:
     """The matrices of ``KINDS``."""
     return sorted(name for name in weights.tensors if name.removesuffix(".weight").rpartition(".")[2] in KINDS)
@@ -69,5 +88,6 @@ def merged(weights: Weights, *parts: tuple[RandomAdapter, float]) -> Weights:
     tensors = dict(weights.tensors)
     for adapter, scale in parts:
         for name, change in adapter.changes.items():
-            tensors[name] = tensors[name] + np.float32(scale) * change
+            scaled = np.float32(scale) * change
+            tensors[name] = tensors[name] + scaled if name in tensors else scaled
     return dataclasses.replace(weights, tensors=tensors)

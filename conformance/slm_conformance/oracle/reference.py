@@ -111,6 +111,7 @@ class Reference:
         for layer, cache in enumerate(caches):
             x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), cache, positions, bidirectional)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
+            x = self._steered(layer, x)
         return self._norm("output_norm", x)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
@@ -169,6 +170,11 @@ class Reference:
         scores[:, unseen & (not bidirectional)] = -np.inf
         seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
         return self._linear(f"blk.{layer}.attn_output", seen.transpose(1, 0, 2).reshape(len(x), -1))
+
+    def _steered(self, layer: int, x: Array) -> Array:
+        """A layer's output [T, E] plus the direction of a control vector, if there is one."""
+        direction = self._tensors.get(f"blk.{layer}.direction")
+        return x if direction is None else x + direction
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         gate = self._linear(f"blk.{layer}.ffn_gate", x)

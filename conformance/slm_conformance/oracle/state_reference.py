@@ -95,7 +95,7 @@ class StateReference(Reference):
         self._rows[seq_id] = np.concatenate([self._held(seq_id), x])
         states = self._entered(self._rows[seq_id])
         for layer in range(self._shape.n_layers):
-            states = self._block(layer, states)
+            states = self._steered(layer, self._block(layer, states))
         name = "output_norm" if "output_norm.weight" in self._tensors else "token_embd_norm"
         return self._norm(name, states)[-len(x) :]
 

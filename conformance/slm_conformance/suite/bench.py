@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.fixtures import BackendFixtures
-from slm_conformance.oracle.adapters import RandomAdapter, merged, random_adapter, usual_matrices
+from slm_conformance.oracle.adapters import RandomAdapter, merged, random_adapter, random_control_vector, usual_matrices
 from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model, shape_name
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import SMALL, STATES
@@ -98,6 +98,7 @@ class Workshop:
         self.declared = functools.cache(self._declared)
         self.expected = functools.cache(self._expected)
         self.adapter = functools.cache(self._adapter)
+        self.control_vector = functools.cache(self._control_vector)
         self.adapted = functools.cache(self._adapted)
 
     @functools.cached_property
@@ -191,11 +192,23 @@ class Workshop:
             self.model(name).adapters.load(made.path, adapter_name(seed))
         return made
 
-    def _adapted(self, name: str, kv_type: KvType, *scales: tuple[int, float]) -> tuple[Weights, Tolerance]:
-        """A model with random adapters, by seed and scale, added to its weights, and the tolerances of its logits."""
+    def _control_vector(self, name: str, seed: int) -> RandomAdapter:
+        """A random control vector of a model, loaded under the name ``control_vector_name(seed)``.
+
+        Raises:
+            UnsupportedModel: the backend refuses it.
+        """
+        weights = self.source(name).weights
+        assert weights is not None, f"no reference for {name}"
+        made = random_control_vector(self.directory / f"{name.replace('/', '-')}-vector-{seed}.gguf", weights, seed)
+        self.model(name).adapters.load(made.path, control_vector_name(seed))
+        return made
+
+    def _adapted(self, name: str, kv_type: KvType, *parts: tuple[RandomAdapter, float]) -> tuple[Weights, Tolerance]:
+        """A model with adapters, each with its scale, added to its weights, and the tolerances of its logits."""
         source = self.source(name)
         assert source.weights is not None, f"no reference for {name}"
-        weights = merged(source.weights, *((self.adapter(name, seed), scale) for seed, scale in scales))
+        weights = merged(source.weights, *parts)
         return weights, self.tolerance_of(weights, name, kv_type)
 
     def tolerance_of(self, weights: Weights | None, name: str, kv_type: KvType) -> Tolerance:
@@ -242,6 +255,11 @@ def _read_source(path: Path) -> Source:
 def adapter_name(seed: int) -> str:
     """The name of a random adapter in the suite's models."""
     return f"random {seed}"
+
+
+def control_vector_name(seed: int) -> str:
+    """The name of a random control vector in the suite's models."""
+    return f"vector {seed}"
 
 
 class Bench:
@@ -404,6 +422,16 @@ class Bench:
         if not made.changes:
             pytest.skip(f"{self.name} has no matrix that random adapters change, in {len(weights.tensors)} tensors")
         return made
+
+    def control_vector(self, seed: int = 1) -> RandomAdapter:
+        """A random control vector, loaded for the suite's model; skips if the backend takes none, as ``adapter``."""
+        self.weights()
+        if Capability.ADAPTERS not in self.capabilities:
+            pytest.skip("declared absent: adapters")
+        try:
+            return self.workshop.control_vector(self.name, seed)
+        except UnsupportedModel as error:
+            pytest.skip(f"refused: control vectors of {self.name}: {error}")
 
     # Actions of a scenario.
 

@@ -26,6 +26,8 @@ HINTS = MappingProxyType(
         " engine, and finalizers that run at the exit of the interpreter",
         "TestCompletions": "the fork scenarios first: the prompt is decoded once and forked for each answer; then the"
         " rows of a batch of many sequences",
+        "TestControlVectors": "the adapter scenarios first; then the layer of a direction (direction N is added to the"
+        " output of layer N, counted from 0), the scale, and sets of low-rank changes and directions together",
         "TestConstraints": "`Vocab.token_bytes`, `encode` and `eog_ids`, which grammars use; then the rows of a batch"
         " with logits for all tokens: forced tokens are decoded in one batch",
         "TestContextDumps": "the fork and dump scenarios first; then the restore of positions that sequences share: a"

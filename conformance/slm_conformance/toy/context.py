@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from slm_conformance.toy.engine import Array, Cell, Run, ToyEngine
-from slm_core.adapters import AdapterSet, LoadedAdapters, stacked
+from slm_core.adapters import AdapterSet, LoadedAdapters, stacked, summed_directions
 from slm_core.container import PART_BYTES, pack, unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import check_part_bytes
@@ -130,10 +130,15 @@ class ToyContext:
             self.sets[seq_id] = adapters
 
     def engine_with(self, adapters: AdapterSet) -> ToyEngine:
-        """The engine of the model with all changes added to its matrices."""
+        """The engine of the model with all changes added to its matrices, and all directions after its layers."""
         if not adapters:
             return self.engine
-        return self.engine.with_changes({name: change.dense() for name, change in stacked(adapters).items()})
+        changes = {name: change.dense() for name, change in stacked(adapters).items()}
+        return self.engine.with_changes(changes | self.directions_of(adapters))
+
+    def directions_of(self, adapters: AdapterSet) -> dict[str, Array]:
+        """The directions of control vectors, by their names in the engine."""
+        return {f"blk.{layer}.direction": values for layer, values in summed_directions(adapters).items()}
 
     def new_batch(self, capacity: int | None = None) -> Batch:
         """An empty batch."""

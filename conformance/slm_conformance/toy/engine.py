@@ -55,8 +55,8 @@ class ToyEngine:
         self._section_of = section_of_pairs(weights.shape)
 
     def with_changes(self, changes: Mapping[str, Array]) -> ToyEngine:
-        """The engine of the model with these sums added to its tensors."""
-        tensors = {name: self._tensors[name] + change for name, change in changes.items()}
+        """The engine of the model with these sums added to its tensors, and with directions ``blk.N.direction`` [E]."""
+        tensors = {name: self._tensors.get(name, np.float32(0)) + change for name, change in changes.items()}
         return ToyEngine(dataclasses.replace(self._weights, tensors={**self._tensors, **tensors}))
 
     @property
@@ -107,6 +107,7 @@ class ToyEngine:
             normalised, (keys, values) = self._norm(block + "attn_norm", x), keys_and_values[:, layer]
             x = x + self._attend(block, normalised, rotation, keys, values, bidirectional)
             x = self._feed_forward(block, x)
+            x = x + self._tensors[block + "direction"] if block + "direction" in self._tensors else x
         # Copies: each view would keep the arrays of all earlier tokens in memory.
         cells = [
             Cell(token, keys_and_values[0, :, i - n].copy(), keys_and_values[1, :, i - n].copy())

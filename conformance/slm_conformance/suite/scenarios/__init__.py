@@ -8,6 +8,7 @@ from slm_conformance.suite.scenarios.chats import TestChat, TestMeaning, TestOra
 from slm_conformance.suite.scenarios.completions import TestCompletions
 from slm_conformance.suite.scenarios.constraints import TestConstraints
 from slm_conformance.suite.scenarios.context_dumps import TestContextDumps
+from slm_conformance.suite.scenarios.control_vectors import TestControlVectors
 from slm_conformance.suite.scenarios.cut import TestCut
 from slm_conformance.suite.scenarios.decode import TestDecode, TestDecodeLimits, TestDecodeRefusals
 from slm_conformance.suite.scenarios.device_sampling import TestDeviceSampling
@@ -49,6 +50,7 @@ __all__ = [
     "TestCompletions",
     "TestConstraints",
     "TestContextDumps",
+    "TestControlVectors",
     "TestCut",
     "TestDeclarations",
     "TestDecode",

@@ -405,7 +405,8 @@ def _context(bench: Bench, n_ctx: int = 256) -> Context:
 
 def _adapted(bench: Bench, scales: Mapping[str, float]) -> tuple[Weights, Tolerance]:
     """The model with these adapters added to its weights, and the tolerances of its logits."""
-    return bench.workshop.adapted(bench.name, bench.kv_type, *((_SEEDS[name], scale) for name, scale in scales.items()))
+    parts = ((bench.adapter(_SEEDS[name]), scale) for name, scale in scales.items())
+    return bench.workshop.adapted(bench.name, bench.kv_type, *parts)
 
 
 def _reference(bench: Bench, scales: Mapping[str, float]) -> Reference:
