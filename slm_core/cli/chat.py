@@ -15,6 +15,7 @@ import typer
 
 from slm_core.chat import Chat
 from slm_core.cli import options as o
+from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.constraints import ConstraintOptions, check_tools
 from slm_core.cli.conversation import Conversation
 from slm_core.cli.drafts import DraftOptions
@@ -41,7 +42,7 @@ def chat(
     constraint: ConstraintOptions,
     tools: o.ToolsFile = None,
     engine: o.EngineOptions,
-    lora: o.Lora = None,
+    adapter_options: AdapterOptions,
     chat_format: o.ChatFormatOptions,
     drafts: DraftOptions,
     ctx: o.ContextSize = None,
@@ -67,7 +68,7 @@ def chat(
     def load_on(backend: str) -> Model:
         moved = o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, chat_format)
         try:
-            o.load_adapters(moved, lora)
+            adapter_options.load(moved)
         except BaseException:
             moved.close()
             raise
@@ -78,7 +79,7 @@ def chat(
         with contextlib.ExitStack() as opened:
             loaded = opened.enter_context(engine.load(model, chat_format))
             drafting = opened.enter_context(drafts.load(engine))
-            begun = conversation.begin(loaded, changed, o.load_adapters(loaded, lora))
+            begun = conversation.begin(loaded, changed, adapter_options.load(loaded))
             opened.pop_all()
         with Conversation(load_on, loaded, begun, screen.view, drafts=drafting, shows_stats=stats) as talk:
             talk.set_constraint(rule)

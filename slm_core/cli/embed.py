@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli import options as o
+from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import print_json
 from slm_core.types import Pooling
 
@@ -38,7 +39,7 @@ def embed(
         list[str], typer.Argument(metavar="TEXT...", help='The texts; "-" reads them from standard input, one a line.')
     ],
     engine: o.EngineOptions,
-    lora: o.Lora = None,
+    adapter_options: AdapterOptions,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +53,7 @@ def embed(
     """Print the embeddings of texts as a JSON object."""
     texts = read_texts(texts)
     with engine.load(path) as model:
-        embeddings = model.embed(texts, pooling=pooling, normalize=normalize, adapters=o.load_adapters(model, lora))
+        embeddings = model.embed(texts, pooling=pooling, normalize=normalize, adapters=adapter_options.load(model))
     rows = zip(texts, embeddings.n_tokens, embeddings.vectors.tolist(), strict=True)
     print_json(
         {

@@ -11,6 +11,7 @@ import typer
 
 from slm_core.atomic_write import write_whole
 from slm_core.cli import options as o
+from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.errors import InvalidOption
 from slm_core.foreign import reported
@@ -24,7 +25,7 @@ def evaluate(
         str, typer.Option("--tasks", metavar="NAME,NAME", help="Tasks of lm-evaluation-harness, such as arc_easy.")
     ],
     engine: o.EngineOptions,
-    lora: o.Lora = None,
+    adapter_options: AdapterOptions,
     chat_format: o.ChatFormatOptions,
     ctx: o.ContextSize = None,
     kv_type: o.KvTypeFlag = None,
@@ -52,7 +53,7 @@ def evaluate(
         raise InvalidOption("--tasks names no task")
     kv_types = o.read_kv_types(kv_type)
     with engine.load(model, chat_format) as loaded:
-        n_ctx, adapters = o.context_size(loaded, ctx), o.load_adapters(loaded, lora)
+        n_ctx, adapters = o.context_size(loaded, ctx), adapter_options.load(loaded)
         subject = HarnessModel(loaded, n_ctx=n_ctx, n_parallel=parallel, adapters=adapters, **kv_types)
         results = _results(
             subject,

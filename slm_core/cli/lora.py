@@ -1,7 +1,8 @@
-"""``slm lora``: adapters (LoRA): what is in them, as GGUF files, and merged into models."""
+"""``slm lora``: adapters (LoRA, control vectors): what is in them, as GGUF files, and merged into models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
+from slm_core.cli.adapters import Lora, read_lora
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.paths import local
@@ -29,8 +31,14 @@ def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
     with open_model(local(model)) as source:
         found = read_adapter(adapter.expanduser(), BaseModel.of(source)).info
     if as_json:
-        print_json({"name": found.name, "path": found.path, "fingerprint": found.fingerprint, "rank": found.rank,
-                    "n_params": found.n_params, "tensors": list(found.tensors)})  # fmt: skip
+        facts = {name: getattr(found, name) for name in ("name", "path", "fingerprint", "rank", "n_params")}
+        print_json({**facts, "tensors": list(found.tensors), "layers": list(found.layers)})
+        return
+    if found.layers:
+        out().print(
+            f"{found.name}: control vector, {found.n_params:,} parameters, fingerprint {found.fingerprint[:12]}"
+        )
+        out().print(f"adds directions after {len(found.layers)} layers: {_ranges(found.layers)}")
         return
     kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in found.tensors})
     out().print(f"{found.name}: rank {found.rank}, {found.n_params:,} parameters, fingerprint {found.fingerprint[:12]}")
@@ -46,7 +54,10 @@ def convert(model: _Model, adapter: _Adapter, target: Annotated[
         raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
     with open_model(local(model)) as source:
         base = BaseModel.of(source)
-        write_adapter(read_adapter(adapter.expanduser(), base), base.architecture, target)
+        read = read_adapter(adapter.expanduser(), base)
+        if read.directions:
+            raise InvalidOption(f"{adapter}: a control vector is a GGUF file already")
+        write_adapter(read, base.architecture, target)
     note(f"{target}: {target.stat().st_size / 1e6:,.1f} MB")
 
 
@@ -54,7 +65,7 @@ def convert(model: _Model, adapter: _Adapter, target: Annotated[
 def merge_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", autocompletion=o.model_files)],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The new GGUF file; it appears when it is complete.")],
-    lora: o.Lora,
+    lora: Lora,
     type_name: Annotated[
         str | None,
         typer.Option("--type", metavar="T", help="The number format of changed matrices (default: their own)."),
@@ -65,8 +76,15 @@ def merge_command(
 
     Changes are often smaller than the steps of a format with few bits: merge into F16, and quantize the result.
     """
-    adapters = [(path.expanduser(), scale) for path, scale in map(o.read_lora, lora or ())]
+    adapters = [(path.expanduser(), scale) for path, scale in map(read_lora, lora or ())]
     target = target.expanduser()
     with progress_of(f"Merging into {model.name}") as progress:
         n_changed = merge(local(model), adapters, target, ggml_type=type_name, force=force, progress=progress)
     note(f"{target}: {n_changed} tensors changed, {target.stat().st_size / 1e6:,.1f} MB")
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """Sorted numbers, with neighbours as ranges: "1-3, 7"."""
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

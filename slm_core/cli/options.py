@@ -132,12 +132,6 @@ ToolsFile: TypeAlias = Annotated[
         autocompletion=complete_path,
     ),
 ]
-Lora: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lora", metavar="PATH[:SCALE]", help="An adapter (LoRA): a GGUF file, a directory of PEFT; may be repeated."
-    ),
-]
 Stats: TypeAlias = Annotated[bool, typer.Option("--stats", help="Print tokens and seconds on standard error.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -347,26 +341,6 @@ def read_kv_types(text: str | None) -> KvTypes:
 def full_context(error: ContextFull, remedies: str) -> str:
     """The message of a full context, with remedies in the words of the command line."""
     return f"the context is full: {error.needed} tokens needed, {error.free} free ({remedies})"
-
-
-def read_lora(text: str) -> tuple[Path, float]:
-    """Parse ``PATH[:SCALE]``; without a scale, it is 1."""
-    path, colon, number = text.rpartition(":")
-    try:
-        scale = float(number) if colon else 1.0
-    except ValueError:  # the colon belongs to the path
-        return Path(text), 1.0
-    return (Path(path), scale) if colon else (Path(text), 1.0)
-
-
-def load_adapters(model: Model, lora: list[str] | None) -> dict[str, float]:
-    """Load the adapters of ``--lora``; returns their scales by name.
-
-    Raises:
-        InvalidOption: two adapters have the same name.
-        InvalidModelFile, UnsupportedModel, UnsupportedInput: see ``protocols.Adapters``.
-    """
-    return {model.adapters.load(path).name: scale for path, scale in map(read_lora, lora or ())}
 
 
 def read_option(text: str, flag: str = "--option") -> tuple[str, object]:

@@ -13,6 +13,7 @@ import typer
 from slm_core.chat import ChatStream
 from slm_core.cli import completions
 from slm_core.cli import options as o
+from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.completions import Request
 from slm_core.cli.constraints import ConstraintOptions, check_tools
 from slm_core.cli.drafts import DraftOptions, Drafts
@@ -54,7 +55,7 @@ def run(
     constraint: ConstraintOptions,
     tools: o.ToolsFile = None,
     engine: o.EngineOptions,
-    lora: o.Lora = None,
+    adapter_options: AdapterOptions,
     chat_format: o.ChatFormatOptions,
     drafts: DraftOptions,
     ctx: o.ContextSize = None,
@@ -91,7 +92,7 @@ def run(
             suffix=suffix,
             constraint=rule,
             tools=offered,
-            adapters=o.load_adapters(loaded, lora),
+            adapters=adapter_options.load(loaded),
             kv_types=kv_types,
         )
         try:

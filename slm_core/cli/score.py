@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from slm_core.cli import options as o
+from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import out, print_json, write
 
 
@@ -21,7 +22,7 @@ def score(
         typer.Argument(metavar="[MODEL] FILE", help='The default is the demo model; "-" reads standard input.'),
     ],
     engine: o.EngineOptions,
-    lora: o.Lora = None,
+    adapter_options: AdapterOptions,
     ctx: o.ContextSize = None,
     kv_type: o.KvTypeFlag = None,
     as_json: o.AsJson = False,
@@ -32,7 +33,7 @@ def score(
     text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
     kv_types = o.read_kv_types(kv_type)
     with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
-        adapters = o.load_adapters(model, lora)
+        adapters = adapter_options.load(model)
         scored = model.score(text, n_ctx=o.context_size(model, ctx), adapters=adapters, **kv_types)
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan

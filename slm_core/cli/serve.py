@@ -16,6 +16,7 @@ import typer
 
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
+from slm_core.cli.adapters import read_lora
 from slm_core.cli.terminal import note
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, MissingExtra
@@ -292,7 +293,7 @@ def _adapter(text: str) -> tuple[str, ServedAdapter]:
 
     names, equals, rest = text.partition("=")
     parent, _, name = names.rpartition("/")
-    path, scale = o.read_lora(rest)
+    path, scale = read_lora(rest)
     if not equals or not name or not rest or "/" in parent:
         raise InvalidOption(f"--lora {text!r} (accepted: NAME=PATH, NAME=PATH:SCALE, MODEL/NAME=PATH)")
     return parent, ServedAdapter(name, path.absolute(), scale)

@@ -61,17 +61,19 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter (LoRA) of a served model: requests choose it by its name, in place of the model's.
+    """An adapter (LoRA, control vector) of a served model: requests choose it by its name, in place of the model's.
 
     Attributes:
         name: its name in the API.
         path: a GGUF file, or a directory of PEFT.
         scale: the factor of its changes.
+        layers: the first and the last layer of a control vector; None for all layers with a direction.
     """
 
     name: str
     path: Path
     scale: float = 1.0
+    layers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Running:
         self.model = served.load()
         try:
             for adapter in served.adapters:
-                self.model.adapters.load(adapter.path, adapter.name)
+                self.model.adapters.load(adapter.path, adapter.name, layers=adapter.layers)
             self.engine = served.settings.start(self.model)
         except BaseException:
             self.model.close()

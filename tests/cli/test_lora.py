@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slm_core as slm
-from slm_core.cli.options import read_lora
+from slm_core.cli.adapters import read_lora
 from slm_core.gguf import GgufFile
 
 DEMO, PIRATE = str(slm.demo_model_path()), str(slm.demo_adapter_path())
