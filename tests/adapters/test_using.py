@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import slm_core as slm
+from slm_core.adapters import write_control_vector
 from slm_core.engine.core import EngineCore, EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, InvalidOption, SnapshotMismatch, UnsupportedInput
@@ -252,8 +253,10 @@ def test_freed_without_close(backend: str) -> None:
             assert np.isfinite(session.next_logits()).all()
 
 
-def test_isolated() -> None:
+def test_isolated(tmp_path) -> None:
     """Adapters of a model in a process of its own."""
+    vector = tmp_path / "vector.gguf"
+    write_control_vector({layer: np.ones(192, np.float32) for layer in range(1, 6)}, vector)
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1, isolated=True) as model:
         info = model.adapters.load(FILES["a"], "a")
         assert (info.name, info.rank, list(model.adapters)) == ("a", 2, ["a"])
@@ -264,6 +267,10 @@ def test_isolated() -> None:
             assert session.adapters == {"a": 0.5}
             with pytest.raises(InvalidOption):
                 session.set_adapters({"b": 1.0})
+        assert model.adapters.load(vector, "v", layers=(2, 3)).layers == (2, 3)
+        with pytest.raises(InvalidOption, match="accepted: the first and the last layer"):
+            model.adapters.load(vector, "w", layers=(3, 2))
+        model.adapters.unload("v")
         for name in ("A", ["a"]):
             with pytest.raises(InvalidOption, match=r"^unknown adapter .* \(loaded: a; did you mean 'a'\?\)"):
                 model.adapters[name]

@@ -1,4 +1,4 @@
-"""``slm lora``, and ``--lora`` of other commands."""
+"""``slm lora``, and ``--lora`` and ``--control-vector`` of other commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import slm_core as slm
+from slm_core.adapters import write_control_vector
 from slm_core.cli.adapters import read_lora
 from slm_core.gguf import GgufFile
 
@@ -119,3 +120,58 @@ def test_convert(run, tmp_path) -> None:
     assert (refused.code, "--force" in refused.err) == (1, True)
     assert run("lora", "convert", DEMO, PIRATE, str(target), "--force").code == 0
     np.testing.assert_array_equal(np.frombuffer(target.read_bytes(), np.uint8), np.frombuffer(before, np.uint8))
+
+
+@pytest.fixture(scope="module")
+def vector(tmp_path_factory) -> str:
+    """A control vector of the demo model."""
+    rng, path = np.random.default_rng(1), tmp_path_factory.mktemp("vector") / "vector.gguf"
+    write_control_vector({i: rng.standard_normal(192).astype(np.float32) for i in range(1, 6)}, path)
+    return str(path)
+
+
+def steered(vector: str, scale: float, layers: tuple[int, int] | None = None) -> float:
+    """The log probability of a text with a control vector."""
+    with slm.load(DEMO, backend="native") as model:
+        model.adapters.load(vector, "v", layers=layers)
+        return model.score(QUESTION, adapters={"v": scale}).total
+
+
+def test_control_vector(run, vector, tmp_path) -> None:
+    """As the calls with the control vector, and with some of its layers; --lora takes it, too."""
+    (tmp_path / "text.txt").write_text(QUESTION)
+    few = ("--control-vector-layer-range", "2", "3")
+    for flags, expected in (
+        (("--control-vector", f"{vector}:8"), steered(vector, 8.0)),
+        (("--control-vector", f"{vector}:8", *few), steered(vector, 8.0, (2, 3))),
+        (("--lora", f"{vector}:-8"), steered(vector, -8.0)),
+        ((), steered(vector, 0.0)),
+    ):
+        outcome = run("score", DEMO, str(tmp_path / "text.txt"), "--json", "--backend", "native", *flags)
+        assert json.loads(outcome.out)["logprob"] == pytest.approx(expected, rel=1e-6), flags
+    assert abs(steered(vector, 8.0) - steered(vector, 8.0, (2, 3))) > 1  # nats
+
+
+def test_wrong_flags_of_control_vectors(run, vector) -> None:
+    few = ("--control-vector-layer-range", "6", "9")
+    for flags, words in (
+        (("--control-vector", vector, *few), "no direction for them (it has: 1 to 5)"),
+        (few, "goes with --control-vector"),
+        (("--control-vector", PIRATE), "adapter of another kind (use --lora)"),
+        (("--control-vector", "missing.gguf"), "missing.gguf: no such file"),
+    ):
+        outcome = run("run", DEMO, QUESTION, *flags, *GREEDY)
+        assert (outcome.code, outcome.err.count("\n")) == (1, 1) and words in outcome.err, outcome.err
+
+
+def test_lora_commands_with_a_control_vector(run, vector, tmp_path) -> None:
+    shown = run("lora", "info", DEMO, vector)
+    assert "control vector, 960 parameters" in shown.out and "after 5 layers: 1-5" in shown.out
+    assert json.loads(run("lora", "info", DEMO, vector, "--json").out)["layers"] == [1, 2, 3, 4, 5]
+    target = str(tmp_path / "out.gguf")
+    for command, words in (
+        (("convert", DEMO, vector, target), "is a GGUF file already"),
+        (("merge", DEMO, target, "--lora", vector), "changes no weights"),
+    ):
+        outcome = run("lora", *command)
+        assert outcome.code == 1 and words in outcome.err and not Path(target).exists()

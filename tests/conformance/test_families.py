@@ -11,6 +11,7 @@ import pytest
 
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import FAMILIES
+from slm_core.adapters import write_control_vector
 from slm_core.architectures import read_spec
 from slm_core.errors import UnsupportedEdit
 from slm_core.gguf import GgufFile
@@ -95,6 +96,24 @@ def test_a_cut_agrees_between_engines(models, path, tokens, feed, assert_close):
                 continue
             context.cut(Pos(0, 20), Pos(0, 31))
             rows.append(feed(context, tokens[:5]))
+    if len(rows) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
+        assert_close(rows[0], rows[1], BOUND_ACROSS)
+
+
+def test_a_control_vector_agrees_between_engines(models, path, tmp_path, random_tokens, feed, assert_close):
+    """Directions after all layers but the first, with AltUp for each residual stream."""
+    tokens, rng, rows = random_tokens(24, seed=6), np.random.default_rng(7), []
+    info, vector = models["native"].info, tmp_path / "vector.gguf"
+    directions = {layer: rng.standard_normal(info.n_embd).astype(np.float32) for layer in range(1, info.n_layers)}
+    write_control_vector(directions, vector)
+    for model in models.values():
+        model.adapters.load(vector)
+        with new_context(model) as context:
+            context.set_adapters(0, {"vector": 0.7})
+            steered, plain = feed(context, tokens), feed(context, tokens, seq_id=1)
+            assert np.linalg.norm(steered - plain) > 0.05 * np.linalg.norm(plain), "the vector changes nothing"
+            rows.append(steered)
+        model.adapters.unload("vector")
     if len(rows) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
         assert_close(rows[0], rows[1], BOUND_ACROSS)
 

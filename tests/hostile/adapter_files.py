@@ -1,4 +1,4 @@
-"""Sound adapters of a tiny llama, as a GGUF file and as a directory of PEFT."""
+"""Sound adapters of a tiny llama: a GGUF file, a control vector, a directory of PEFT."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slm_conformance.oracle.adapters import random_adapter, usual_matrices
+from slm_conformance.oracle.adapters import random_adapter, random_control_vector, usual_matrices
 from slm_conformance.oracle.weights import Weights
 from tests.hostile.folders import Folder, safetensors
 
@@ -19,6 +19,11 @@ def gguf_adapter(path: Path, model: Path) -> bytes:
     """The bytes of a GGUF adapter of all matrices of the blocks."""
     weights = Weights.read(model)
     return random_adapter(path, "llama", weights, usual_matrices(weights), 0).path.read_bytes()
+
+
+def control_vector(path: Path, model: Path) -> bytes:
+    """The bytes of a control vector with directions for all layers but the first."""
+    return random_control_vector(path, Weights.read(model), 0).path.read_bytes()
 
 
 def peft_adapter(model: Path) -> Folder:

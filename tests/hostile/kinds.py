@@ -173,10 +173,11 @@ class Adapters(Kind):
     """Adapters, loaded for a model beside a sequence that must not change."""
 
     def prepare(self) -> None:
-        """A model, a GGUF adapter and a directory of PEFT."""
+        """A model, a GGUF adapter, a control vector and a directory of PEFT."""
         path = family_model(self.folder, "llama")
         self._model = make_backend(self.backend).load(path, ModelOptions("cpu", 1))
-        self._form = parse(adapter_files.gguf_adapter(self.folder / "sound.gguf", path))
+        sound = self.folder / "sound.gguf"
+        self._forms = [parse(make(sound, path)) for make in (adapter_files.gguf_adapter, adapter_files.control_vector)]
         self._folder = adapter_files.peft_adapter(path)
         self._expected = self._logits("")
 
@@ -187,7 +188,7 @@ class Adapters(Kind):
         if rng.random() < 0.5:
             place.mkdir()
             place /= "adapter.gguf"
-            place.write_bytes(gguf_mutations.mutated(rng, self._form))
+            place.write_bytes(gguf_mutations.mutated(rng, self._forms[rng.integers(len(self._forms))]))
         else:
             folders.write(folders.mutated(rng, self._folder), place)
         self._model.adapters.load(place, "broken")

@@ -13,6 +13,7 @@ import pytest
 
 import slm_core as slm
 from server.conftest import QUESTION, Client
+from slm_core.adapters import write_control_vector
 from slm_core.cli.serve import _adapter
 from slm_core.generation.scoring import score_tokens
 from slm_core.server import EngineSettings, ServedAdapter, ServedModel, create_app
@@ -22,15 +23,23 @@ ADAPTERS = (ServedAdapter("pirate", slm.demo_adapter_path()), ServedAdapter("hal
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Client]:
-    """A server with the demo model and two adapters of it."""
+def vector(tmp_path_factory: pytest.TempPathFactory) -> ServedAdapter:
+    """A control vector, in two of its layers."""
+    rng, path = np.random.default_rng(1), tmp_path_factory.mktemp("vector") / "vector.gguf"
+    write_control_vector({layer: rng.standard_normal(192).astype(np.float32) for layer in range(1, 6)}, path)
+    return ServedAdapter("vector", path, 25.0, layers=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def served(vector: ServedAdapter) -> Iterator[Client]:
+    """A server with the demo model, two adapters of it, and a control vector."""
     log = StringIO()
     model = ServedModel(
         "demo",
         lambda: slm.load(slm.demo_model_path()),
         aliases=("gpt-test",),
         settings=EngineSettings(n_ctx=2048),
-        adapters=ADAPTERS,
+        adapters=(*ADAPTERS, vector),
     )
     client = Client(create_app([model], log=log), log)
     yield client
@@ -38,10 +47,10 @@ def served() -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def adapted(demo: slm.Model) -> slm.Model:
+def adapted(demo: slm.Model, vector: ServedAdapter) -> slm.Model:
     """The demo model with the same adapters."""
-    for adapter in ADAPTERS:
-        demo.adapters.load(adapter.path, adapter.name)
+    for adapter in (*ADAPTERS, vector):
+        demo.adapters.load(adapter.path, adapter.name, layers=adapter.layers)
     return demo
 
 
@@ -94,11 +103,12 @@ def test_lists_name_adapters_and_their_model(served: Client) -> None:
         "demo": None,
         "pirate": "demo",
         "half": "demo",
+        "vector": "demo",
     }
     assert (listed["demo"]["aliases"], listed["pirate"]["aliases"]) == (["gpt-test"], [])
     assert served.get("/v1/models/half").json()["loaded"] is True
     tags = {model["name"]: model["details"]["parent_model"] for model in served.get("/api/tags").json()["models"]}
-    assert tags == {"demo": "", "pirate": "demo", "half": "demo"}
+    assert tags == {"demo": "", "pirate": "demo", "half": "demo", "vector": "demo"}
     assert served.post("/api/show", {"model": "half"}).json()["details"]["parent_model"] == "demo"
     assert [model["name"] for model in served.get("/api/ps").json()["models"]] == ["demo"]
 
@@ -106,7 +116,7 @@ def test_lists_name_adapters_and_their_model(served: Client) -> None:
 def test_embeddings_and_scores_are_those_of_the_adapter(served: Client, adapted: slm.Model) -> None:
     texts = ["the dog", "a longer text about a ship"]
     plain = adapted.embed(texts).vectors
-    for name, scales in (("demo", {}), ("pirate", {"pirate": 1.0})):
+    for name, scales in (("demo", {}), ("pirate", {"pirate": 1.0}), ("vector", {"vector": 25.0})):
         body = served.post("/v1/embeddings", {"model": name, "input": texts}).json()
         assert body["model"] == name
         vectors = np.array([each["embedding"] for each in body["data"]], np.float32)

@@ -13,6 +13,7 @@ import pytest
 
 from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.oracle.families import family_model
+from slm_core.adapters import write_control_vector
 from slm_core.architectures import read_spec
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
@@ -71,11 +72,17 @@ def fake_devices(monkeypatch) -> FakeDevices:
     return devices
 
 
-def run_session(model, name_pages=lambda context: None) -> tuple[list[np.ndarray], bytes]:
-    """Logits and a dump of a session: prefills and steps of two sequences, a fork, a cut in shared pages, a restore."""
+def run_session(model, vector=None, name_pages=lambda context: None) -> tuple[list[np.ndarray], bytes]:
+    """Logits and a dump of a session: prefills and steps of two sequences, a fork, a cut in shared pages, a restore.
+
+    The second sequence has the control vector, if there is one.
+    """
     rng, rows = np.random.default_rng(1), []
     with model.new_context(ContextOptions(n_ctx=512, n_seq_max=3, n_batch=128)) as context:
         name_pages(context)
+        if vector is not None:
+            model.adapters.load(vector, "vector")
+            context.set_adapters(1, {"vector": 0.5})
 
         def decode(counts: dict[int, int]) -> None:
             batch = context.new_batch()
@@ -102,8 +109,10 @@ def test_logits_equal_those_of_one_device(family, tmp_path, fake_devices, monkey
     path = make_tiny_model(family).write(tmp_path / "m.gguf") if family in ("llama", "qwen3") else None
     path = path or family_model(tmp_path, family)
     with GgufFile.open(path) as file:
-        n_layers = read_spec(file).n_layers
+        spec = read_spec(file)
+        n_layers, vector = spec.n_layers, tmp_path / "vector.gguf"
         tied = "output.weight" not in file.tensors
+    write_control_vector({i: np.full(spec.n_embd, 0.1 * i, np.float32) for i in range(1, n_layers)}, vector)
     device_map = (
         {"cpu:0": 1, "cpu:1": n_layers - 1} if n_layers < 3 else {"cpu:0": 1, "cpu:1": n_layers - 2, "cpu:2": 1}
     )
@@ -127,13 +136,13 @@ def test_logits_equal_those_of_one_device(family, tmp_path, fake_devices, monkey
                 fake_devices.names[plane] = device
 
     with NativeBackend().load(path, ModelOptions(backend_options={"tier": "torch"})) as model:
-        expected, dump = run_session(model)
+        expected, dump = run_session(model, vector)
     for step in ("prepare", "vector"):
         monkeypatch.setattr(torch_kernels.TorchKernels, step, labelled(getattr(torch_kernels.TorchKernels, step)))
     options = {"tier": "torch", "device_map": device_map}
     with NativeBackend().load(path, ModelOptions(backend_options=options)) as model, fake_devices:
         assert model.info.device == ", ".join(device_map)
-        actual, other_dump = run_session(model, name_pages)
+        actual, other_dump = run_session(model, vector, name_pages)
     assert fake_devices.n_checked > 100
     assert dump == other_dump, "the dump depends on the devices of the layers"
     for mine, theirs in zip(actual, expected, strict=True):
