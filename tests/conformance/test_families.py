@@ -100,22 +100,30 @@ def test_a_cut_agrees_between_engines(models, path, tokens, feed, assert_close):
         assert_close(rows[0], rows[1], BOUND_ACROSS)
 
 
-def test_a_control_vector_agrees_between_engines(models, path, tmp_path, random_tokens, feed, assert_close):
-    """Directions after all layers but the first, with AltUp for each residual stream."""
-    tokens, rng, rows = random_tokens(24, seed=6), np.random.default_rng(7), []
+def test_a_control_vector_agrees_between_engines(models, tmp_path, random_tokens, feed):
+    """Directions after all layers but the first, with AltUp for each residual stream.
+
+    The engines differ no more than twice as much as without the control vector.
+    """
+    tokens, rng = random_tokens(24, seed=6), np.random.default_rng(7)
     info, vector = models["native"].info, tmp_path / "vector.gguf"
     directions = {layer: rng.standard_normal(info.n_embd).astype(np.float32) for layer in range(1, info.n_layers)}
     write_control_vector(directions, vector)
+    plain, steered = [], []
     for model in models.values():
         model.adapters.load(vector)
         with new_context(model) as context:
             context.set_adapters(0, {"vector": 0.7})
-            steered, plain = feed(context, tokens), feed(context, tokens, seq_id=1)
-            assert np.linalg.norm(steered - plain) > 0.05 * np.linalg.norm(plain), "the vector changes nothing"
-            rows.append(steered)
+            steered.append(feed(context, tokens))
+            plain.append(feed(context, tokens, seq_id=1))
         model.adapters.unload("vector")
-    if len(rows) == 2 and not path.name.startswith(COMPUTES_OTHERWISE):
-        assert_close(rows[0], rows[1], BOUND_ACROSS)
+        assert relative_error(steered[-1], plain[-1]) > 0.05, "the control vector changes nothing"
+    if len(models) == 2:
+        assert relative_error(*steered) < BOUND_ACROSS + 2 * relative_error(*plain)
+
+
+def relative_error(rows: np.ndarray, expected: np.ndarray) -> float:
+    return float((np.linalg.norm(rows - expected, axis=1) / np.linalg.norm(expected, axis=1)).max())
 
 
 def test_edit_levels_of_both_engines(models, path):
