@@ -101,7 +101,7 @@ class Model(Closing):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters (LoRA) that are loaded for the model, by name; ``adapters.load(path, name)`` loads one."""
+        """The adapters (LoRA, control vectors) that are loaded, by name; ``adapters.load(path, name)`` loads one."""
         return self._model.adapters
 
     @property
