@@ -17,7 +17,7 @@ class BaseModel:
     Attributes:
         architecture: the architecture in the file.
         shapes: the shape of each tensor, rows first.
-        n_layers: the number of layers.
+        n_layers: the number of layers, without those that only predict further tokens (MTP).
         n_embd: embedding width E.
         config: ``config.json`` of the directory; for a GGUF file, what its metadata say of it.
         is_file: whether it is a GGUF file.
@@ -38,4 +38,5 @@ class BaseModel:
         config = source.config if isinstance(source, Checkpoint) else config_of(source)
         architecture = source.require("general.architecture", str)
         n_layers, n_embd = (source.require(f"{architecture}.{key}", int) for key in ("block_count", "embedding_length"))
+        n_layers -= source.get(f"{architecture}.nextn_predict_layers", int, 0)
         return cls(architecture, shapes, n_layers, n_embd, config, is_file)
