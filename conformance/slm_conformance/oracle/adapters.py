@@ -32,6 +32,16 @@ class RandomAdapter:
     changes: Mapping[str, NDArray[np.float32]]
 
 
+def adapter_name(seed: int) -> str:
+    """The name of a random adapter in the suite's models."""
+    return f"random {seed}"
+
+
+def control_vector_name(seed: int) -> str:
+    """The name of a random control vector in the suite's models."""
+    return f"vector {seed}"
+
+
 def random_adapter(path: Path, architecture: str, weights: Weights, names: Sequence[str], seed: int) -> RandomAdapter:
     """Write an adapter that changes the named matrices."""
     rng, tensors, changes = np.random.default_rng([7, seed]), {}, {}

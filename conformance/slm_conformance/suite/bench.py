@@ -22,7 +22,15 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.fixtures import BackendFixtures
-from slm_conformance.oracle.adapters import RandomAdapter, merged, random_adapter, random_control_vector, usual_matrices
+from slm_conformance.oracle.adapters import (
+    RandomAdapter,
+    adapter_name,
+    control_vector_name,
+    merged,
+    random_adapter,
+    random_control_vector,
+    usual_matrices,
+)
 from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model, shape_name
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import SMALL, STATES
@@ -250,16 +258,6 @@ def _read_source(path: Path) -> Source:
     except UnsupportedModel:
         return Source(path, None, "unknown")
     return Source(path, weights, weights.main_type)
-
-
-def adapter_name(seed: int) -> str:
-    """The name of a random adapter in the suite's models."""
-    return f"random {seed}"
-
-
-def control_vector_name(seed: int) -> str:
-    """The name of a random control vector in the suite's models."""
-    return f"vector {seed}"
 
 
 class Bench:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from slm_conformance.oracle.adapters import adapter_metadata, merged, random_adapter
+from slm_conformance.oracle.adapters import adapter_metadata, adapter_name, merged, random_adapter
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.weights import Weights
-from slm_conformance.suite.bench import Bench, Rows, adapter_name
+from slm_conformance.suite.bench import Bench, Rows
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_conformance.suite.tolerance import Tolerance

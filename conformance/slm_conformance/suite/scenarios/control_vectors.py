@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from slm_conformance.oracle.adapters import RandomAdapter, control_vector_metadata, direction_name
+from slm_conformance.oracle.adapters import (
+    RandomAdapter,
+    adapter_name,
+    control_vector_metadata,
+    control_vector_name,
+    direction_name,
+)
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.references import reference_of
-from slm_conformance.suite.bench import Bench, Rows, adapter_name, control_vector_name
+from slm_conformance.suite.bench import Bench, Rows
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_core.context.snapshot import SequenceSnapshot
