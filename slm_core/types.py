@@ -553,6 +553,8 @@ class ModelInfo:
         state_bytes_per_sequence: additional bytes of a context per sequence of any length; None if unknown.
         pooling: the file's pooling of embeddings; None if the file has none.
         ranks: whether it is a reranker, which scores a pair of texts.
+        settings: the backend's settings in effect, by name, such as "threads" or "kernels": defaults, options and
+            profiles.
     """
 
     path: Path
@@ -576,6 +578,7 @@ class ModelInfo:
     state_bytes_per_sequence: int | None = None
     pooling: Pooling | None = None
     ranks: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
         return f"ModelInfo({self.summary})"
@@ -590,6 +593,7 @@ class ModelInfo:
             ("chat format", self.formatter),
             ("backend", self.backend),
             ("chosen because", self.reason),
+            *self.settings.items(),
         ]
         return card(self.name or self.path.name, table([(name, value) for name, value in rows if value]))
 

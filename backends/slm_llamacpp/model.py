@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ class LlamaCppModel(ModelBase):
         self.head_dim = _head_dim(gguf)
         self.moves_keys = moves_keys(gguf)
         info = model_info(gguf, backend=f"{BACKEND} {library.version()}", device=settings.device.label)
+        info = replace(info, settings=settings.named())
         self._handle = Handle(_load(api, gguf, _path(file), settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system frees the memory
         self._is_encoder = is_encoder(gguf)

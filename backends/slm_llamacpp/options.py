@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -141,3 +141,9 @@ class Settings:
     n_threads: int
     repack: bool
     options: LoadOptions
+
+    def named(self) -> dict[str, str]:
+        """The settings in effect; see ``ModelInfo.settings``. llama.cpp decides what is not listed."""
+        chosen = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        chosen |= {"threads": self.n_threads, "repack": self.repack}
+        return {name: str(value) for name, value in chosen.items() if value is not None}

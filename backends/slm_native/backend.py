@@ -94,13 +94,17 @@ class NativeBackend:
         """Load a model; see ``protocols.Backend.load``."""
         _check_options(options.backend_options)
         offload = _offload(options.backend_options)
-        choice = _kernels(options, offload, _profile(source, options))
+        profile = _profile(source, options)
+        choice = _kernels(options, offload, profile)
         progress = options.progress or (lambda share: None)
         progress(0.0)
         gguf = open_model(source)
         try:
             swa_full = bool(options.backend_options.get("swa_full", True))
-            return NativeModel(gguf, choice.kernels, progress, offload, swa_full=swa_full)
+            settings = {"tier": f"{choice.kernels.name}: {choice.reason}"}
+            settings |= {} if profile is None else {"profile": str(profile)}
+            settings |= {} if offload is None else {"offload": str(offload)}
+            return NativeModel(gguf, choice.kernels, progress, offload, swa_full=swa_full, settings=settings)
         except BaseException:
             gguf.close()
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
 from slm_core.architectures import check_tensors, read_spec
@@ -29,6 +30,7 @@ class NativeModel(ModelBase):
         progress: called with the share of the loading that is done.
         offload: the memory budget of the layers; None for no limit.
         swa_full: whether layers with a window keep all positions.
+        settings: settings in effect that the caller chose; see ``ModelInfo.settings``.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
@@ -43,6 +45,7 @@ class NativeModel(ModelBase):
         offload: Offload | None = None,
         *,
         swa_full: bool = True,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
@@ -62,9 +65,10 @@ class NativeModel(ModelBase):
             gguf, spec, kernels, progress, offload, keeps_windows=not swa_full
         )
         self._gguf = gguf
+        info = replace(info, settings={**(settings or {}), "kernels": kernels.describe(), "swa_full": str(swa_full)})
         base = BaseModel.of(gguf) if self._transformer.takes_adapters else None
-        reason = "its layers are loaded for each pass (offload)"
-        super().__init__(info, vocab, LoadedAdapters(base, _weakly(self._check_adapter), reason))
+        no_adapters = "its layers are loaded for each pass (offload)"
+        super().__init__(info, vocab, LoadedAdapters(base, _weakly(self._check_adapter), no_adapters))
 
     @property
     def steps(self) -> Sequence[str]:

@@ -95,7 +95,7 @@ def _load_directory(
     for name in sorted(options.keys() & OF_BUILDING):
         raise InvalidOption(f"{name} is of building a graph from a GGUF file, and {source} holds its graph")
     place = device.session_place(asked.provider_options, threads)
-    return directory_model(source, device, place, progress)
+    return directory_model(source, device, place, progress, asked.named(threads.n_threads, builds=False))
 
 
 def _described(source: ModelSource, *, on_cpu: bool = True) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,7 +31,13 @@ _FAR = 256  # highest position to measure if the graph counts positions itself, 
 _EVER = 1 << 20
 
 
-def directory_model(folder: Path, device: Device, place: runtime.Place, progress: Progress) -> OnnxModel:
+def directory_model(
+    folder: Path,
+    device: Device,
+    place: runtime.Place,
+    progress: Progress,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> OnnxModel:
     """Load a directory.
 
     Args:
@@ -38,6 +45,7 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
         device: its device.
         place: its execution provider.
         progress: called with the share that is done.
+        settings: the settings in effect; see ``ModelInfo.settings``.
 
     Raises:
         InvalidModelFile: a file is missing or damaged.
@@ -53,7 +61,7 @@ def directory_model(folder: Path, device: Device, place: runtime.Place, progress
     if not device.is_cpu:
         engine = replace(engine, most_rows=attentioncheck.most_rows(place, engine.dtype.name))
     vocab = directory_vocab(folder, engine.n_vocab, layout.ends)
-    info = _info(layout, engine, device)
+    info = replace(_info(layout, engine, device), settings=settings)
     progress(1.0)
     return OnnxModel(info, vocab, partial(RowsContext, engine), device.provider.lock)
 

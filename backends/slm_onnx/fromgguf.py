@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
@@ -55,6 +56,7 @@ def gguf_model(
         Positions(spec, n_ctx, read_factors)
     default, *_ = device.kv_types
     info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
+    info = replace(info, settings=options.named(threads.n_threads, builds=True))
     place = device.session_place(options.provider_options, threads)
     most_rows = None if device.is_cpu else attentioncheck.most_rows(uncaptured(place), device.provider.dtype)
     if options.buckets and most_rows is not None:

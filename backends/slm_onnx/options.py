@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Self
 
@@ -62,6 +62,17 @@ class LoadOptions:
             if not fits[name](value):
                 raise InvalidOption(f"{name}={value!r}: {DESCRIPTIONS[name]}")
         return cls(**options)  # type: ignore[arg-type]  # checked above
+
+    def named(self, n_threads: int, *, builds: bool) -> dict[str, str]:
+        """The settings in effect; see ``ModelInfo.settings``.
+
+        Args:
+            n_threads: threads of one operator.
+            builds: whether the graph is built, so that options of building have an effect.
+        """
+        used = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        used |= {"threads": str(n_threads), "provider_options": str(dict(self.provider_options))}
+        return {name: value for name, value in used.items() if builds or name not in OF_BUILDING}
 
     @property
     def captures(self) -> bool:

@@ -156,7 +156,7 @@ def _adapter(info: AdapterInfo) -> dict[str, object]:
 
 def _info(info: ModelInfo) -> dict[str, object]:
     values = {field.name: getattr(info, field.name) for field in fields(info)}
-    return {**values, "chat_templates": dict(info.chat_templates)}
+    return {**values, "chat_templates": dict(info.chat_templates), "settings": dict(info.settings)}
 
 
 def _vocab(vocab: Vocab) -> dict[str, object]:

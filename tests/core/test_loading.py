@@ -10,6 +10,7 @@ import pytest
 
 import slm_core as slm
 from scripted import ByteVocab, ScriptedContext, TagFormatter, says
+from slm_conformance.oracle.factories import make_tiny_model
 from slm_core import loading
 from slm_core.errors import (
     BackendUnavailable,
@@ -211,3 +212,22 @@ def test_the_callers_template_overrides_the_models(known: FakeRegistry) -> None:
         slm.load("m.gguf", chat_template="broken")
     with pytest.raises(InvalidOption, match="not both"):
         slm.load("m.gguf", chat_template="another", formatter="tags")
+
+
+def test_info_has_the_settings_in_effect(tmp_path: Path) -> None:
+    path = make_tiny_model("llama").write(tmp_path / "m.gguf")
+    with slm.load(path, backend="native", n_threads=2, tier="cpu") as model:
+        assert "2 threads" in model.info.settings["kernels"]
+        assert model.info.settings["swa_full"] == "True"
+        assert "2 threads" in model._repr_html_()
+    with slm.load(path, backend="native", tier="reference", isolated=True) as model:
+        assert model.info.settings["tier"] == "reference: the reference tier was asked for"
+    (tmp_path / "m.profile.toml").write_text("[decode]\nbuckets = [1, 4]\n")
+    with slm.load(path, backend="native", tier="torch", device="cpu", dtype="float32") as model:
+        assert "float32" in model.info.settings["kernels"]
+        assert "(1, 4)" in model.info.settings["profile"]
+    with slm.load(path, backend="llamacpp", n_threads=1, flash_attention=True) as model:
+        assert (model.info.settings["threads"], model.info.settings["flash_attention"]) == ("1", "True")
+        assert "n_gpu_layers" not in model.info.settings
+    with slm.load(path, backend="onnx", n_threads=1, accuracy_level=0) as model:
+        assert (model.info.settings["threads"], model.info.settings["accuracy_level"]) == ("1", "0")
