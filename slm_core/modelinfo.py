@@ -47,7 +47,7 @@ def model_info(
         architecture=architecture,
         name=gguf.get("general.name", str, ""),
         n_params=sum(tensor.n_elements for tensor in gguf.tensors.values()),
-        n_layers=_size(gguf, f"{architecture}.block_count"),
+        n_layers=_n_layers(gguf, architecture),
         n_embd=_size(gguf, f"{architecture}.embedding_length"),
         n_vocab=_n_vocab(gguf),
         n_ctx_train=_size(gguf, f"{architecture}.context_length"),
@@ -129,6 +129,12 @@ def _size(gguf: WeightSource, key: str) -> int:
     if size < 1:
         raise InvalidModelFile(f"{gguf.path}: metadata {key!r} is {size} (accepted: 1 or more)")
     return size
+
+
+def _n_layers(gguf: WeightSource, architecture: str) -> int:
+    """The transformer blocks, without those for multi-token prediction."""
+    n_blocks = _size(gguf, f"{architecture}.block_count")
+    return max(1, n_blocks - max(0, gguf.get(f"{architecture}.nextn_predict_layers", int, 0)))
 
 
 def _n_vocab(gguf: WeightSource) -> int:

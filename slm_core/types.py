@@ -97,6 +97,8 @@ class Capability(StrEnum):
     """Embedding rows may have M-RoPE positions: time, height and width."""
     ADAPTERS = "adapters"
     """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices, control vectors."""
+    MTP = "mtp"
+    """``draft`` predicts next tokens with the model's layers for multi-token prediction."""
 
 
 class Pooling(StrEnum):

@@ -34,6 +34,8 @@ _OPTIONS = MappingProxyType(
         "swa_full": "whether layers with a window keep all positions: true (default), so that a context can be cut, or"
         " false, for memory that does not grow with n_ctx",
         "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
+        "mtp": "whether the layer for multi-token prediction is loaded: true or false (default: if the file has one)."
+        " It drafts tokens, and takes the memory and the time of one layer more",
     }
 )
 
@@ -101,10 +103,11 @@ class NativeBackend:
         gguf = open_model(source)
         try:
             swa_full = bool(options.backend_options.get("swa_full", True))
+            mtp = cast("bool | None", options.backend_options.get("mtp"))
             settings = {"tier": f"{choice.kernels.name}: {choice.reason}"}
             settings |= {} if profile is None else {"profile": str(profile)}
             settings |= {} if offload is None else {"offload": str(offload)}
-            return NativeModel(gguf, choice.kernels, progress, offload, swa_full=swa_full, settings=settings)
+            return NativeModel(gguf, choice.kernels, progress, offload, swa_full=swa_full, mtp=mtp, settings=settings)
         except BaseException:
             gguf.close()
             raise
@@ -121,6 +124,7 @@ def _check_options(options: Mapping[str, object]) -> None:
         "pinned_layers": Sequence,
         "profile": str,
         "swa_full": bool,
+        "mtp": bool,
     }
     if (device_map := options.get("device_map")) is not None and not _is_device_map(device_map):
         raise InvalidOption(f"device_map={device_map!r} (accepted: {_OPTIONS['device_map']})")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
+
+import numpy as np
 
 from slm_core.adapters import AdapterSet, LoadedAdapters
 from slm_core.architectures import KvShape, ModelSpec
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options, check_learned_positions, no_top_logits
+from slm_core.context import ContextBase, check_context_options, check_learned_positions, joined_top, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
@@ -21,6 +24,7 @@ from slm_native.adapted import Adapted
 from slm_native.host_batch import HostBatch
 from slm_native.kv import Array, PageLayout, Rotate, codec_of
 from slm_native.memory import REPLAY_TOKENS, KvLayouts, MemoryPlan, Past
+from slm_native.mtp import BatchStates, rows_of
 from slm_native.transformer import Transformer
 
 BACKEND = "native"
@@ -68,6 +72,7 @@ class NativeContext(ContextBase):
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
+        self._states = transformer.new_states()
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
             options,
@@ -97,19 +102,69 @@ class NativeContext(ContextBase):
     def _engine_embed(self, batch: Batch) -> States:
         return self._run(batch, partial(self._transformer.forward, hidden=True))
 
+    def _engine_draft(self, seq_id: int, token: int, n: int, k: int) -> TopLogits:
+        length, rows = self._ledger.length(seq_id), []
+        state = self._state_before(seq_id, length)
+        batch = TokenBatch(1)
+        with self._memory.drafting():
+            for position in range(length, length + n):
+                batch.clear()
+                batch.add(token, Pos(seq_id, position), logits=True)
+                plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
+                top, state = self._guarded(partial(self._predict, state=state, k=k), batch, plan)
+                self._memory.commit(plan)
+                rows.append(top)
+                token = int(top.tokens[0, 0])
+        return joined_top(rows)
+
+    def _predict(self, batch: HostBatch, *, state: Array, k: int) -> tuple[TopLogits, Array]:
+        logits, state = self._transformer.predict(batch, state)
+        return self._transformer.top(logits, k), state
+
     def _run(self, batch: Batch, forward: Callable[[HostBatch], R]) -> R:
         check_learned_positions(batch, self._transformer.spec.n_positions)
+        around = self._states_around(batch)
         plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
-        rows = self._guarded(forward, batch, plan)
+        rows = self._guarded(forward, batch, plan, around)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
+        if self._states is not None and around is not None:
+            self._states.keep(around)
         return rows
 
-    def _guarded(self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan) -> R:
+    def _states_around(self, batch: Batch) -> BatchStates | None:
+        """The hidden states before a batch; None without an MTP layer."""
+        if self._states is None:
+            return None
+        sequences = rows_of(batch)
+        before = [self._state_before(rows.seq_id, rows.start) for rows in sequences]
+        return BatchStates(sequences, self._transformer.joined(before))
+
+    def _state_before(self, seq_id: int, length: int) -> Array:
+        """The hidden state [1, E] after ``length`` tokens of a sequence; the last one runs again if it is not kept."""
+        assert self._states is not None, "the context declares MTP"
+        if length == 0:
+            return self._states.zero
+        state = self._states.at(seq_id, length - 1)
+        if state is None:
+            last = TokenBatch(1)
+            add_held(last, self._ledger.inputs(seq_id)[length - 1 : length], Pos(seq_id, length - 1))
+            plan = self._memory.replay(seq_id, Past(length - 1, None, {}), length)
+            state = self._guarded(self._all_states, last, plan)
+            self._states.put(seq_id, length - 1, state)
+        return state
+
+    def _all_states(self, batch: HostBatch) -> Array:
+        return self._transformer.rows(replace(batch, output_mask=np.ones(len(batch), np.bool_)), hidden=True)
+
+    def _guarded(
+        self, forward: Callable[[HostBatch], R], batch: Batch, plan: MemoryPlan, states: BatchStates | None = None
+    ) -> R:
         rope_positions = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
         inputs = batch.tokens, batch.embeddings, batch.positions, rope_positions, batch.logits_mask
+        memory = plan, self._memory.layers, self._positions
         try:
-            return forward(HostBatch(*inputs, plan, self._memory.layers, self._positions, self._adapted))
+            return forward(HostBatch(*inputs, *memory, self._adapted, states))
         except self._transformer.failures as error:
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
@@ -135,10 +190,12 @@ class NativeContext(ContextBase):
     def _engine_fork(self, src: int, dst: int, end: int) -> None:
         self._memory.fork(src, dst, self._past(src, end))
         self._edited(dst)
+        if self._states is not None:
+            self._states.fork(src, dst)
 
     def _engine_truncate(self, seq_id: int, length: int) -> None:
         self._memory.truncate(seq_id, self._past(seq_id, length))
-        self._edited(seq_id)
+        self._forget_positions(seq_id)
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
         rotate = self._positions.move_keys
@@ -153,6 +210,12 @@ class NativeContext(ContextBase):
         self._edited(seq_id)
 
     def _edited(self, seq_id: int) -> None:
+        """Forget everything that depends on the contents of a sequence."""
+        self._forget_positions(seq_id)
+        if self._states is not None:
+            self._states.forget(seq_id)
+
+    def _forget_positions(self, seq_id: int) -> None:
         if self._mrope_positions is not None:
             self._mrope_positions.forget(seq_id)
 
@@ -184,7 +247,7 @@ class NativeContext(ContextBase):
 
     def _engine_close(self) -> None:
         # ContextBase rejects later calls. These are the last references: pages, states and weights are freed now.
-        del self._memory, self._transformer, self._positions, self._mrope_positions, self._adapted
+        del self._memory, self._transformer, self._positions, self._mrope_positions, self._adapted, self._states
 
 
 def _check_kv_types(kv_types: Sequence[KvType], accepted: Sequence[KvType]) -> None:
@@ -249,7 +312,8 @@ def _capabilities(transformer: Transformer, layouts: KvLayouts) -> frozenset[Cap
     blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, layouts) else set()
     mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
     sampling = {Capability.DEVICE_SAMPLING} if transformer.picks_top else set()
-    return _DECODER | blocks | mrope | sampling | adapters
+    mtp = {Capability.MTP} if transformer.spec.n_mtp_layers else set()
+    return _DECODER | blocks | mrope | sampling | adapters | mtp
 
 
 def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:

@@ -12,6 +12,7 @@ from slm_core.types import EMBEDDED
 from slm_native.adapted import Adapted
 from slm_native.kv import KvLayer, part_of
 from slm_native.memory import MemoryPlan
+from slm_native.mtp import BatchStates
 from slm_native.positions import Positions
 
 
@@ -29,6 +30,7 @@ class HostBatch:
         layers: the KV cache of each attention layer.
         embedded: the context's position embeddings.
         adapted: what adapters change of the model; None without adapters.
+        states: the hidden states around the batch, for the MTP layer; None if it does not run.
     """
 
     tokens: NDArray[np.int32]
@@ -40,12 +42,13 @@ class HostBatch:
     layers: Sequence[KvLayer]
     embedded: Positions
     adapted: Adapted | None = None
+    states: BatchStates | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def parts(self, size: int | None) -> Iterator[HostBatch]:
-        """Split the batch into parts of ``size`` tokens.
+        """Split the batch into parts of ``size`` tokens; the MTP layer is not for parts.
 
         The batch stays whole if ``size`` is None, if each sequence has one token, or if it has bidirectional blocks.
         """

@@ -181,7 +181,8 @@ class Lowering:
         return Residual(self._kernels, post_norm, self._spec.residual_scale)
 
     def _is_last(self, index: int) -> bool:
-        return index == self._spec.n_layers - 1
+        """Whether only rows of the output mask leave the layer: the last one, and MTP layers after it."""
+        return index >= self._spec.n_layers - 1
 
 
 def _dense_and_moe(block: Block, residual: Residual, weights: DenseAndMoe, layer: LayerSpec) -> DenseAndMoeStep:

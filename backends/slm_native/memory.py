@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -99,7 +100,7 @@ class ContextMemory:
 
     def __init__(self, spec: ModelSpec, options: ContextOptions, layouts: KvLayouts, device: Device) -> None:
         recurrent = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
-        n_scratch = REPLAY_TOKENS if recurrent or layouts.windows else 0
+        n_scratch = REPLAY_TOKENS if recurrent or layouts.windows else 1 if spec.n_mtp_layers else 0
         new_pages = device.new_pages if spec.attention_layers else HostPageStore  # pages of no layers are empty
         n_pages = PagedKvCache.n_pages_for(options.n_ctx, options.n_seq_max)
         self._pages = PagedKvCache(layouts.full, n_pages, options.n_seq_max, new_pages, n_scratch)
@@ -140,6 +141,16 @@ class ContextMemory:
         for window, cache in self._windows.items():
             cache.commit(plan.windows[window])
         self._pages.commit(plan.pages)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Plans that are committed in the ``with`` block are undone after it: pages get their contents of before."""
+        assert self._states is None and not self._windows, "the context declares no MTP"
+        tables = self._pages.tables
+        try:
+            yield
+        finally:
+            self._pages.set_tables(tables)
 
     def nearest(self, seq_id: int, length: int) -> Past:
         """The latest ``Past`` that is kept within the first ``length`` tokens of a sequence."""

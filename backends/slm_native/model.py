@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from slm_core.adapters import Adapter, BaseModel, LoadedAdapters
-from slm_core.architectures import check_tensors, read_spec
+from slm_core.architectures import ModelSpec, check_tensors, read_spec
 from slm_core.checkpoints import Checkpoint
 from slm_core.context import ModelBase
-from slm_core.errors import InvalidModelFile, ModelClosed
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelClosed
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.tokenization import model_vocab
@@ -30,11 +30,13 @@ class NativeModel(ModelBase):
         progress: called with the share of the loading that is done.
         offload: the memory budget of the layers; None for no limit.
         swa_full: whether layers with a window keep all positions.
+        mtp: whether to load the layer for multi-token prediction; None to load it if the file has one that works.
         settings: settings in effect that the caller chose; see ``ModelInfo.settings``.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``read_spec`` and ``check_tensors``.
-        InvalidOption: ``offload`` leaves too little memory, or ``swa_full=False`` for a model with recurrent layers.
+        InvalidOption: ``offload`` leaves too little memory, ``swa_full=False`` for a model with recurrent layers, or
+            ``mtp=True`` for a model without such a layer, or with options that it does not work with.
     """
 
     def __init__(
@@ -45,10 +47,13 @@ class NativeModel(ModelBase):
         offload: Offload | None = None,
         *,
         swa_full: bool = True,
+        mtp: bool | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         spec = read_spec(gguf)
         check_tensors(gguf, spec)
+        if _loads_mtp(spec, kernels, offload, mtp):
+            spec = spec.with_mtp_layers()
         info = model_info(
             gguf,
             backend=f"{BACKEND} ({kernels.name})",
@@ -95,6 +100,27 @@ class NativeModel(ModelBase):
         if self._transformer is None:
             raise ModelClosed(f"the model {self._info.path.name} is closed")
         return self._transformer
+
+
+def _loads_mtp(spec: ModelSpec, kernels: KernelSet, offload: Offload | None, mtp: bool | None) -> bool:
+    """Whether the layer for multi-token prediction is loaded.
+
+    Raises:
+        InvalidOption: it must be, and cannot.
+    """
+    if mtp is False:
+        return False
+    obstacles = {
+        "the model has no layer for multi-token prediction": not spec.mtp_layers,
+        f"the model has {len(spec.mtp_layers)} layers for multi-token prediction": len(spec.mtp_layers) > 1,
+        "layers are streamed (resident_bytes)": offload is not None,
+        "layers are on several devices (device_map)": kernels.splits,
+        "prompts are computed in chunks (prefill.chunk)": kernels.chunk is not None,
+    }
+    why = next((name for name, holds in obstacles.items() if holds), None)
+    if mtp and why is not None:
+        raise InvalidOption(f"mtp=True is not supported if {why} (accepted: false)")
+    return why is None
 
 
 def _weakly(method: Callable[[Adapter], None]) -> Callable[[Adapter], None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from slm_native.kernels import FixedShape, KernelSet, LayerPositions, Linear, Lo
 from slm_native.kv import Array, BatchPlan, KvLayer, in_chunks
 from slm_native.lowering import Lowering
 from slm_native.memory import ContextMemory, KvLayouts, MemoryPlan
+from slm_native.mtp import BatchStates, KeptStates, MtpLayer
 from slm_native.offload import Layers, Offload, OffloadedLayers, OffloadStats, ResidentLayers
 from slm_native.positions import Positions
 from slm_native.states import StateGroup
@@ -54,6 +55,7 @@ class _DeviceBatch:
         groups: the states of the sequences, for recurrent layers.
         rotations: the RoPE of each layer [L].
         output_mask: the tokens whose rows leave the model [T]; None for all.
+        states: the hidden states around the batch, for the MTP layer; None if it does not run.
     """
 
     tokens: Array
@@ -63,6 +65,7 @@ class _DeviceBatch:
     groups: Sequence[StateGroup]
     rotations: Sequence[LayerPositions]
     output_mask: NDArray[np.bool_] | None
+    states: BatchStates | None = None
 
 
 class Transformer:
@@ -105,6 +108,7 @@ class Transformer:
         self._layers = (
             self._resident(progress) if offload is None else self._offloaded(gguf, sizes.blocks, offload, progress)
         )
+        self._mtp = self._mtp_layer() if spec.n_mtp_layers else None
         self._adapted: OrderedDict[object, Adapted] = OrderedDict()
         self._adapting = threading.Lock()
         self.positions(1)  # raises now if the RoPE factors are invalid
@@ -118,6 +122,7 @@ class Transformer:
             "the model is an encoder": not self.spec.causal,
             "layers keep only their windows": self.keeps_windows,
             "layers have states, or attend in chunks": not self._has_one_plan,
+            "a layer for multi-token prediction is loaded (mtp)": self.spec.n_mtp_layers > 0,
         }
         if self._kernels.captures and (why := next((name for name, holds in obstacles.items() if holds), None)):
             self._kernels.forgo_capture(why)
@@ -230,7 +235,7 @@ class Transformer:
     def _part(self, batch: HostBatch, *, hidden: bool) -> Array:
         kernels, pages, mask = self._kernels, batch.plan.pages, batch.output_mask
         is_plain = not hidden and not len(batch.rows) and not pages.has_blocks and batch.adapted is None
-        if self._has_one_plan and is_plain:
+        if self._has_one_plan and is_plain and batch.states is None:
             shape = kernels.fixed(pages, batch.layers) if mask.all() else None
             shape = kernels.fixed_prefill(pages, batch.layers) if not mask.any() else shape
             if shape is not None:
@@ -238,15 +243,45 @@ class Transformer:
                 ids = batch.tokens, batch.positions, batch.rope_positions
                 logits = self._run_shape(shape, *ids, batch.layers, batch.embedded)
                 return kernels.rows(logits, slice(n_rows))
-        tokens, embeddings = batch.tokens, None
+        return self._run(self._on_device(batch), batch.layers, hidden=hidden, adapted=batch.adapted)
+
+    def _on_device(self, batch: HostBatch) -> _DeviceBatch:
+        kernels, tokens, embeddings = self._kernels, batch.tokens, None
         if len(batch.rows):
             tokens, where = np.maximum(tokens, 0), np.flatnonzero(tokens == EMBEDDED)
             embeddings = _EmbeddingRows(batch.rows, where)
         rotations = batch.embedded.at(batch.rope_positions)
         staged = kernels.stage(tokens), kernels.stage(batch.positions), self._plans(batch.plan), rotations
         ids, positions, plans, rotations = kernels.arrived(staged)
-        on_device = _DeviceBatch(ids, embeddings, positions, plans, batch.plan.states, rotations, mask)
-        return self._run(on_device, batch.layers, hidden=hidden, adapted=batch.adapted)
+        return _DeviceBatch(
+            ids, embeddings, positions, plans, batch.plan.states, rotations, batch.output_mask, batch.states
+        )
+
+    def predict(self, batch: HostBatch, state: Array) -> tuple[Array, Array]:
+        """Run only the MTP layer, on one token.
+
+        Args:
+            batch: the token.
+            state: the hidden state of the token before it [1, E].
+
+        Returns:
+            The logits of the token after it [1, V], and the hidden state of the layer [1, E].
+        """
+        assert self._mtp is not None, "the context declares MTP"
+        on_device, adapted = self._on_device(batch), batch.adapted
+        embedded = self._mtp_embedded(on_device, self._embed(on_device, adapted))
+        state = self._mtp.run(embedded, state, self._step_inputs(on_device, batch.layers, embedded))
+        shared = self._mtp.weights.output is self._weights.output
+        output = adapted.output if shared and adapted is not None else self._mtp.weights.output
+        return self._scaled(self._kernels.linear(state, output)), state
+
+    def new_states(self) -> KeptStates | None:
+        """The hidden states that a context keeps for the MTP layer; None if the layer is not loaded."""
+        return None if self._mtp is None else KeptStates(self._kernels, self.spec.n_embd)
+
+    def joined(self, states: Sequence[Array]) -> Array:
+        """Hidden states [1, E] of several tokens as [n, E]."""
+        return states[0] if len(states) == 1 else self._kernels.concatenated(states)
 
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run the fixed shapes that the profile warms once, for a new context."""
@@ -283,15 +318,42 @@ class Transformer:
         """The rows of the output mask: logits [rows, V], or hidden states [rows, E]; [0, E] for an empty mask."""
         x: Hidden = self._embed(batch, adapted)  # [T, E]
         inputs = self._step_inputs(batch, layers, x)
+        output = self._weights.output if adapted is None else adapted.output
+        if batch.states is not None:
+            rows = self._run_with_mtp(batch, batch.states, x, inputs, adapted)
+            return rows if hidden or len(rows) == 0 else self._scaled(self._kernels.linear(rows, output))
+        x = self._through_layers(x, inputs, adapted)
+        if len(x) == 0:
+            return x
+        return self._hidden(x) if hidden else self._logits(x, output)
+
+    def _through_layers(self, x: Hidden, inputs: StepInputs, adapted: Adapted | None) -> Hidden:
         of_model: Layers = self._layers if adapted is None else adapted.layers
         with of_model.walk() as steps_at:
             for i in range(len(of_model)):
                 x = run_steps(steps_at(i), x, inputs)  # a variable would keep the layer in memory while the next loads
-        if len(x) == 0:
-            return x
-        return (
-            self._hidden(x) if hidden else self._logits(x, self._weights.output if adapted is None else adapted.output)
-        )
+        return x
+
+    def _run_with_mtp(
+        self, batch: _DeviceBatch, around: BatchStates, x: Array, inputs: StepInputs, adapted: Adapted | None
+    ) -> Array:
+        """The hidden states of the output mask [rows, E]; the MTP layer writes its keys and values, too."""
+        assert self._mtp is not None, "the batch has states for it"
+        kernels, mask = self._kernels, inputs.output_mask
+        every = self._through_layers(x, replace(inputs, output_mask=None), adapted)
+        around.after = states = kernels.normed(every, self._weights.output_norm)
+        nothing = replace(inputs, output_mask=np.zeros(len(states), np.bool_))
+        self._mtp.run(self._mtp_embedded(batch, x), around.shifted(kernels, states), nothing)
+        return states if mask is None else kernels.rows(states, mask)
+
+    def _mtp_embedded(self, batch: _DeviceBatch, embedded: Array) -> Array:
+        """The embeddings that the MTP layer reads [T, E]: the model's, or rows of a table that only it uses."""
+        assert self._mtp is not None, "the batch has states for it"
+        table = self._mtp.weights.token_embd
+        if table is None:
+            return embedded
+        x = self._kernels.embed(table, batch.tokens)
+        return x if batch.embeddings is None else self._with_rows(x, batch.embeddings)
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -329,6 +391,13 @@ class Transformer:
         self._kernels.ready()
         self._unfused = layers
         return ResidentLayers(self._kernels.fuse([step for layer in layers for step in layer]))
+
+    def _mtp_layer(self) -> MtpLayer:
+        index, kernels = self.spec.n_layers, self._kernels
+        steps = self._lowering.layer(index, self._reader.block(index), self._weights)
+        layer = MtpLayer(kernels, self._reader.mtp(self._weights), kernels.fuse(steps))
+        kernels.ready()
+        return layer
 
     def _offloaded(
         self, gguf: WeightSource, sizes: Sequence[int], offload: Offload, progress: Callable[[float], None]
@@ -401,6 +470,9 @@ class Transformer:
 
     def _logits(self, x: Array, output: Linear) -> Array:
         (logits,) = self._kernels.project(x, self._weights.output_norm, [output])  # [rows, V]
+        return self._scaled(logits)
+
+    def _scaled(self, logits: Array) -> Array:
         if self.spec.logit_scale != 1:
             logits = logits * self.spec.logit_scale
         return logits if self.spec.logit_softcap is None else self._kernels.softcap(logits, self.spec.logit_softcap)

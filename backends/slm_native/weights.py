@@ -41,6 +41,7 @@ from slm_native.kernels import (
     WeightBytes,
 )
 from slm_native.kv import Array
+from slm_native.mtp import MtpWeights
 from slm_native.recurrent_weights import Recurrent, Tensors, read_channel_mix, read_recurrent
 from slm_native.steps import LayerEmbeddingTable
 
@@ -154,12 +155,30 @@ class WeightReader:
             output_scale=self._vector(f"{prefix}layer_output_scale.weight"),
         )
 
+    def mtp(self, weights: Weights) -> MtpWeights:
+        """The weights of the MTP layer, outside its block.
+
+        Args:
+            weights: the weights outside the blocks, some of which the layer shares unless the file has others for it.
+        """
+        prefix = f"blk.{self._spec.n_layers}.nextn."
+        embeddings, head = f"{prefix}embed_tokens.weight", f"{prefix}shared_head_head"
+        return MtpWeights(
+            embedding_norm=self._norm(f"{prefix}enorm"),
+            state_norm=self._norm(f"{prefix}hnorm"),
+            projection=self._linear(f"{prefix}eh_proj"),
+            output_norm=self._norm(f"{prefix}shared_head_norm") or weights.output_norm,
+            output=self._linear(head) if self._has(f"{head}.weight") else weights.output,
+            token_embd=self._prepared(embeddings) if self._has(embeddings) else None,
+        )
+
     def sizes(self) -> WeightBytes:
-        """Bytes of the tensors, by where they belong."""
-        embedding, output, blocks = 0, 0, [0] * self._spec.n_layers
+        """Bytes of the tensors, by where they belong, without blocks that are not among the layers."""
+        embedding, output, blocks = 0, 0, [0] * len(self._spec.layers)
         for name, info in self._gguf.tensors.items():
             if name.startswith("blk."):
-                blocks[int(name.split(".")[1])] += info.n_bytes
+                if (index := int(name.split(".")[1])) < len(blocks):
+                    blocks[index] += info.n_bytes
             elif name.startswith("output"):
                 output += info.n_bytes
             else:

@@ -46,6 +46,7 @@ class Features(TypedDict, total=False):
     output_norm: str
     active_stream: int | None
     layer_embedding_width: int | None
+    mtp_layers: tuple[LayerSpec, ...]
     causal: bool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -308,6 +308,8 @@ class ModelSpec:
         output_norm: name of the norm before the output matrix; "" for an encoder without it.
         active_stream: the residual stream that blocks run on, of several (AltUp); None for a single stream.
         layer_embedding_width: width of the per-layer embeddings; None if there are none.
+        mtp_layers: layers for multi-token prediction, the blocks from number L on. They are not among ``layers``; see
+            ``with_mtp_layers``.
     """
 
     architecture: str
@@ -335,6 +337,16 @@ class ModelSpec:
     output_norm: str = "output_norm"
     active_stream: int | None = None
     layer_embedding_width: int | None = None
+    mtp_layers: tuple[LayerSpec, ...] = ()
+
+    def with_mtp_layers(self) -> ModelSpec:
+        """The same model whose ``layers`` end with the MTP layers, so that they have KV caches; L stays as it is."""
+        return replace(self, layers=(*self.layers, *self.mtp_layers), mtp_layers=())
+
+    @property
+    def n_mtp_layers(self) -> int:
+        """The number of MTP layers among ``layers``; 0 unless ``with_mtp_layers`` added them."""
+        return len(self.layers) - self.n_layers
 
     @property
     def is_shiftable(self) -> bool:
@@ -412,6 +424,6 @@ class ModelSpec:
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Every tensor that the file may have, by full name."""
         yield from self.model_tensors.items()
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate((*self.layers, *self.mtp_layers)):
             for name, tensor in layer.tensors.items():
                 yield f"blk.{index}.{name}", tensor

@@ -8,6 +8,7 @@ from dataclasses import replace
 from slm_core.architectures._decoder import decoder_spec, read_rope
 from slm_core.architectures._experts import read_experts
 from slm_core.architectures._keys import Keys
+from slm_core.architectures._mtp import mtp_layers, without_mtp_layers
 from slm_core.architectures._sizes import Sizes, read_plain_sizes
 from slm_core.architectures._spec import Gating, LatentSpec, LayerSpec, ModelSpec, RopeStyle, TensorSpec
 from slm_core.architectures._tables import Table, experts, gated, linear, norms, shared_expert
@@ -22,16 +23,20 @@ def spec(keys: Keys) -> ModelSpec:
     keys.only("attention.head_count_kv", 1)
     keys.only("attention.key_length", n_rotated + latent.n_rank)
     keys.only("attention.value_length", latent.n_rank)
-    sizes = read_plain_sizes(keys, n_kv_heads=1, head_dim=n_rotated + latent.n_rank)
+    whole = read_plain_sizes(keys, n_kv_heads=1, head_dim=n_rotated + latent.n_rank)
+    sizes, n_mtp = without_mtp_layers(keys, whole)
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True) / _LOG_MULTIPLIER_UNIT
     rope = replace(read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED), magnitude=1.0)
     sharpening = 1 + 0.1 * multiplier * math.log(rope.factor) if rope.yarn is not None else 1.0
     attention = _attention(keys, sizes, latent, n_rotated) | norms(sizes.n_embd, "attn_norm", "ffn_norm")
     n_dense = keys.count("leading_dense_block_count", 0)
-    layers = [LayerSpec(attention | gated(sizes), rope, latent=latent)] * min(n_dense, sizes.n_layers)
-    if n_dense < sizes.n_layers:
-        layers += [_routed(keys, sizes, LayerSpec(attention, rope, latent=latent))] * (sizes.n_layers - n_dense)
-    return decoder_spec(keys, sizes, layers, attention_scale=sharpening**2 * n_key**-0.5)
+    dense = LayerSpec(attention | gated(sizes), rope, latent=latent)
+    layers = [dense] * min(n_dense, whole.n_layers)
+    if n_dense < whole.n_layers:
+        layers += [_routed(keys, sizes, LayerSpec(attention, rope, latent=latent))] * (whole.n_layers - n_dense)
+    extra = mtp_layers(keys, sizes, layers[-1], n_mtp)
+    scale = sharpening**2 * n_key**-0.5
+    return decoder_spec(keys, sizes, layers[: sizes.n_layers], mtp_layers=extra, attention_scale=scale)
 
 
 def _attention(keys: Keys, sizes: Sizes, latent: LatentSpec, n_rotated: int) -> Table:

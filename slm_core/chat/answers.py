@@ -140,9 +140,9 @@ def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: Unf
         sampler = SamplerChain.for_vocab(answer.sampler.sampling, vocab)
         sampler.set_state(answer.sampler.state)
         sampler.set_history(history.history, n_said=len(answer.progress.tokens))
-    drafts = answer.speculation
     rule, source = restore_constraint(answer, vocab), None
-    if drafts is not None:
+    if answer.speculation is not None:
+        drafts = history.dumped_speculation(answer.speculation)
         source = SpeculativeSource(history, drafts.speculation, answer.progress, constraint=rule, taken_up=drafts)
     return Generation(
         source or history,

@@ -31,7 +31,7 @@ from slm_core.generation import (
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
-from slm_core.generation.speculation import Speculation
+from slm_core.generation.speculation import Speculation, in_sequence
 from slm_core.generation.token_loop import Progress
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
@@ -132,12 +132,15 @@ class Session(SessionHistory, Closing):
 
         Raises:
             SessionError: there is nothing to continue, or a paused generation would continue with other options.
-            InvalidOption: a value of the wrong type, a timeout that is not above 0, or speculation and shift together.
+            InvalidOption: a value of the wrong type, a timeout that is not above 0, speculation and shift together, or
+                the drafter "mtp" in a context that does not declare ``MTP``.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._source.check_open()
         answers.check_kind("sampling", sampling, Sampling)
         answers.check_source(speculation, shift)
+        if speculation is not None:
+            speculation = in_sequence(speculation, self.context, self.seq_id)
         if not self.n_tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:

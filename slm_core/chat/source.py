@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,7 +13,9 @@ from slm_core.chat.decoded import DecodedSequence
 from slm_core.chat.marks import Marks
 from slm_core.context.inputs import Held, ahead_of, block_boundary, has_records, text_tokens
 from slm_core.context_queue import queue_of
-from slm_core.errors import SessionError
+from slm_core.errors import InvalidOption, SessionError
+from slm_core.generation.speculation import in_sequence
+from slm_core.generation.speculation.dumped import DumpedSpeculation, MissingDrafter
 from slm_core.generation.top import Row
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos, PrefillProgress
@@ -78,6 +81,14 @@ class SessionSource:
     def edit_level(self) -> EditLevel:
         """The edit level of the context."""
         return self._context.edit_level
+
+    def dumped_speculation(self, dumped: DumpedSpeculation) -> DumpedSpeculation:
+        """The speculation of a resumed answer; without its drafter if the context cannot draft as it did."""
+        speculation = dumped.speculation
+        try:
+            return replace(dumped, speculation=in_sequence(speculation, self._context, self._seq_id))
+        except InvalidOption:
+            return replace(dumped, speculation=replace(speculation, drafter=MissingDrafter()))
 
     @property
     def picks_top(self) -> bool:

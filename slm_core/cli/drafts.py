@@ -12,6 +12,7 @@ from slm_core.cli.options import EngineOptions, model_files
 from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, TranslatedDraftModel
+from slm_core.generation.speculation.mtp import MTP
 from slm_core.loading import Model
 
 _PANEL = "Speculative decoding"
@@ -22,12 +23,12 @@ class Drafts(Closing):
 
     Args:
         draft: the draft model; None without one.
-        lookup: whether drafts are copied from the prompt.
+        without_model: the speculation of all answers, without a draft model; None for no drafts.
     """
 
-    def __init__(self, draft: Model | None = None, *, lookup: bool = False) -> None:
+    def __init__(self, draft: Model | None = None, without_model: Speculation | None = None) -> None:
         self._draft = draft
-        self._lookup = Speculation(PromptLookup()) if lookup else None
+        self._without_model = without_model
         self._drafter: DraftModel | TranslatedDraftModel | None = None
         self._made_for: tuple[Model, int] | None = None
 
@@ -42,7 +43,7 @@ class Drafts(Closing):
             InvalidOption: the draft model cannot draft for the model.
         """
         if self._draft is None:
-            return self._lookup
+            return self._without_model
         if self._drafter is None or self._made_for != (target, n_ctx):
             self._close_drafter()
             self._drafter, self._made_for = self._draft.drafter(target, n_ctx=n_ctx), (target, n_ctx)
@@ -68,7 +69,8 @@ class DraftOptions:
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="A small model that drafts tokens: the answer is the same, and often faster.",
+            help="A small model that drafts tokens, or 'mtp' for the model's own layers for multi-token prediction: the"
+            " answer is the same, and often faster.",
             rich_help_panel=_PANEL,
             autocompletion=model_files,
         ),
@@ -96,4 +98,8 @@ class DraftOptions:
             InvalidOption: both flags are set.
         """
         flag = self.flag
-        return Drafts(None if self.draft is None else engine.load(self.draft), lookup=flag == "--lookup")
+        if flag == "--lookup":
+            return Drafts(without_model=Speculation(PromptLookup()))
+        if self.draft is not None and str(self.draft) == MTP:
+            return Drafts(without_model=Speculation(MTP))
+        return Drafts(None if self.draft is None else engine.load(self.draft))

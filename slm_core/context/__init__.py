@@ -2,7 +2,14 @@
 
 from slm_core.context.base import ContextBase
 from slm_core.context.checks import check_context_options, check_learned_positions
-from slm_core.context.core import no_top_logits
+from slm_core.context.core import joined_top, no_top_logits
 from slm_core.context.model import ModelBase
 
-__all__ = ["ContextBase", "ModelBase", "check_context_options", "check_learned_positions", "no_top_logits"]
+__all__ = [
+    "ContextBase",
+    "ModelBase",
+    "check_context_options",
+    "check_learned_positions",
+    "joined_top",
+    "no_top_logits",
+]

@@ -172,6 +172,23 @@ class Checks:
         if needed > self._ledger.n_free:
             raise ContextFull(needed, self._ledger.n_free, seq_id=seq_id)
 
+    def n_top(self, k: int) -> None:
+        """Raise ``InvalidOption`` if k is not 1 to V."""
+        n_vocab = self._declared.n_vocab
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= n_vocab:
+            raise InvalidOption(f"k={k!r} (accepted: 1 to {n_vocab}, the size of the vocabulary)")
+
+    def draft(self, seq_id: int, token: int, n: int, k: int) -> None:
+        """Check the arguments of ``Context.draft``; raises its errors."""
+        self.changeable(seq_id)
+        self.n_top(k)
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise InvalidOption(f"n={n!r} (accepted: an integer from 1 on)")
+        if not isinstance(token, int | np.integer) or not 0 <= token < self._declared.n_vocab:
+            last = self._declared.n_vocab - 1
+            raise InvalidToken(f"token {token!r} is outside the vocabulary (accepted: 0 to {last})", seq_id=seq_id)
+        self.room(n, seq_id)
+
     # A batch.
 
     def batch(self, batch: Batch) -> list[int]:

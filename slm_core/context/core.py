@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, S
 def no_top_logits(k: int) -> TopLogits:
     """The result of ``decode_top`` for no rows."""
     return TopLogits(np.empty((0, k), np.int32), np.empty((0, k), np.float32), np.empty(0, np.float32))
+
+
+def joined_top(rows: Sequence[TopLogits]) -> TopLogits:
+    """Top logits of several calls, one after the other."""
+    return TopLogits(*(np.concatenate([getattr(top, each.name) for top in rows]) for each in fields(TopLogits)))
 
 
 def _kept(rows: R) -> R:
@@ -205,8 +211,7 @@ class ContextCore(EngineCalls):
                 raise UnsupportedOutput(
                     f"the backend {self._declared.backend} gives whole rows of logits alone: decode"
                 )
-            if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= self._n_vocab:
-                raise InvalidOption(f"k={k!r} (accepted: 1 to {self._n_vocab}, the size of the vocabulary)")
+            self._checks.n_top(k)
             seq_ids = self._check_batch(batch)
             if not seq_ids:
                 return no_top_logits(k)
@@ -230,6 +235,19 @@ class ContextCore(EngineCalls):
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
         return rows
+
+    def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
+        """Predict the ``n`` tokens after ``token``, the next of a sequence, with the model's MTP layers."""
+        with self._call():
+            if Capability.MTP not in self._declared.capabilities:
+                raise UnsupportedOutput(
+                    "this context does not declare mtp: the model has no layers for multi-token prediction, or they are"
+                    " not loaded"
+                )
+            self._checks.draft(seq_id, token, n, k)
+            with failures_of((seq_id,)):
+                self._use_adapters_of(seq_id)
+                return self._engine_draft(seq_id, int(token), n, k)
 
     def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
         """Give an empty sequence the loaded adapters of these names, with their scales, in place of its own."""

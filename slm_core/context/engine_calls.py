@@ -37,6 +37,10 @@ class EngineCalls(Closing):
         """
         raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
 
+    def _engine_draft(self, seq_id: int, token: int, n: int, k: int) -> TopLogits:
+        """See ``protocols.Context.draft``; the arguments are checked. Called only with ``MTP``."""
+        raise UnsupportedOutput(f"{type(self).__name__} declares multi-token prediction, and has none")
+
     def _engine_use(self, adapters: AdapterSet) -> None:
         """Compute with these adapters from now on, and with no others. Called only with ``ADAPTERS``."""
         raise UnsupportedInput(f"{type(self).__name__} declares adapters, and has none")

@@ -29,6 +29,7 @@ from slm_core.engine.store import StoredPrefix
 from slm_core.engine.swap import Swap
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation.events import FinishReason
+from slm_core.generation.speculation import in_sequence
 from slm_core.protocols import Context
 from slm_core.types import EditLevel, Logits
 
@@ -197,9 +198,16 @@ class EngineCore(Closing):
         self._waiting.append(request)
 
     def check(self, request: Request) -> None:
-        """Refuse a prompt that is longer than the whole context; see ``add``. Any thread may call this."""
+        """Refuse a request that the context cannot serve; see ``add``. Any thread may call this.
+
+        Raises:
+            ContextFull: a prompt that is longer than the whole context.
+            InvalidOption: a drafter that needs another context.
+        """
         if request.n_prompt >= self.context.n_ctx:
             raise ContextFull(request.n_prompt + 1, self.context.n_ctx)
+        if request.drafts is not None:
+            in_sequence(request.drafts.speculation, self.context, 0)
 
     def step(self) -> bool:
         """Restore parts of dumps, decode one batch, and dump one part to disk; returns whether there is more to do."""

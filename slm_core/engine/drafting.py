@@ -20,6 +20,7 @@ from slm_core.generation.speculation import (
     Speculation,
     SuffixIndex,
     TranslatedDraftModel,
+    in_sequence,
 )
 from slm_core.generation.token_loop import Progress, TokenHistory
 from slm_core.protocols import Constraint, Context
@@ -28,7 +29,7 @@ from slm_core.types import EditLevel
 if TYPE_CHECKING:
     from slm_core.engine.requests import Request
 
-_ACCEPTED = "accepted by an engine: PromptLookup, DraftFunction, or a drafter class of your own"
+_ACCEPTED = "accepted by an engine: PromptLookup, 'mtp', DraftFunction, or a drafter class of your own"
 
 
 class StepShare:
@@ -120,6 +121,14 @@ class RequestDrafts(DraftRounds):
             if not isinstance(token, int | np.integer) or not 0 <= token < self._n_vocab:
                 raise InvalidToken(f"{token!r:.80} was drafted, which is no token (accepted: 0 to {self._n_vocab - 1})")
         return tokens
+
+    def follow(self, context: Context, seq_id: int) -> None:
+        """Draft for the answer in this sequence, which may be another one after a preemption.
+
+        Raises:
+            InvalidOption: the context does not declare ``MTP``, which the drafter needs.
+        """
+        self.speculation = in_sequence(self.speculation, context, seq_id)
 
     def decoded(self, n_ahead: int, seconds: float) -> None:
         """Record that a step decoded ``n_ahead`` tokens after the history, from a draft or forced by a constraint."""
@@ -233,6 +242,8 @@ class StepDrafts:
             return ()
         ahead, n_likely = request.loop.expected, 0.0
         if request.drafts is not None and not ahead and state.n_pending == 1:
+            assert request.seq_id is not None, "an active request has a sequence"
+            request.drafts.follow(self._context, request.seq_id)
             request.drafts.share.begin(step.n_likely - 1, lambda n_tokens: self._seconds(state, step, n_tokens))
             ahead = request.drafts.propose(request.history.tokens, lambda: request.loop.interrupted)
             if ahead:

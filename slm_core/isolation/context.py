@@ -29,7 +29,9 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, ModelI
 
 _SMALL = 1 << 16
 """The longest payload of a reply without arrays, in bytes."""
-_READING = frozenset({"length", "tokens", "n_exclusive", "all_exclusive", "fork_cost", "dump", "part", "adapters"})
+_READING = frozenset(
+    {"length", "tokens", "n_exclusive", "all_exclusive", "fork_cost", "dump", "part", "adapters", "draft"}
+)
 """Calls that change no sequence."""
 _WIDEST = 1 << 20
 """The largest width of hidden states."""
@@ -209,13 +211,7 @@ class IsolatedContext(Closing):
             arrays, n_vocab = _arrays(batch), self._declared.n_vocab
             n_rows = int(np.count_nonzero(arrays["logits_mask"]))
             value = self._ask("decode_top", arrays, k, most_bytes=8 * n_rows * (n_vocab + 1) + _SMALL)
-            if not isinstance(value, list) or len(value) != 3:
-                raise self._garbled("decode_top")
-            tokens = self._check_array("decode_top", value[0], np.int32, (n_rows, k))
-            logits = self._check_array("decode_top", value[1], np.float32, (n_rows, k))
-            if tokens.size and not (tokens.min() >= 0 and tokens.max() < n_vocab):
-                raise self._garbled("decode_top")
-            return TopLogits(tokens, logits, self._check_array("decode_top", value[2], np.float32, (n_rows,)))
+            return self._check_top("decode_top", value, n_rows, k)
 
     def embed(self, batch: Batch) -> States:
         """Run a batch; returns the requested hidden states, float32 [n_rows, E]."""
@@ -225,6 +221,13 @@ class IsolatedContext(Closing):
             rows = self._ask("embed", arrays, most_bytes=4 * n_rows * _WIDEST + _SMALL)
             width = rows.shape[1] if isinstance(rows, np.ndarray) and rows.ndim == 2 else -1
             return self._check_array("embed", rows, np.float32, (n_rows, width))
+
+    def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
+        """Predict the tokens after ``token``, the next of a sequence, with the model's MTP layers."""
+        with self._call():
+            most_rows = n if isinstance(n, int) and 0 < n <= self.n_ctx else 0  # the process refuses other numbers
+            most_bytes = 8 * most_rows * (self._declared.n_vocab + 1) + _SMALL
+            return self._check_top("draft", self._ask("draft", seq_id, token, n, k, most_bytes=most_bytes), n, k)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
@@ -418,6 +421,15 @@ class IsolatedContext(Closing):
         if type(value) is not int or value < 0:
             raise self._garbled("a count")
         return value
+
+    def _check_top(self, call: str, value: object, n_rows: int, k: int) -> TopLogits:
+        if not isinstance(value, list) or len(value) != 3:
+            raise self._garbled(call)
+        tokens = self._check_array(call, value[0], np.int32, (n_rows, k))
+        logits = self._check_array(call, value[1], np.float32, (n_rows, k))
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < self._declared.n_vocab):
+            raise self._garbled(call)
+        return TopLogits(tokens, logits, self._check_array(call, value[2], np.float32, (n_rows,)))
 
     def _check_bytes(self, call: str, value: object, most: int) -> bytes:
         if not isinstance(value, bytes) or len(value) > most:

@@ -58,6 +58,7 @@ class ServedContext:
             "decode": self._decode,
             "decode_top": self._decode_top,
             "embed": self._embed,
+            "draft": self._draft,
             "fork": self._fork,
             "fork_cost": lambda src, end: (context.fork_cost(src, end), []),
             "truncate": lambda seq_id, index: (self._nothing(context.truncate(Pos(seq_id, index))), [seq_id]),
@@ -131,6 +132,10 @@ class ServedContext:
 
     def _embed(self, arrays: dict[str, Any]) -> tuple[object, list[int]]:
         return self._context.embed(TokenBatch.from_arrays(**arrays)), _sequences(arrays)
+
+    def _draft(self, seq_id: int, token: int, n: int, k: int) -> tuple[object, list[int]]:
+        top = self._context.draft(seq_id, token, n, k)
+        return [top.tokens, top.logits, top.log_totals], []
 
     def _fork(self, src: int, dst: int, end: int | None) -> tuple[object, list[int]]:
         return self._nothing(self._context.fork(src, dst, end)), [dst]

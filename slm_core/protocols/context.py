@@ -146,6 +146,28 @@ class Context(Protocol):
         """
         ...
 
+    def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
+        """Predict the ``n`` tokens after ``token``, which follows a sequence, with the model's MTP layers.
+
+        Nothing changes. Row i has the k largest logits after ``token`` and i predicted tokens; the prediction is the
+        token with the largest logit. The rows depend on the tokens, the edits and the adapters of the sequence only,
+        within tolerance.
+
+        Args:
+            seq_id: the sequence; it may be empty.
+            token: the next token of the sequence, which is not decoded.
+            n: the number of predictions; they need as many free positions.
+            k: number of logits in each row.
+
+        Raises:
+            UnsupportedOutput: ``MTP`` is not declared.
+            InvalidToken, InvalidSequence: outside the vocabulary or the context.
+            InvalidOption: n is below 1, or k is not 1 to V.
+            ContextFull: fewer than n positions are free.
+            DecodeFailed: the engine reported a failure.
+        """
+        ...
+
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Make the empty sequence ``dst`` a copy of ``src[:end]``; returns the position of the next token of ``dst``.
 

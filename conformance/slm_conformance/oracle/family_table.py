@@ -109,6 +109,13 @@ _LATENT: dict[str, Value] = _EXPERTS | {
     "expert_feed_forward_length": 64,
     "expert_shared_count": 2,
 }
+_MTP: dict[str, Value] = {
+    "attention.q_lora_rank": 96,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "nextn_predict_layers": 1,
+}
 _MAMBA: dict[str, Value] = {
     "block_count": 3,
     "context_length": N_CTX,
@@ -290,6 +297,11 @@ FAMILIES: dict[str, Family] = {
             "expert_gating_func": 2,
         },
         ("exp_probs_b.bias",),
+    ),
+    "deepseek3_mtp": Family(
+        "deepseek2",
+        _sizes(layers=4) | _LATENT | _MTP,
+        ("exp_probs_b.bias", "blk.3.nextn.eh_proj.weight", "nextn.shared_head_norm.weight"),
     ),
     "glm4": Family("glm4", _sizes() | {"rope.dimension_count": 8}, tuple(f"attn_{name}.bias" for name in "qkv")),
     "nemotron": Family("nemotron", _sizes(LAYER, embd=144) | {"rope.dimension_count": 8}),
@@ -494,7 +506,12 @@ SMALL: dict[str, Family] = {
         | _LATENT
         | {"attention.q_lora_rank": 48, "expert_weights_scale": 2.5},
     ),
+    "small_mtp": Family(
+        "deepseek2",
+        _sizes(layers=3, embd=96, ff=80, heads=3) | _LATENT | _MTP | {"attention.q_lora_rank": 48},
+        ("exp_probs_b.bias", "blk.2.nextn.eh_proj.weight", "nextn.shared_head_norm.weight"),
+    ),
 }
-"""The same, small enough for the whole suite: recurrent layers, sliding windows, latent attention."""
+"""The same, small enough for the whole suite: recurrent layers, windows, latent attention, multi-token prediction."""
 STATES = ("small_lfm2", "small_mamba2", "small_rwkv7")
 """Small models with recurrent layers. The float64 reference runs them."""

@@ -2,6 +2,7 @@
 
 from slm_core.generation.speculation.lookup import PromptLookup
 from slm_core.generation.speculation.model import DraftModel, same_tokens
+from slm_core.generation.speculation.mtp import MtpDrafter, in_sequence
 from slm_core.generation.speculation.proposal import Drafter, DraftFunction, DraftProbabilities, Proposal
 from slm_core.generation.speculation.rounds import DraftRounds, accept_or_draw
 from slm_core.generation.speculation.settings import Speculation, drafter_of
@@ -15,6 +16,7 @@ __all__ = [
     "DraftProbabilities",
     "DraftRounds",
     "Drafter",
+    "MtpDrafter",
     "PromptLookup",
     "Proposal",
     "Speculation",
@@ -24,5 +26,6 @@ __all__ = [
     "accept_or_draw",
     "draft_model",
     "drafter_of",
+    "in_sequence",
     "same_tokens",
 ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.lookup import PromptLookup
+from slm_core.generation.speculation.mtp import MTP, MtpDrafter
 from slm_core.generation.speculation.proposal import Drafter
 from slm_core.generation.speculation.suffix import SuffixIndex
 
-_KINDS: Mapping[str, type[PromptLookup | SuffixIndex]] = {
+_KINDS: Mapping[str, type[PromptLookup | SuffixIndex | MtpDrafter]] = {
+    MTP: MtpDrafter,
     "prompt_lookup": PromptLookup,
     "suffix_index": SuffixIndex,
 }
@@ -21,19 +24,27 @@ class Speculation:
     """Speculative decoding: draft tokens cheaply, decode them in one batch, and keep the accepted tokens.
 
     Attributes:
-        drafter: proposes the tokens.
+        drafter: proposes the tokens; "mtp" for the layers for multi-token prediction of the model that answers.
         n_max: the longest draft, 1 to 64 tokens.
         adaptive: choose the draft length that pays best, which may be 0; False always drafts ``n_max`` tokens.
 
     Raises:
-        InvalidOption: ``n_max`` is out of its range.
+        InvalidOption: ``n_max`` is out of its range, or there is no drafter of this name.
     """
 
     drafter: Drafter
     n_max: int = 16
     adaptive: bool = True
 
+    if TYPE_CHECKING:  # the drafter may be its name
+
+        def __init__(self, drafter: Drafter | Literal["mtp"], n_max: int = 16, adaptive: bool = True) -> None: ...
+
     def __post_init__(self) -> None:
+        if isinstance(self.drafter, str):
+            if self.drafter != MTP:
+                raise InvalidOption(f"drafter={self.drafter!r} (accepted: 'mtp', or a drafter, as PromptLookup())")
+            object.__setattr__(self, "drafter", MtpDrafter())
         if isinstance(self.n_max, bool) or not isinstance(self.n_max, int) or not 1 <= self.n_max <= 64:
             raise InvalidOption(f"n_max={self.n_max!r} (accepted: 1 to 64)")
         if not isinstance(self.adaptive, bool):
@@ -48,7 +59,11 @@ def drafter_of(settings: Mapping[str, object]) -> Drafter:
     """
     options = dict(settings)
     kind = _KINDS.get(str(options.pop("drafter", None)))
-    if kind is None or not all(isinstance(value, int) and not isinstance(value, bool) for value in options.values()):
+    if (
+        kind is None
+        or (kind is MtpDrafter and options)
+        or not all(isinstance(value, int) and not isinstance(value, bool) for value in options.values())
+    ):
         raise InvalidOption(f"drafter settings {dict(settings)!r} (accepted: those of {', '.join(sorted(_KINDS))})")
     try:
         return kind(**options)  # type: ignore[arg-type]  # the names are checked by the call
