@@ -43,6 +43,7 @@ WITHIN_THEIR_AREA = {
     "TestEmbeddingInput": "TestEmbeddingInput",
     "TestBidirectionalBlocks": "TestBidirectionalBlocks",
     "TestMropePositions": "TestMropePositions",
+    "TestMtp": "TestMtp",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow or need a capability, and the area of each: part of the name of a mutant's scenario."""
@@ -169,8 +170,9 @@ kill.
 
 Random programs are not played on other mutants. Scenarios of sessions, chats, generation and sampling are played on
 mutants that name one of them. Scenarios of hostile dumps, vocabulary, memory, embeddings, bidirectional blocks, M-RoPE
-positions and sampling on devices are played on mutants of their own area. All mutants run the tiny llama model in
-float32; scenarios about the content of answers run the demo model, scenarios of M-RoPE positions a tiny qwen2vl.
+positions, multi-token prediction and sampling on devices are played on mutants of their own area. All mutants run the
+tiny llama model in float32; scenarios about the content of answers run the demo model, scenarios of M-RoPE positions a
+tiny qwen2vl, scenarios of multi-token prediction a tiny llama with a layer for it.
 
 | mutant | breaks | killed by | also killed by |
 |---|---|---|---|"""

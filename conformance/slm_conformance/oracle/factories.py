@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slm_conformance.oracle.gguf_writer import StoredTensor, Value, write_gguf
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen2vl"]
-Shape: TypeAlias = Literal[Architecture, "small_llama", "narrow_llama"]
+Shape: TypeAlias = Literal[Architecture, "small_llama", "narrow_llama", "mtp_llama"]
 WeightType: TypeAlias = Literal["f32", "f16", "q8_0"]
 
 CHAT_TEMPLATE = (
@@ -30,6 +30,9 @@ CHAT_TEMPLATE = (
 CALM = 8
 """A factor for the embeddings. Attention of the tiny models is peaked, so coarse keys make large errors. With larger
 embeddings, these errors are smaller than the differences between logits."""
+
+MTP_NORMS = ("enorm", "hnorm", "shared_head_norm")
+"""The norms of an MTP layer: of the embedding, of the hidden state before, and of its output."""
 
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 _SPECIAL_TOKENS = {
@@ -69,6 +72,7 @@ class ModelShape:
         norm_eps: epsilon of the RMS norms.
         tied: whether the output matrix is the token embeddings.
         sections: the number of a head's pairs that rotate by time, height and width; () if all rotate by one position.
+        n_mtp: layers for multi-token prediction behind the blocks, 0 or 1. No engine but the toy has them for llama.
     """
 
     architecture: Architecture
@@ -82,6 +86,7 @@ class ModelShape:
     norm_eps: float
     tied: bool
     sections: tuple[int, ...] = ()
+    n_mtp: int = 0
 
 
 SHAPES: dict[Architecture, ModelShape] = {
@@ -95,8 +100,10 @@ SHAPES: dict[Architecture, ModelShape] = {
 SMALL_SHAPES: dict[Shape, ModelShape] = {
     "small_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False),
     "narrow_llama": ModelShape("llama", 2, 32, 64, 4, 2, 32, 1e4, 1e-5, tied=True),
+    "mtp_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False, n_mtp=1),
 }
-"""Smaller models, for devices where a decode takes long. small_llama is F32 or F16: 32 does not divide its widths."""
+"""Smaller models, for devices where a decode takes long. small_llama is F32 or F16: 32 does not divide its widths.
+mtp_llama has a layer for multi-token prediction."""
 
 
 def shape_name(shape: ModelShape) -> Shape:
@@ -174,7 +181,7 @@ def _hyperparameters(shape: ModelShape, weight_type: WeightType, seed: int) -> d
         "general.architecture": arch,
         "general.name": f"tiny random {arch}, seed {seed}",
         "general.file_type": {"f32": 0, "f16": 1, "q8_0": 7}[weight_type],
-        f"{arch}.block_count": shape.n_layers,
+        f"{arch}.block_count": shape.n_layers + shape.n_mtp,
         f"{arch}.context_length": 2048,
         f"{arch}.embedding_length": shape.n_embd,
         f"{arch}.feed_forward_length": shape.n_ff,
@@ -186,6 +193,7 @@ def _hyperparameters(shape: ModelShape, weight_type: WeightType, seed: int) -> d
         f"{arch}.rope.dimension_count": shape.head_dim,
         f"{arch}.rope.freq_base": shape.rope_freq_base,
         **({f"{arch}.rope.dimension_sections": [*shape.sections, 0]} if shape.sections else {}),
+        **({f"{arch}.nextn_predict_layers": shape.n_mtp} if shape.n_mtp else {}),
     }
 
 
@@ -238,8 +246,11 @@ def _random_weights(shape: ModelShape, n_vocab: int, rng: np.random.Generator) -
     tensors["output_norm.weight"] = _norm(rng, shape.n_embd)
     if not shape.tied:
         tensors["output.weight"] = 2.5 * _matrix(rng, n_vocab, shape.n_embd)
-    for layer in range(shape.n_layers):
+    for layer in range(shape.n_layers + shape.n_mtp):
         block = _random_block(shape, rng)
+        if layer >= shape.n_layers:
+            block["nextn.eh_proj.weight"] = _matrix(rng, shape.n_embd, 2 * shape.n_embd)
+            block |= {f"nextn.{name}.weight": _norm(rng, shape.n_embd) for name in MTP_NORMS}
         tensors |= {f"blk.{layer}.{name}": array for name, array in block.items()}
     return tensors
 

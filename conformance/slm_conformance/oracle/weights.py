@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self, cast
 
@@ -41,6 +41,18 @@ class Weights:
     def n_vocab(self) -> int:
         """Vocabulary size V."""
         return len(self.tensors["token_embd.weight"])
+
+    def mtp_layer(self) -> Self:
+        """The MTP layer as a model of one layer: its inputs are embedding rows, its output norm is the layer's own."""
+        shape, prefix = self.shape, f"blk.{self.shape.n_layers}."
+        tensors = {
+            f"blk.0.{name.removeprefix(prefix)}": array
+            for name, array in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        others = {name: array for name, array in self.tensors.items() if not name.startswith("blk.")}
+        norm = {"output_norm.weight": tensors["blk.0.nextn.shared_head_norm.weight"]}
+        return replace(self, shape=replace(shape, n_layers=1, n_mtp=0), tensors={**tensors, **others, **norm})
 
     def kv_bytes(self, n_tokens: int, bytes_per_number: float) -> int:
         """Bytes of the keys and values of ``n_tokens`` tokens."""
@@ -89,9 +101,10 @@ def _shape(file: GgufFile) -> ModelShape:
     arch = cast("Architecture", file.require("general.architecture", str))
     n_embd, n_heads = file.require(f"{arch}.embedding_length", int), file.require(f"{arch}.attention.head_count", int)
     key = f"{arch}.rope.dimension_sections"
+    n_mtp = file.get(f"{arch}.nextn_predict_layers", int, 0)
     return ModelShape(
         architecture=arch,
-        n_layers=file.require(f"{arch}.block_count", int),
+        n_layers=file.require(f"{arch}.block_count", int) - n_mtp,
         n_embd=n_embd,
         n_ff=file.require(f"{arch}.feed_forward_length", int),
         n_heads=n_heads,
@@ -101,6 +114,7 @@ def _shape(file: GgufFile) -> ModelShape:
         norm_eps=file.require(f"{arch}.attention.layer_norm_rms_epsilon", float),
         tied="output.weight" not in file.tensors,
         sections=tuple(file.require(key, np.ndarray).tolist()[:3]) if key in file.metadata else (),
+        n_mtp=n_mtp,
     )
 
 

@@ -69,6 +69,7 @@ class ToyContext:
             Capability.BIDIRECTIONAL_BLOCKS,
             Capability.MROPE_POSITIONS,
             Capability.ADAPTERS,
+            Capability.MTP,
         }
     )
     payload_format = "toy-1"
@@ -88,6 +89,8 @@ class ToyContext:
         self._lock = threading.Lock()
         if not engine.shape.sections:
             self.capabilities = self.capabilities - {Capability.MROPE_POSITIONS}
+        if not engine.shape.n_mtp:
+            self.capabilities = self.capabilities - {Capability.MTP}
 
     @property
     def n_embd(self) -> int:
@@ -159,10 +162,7 @@ class ToyContext:
             raise UnsupportedOutput("this toy gives whole rows only")
         if not 1 <= k <= self.engine.n_vocab:
             raise InvalidOption(f"k is {k} (accepted: 1 to {self.engine.n_vocab})")
-        rows = self.decode(batch)
-        tokens = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
-        totals = np.log(np.exp(rows.astype(np.float64)).sum(axis=1)).astype(np.float32)
-        return TopLogits(tokens, np.take_along_axis(rows, tokens, 1), totals)
+        return top_of(self.decode(batch), k)
 
     def embed(self, batch: Batch) -> States:
         """Like ``decode``, without the output matrix."""
@@ -171,6 +171,27 @@ class ToyContext:
                 raise UnsupportedOutput("this toy gives no hidden states")
             self._check_batch(batch)
             return self._run_batch(batch, self.engine.states, self.engine.shape.n_embd)
+
+    def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
+        """The largest logits of the MTP layer, which reads the whole sequence again."""
+        with self._call():
+            if Capability.MTP not in self.capabilities:
+                raise UnsupportedOutput("this toy has no layer for multi-token prediction")
+            self.check_draft(self._changeable(seq_id), token, n, k)
+            return top_of(self.engine_with(self.sets[seq_id]).predict(self.drafted_after(seq_id), token, n), k)
+
+    def drafted_after(self, seq_id: int) -> Sequence[Held]:
+        """The tokens that the MTP layer reads: those of the sequence."""
+        return [cell.token for cell in self.cells[seq_id]]
+
+    def check_draft(self, seq_id: int, token: int, n: int, k: int) -> None:
+        """Check the arguments of ``draft``."""
+        if not 0 <= token < self.engine.n_vocab:
+            raise InvalidToken(f"token {token} (accepted: 0 to {self.engine.n_vocab - 1})", seq_id=seq_id)
+        if n < 1 or not 1 <= k <= self.engine.n_vocab:
+            raise InvalidOption(f"n is {n}, k is {k} (accepted: n from 1 on, k 1 to {self.engine.n_vocab})")
+        if n > self.n_free:
+            raise ContextFull(n, self.n_free, seq_id=seq_id)
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         if any(self.sets[seq_id] for seq_id in batch.seq_ids.tolist()):
@@ -583,6 +604,13 @@ class ToyContext:
     def _is_ours(self, snapshot: SequenceSnapshot) -> bool:
         ours = (snapshot.backend, snapshot.payload_format) == ("toy", self.payload_format)
         return ours and Capability.KV_PAYLOAD in self.capabilities and len(snapshot.payload) > 0
+
+
+def top_of(rows: Array, k: int) -> TopLogits:
+    """The k largest logits of each row."""
+    tokens = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
+    totals = np.log(np.exp(rows.astype(np.float64)).sum(axis=1)).astype(np.float32)
+    return TopLogits(tokens, np.take_along_axis(rows, tokens, 1), totals)
 
 
 def _checked_part(part: object) -> bytes:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.weights import Weights, rope_frequencies, section_of_pairs
-from slm_core.context.inputs import Held, next_mrope_position, offset_of, row_of, token_of
+from slm_core.context.inputs import Held, HeldInput, next_mrope_position, offset_of, row_of, token_of
+from slm_core.types import EMBEDDED
 
 Array = NDArray[np.float32]
 
@@ -73,6 +74,30 @@ class ToyEngine:
         """Run tokens after ``past``; returns their cells and hidden states after the last norm, float32 [T, E]."""
         return self._forward(tokens, past, bidirectional=False)
 
+    def predict(self, tokens: Sequence[Held], token: int, n: int) -> Array:
+        """The logits of the ``n`` tokens after ``tokens`` and ``token`` from the MTP layer, float32 [n, V].
+
+        All hidden states are computed again: nothing is kept between calls.
+        """
+        layer, states = ToyEngine(self._weights.mtp_layer()), np.zeros((1, self.shape.n_embd), np.float32)
+        if tokens:
+            states = np.concatenate([states, self.states(tokens, [])[1]])
+        inputs: list[Held] = [*tokens, token]
+        cells: list[Cell] = []
+        rows = []
+        for _ in range(n):
+            new_cells, outputs = layer.states(self._mtp_inputs(inputs, states), cells)
+            rows.append(self.logits(outputs[-1:]))
+            cells, inputs, states = cells + new_cells, [int(rows[-1].argmax())], outputs[-1:]
+        return np.concatenate(rows)
+
+    def _mtp_inputs(self, tokens: Sequence[Held], states: Array) -> list[Held]:
+        """The inputs of the MTP layer for tokens and the hidden states before them [T, E], as embedding rows."""
+        prefix = f"blk.{self.shape.n_layers}.nextn."
+        normed = self._norm(f"{prefix}enorm", self._embedded(tokens)), self._norm(f"{prefix}hnorm", states)
+        projected = self._linear(f"{prefix}eh_proj", np.concatenate(normed, axis=1))
+        return [HeldInput(EMBEDDED, row) for row in projected]
+
     def bidirectional_block(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
         """Run tokens that attend to each other and to ``past``; returns their cells and hidden states [T, E]."""
         return self._forward(tokens, past, bidirectional=True)
@@ -101,7 +126,7 @@ class ToyEngine:
             keys_and_values[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             keys_and_values[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
         rotation = self._rotation(np.array(self.mrope_positions(tokens, past)))
-        x = np.stack([self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens])  # [T, E]
+        x = self._embedded(tokens)  # [T, E]
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
             normalised, (keys, values) = self._norm(block + "attn_norm", x), keys_and_values[:, layer]
@@ -114,6 +139,9 @@ class ToyEngine:
             for i, token in enumerate(tokens)
         ]
         return cells, self._norm("output_norm", x)
+
+    def _embedded(self, tokens: Sequence[Held]) -> Array:
+        return np.stack([self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens])
 
     def moved(self, cell: Cell, by: int) -> Cell:
         """The cell ``by`` positions later: the key is rotated again, the value is the same."""

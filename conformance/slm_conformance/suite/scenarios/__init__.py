@@ -25,6 +25,7 @@ from slm_conformance.suite.scenarios.hostile_sessions import TestHostileSessions
 from slm_conformance.suite.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.suite.scenarios.model_based import TestModelBased
 from slm_conformance.suite.scenarios.mrope_positions import TestMropePositions
+from slm_conformance.suite.scenarios.mtp import TestMtp
 from slm_conformance.suite.scenarios.numbers import TestNumbers
 from slm_conformance.suite.scenarios.programs_above import TestChatPrograms, TestSessionPrograms
 from slm_conformance.suite.scenarios.sampling import TestSampling
@@ -71,6 +72,7 @@ __all__ = [
     "TestMeaning",
     "TestModelBased",
     "TestMropePositions",
+    "TestMtp",
     "TestNumbers",
     "TestOracle",
     "TestRestoreParts",
