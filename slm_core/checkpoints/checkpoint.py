@@ -64,6 +64,7 @@ class Checkpoint(Closing):
         self._store: TensorStore | None = TensorStore(folder, recipe.subfolders, recipe.packing)
         try:
             stored = {renamed(name, recipe.renamed): name for name in self._store.shapes}
+            recipe = recipe.as_stored(stored)
             self._parts = recipe.parts(stored)
             if with_unread:
                 unread = recipe.unread.items()

@@ -50,6 +50,19 @@ FREQUENCIES = r"rotary_emb\.inv_freq$"
 """Expression for tensors of old checkpoints whose values follow from the configuration."""
 
 
+_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
+}
+_PROJECTION = "nextn.eh_proj.weight"
+_SHARED = ("nextn.shared_head_head.weight", "nextn.embed_tokens.weight")
+"""Tensors of an MTP block that may be the model's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """The content of a directory. Every named tensor must exist; other tensors must be declared unused.
@@ -68,6 +81,7 @@ class Recipe:
         renamed: expressions for prefixes of names in some directories, with their replacements.
         subfolders: folders of the directory with additional tensors; see ``TensorStore``.
         packing: how matrices of integers are packed; see ``TensorStore``.
+        mtp_blocks: the blocks behind the last one, for multi-token prediction, if the directory has them.
     """
 
     architecture: str
@@ -83,6 +97,24 @@ class Recipe:
     renamed: Mapping[str, str] = field(default_factory=dict)
     subfolders: Sequence[str] = ()
     packing: Packing | None = None
+    mtp_blocks: Sequence[Parts] = ()
+
+    def as_stored(self, stored: Container[str]) -> Recipe:
+        """The recipe of a directory with these ``stored`` tensors: its MTP blocks are among the blocks, or left out.
+
+        Some models are published with MTP blocks, but transformers saves none. Tensors that a block shares with the
+        model may be missing.
+        """
+        n, n_mtp = len(self.blocks), len(self.mtp_blocks)
+        prefixes = [self.prefix.format(i=n + i) for i in range(n_mtp)]
+        if not n_mtp or prefixes[0] + self.mtp_blocks[0][_PROJECTION].name not in stored:
+            return replace(self, mtp_blocks=())
+        blocks = [
+            {key: part for key, part in block.items() if key not in _SHARED or prefix + part.name in stored}
+            for prefix, block in zip(prefixes, self.mtp_blocks, strict=True)
+        ]
+        counts: dict[str, PlainValue] = {"block_count": n + n_mtp, "nextn_predict_layers": n_mtp}
+        return replace(self, blocks=[*self.blocks, *blocks], mtp_blocks=(), metadata={**self.metadata, **counts})
 
     def parts(self, stored: Container[str]) -> dict[str, Part]:
         """The source of every tensor, by GGUF name, in a directory with these ``stored`` tensors."""
@@ -96,6 +128,11 @@ class Recipe:
         """For each key of ``numbers``, the tensor names of all blocks [L]."""
         prefixes = [self.prefix.format(i=i) for i in range(len(self.blocks))]
         return {key: [prefix + name for prefix in prefixes] for key, name in self.numbers.items()}
+
+
+def mtp(block: Parts) -> dict[str, Part]:
+    """An MTP block: a transformer block, and the tensors that make its input and its logits (DeepSeek-V3)."""
+    return {**block, **weights(_MTP)}
 
 
 def _as_stored(part: Part, stored: Container[str]) -> Part:

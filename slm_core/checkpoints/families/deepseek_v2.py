@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slm_core.checkpoints.changes import UpProjection
 from slm_core.checkpoints.config import MAX_PARTS, Config
 from slm_core.checkpoints.decoder import GATED, NORMS, RMS, SILU, Sizes, decoder, experts, make_sizes
-from slm_core.checkpoints.recipe import Part, Parts, Recipe, weights
+from slm_core.checkpoints.recipe import Part, Parts, Recipe, mtp, weights
 from slm_core.checkpoints.rope import Positions, read_rope, stated_rope
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
@@ -31,8 +33,18 @@ def recipe(config: Config) -> Recipe:
     return latent_recipe(config, metadata, {}, config.size("num_key_value_heads", config.size("num_attention_heads")))
 
 
-def latent_recipe(config: Config, metadata: dict[str, PlainValue], router: Parts, n_kv_heads: int) -> Recipe:
-    """A model with latent attention, ``metadata`` of its experts, and additional tensors of its router."""
+def latent_recipe(
+    config: Config, metadata: dict[str, PlainValue], router: Parts, n_kv_heads: int, n_mtp: int = 0
+) -> Recipe:
+    """A model with latent attention.
+
+    Args:
+        config: the configuration.
+        metadata: keys of its experts.
+        router: additional tensors of its router.
+        n_kv_heads: key heads in the configuration.
+        n_mtp: blocks for multi-token prediction behind the last block.
+    """
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)
     config.only("mlp_bias", False)
@@ -54,10 +66,12 @@ def latent_recipe(config: Config, metadata: dict[str, PlainValue], router: Parts
     routed = weights({"ffn_gate_inp": "mlp.gate"}) | _SHARED | dict(router)
     n_experts = int(str(metadata["expert_count"]))
     routed |= experts("mlp.experts.{x}", "gate_proj", "up_proj", "down_proj", n_experts)
-    n_dense = min(int(str(metadata["leading_dense_block_count"])), sizes.n_layers)
-    blocks = [attention | GATED] * n_dense + [attention | routed] * (sizes.n_layers - n_dense)
-    positions = _positions(config, n_rotated, sizes.n_ctx)
-    return decoder(config, "deepseek2", sizes, blocks, positions, tied=False, metadata={**keys, **metadata})
+    n_blocks = sizes.n_layers + n_mtp
+    n_dense = min(int(str(metadata["leading_dense_block_count"])), n_blocks)
+    blocks = [attention | GATED] * n_dense + [attention | routed] * (n_blocks - n_dense)
+    whole, positions = {**keys, **metadata}, _positions(config, n_rotated, sizes.n_ctx)
+    recipe = decoder(config, "deepseek2", sizes, blocks[: sizes.n_layers], positions, tied=False, metadata=whole)
+    return replace(recipe, mtp_blocks=[mtp(block) for block in blocks[sizes.n_layers :]])
 
 
 def _sizes(config: Config, head_dim: int, n_kv_heads: int) -> Sizes:

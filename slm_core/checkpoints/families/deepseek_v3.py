@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slm_core.checkpoints.config import MAX_PARTS, Config
 from slm_core.checkpoints.families.deepseek_v2 import latent_recipe
 from slm_core.checkpoints.recipe import Part, Recipe
@@ -14,7 +12,7 @@ _SIGMOID = 2  # GGUF's number
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a deepseek_v3, without the layers for multi-token prediction."""
+    """Read a deepseek_v3."""
     config.only("topk_method", "noaux_tc")
     config.only("scoring_func", "sigmoid")
     metadata: dict[str, PlainValue] = {
@@ -29,9 +27,5 @@ def recipe(config: Config) -> Recipe:
         "expert_group_count": config.size("n_group", 8, MAX_PARTS),
         "expert_group_used_count": config.size("topk_group", 4, MAX_PARTS),
     }
-    n_extra = config.count("num_nextn_predict_layers", 1)
-    base = latent_recipe(config, metadata, _BIAS, config.size("num_key_value_heads", 128))
-    if not n_extra:
-        return base
-    indices = "|".join(str(len(base.blocks) + i) for i in range(min(n_extra, MAX_PARTS)))
-    return replace(base, unused=rf"{base.unused}|^model\.layers\.({indices})\.")
+    n_mtp = min(config.count("num_nextn_predict_layers", 1), MAX_PARTS)
+    return latent_recipe(config, metadata, _BIAS, config.size("num_key_value_heads", 128), n_mtp)

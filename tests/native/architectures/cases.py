@@ -414,6 +414,7 @@ CASES: dict[str, Case | str] = {
         _latent("DeepseekV3", 9, norm_topk_prob=True, n_group=4, topk_group=2, n_routed_experts=8),
         prepare=_set_selection_bias,
     ),
+    "deepseek3_mtp": _WITHOUT_TRANSFORMERS,
     "glm4": _case("Glm4", attention_bias=True, **_rope("default", partial_rotary_factor=0.5)),
     "nemotron": _case("Nemotron", norms_plus_one, norm_eps=1e-5, **_rope("default", partial_rotary_factor=0.5)),
     "exaone": _WITHOUT_TRANSFORMERS,
