@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 from slm_core.architectures import (
     EMBEDDING,
@@ -64,6 +64,7 @@ def read_supported(gguf: GgufFile, *, on_cpu: bool = True) -> ModelSpec:
     """
     spec = read_spec(gguf)
     check_tensors(gguf, spec)
+    spec = replace(spec, mtp_layers=())  # contexts do not declare multi-token prediction
     for need in _lacking(spec):
         raise UnsupportedModel(f"{gguf.path}: this {spec.architecture} model needs {need}, which {BACKEND} lacks")
     if not on_cpu and any(layer.experts for layer in spec.layers):

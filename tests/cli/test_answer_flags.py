@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import slm_core as slm
+from mtp_models import predictable_model
 from slm_core.toolschema import tool_schema
 
 GREEDY = ("--backend", "native", "--temperature", "0")
@@ -118,6 +119,17 @@ def test_drafts_do_not_change_the_answer(run, chat, flags: tuple[str, ...], draf
     assert "drafted" not in plain.err
     raw = [run("run", "--raw", "-p", "My name is", "--max-tokens", "12", *GREEDY, *given).out for given in (flags, ())]
     assert raw[0] == raw[1]
+
+
+def test_drafts_of_the_models_own_layer(run, tmp_path: Path) -> None:
+    """Each token follows from the one before, and the layer for multi-token prediction knows it."""
+    model = str(predictable_model(tmp_path / "predictable.gguf"))
+    raw = ("run", model, "--raw", "-p", "Hello", "--max-tokens", "60", *GREEDY, "--json")
+    plain, drafted = (json.loads(run(*raw, *flags).out) for flags in ((), ("--draft", "mtp")))
+    assert drafted["text"] == plain["text"]
+    assert plain["speculation"] is None and drafted["speculation"]["drafted"] >= drafted["speculation"]["accepted"] >= 0
+    refused = run("run", DEMO, "Hello!", *GREEDY, "--draft", "mtp")
+    assert refused.err.startswith("error: drafter 'mtp': this context does not declare mtp")
 
 
 def test_lookup_copies_from_the_prompt(run, chat) -> None:
