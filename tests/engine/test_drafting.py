@@ -436,7 +436,7 @@ def test_drafts_leave_half_of_the_time_to_prompts() -> None:
 def test_drafters_bound_to_one_history_are_refused() -> None:
     draft_model = DraftModel(ScriptedContext(), VOCAB)
     for drafter in (SuffixIndex(), draft_model):
-        with pytest.raises(InvalidOption, match=r"accepted by an engine: PromptLookup, DraftFunction, or"):
+        with pytest.raises(InvalidOption, match=r"accepted by an engine: PromptLookup, 'mtp', DraftFunction, or"):
             request("a", speculation=Speculation(drafter))
 
 

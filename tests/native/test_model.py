@@ -178,6 +178,7 @@ def test_every_load_option_is_described_and_works(backend, path):
         "profile",
         "device_map",
         "swa_full",
+        "mtp",
     }
     assert set(backend.load_options) == names
     backend_options = {"tier": "reference", "expanded_bytes": 4096, "dtype": "float32"}

@@ -23,6 +23,7 @@ from slm_core.protocols import BackendModel, Context
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos, TopLogits
 from slm_native.backend import NativeBackend
 from slm_native.kernels.reference import ReferenceKernels
+from slm_native.memory import ContextMemory
 from slm_native.mtp import MtpLayer
 
 llama_mtp = pytest.importorskip("llama_mtp", reason="the oracle is llama.cpp: pip install llama-cpp-python")
@@ -163,8 +164,33 @@ def test_drafts_do_not_disturb_shared_pages(context: Context, path: Path) -> Non
     check(context, path, TOKENS[:70], TOKENS[75], seq_id=1)
 
 
+def test_drafts_give_back_their_pages(context: Context) -> None:
+    """Each sequence drafts as far as the context reaches; together they would need more pages than there are."""
+    for seq_id in (0, 1, 2):
+        assert context.draft(seq_id, TOKENS[seq_id], 300).tokens.shape == (300, 1)
+    feed(context, TOKENS[:100])
+    assert context.n_free == 200
+
+
+def test_states_of_the_last_batch_are_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers with drafts run no token twice: a truncate takes back a part of the last batch only."""
+
+    def replay(*_: object) -> None:
+        pytest.fail("a token ran again")
+
+    monkeypatch.setattr(ContextMemory, "replay", replay)
+    feed(context, TOKENS[:90])
+    feed(context, TOKENS[90:99])
+    context.draft(0, TOKENS[99], 2)
+    context.truncate(Pos(0, 92))
+    context.fork(0, 1)
+    feed(context, TOKENS[100:101])
+    feed(context, TOKENS[101:103], seq_id=1)
+
+
 def test_dumps(model: BackendModel, context: Context, path: Path) -> None:
     feed(context, TOKENS[:75])
+    feed(context, TOKENS[30:105], seq_id=1)  # its states must not outlive it
     context.restore(1, context.dump(0))
     check(context, path, TOKENS[:75], TOKENS[75], seq_id=1)
     with new_context(model) as other:
