@@ -20,6 +20,12 @@ qwen3next qwen3vl qwen3vlmoe qwen4exp refact rwkv6 rwkv6qwen2 rwkv7 seed_oss sma
 starcoder starcoder2 step35 talkie xverse
 """
 _RUNS = frozenset(_NAMES.split())
+_MTP_NAMES = """
+bailingmoe2 bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 dots3note exaone-moe exaone4 gemma4 glm-dsa glm4
+glm4moe glm5-next gpt-oss graniteswitch hy_v3 mimo2 nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next step35
+"""
+_WITH_MTP = frozenset(_MTP_NAMES.split())
+"""Architectures whose files may have layers for multi-token prediction, as of the same version."""
 _NO_GENERATION = {
     "an encoder": "eurobert jina-bert-v2 jina-bert-v3 llama-embed neo-bert nomic-bert-moe t5encoder",
     "an encoder with a decoder": "t5",
@@ -53,4 +59,8 @@ def check_source(gguf: GgufFile) -> None:
         raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not among those that llama.cpp runs")
     if architecture not in _ENCODERS and not gguf.get(f"{architecture}.attention.causal", bool, True):
         raise UnsupportedModel(f"{path}: metadata '{architecture}.attention.causal' is false: the model is an encoder")
+    if architecture not in _WITH_MTP and any(".nextn." in name for name in gguf.tensors):
+        raise UnsupportedModel(
+            f"{path}: llama.cpp knows no {architecture} models with layers for multi-token prediction"
+        )
     check_survives(gguf)

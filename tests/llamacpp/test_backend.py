@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.factories import make_tiny_model, tiny_model
+from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.gguf_writer import write_gguf
 from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.plugins import Registry
-from slm_core.types import ModelOptions
+from slm_core.types import Capability, ContextOptions, ModelOptions
 from slm_llamacpp import devices, library, logs, plugin, status_probe
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel
@@ -166,6 +167,14 @@ class TestSupports:
         assert "a vocabulary only" in backend.supports(path).reason
         with pytest.raises(UnsupportedModel, match="a vocabulary only"):
             backend.load(path, ModelOptions())
+
+    def test_layers_for_multi_token_prediction(self, backend: LlamaCppBackend, tmp_path: Path) -> None:
+        """Files of deepseek2 have them, and run without them; llama.cpp refuses them in files of llama."""
+        unknown, known = tiny_model(tmp_path, "mtp_llama"), family_model(tmp_path, "small_mtp")
+        assert "no llama models with layers for multi-token prediction" in backend.supports(unknown).reason
+        with backend.load(known, ModelOptions()) as model, model.new_context(ContextOptions(32, 1, 32)) as context:
+            assert model.info.n_layers == 2
+            assert Capability.MTP not in context.capabilities
 
     def test_a_missing_device(self, backend: LlamaCppBackend, llama_file: Path) -> None:
         assert "no device 'cuda:7'" in backend.supports(llama_file, "cuda:7").reason
