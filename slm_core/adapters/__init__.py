@@ -8,11 +8,12 @@ from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse, Direction
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.control_vectors import check_layer_range, write_control_vector
 from slm_core.adapters.gguf_adapters import write_adapter
-from slm_core.adapters.loaded import LoadedAdapters, check_scales, unknown_adapter
+from slm_core.adapters.loaded import MAX_SCALE, LoadedAdapters, check_scales, unknown_adapter
 from slm_core.adapters.merging import merge
 from slm_core.adapters.reading import read_adapter
 
 __all__ = [
+    "MAX_SCALE",
     "Adapter",
     "AdapterSet",
     "AdapterUse",

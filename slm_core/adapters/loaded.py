@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,19 +14,22 @@ from slm_core.hints import did_you_mean
 from slm_core.protocols import Adapters
 from slm_core.types import AdapterInfo
 
+MAX_SCALE = 1e6
+"""The largest scale of an adapter: with larger ones, products of finite numbers would not be finite in float32."""
+
 
 def check_scales(scales: object, loaded: Adapters) -> None:
     """Check adapters by name, with their scales.
 
     Raises:
-        InvalidOption: an unknown name, or a scale that is no finite number.
+        InvalidOption: an unknown name, or a scale that is no number from -1e6 to 1e6.
     """
     if not isinstance(scales, Mapping):
         raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
     for name, scale in scales.items():
         loaded[name]
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: a finite number)")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MAX_SCALE:
+            raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: -1e6 to 1e6)")
 
 
 def unknown_adapter(name: object, loaded: Collection[str]) -> InvalidOption:
@@ -100,7 +102,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         """The adapters of these names with their scales, sorted by name; a scale of 0 is left out.
 
         Raises:
-            InvalidOption: an unknown name, or a scale that is no finite number.
+            InvalidOption: an unknown name, or a scale that is no number from -1e6 to 1e6.
         """
         check_scales(scales, self)
         return tuple(AdapterUse(self._named(name), float(scales[name])) for name in sorted(scales) if scales[name])

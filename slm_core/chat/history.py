@@ -74,7 +74,7 @@ class SessionHistory(ABC):
 
         Raises:
             UnsupportedInput: the context takes no adapters.
-            InvalidOption: an unknown adapter, or a scale that is no finite number.
+            InvalidOption: an unknown adapter, or a scale that is no number from -1e6 to 1e6.
             ContextFull: the history shares storage with a fork, and there is no room to decode it again.
         """
         self._check_settled()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.adapters import MAX_SCALE
 from slm_core.container import Incoming, Pieces, check_numbers, is_count, pack, unpack
 from slm_core.context.inputs import (
     NO_AHEAD,
@@ -295,7 +295,7 @@ def read_shares(incoming: Incoming) -> list[Share]:
 
 def _adapters(stored: object) -> dict[str, float]:
     """The scales of adapters by fingerprint, checked."""
-    if not isinstance(stored, dict) or not all(type(scale) is float and isfinite(scale) for scale in stored.values()):
+    if not isinstance(stored, dict) or not all(type(x) is float and abs(x) <= MAX_SCALE for x in stored.values()):
         raise InvalidSnapshot("the dump's adapters are malformed")
     return stored
 

@@ -31,7 +31,7 @@ def salt_of(salt: str, scales: Mapping[str, float], adapters: Adapters | None) -
     """The salt of a request with adapters: it depends on their content, so that no prefix of others is used.
 
     Raises:
-        InvalidOption: an unknown adapter, or a scale that is no finite number.
+        InvalidOption: an unknown adapter, or a scale that is no number from -1e6 to 1e6.
         UnsupportedInput: there are scales, but the engine has no adapters.
     """
     if not scales:

@@ -90,7 +90,7 @@ class Context(Protocol):
 
         Raises:
             UnsupportedInput: ``ADAPTERS`` is not declared.
-            InvalidOption: there is no such adapter, or a scale is no finite number.
+            InvalidOption: there is no such adapter, or a scale is no number from -1e6 to 1e6.
             InvalidSequence: there is no such sequence, or it has tokens that were decoded with other adapters.
         """
         ...

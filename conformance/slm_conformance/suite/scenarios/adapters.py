@@ -194,13 +194,15 @@ class TestAdapters(Scenarios):
             _agree(bench, rows, expected, scales, f"sequence {seq_id} after failed batches")
 
     def test_refused_scales(self, bench: Bench) -> None:
-        """Clauses 1 and 19: unknown names and scales that are no finite numbers are refused."""
+        """Clauses 1 and 19: unknown names, and scales that are no numbers from -1e6 to 1e6, are refused."""
         context = _context(bench)
         context.set_adapters(0, {_FIRST: 0.5})
         for why, scales in (
             ("an unknown name", {"no such adapter": 1.0}),
             ("a known and an unknown name", {_SECOND: 1.0, "no such adapter": 1.0}),
             ("an infinite scale", {_FIRST: float("inf")}),
+            ("a scale beyond floats", {_FIRST: 10**400}),
+            ("a large scale", {_FIRST: 1e39}),
             ("a scale that is none", {_FIRST: float("nan")}),
             ("a text as a scale", {_FIRST: "1"}),
         ):
