@@ -595,7 +595,6 @@ class ModelInfo:
             ("chat format", self.formatter),
             ("backend", self.backend),
             ("chosen because", self.reason),
-            *self.settings.items(),
         ]
         return card(self.name or self.path.name, table([(name, value) for name, value in rows if value]))
 

@@ -62,6 +62,28 @@ def check_heads(gguf: GgufFile, architecture: str) -> None:
         _check_widths(gguf, architecture, heads._replace(key=key, value=value, rotated=rotated), suffix)
     if architecture in _ROTATES_WHOLE_HEADS | {"nemotron"}:
         _check_rows(gguf, architecture, heads)
+    if architecture == "deepseek2":
+        _check_latent(gguf, architecture, heads)
+
+
+def _check_latent(gguf: GgufFile, architecture: str, heads: _Heads) -> None:
+    """Check the sizes of latent attention (MLA): a cached value is the latent, a key has the rotated part, too."""
+    rank = gguf.require(f"{architecture}.attention.kv_lora_rank", int)
+    absorbed = gguf.get(f"{architecture}.attention.key_length_mla", int, 0)
+    key = absorbed or heads.key
+    if not heads.rotated < key:
+        raise wrong(
+            gguf, f"{architecture}.rope.dimension_count", heads.rotated, f"less than {key}, the width of a head"
+        )
+    if not absorbed:
+        return
+    for name, value, accepted in (
+        ("head_count_kv", gguf.metadata.get(f"{architecture}.attention.head_count_kv"), 1),
+        ("key_length", heads.key, rank + heads.rotated),
+        ("value_length", heads.value, rank),
+    ):
+        if not np.all(np.asarray(value) == accepted):  # one number for each layer is allowed
+            raise wrong(gguf, f"{architecture}.attention.{name}", value, str(accepted))
 
 
 def _read(gguf: GgufFile, architecture: str) -> _Heads | None:
@@ -104,4 +126,5 @@ def _check_rows(gguf: GgufFile, architecture: str, heads: _Heads) -> None:
 
 def wrong(gguf: GgufFile, key: str, value: object, accepted: str) -> UnsupportedModel:
     """An error about a key whose value would end the process."""
-    return UnsupportedModel(f"{gguf.path}: metadata {key!r} is {value!r} (accepted by llama.cpp: {accepted})")
+    shown = " ".join(repr(value).split())[:80]  # an array has several lines
+    return UnsupportedModel(f"{gguf.path}: metadata {key!r} is {shown} (accepted by llama.cpp: {accepted})")

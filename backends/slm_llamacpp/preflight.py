@@ -21,8 +21,7 @@ from slm_llamacpp.attention_sizes import check_heads, wrong
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
-_VECTOR_TYPES = (GgmlType.F32, GgmlType.F64, GgmlType.I8, GgmlType.I16, GgmlType.I32, GgmlType.I64)
-_NO_MATRIX_TYPES = frozenset(_VECTOR_TYPES) - {GgmlType.F32}
+_NO_MATRIX_TYPES = frozenset((GgmlType.F64, GgmlType.I8, GgmlType.I16, GgmlType.I32, GgmlType.I64))
 _EXPERT_TABLE = "tid2eid"  # a table of the experts of each token
 _ALIGNMENT = 32  # bytes, of tensors in memory
 _DENSE = ("dense_2_feat_in", "dense_3_feat_out")  # of gemma-embedding; both as wide as the model
@@ -56,7 +55,7 @@ def check_survives(gguf: GgufFile) -> None:
             raise UnsupportedModel(
                 f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}: llama.cpp multiplies no such matrices"
             )
-        if len(tensor.shape) == 1 and tensor.ggml_type not in _VECTOR_TYPES:
+        if len(tensor.shape) == 1 and tensor.ggml_type is not GgmlType.F32:
             raise UnsupportedModel(
                 f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}: llama.cpp has vectors in F32"
             )
@@ -84,6 +83,9 @@ def _check_layers(gguf: GgufFile, architecture: str) -> None:
         raise wrong(gguf, f"{architecture}.nextn_predict_layers", n_predicted, f"0 to {n_layers}")
 
 
+_GATINGS = range(4)  # none, softmax, sigmoid, softmax of the chosen experts
+
+
 def _check_experts(gguf: GgufFile, architecture: str) -> None:
     n_experts, n_used, n_groups, n_groups_used = (
         _largest(gguf, f"{architecture}.{key}")
@@ -98,6 +100,9 @@ def _check_experts(gguf: GgufFile, architecture: str) -> None:
         raise wrong(gguf, f"{architecture}.expert_group_count", n_groups, f"a divisor of {n_experts}, and less")
     if n_groups > 1 and not 1 <= n_groups_used < n_groups:
         raise wrong(gguf, f"{architecture}.expert_group_used_count", n_groups_used, f"1 to {n_groups - 1}")
+    gating = gguf.get(f"{architecture}.expert_gating_func", int, 0)
+    if gating not in _GATINGS:
+        raise wrong(gguf, f"{architecture}.expert_gating_func", gating, "0 to 3")
 
 
 def _check_numbers(gguf: GgufFile, architecture: str) -> None:

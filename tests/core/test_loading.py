@@ -219,7 +219,6 @@ def test_info_has_the_settings_in_effect(tmp_path: Path) -> None:
     with slm.load(path, backend="native", n_threads=2, tier="cpu") as model:
         assert "2 threads" in model.info.settings["kernels"]
         assert model.info.settings["swa_full"] == "True"
-        assert "2 threads" in model._repr_html_()
     with slm.load(path, backend="native", tier="reference", isolated=True) as model:
         assert model.info.settings["tier"] == "reference: the reference tier was asked for"
     (tmp_path / "m.profile.toml").write_text("[decode]\nbuckets = [1, 4]\n")

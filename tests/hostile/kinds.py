@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slm_conformance.oracle.families import family_model
-from slm_conformance.oracle.family_table import ENCODERS, FAMILIES
+from slm_conformance.oracle.family_table import ENCODERS, FAMILIES, SMALL
 from slm_conformance.suite.spec import make_backend
 from slm_core import constraints
 from slm_core.errors import InvalidOption, InvalidToken, SlmError
@@ -29,7 +29,7 @@ _FILE_FAMILIES = (
     *("llama", "llama_yarn", "qwen2", "qwen3", "qwen2vl", "gemma2", "gemma3", "gemma3n", "gemma4", "phi2", "phi3_long"),
     *("gptneox", "gpt2", "falcon", "mpt", "mixtral", "qwen3moe", "deepseek2", "glm4", "stablelm", "gpt_oss", "llama4"),
     *("mamba", "mamba2", "jamba", "rwkv7", "lfm2", "falcon_h1", "granitehybrid", "bert", "nomic_bert", "modern_bert"),
-    "gemma_embedding",
+    *("gemma_embedding", "small_mtp"),
 )
 _STATES = ("lfm2", "mamba2", "rwkv7")
 
@@ -110,6 +110,8 @@ def _use(model: BackendModel) -> None:
             return
         _decoded(context, tokens, vocab)
         _decoded(context, tokens[:1], vocab)
+        if Capability.MTP in context.capabilities:
+            context.draft(0, tokens[1], 3)
         context.restore(1, context.dump(0))
         _decoded(context, tokens[:2], vocab, seq_id=1)
 
@@ -353,4 +355,4 @@ KINDS: dict[str, tuple[Callable[[str, Path], Kind], tuple[str, ...]]] = {
     "templates": (Templates, ("core",)),
 }
 """By name: the kind of inputs, and the backends that it attacks."""
-assert set(_FILE_FAMILIES) <= FAMILIES.keys() | ENCODERS.keys()
+assert set(_FILE_FAMILIES) <= FAMILIES.keys() | ENCODERS.keys() | SMALL.keys()

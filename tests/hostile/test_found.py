@@ -71,6 +71,22 @@ FILES = {
         number("gemma-embedding.dense_2_feat_in", 7),
         "dense_2_feat_in",
     ),
+    "latents and rotated parts are no keys": (
+        "deepseek2",
+        number("deepseek2.attention.key_length", 160),
+        "attention.key_length",
+    ),
+    "several heads share one latent": (
+        "deepseek2",
+        number("deepseek2.attention.head_count_kv", 4),
+        "attention.head_count_kv",
+    ),
+    "whole keys of deepseek2 are rotated": (
+        "deepseek2",
+        number("deepseek2.rope.dimension_count", 48),
+        "the width of a",
+    ),
+    "an unknown gating function": ("deepseek2", number("deepseek2.expert_gating_func", 16), "expert_gating_func"),
     "tensors begin where none may": ("gemma3", number("general.alignment", 8), "multiples of 32"),
     "weights are integers": ("qwen2", integer_weights, "multiplies no such matrices"),
     "counts of experts are infinite": ("mixtral", infinite_experts, "holds float32, not integers"),
