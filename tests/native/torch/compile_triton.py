@@ -1,6 +1,7 @@
-"""Compiles every Triton kernel for GPUs that this machine need not have: `python compile_triton.py 80,90`.
+"""Compiles Triton kernels for GPUs that this machine need not have: `python compile_triton.py 80 90 75:512`.
 
-With the option --widths, it compiles attention alone, for heads of many widths. The wrappers run on tensors of the CPU.
+Arguments are compute capabilities, for which every kernel is compiled. With the width of heads after a colon, it is
+attention alone, with new tokens. The wrappers run on tensors of the CPU.
 Instead of a launch, the kernel is compiled for the types of its arguments. As in Triton, an integer argument of 1
 becomes a constant, and multiples of 16 are known as such. Prints one line per kernel: its name, the compute capability,
 the bytes of machine code and of shared memory, the registers per thread, and the bytes of registers that spill. If a
@@ -46,10 +47,6 @@ MANY_ROWS_TYPES = ("BF16", "Q5_0", "Q6_K")
 """Types for which ``many_rows`` is compiled; the other types add no code that ``few_rows`` does not compile."""
 
 
-WIDTHS = (64, 128, 256, 512, 576)
-"""Widths of heads; 576 is that of MLA."""
-
-
 def triton_type(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return POINTERS[value.dtype]
@@ -63,7 +60,7 @@ def is_aligned(value: object) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
-def compiler(targets: Sequence[GPUTarget]) -> Callable[..., Callable[..., None]]:
+def compiler(target: GPUTarget) -> Callable[..., Callable[..., None]]:
     def launch(kernel: JITFunction, grid: object) -> Callable[..., None]:
         def compile_kernel(*args: object, num_warps: int = 4, num_stages: int = 3, **constants: object) -> None:
             names = [name for name in kernel.arg_names if name not in constants]
@@ -77,11 +74,10 @@ def compiler(targets: Sequence[GPUTarget]) -> Callable[..., Callable[..., None]]
             source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attributes)
             name = kernel.__name__ + (f"[{per_thread}]" if (per_thread := constants.get("PER_THREAD", 1)) != 1 else "")
             options = {"num_warps": num_warps, "num_stages": num_stages}
-            for target in targets:
-                compiled = triton.compile(source, target=target, options=options)
-                registers, spilled = resources(compiled.asm["cubin"])
-                sizes = len(compiled.asm["cubin"]), compiled.metadata.shared, registers, spilled
-                sys.stdout.write(f"{name} {target.arch} {' '.join(map(str, sizes))}\n")
+            compiled = triton.compile(source, target=target, options=options)
+            registers, spilled = resources(compiled.asm["cubin"])
+            sizes = len(compiled.asm["cubin"]), compiled.metadata.shared, registers, spilled
+            sys.stdout.write(f"{name} {target.arch} {' '.join(map(str, sizes))}\n")
 
         return compile_kernel
 
@@ -104,17 +100,20 @@ def layer_of(kv_type: str, width: int) -> TorchKvLayer:
     return TorchPageStore(PageLayout(range(1), 2, width, codec, codec), 4, torch.device("cpu")).layers[0]
 
 
-def attention(widths: Sequence[int], kv_types: Sequence[str]) -> Iterator[Callable[[], object]]:
+def attention(width: int, kv_types: Sequence[str]) -> Iterator[Callable[[], object]]:
+    for kv_type in kv_types:
+        for new in (None, new_tokens(width)) if kv_type in WRITTEN else (None,):
+            yield lambda kv_type=kv_type, new=new: attend(width, kv_type, new)
+
+
+def attend(width: int, kv_type: str, new: NewTokens | None) -> None:
+    """Attention of a decode, with all options for some KV types."""
     group = DecodeGroup(torch.tensor([0, 1]), torch.zeros(2, 3, dtype=torch.int64), torch.tensor([100, 130]), 130)
     all_options = Scoring(64, 30.0, torch.zeros(8), torch.zeros(8))
-    for width, kv_type in itertools.product(widths, kv_types):
-        layer, heads = layer_of(kv_type, width), torch.zeros(2, 8, width)
-        scoring = all_options if kv_type in ("f32", "q8_0") else Scoring()
-        dtype = {"f32": torch.float32, "q8_0": torch.bfloat16}.get(kv_type, torch.float16)
-        for new in (None, new_tokens(width)) if kv_type in WRITTEN else (None,):
-            yield lambda heads=heads, layer=layer, scoring=scoring, dtype=dtype, new=new: attend_decoding(
-                heads, layer, group, 0.1, scoring, dtype=dtype, out=heads, new=new
-            )
+    layer, heads = layer_of(kv_type, width), torch.zeros(2, 8, width)
+    scoring = all_options if kv_type in ("f32", "q8_0") else Scoring()
+    dtype = {"f32": torch.float32, "q8_0": torch.bfloat16}.get(kv_type, torch.float16)
+    attend_decoding(heads, layer, group, 0.1, scoring, dtype=dtype, out=heads, new=new)
 
 
 def new_tokens(width: int) -> NewTokens:
@@ -165,11 +164,18 @@ def products_and_steps() -> Iterator[Callable[[], object]]:
     yield lambda: small_steps.rms_norm(angles, torch.zeros(64), 1e-5)
 
 
+def all_kernels() -> Iterator[Callable[[], object]]:
+    return itertools.chain(attention(128, tuple(KvType)), products_and_steps())
+
+
+def attention_of(width: int) -> Iterator[Callable[[], object]]:
+    """With new tokens: this kernel includes that of tokens in the cache."""
+    yield lambda: attend(width, "f16", new_tokens(width))
+
+
 if __name__ == "__main__":
-    *options, capabilities = sys.argv[1:]
-    JITFunction.__getitem__ = compiler(
-        [GPUTarget("cuda", int(capability), 32) for capability in capabilities.split(",")]
-    )
-    calls = [attention([128], tuple(KvType)), products_and_steps()] if not options else [attention(WIDTHS, ["f16"])]
-    for call in itertools.chain(*calls):
-        call()
+    for argument in sys.argv[1:]:
+        capability, _, width = argument.partition(":")
+        JITFunction.__getitem__ = compiler(GPUTarget("cuda", int(capability), 32))
+        for call in attention_of(int(width)) if width else all_kernels():
+            call()

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the torch tier needs torch: pip install 'slm-core[torch]'")
@@ -18,8 +18,7 @@ pytest.importorskip("triton", reason="kernels for CUDA are compiled by Triton: p
 from slm_native.kernels.torch.triton.kernels import NARROW
 
 N_TYPES = 15
-WIDTHS = (64, 128, 256, 512, 576)
-"""Those of compile_triton.py."""
+MLA_WIDTH = 576
 SHARED_KIB = {75: 64, 89: 99, 90: 227}
 """Shared memory of a block, by compute capability (CUDA C++ Programming Guide, "Technical Specifications")."""
 
@@ -33,20 +32,27 @@ class Compiled(NamedTuple):
     spilled: int
 
 
-def compiled(tmp_path, *arguments: str) -> list[Compiled]:
+NARROW_AND_WIDE = ((75, 128), (75, NARROW), (75, MLA_WIDTH), (89, MLA_WIDTH))
+"""Compute capabilities, and widths of heads: 8.0 and 9.0 have the instructions of 8.9, and more shared memory."""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    """Every kernel for compute capability 9.0, then attention for ``NARROW_AND_WIDE``."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["TRITON_INTERPRET"] = "0"
-    script = Path(__file__).parent / "compile_triton.py"
-    process = subprocess.run([sys.executable, script, *arguments], env=environment, capture_output=True, text=True)
+    folder = tmp_path_factory.mktemp("triton")
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, Path(__file__).parent / "compile_triton.py", "90"]
+    command += [f"{capability}:{width}" for capability, width in NARROW_AND_WIDE]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
     fields = [line.split() for line in process.stdout.splitlines()]
     return [Compiled(name, *map(int, numbers)) for name, *numbers in fields]
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_compute_capability_9(tmp_path):
-    kernels = compiled(tmp_path, "90")
+def test_every_kernel_compiles_for_compute_capability_9(kernels: Sequence[Compiled]) -> None:
+    kernels = [each for each in kernels if each.capability == 90]
     assert Counter(each.kernel for each in kernels) == {
         "_few_rows": N_TYPES + 1,
         "_few_rows[16]": 4,
@@ -67,15 +73,11 @@ def test_every_kernel_compiles_for_compute_capability_9(tmp_path):
 
 
 @pytest.mark.slow
-def test_attention_fits_in_shared_memory(tmp_path):
-    """Heads of 64 to 576 values. On compute capability 7.5 the widest are left to torch."""
-    capabilities = (75, 89, 90)  # 8.0 has the instructions of 8.9, and more shared memory
-    kernels = compiled(tmp_path, "--widths", ",".join(map(str, capabilities)))
-    attention = [each for each in kernels if each.kernel == "_attend_pages"]
-    kinds = ("in the cache", "new")
-    assert Counter(each.capability for each in attention) == dict.fromkeys(capabilities, len(kinds) * len(WIDTHS))
-    for each, width in zip(attention, np.repeat(WIDTHS, len(kinds) * len(capabilities)), strict=True):
-        if width > NARROW and each.capability < 80:
-            assert each.shared > SHARED_KIB[each.capability] << 10, "it fits, so torch need not compute it"
-        else:
-            assert each.shared <= SHARED_KIB[each.capability] << 10
+def test_attention_fits_in_shared_memory(kernels: Sequence[Compiled]) -> None:
+    """On compute capability 7.5 the widest heads are left to torch."""
+    attention = [each for each in kernels if each.capability != 90]
+    assert [each.capability for each in attention] == [capability for capability, _ in NARROW_AND_WIDE]
+    for each, (capability, width) in zip(attention, NARROW_AND_WIDE, strict=True):
+        assert each.kernel == "_attend_pages"
+        fits = each.shared <= SHARED_KIB[capability] << 10
+        assert fits == (capability >= 80 or width <= NARROW), f"heads of {width} need {each.shared} bytes"
