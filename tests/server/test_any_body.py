@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
@@ -20,6 +21,7 @@ APP = create_app(
     log=LOG,
 )
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"host": "localhost"})
+OPERATIONS = [(method, path) for path, operations in APP.openapi()["paths"].items() for method in operations]
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 
 
@@ -36,13 +38,26 @@ def bounded(body: Any) -> Any:
     return body
 
 
-@schema.parametrize()
-@hypothesis.settings(
-    max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-)
-def test_every_answer_is_declared(case: schemathesis.Case) -> None:
-    case.body = bounded(case.body)
-    case.call_and_validate(headers={"host": "localhost"}, checks=CHECKS)
+# Not schema.parametrize: it gives all operations the same node id, and pytest-xdist runs one test of an id.
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_declared(method: str, path: str) -> None:
+    operation = schema[path][method]
+    allowed, others = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
+    limits = hypothesis.settings(
+        max_examples=20,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+    @limits
+    @hypothesis.given(allowed | others)
+    def ask(case: schemathesis.Case) -> None:
+        case.body = bounded(case.body)
+        case.call_and_validate(headers={"host": "localhost"}, checks=CHECKS)
+
+    ask()
 
 
 @pytest.fixture(scope="module", autouse=True)
