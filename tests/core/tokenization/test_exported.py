@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.exporting.pre_tokenizers import pre_name, sample_texts
 from slm_core.exporting.vocabulary import vocabulary_metadata
 from slm_core.gguf import GgufFile, header
+from slm_core.loading import demo_model_path
 from slm_core.tokenization import build_vocab
 from slm_core.tokenization.directory import directory_vocab
 from slm_core.tokenization.export import tokenizer_files
@@ -76,17 +78,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any] | None, list[dict[str, Any]], bool]] =
 """Pre-tokenizers as published tokenizer.json files state them: normalizer, steps, ``ignore_merges``."""
 
 
-@pytest.fixture
-def write_vocab(tmp_path):
-    """A function that writes a directory's vocabulary as a GGUF file that llama.cpp reads."""
-
-    def write(folder: Path, n_vocab: int, ends: tuple[int, ...] = ()) -> Path:
-        metadata = vocabulary_metadata(folder, n_vocab, ends)
-        path = tmp_path / "vocab.gguf"
-        path.write_bytes(header({"general.architecture": "llama", **metadata}))
-        return path
-
-    return write
+def write_file(folder: Path, n_vocab: int, ends: tuple[int, ...] = ()) -> Path:
+    """Write a directory's vocabulary as a GGUF file that llama.cpp reads."""
+    metadata = vocabulary_metadata(folder, n_vocab, ends)
+    path = folder / "vocab.gguf"
+    path.write_bytes(header({"general.architecture": "llama", **metadata}))
+    return path
 
 
 def directory(folder: Path, files: Mapping[str, str]) -> Path:
@@ -95,18 +92,27 @@ def directory(folder: Path, files: Mapping[str, str]) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def exported(published, open_vocab, tmp_path_factory) -> Callable[[str], Path]:
+    """A function from the name of a published vocabulary to its file after a directory and another export."""
+
+    @cache
+    def export(name: str) -> Path:
+        original, folder = open_vocab(published(name)), tmp_path_factory.mktemp(name)
+        with GgufFile.open(published(name)) as file:
+            directory(folder, tokenizer_files(file, 2048))
+        return write_file(folder, original.size, tuple(sorted(original.eog_ids)))
+
+    return export
+
+
 @pytest.mark.parametrize("name", VOCABS)
-def test_a_published_vocabulary_survives(
-    name, published, open_vocab, llama_vocab, make_texts, write_vocab, tmp_path
-) -> None:
+def test_a_published_vocabulary_survives(name, published, open_vocab, llama_vocab, make_texts, exported) -> None:
     """Through a directory to another GGUF file; llama.cpp splits texts by both files alike."""
-    original = open_vocab(published(name))
-    with GgufFile.open(published(name)) as file:
-        directory(tmp_path, tokenizer_files(file, 2048))
-    path = write_vocab(tmp_path, original.size, tuple(sorted(original.eog_ids)))
+    original, path = open_vocab(published(name)), exported(name)
     with GgufFile.open(path) as file:
         assert file.require("tokenizer.ggml.pre", str) == VOCABS[name]
-        restored = build_vocab(file)
+    restored = open_vocab(path)
     assert (restored.size, restored.bos, restored.eos) == (original.size, original.bos, original.eos)
     assert (restored.eog_ids, restored.infill) == (original.eog_ids, original.infill)
     before, after = llama_vocab(published(name)), llama_vocab(path)
@@ -119,13 +125,9 @@ def test_a_published_vocabulary_survives(
         assert after.encode(text, **flags) == before.encode(text, **flags), f"llama.cpp, {text!r}"
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "qwen2", "llama-bpe", "llama-spm", "phi-3"])
-def test_texts_have_the_publishers_tokens(name, published, open_vocab, write_vocab, tmp_path) -> None:
-    original = open_vocab(published(name))
-    with GgufFile.open(published(name)) as file:
-        directory(tmp_path, tokenizer_files(file, 2048))
-    with GgufFile.open(write_vocab(tmp_path, original.size)) as file:
-        vocab = build_vocab(file)
+@pytest.mark.parametrize("name", VOCABS)
+def test_texts_have_the_publishers_tokens(name, published, open_vocab, exported) -> None:
+    vocab = open_vocab(exported(name))
     texts = Path(f"{published(name)}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     outputs = Path(f"{published(name)}.out").read_text(encoding="utf-8").splitlines()
     for text, output in zip(texts, outputs, strict=False):
@@ -202,10 +204,10 @@ def wordpiece(folder: Path, *, lowercase: bool) -> Path:
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece(tmp_path, write_vocab, llama_vocab, lowercase) -> None:
+def test_wordpiece(tmp_path, llama_vocab, lowercase) -> None:
     folder = wordpiece(tmp_path, lowercase=lowercase)
     reference = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    path = write_vocab(folder, 15)
+    path = write_file(folder, 15)
     with GgufFile.open(path) as file:
         vocab = build_vocab(file)
     for text in ("the dog runs", "Dogs running", "abba bb", "é É", "unknown the", "the [MASK] dog"):
@@ -226,21 +228,20 @@ def test_what_gguf_cannot_express_is_refused(tmp_path) -> None:
         vocabulary_metadata(tmp_path, 7, ())
 
 
-def test_two_unknown_ends_have_a_role_and_more_are_refused(published, open_vocab, tmp_path) -> None:
-    with GgufFile.open(published("gpt-2")) as file:
+def test_two_unknown_ends_have_a_role_and_more_are_refused(open_vocab, tmp_path) -> None:
+    with GgufFile.open(demo_model_path()) as file:
         directory(tmp_path, tokenizer_files(file, 2048))
-    size = open_vocab(published("gpt-2")).size
+    size = open_vocab(demo_model_path()).size
     metadata = vocabulary_metadata(tmp_path, size, (5, 6))
     assert (metadata["tokenizer.ggml.eot_token_id"], metadata["tokenizer.ggml.eom_token_id"]) == (5, 6)
     with pytest.raises(UnsupportedModel, match=r"which tokens end an answer \(such as 7\)"):
         vocabulary_metadata(tmp_path, size, (5, 6, 7))
 
 
-def test_ids_without_tokens_are_unused(published, open_vocab, tmp_path, write_vocab, llama_vocab) -> None:
-    with GgufFile.open(published("gpt-2")) as file:
+def test_ids_without_tokens_are_unused(open_vocab, tmp_path, llama_vocab) -> None:
+    with GgufFile.open(demo_model_path()) as file:
         directory(tmp_path, tokenizer_files(file, 2048))
-    size = open_vocab(published("gpt-2")).size
-    path = write_vocab(tmp_path, size + 3)
-    llama = llama_vocab(path)
+    size = open_vocab(demo_model_path()).size
+    llama = llama_vocab(write_file(tmp_path, size + 3))
     assert llama.size == size + 3
     assert llama.token_bytes(size + 2, special=False) == b""
