@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slm_conformance.oracle.gguf_writer import StoredTensor, Value, write_gguf
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen2vl"]
-Shape: TypeAlias = Literal[Architecture, "small_llama", "narrow_llama", "mtp_llama"]
+Shape: TypeAlias = Literal[Architecture, "small_llama", "narrow_llama", "shallow_llama", "mtp_llama"]
 WeightType: TypeAlias = Literal["f32", "f16", "q8_0"]
 
 CHAT_TEMPLATE = (
@@ -100,10 +100,11 @@ SHAPES: dict[Architecture, ModelShape] = {
 SMALL_SHAPES: dict[Shape, ModelShape] = {
     "small_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False),
     "narrow_llama": ModelShape("llama", 2, 32, 64, 4, 2, 32, 1e4, 1e-5, tied=True),
+    "shallow_llama": ModelShape("llama", 1, 40, 48, 4, 2, 32, 1e4, 1e-5, tied=False),
     "mtp_llama": ModelShape("llama", 2, 40, 48, 4, 2, 8, 1e4, 1e-5, tied=False, n_mtp=1),
 }
-"""Smaller models, for devices where a decode takes long. small_llama is F32 or F16: 32 does not divide its widths.
-mtp_llama has a layer for multi-token prediction."""
+"""Smaller models, for devices where a decode takes long. small_llama and shallow_llama are F32 or F16: 32 does not
+divide their widths. mtp_llama has a layer for multi-token prediction."""
 
 
 def shape_name(shape: ModelShape) -> Shape:
@@ -135,7 +136,7 @@ def tiny_model(directory: Path, architecture: Shape = "llama", weight_type: Weig
 
     Args:
         directory: an existing directory.
-        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama" or "narrow_llama".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama", "narrow_llama" or "shallow_llama".
         weight_type: the number format of the matrices; norms and biases are float32, as in every published file.
         seed: the seed of the weights; equal arguments give equal bytes.
     """
@@ -154,7 +155,7 @@ def make_tiny_model(
     """Make a tiny model in memory; see ``tiny_model``.
 
     Args:
-        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama" or "narrow_llama".
+        architecture: "llama", "qwen2", "qwen3" or "qwen2vl"; or "small_llama", "narrow_llama" or "shallow_llama".
         weight_type: the number format of the matrices.
         seed: the seed of the weights.
         calm: multiply the embeddings by ``CALM``, so that the outputs of the blocks count less.
