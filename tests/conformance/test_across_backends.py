@@ -1,4 +1,4 @@
-"""Sequences that move between installed backends."""
+"""Sequences that move between installed backends, and a trained model on each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.weights import Weights
 from slm_conformance.suite.spec import make_backend
-from slm_conformance.suite.tolerance import relative_errors
+from slm_conformance.suite.tolerance import Precision, Tolerance, relative_errors
+from slm_core.loading import demo_model_path
 from slm_core.protocols import BackendModel, Context
 from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 
@@ -57,3 +58,13 @@ def test_an_edited_sequence_moves_to_another_backend(tmp_path, architecture, her
     reference.decode(tokens[30:40])
     errors = relative_errors(logits, reference.decode(tokens[40:]))
     assert errors.max() < 1e-4, f"logits after the move differ by up to {errors.max():.1e} (bound: 1e-4 for float32)"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_trained_model_has_the_logits_of_the_reference(name):
+    """The suite runs on the demo model with the native engine; other engines run it on random models of its kind."""
+    weights, tokens = Weights.read(demo_model_path()), np.random.default_rng(5).integers(0, 2000, 60).tolist()
+    with load(name, demo_model_path()) as model, model.new_context(SIZES) as context:
+        errors = relative_errors(feed(context, tokens), Reference(weights).decode(tokens))
+    bound = Tolerance(weights, Precision.QUANTIZED, KvType.F32).row
+    assert errors.max() < bound, f"logits differ by up to {errors.max():.1e} (bound: {bound:.1e})"

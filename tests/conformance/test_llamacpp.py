@@ -2,12 +2,11 @@
 
 from importlib.util import find_spec
 
-from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
+from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403
 
 
 class Fixtures(BackendFixtures):
     backend = "llamacpp"
     required = find_spec("llama_cpp") is not None
-    models = (*DEFAULT_MODELS, "demo")
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

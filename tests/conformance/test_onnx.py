@@ -2,14 +2,13 @@
 
 from importlib.util import find_spec
 
-from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
+from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *  # noqa: F403
 
 
 class Fixtures(BackendFixtures):
     backend = "onnx"
     required = find_spec("onnxruntime") is not None
-    models = (*DEFAULT_MODELS, "demo")
     device = "cpu"
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32", "q8_0")
