@@ -134,9 +134,9 @@ class TestBackend(Scenarios):
         metadata |= {"tokenizer.ggml.model": "none", "llama.vocab_size": n_vocab}
         bare = dataclasses.replace(whole, metadata=metadata)
         path = bare.write(bench.directory / "bare.gguf")
-        if not bench.backend.supports(path, bench.workshop.fixtures.device).supported:
-            with bench.refused("loading a file without a vocabulary", UnsupportedModel):
-                bench.workshop.load(path)
+        try:
+            bench.workshop.load(path).close()
+        except UnsupportedModel:
             return
         rows = []
         for file in (path, whole.write(bench.directory / "whole.gguf")):
