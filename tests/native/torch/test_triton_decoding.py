@@ -199,7 +199,7 @@ def test_tiles_may_be_divided_among_any_number_of_programs(monkeypatch, n_progra
 def test_tables_may_be_wider_than_sequences():
     layer, placed = filled_layer(2, 32, "f32", "f32")
     group, q = placed.decodes, torch.randn(len(HELD), 6, 32, generator=torch.Generator().manual_seed(1))
-    wide = torch.nn.functional.pad(group.tables, (0, 61))
+    wide = torch.nn.functional.pad(group.tables, (0, 13))
     narrow, padded = (
         attended(q, layer, dataclasses.replace(group, tables=tables), 0.2, Scoring(), torch.float32)
         for tables in (group.tables, wide)

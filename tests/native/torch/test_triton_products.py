@@ -81,7 +81,7 @@ WAYS = [products.FewRows(rows=rows, num_warps=warps, programs=1) for rows, warps
 def test_few_rows_of_matrices_that_fill_a_gpu(name, way):
     """A thread has several rows, a program several warps; rows end inside a tile and a program, or at its end."""
     ggml_type = GgmlType[name]
-    for n_rows, n_out, n_blocks in ((1, 64, 4), (1, 37, 3), (3, 11, 5)):
+    for n_rows, n_out, n_blocks in ((1, 32, 4), (1, 21, 3), (3, 11, 5)):
         n_in = n_blocks * ggml_type.block_size
         data = random_rows(ggml_type, n_out, n_in)
         x = np.random.default_rng(1).standard_normal((n_rows, n_in), np.float32)
@@ -94,19 +94,19 @@ def test_few_rows_of_matrices_that_fill_a_gpu(name, way):
 def test_a_residual_and_an_activation_are_computed_in_the_kernel(programs):
     """Against the product alone, with the same sums; the matrix is gate above up."""
     way = products.FewRows(programs=programs)
-    data = torch.from_numpy(random_rows(GgmlType.Q4_K, 74, 768))
-    x, residual = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) for n in (768, 74))
+    data = torch.from_numpy(random_rows(GgmlType.Q4_K, 42, 768))
+    x, residual = (torch.randn(3, n, generator=torch.Generator().manual_seed(n)) for n in (768, 42))
     x /= 5000  # products of about 1
     form = packed_format(GgmlType.Q4_K, 768)
     y = products.few_rows(x, data, form, way=way)
     added = products.few_rows(x, data, form, residual, way)
     torch.testing.assert_close(added, y + residual, rtol=1e-6, atol=1e-5)
     gated = products.few_rows(x, data, form, way=way, gated=True)
-    torch.testing.assert_close(gated, torch.nn.functional.silu(y[:, :37]) * y[:, 37:], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(y[:, :21]) * y[:, 21:], rtol=1e-5, atol=1e-4)
     with pytest.raises(ValueError, match="accepted: an even number, without a residual"):
         products.few_rows(x, data, form, residual, gated=True)
     with pytest.raises(ValueError, match="accepted: an even number, without a residual"):
-        products.few_rows(x, data[:73].contiguous(), form, gated=True)
+        products.few_rows(x, data[:41].contiguous(), form, gated=True)
 
 
 @pytest.mark.parametrize("ggml_type", packed_types(), ids=lambda t: t.name)
