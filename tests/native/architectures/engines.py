@@ -18,7 +18,7 @@ from slm_core.protocols import Context
 from slm_core.types import Pos
 
 Rows = NDArray[np.floating]
-N_PREFILL, N_DECODE = 200, 40
+N_PREFILL, N_DECODE = 184, 16  # the KV cache of 64 tokens a page has a new page while decoding
 
 
 class Subject(NamedTuple):

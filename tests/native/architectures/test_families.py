@@ -118,7 +118,7 @@ def test_replay_in_chunks_equals_llama_cpp_with_its_gelu_table(expected, load, t
     with load(expected.path).new_context(OPTIONS) as context:
         native_logits(context, tokens, [N_PREFILL])
         context.truncate(Pos(0, 0))
-        actual = native_logits(context, tokens, [17] * 14 + [2])
+        actual = native_logits(context, tokens, [17] * 11 + [13])
     rows = expected.rows["llama.cpp"]
     if not uses_gelu(expected.path):
         assert_close(actual, rows, BOUND)
