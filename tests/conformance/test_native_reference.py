@@ -8,7 +8,7 @@ class Fixtures(BackendFixtures):
     backend = "native"
     required = True
     above_contract = "elsewhere"  # in test_native.py
-    volume = 0.25
+    volume = 0.1
     load_options = {"tier": "reference"}  # noqa: RUF012
     models = ("llama-f32", "qwen3-q8_0")
     precision = {"f32": "float32", "q8_0": "float32"}  # noqa: RUF012

@@ -10,4 +10,5 @@ class Fixtures(BackendFixtures):
     n_threads = 2
     models = ("small_lfm2-f32", "small_mamba2-f32", "small_rwkv7-f32")
     precision = {"f32": "float32"}  # noqa: RUF012
+    volume = 0.25
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")

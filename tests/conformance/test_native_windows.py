@@ -26,7 +26,7 @@ class Fixtures(BackendFixtures):
     backend = "native"
     required = True
     above_contract = "elsewhere"  # in test_native.py
-    volume = 0.25
+    volume = 0.1
     load_options = {"tier": "reference", "swa_full": False}  # noqa: RUF012
     models = (_model(),)
     precision = {"f32": "float32"}  # noqa: RUF012

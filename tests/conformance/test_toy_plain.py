@@ -8,4 +8,5 @@ class Fixtures(BackendFixtures):
     backend = "slm_conformance.toy:PlainToyBackend"
     load_options = {"edit_level": "replay"}  # noqa: RUF012
     models = ("llama-f32",)
+    volume = 0.25
     kv_types = ("f32",)

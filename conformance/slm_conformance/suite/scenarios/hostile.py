@@ -37,14 +37,15 @@ class TestHostileDumps(Scenarios):
             bench,
             (
                 (f"a dump cut off after {n} of {len(data)} bytes", data[:n])
-                for n in spread_indices(len(data), N_DAMAGED)
+                for n in spread_indices(len(data), bench.workshop.share(N_DAMAGED))
             ),
         )
 
     def test_every_byte(self, bench: Bench) -> None:
         """Clause 6: a small dump with any one byte changed raises and changes nothing."""
         data = _small(bench)
-        changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in spread_indices(len(data), N_DAMAGED))
+        indices = spread_indices(len(data), bench.workshop.share(N_DAMAGED))
+        changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in indices)
         self._refused(
             bench, ((f"a dump with byte {i} changed", data[:i] + bytes([b]) + data[i + 1 :]) for i, b in changed)
         )
