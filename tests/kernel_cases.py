@@ -23,9 +23,14 @@ LONG = ((GgmlType.Q4_0, 300, 35), (GgmlType.Q4_K, 300, 5), (GgmlType.Q6_K, 300, 
 """Shapes for which a matrix unit splits a row, and processes several panels together."""
 
 
-def write_cases(path: Path) -> int:
-    """Write products of every type that has a kernel, in odd sizes; return how many."""
+FEW = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+"""Types of each kind of kernel: floats, blocks of 32 weights with and without panels, blocks of 256."""
+
+
+def write_cases(path: Path, *, all_types: bool = True) -> int:
+    """Write products of every type that has a kernel, or of ``FEW``, in odd sizes; return how many."""
     types = [t for t in supported_types() if not t.name.startswith(WITHOUT_KERNELS)]
+    types = types if all_types else [t for t in types if t.name in FEW]
     cases = [_case(t, n_out, n_blocks) for t in types for n_out, n_blocks in SHAPES]
     cases += [_case(*shape, n_tokens=40) for shape in LONG]
     cases.append(_case(GgmlType.Q8_0, 33, 3, n_tokens=300))

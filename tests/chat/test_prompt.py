@@ -46,7 +46,7 @@ PIECES = st.sampled_from(["<|", "|>", "<", ">", " ", "\n", "é", "word ", "[", "
 
 
 @given(parts=st.lists(PIECES | st.just(None) | st.just(True), max_size=8))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_content_never_becomes_a_special_token(named: tuple[str, Vocab], parts: list[str | bool | None]) -> None:
     name, vocab = named
     control, always, before, after = VOCABULARIES[name]
@@ -92,7 +92,7 @@ MESSAGE = st.lists(PIECES | st.just(None) | st.just(True), max_size=4).map(tuple
 
 
 @given(prompts=st.lists(st.tuples(st.integers(0, 4), st.lists(MESSAGE, max_size=3), st.booleans()), max_size=5))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_prompt_has_the_same_tokens_after_another_prompt_as_alone(
     named: tuple[str, Vocab], prompts: list[tuple[int, list[tuple[str | bool | None, ...]], bool]]
 ) -> None:

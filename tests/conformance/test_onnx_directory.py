@@ -12,7 +12,7 @@ class Fixtures(BackendFixtures):
     models = ("qwen3-q8_0",)
     device = "cpu"
     above_contract = "elsewhere"  # in test_onnx.py
-    volume = 0.25
+    volume = 0.1
     n_threads = 1
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32",)
