@@ -29,12 +29,12 @@ def local(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if is_reference(text):
         return fetch(text)
-    found = Path(text).expanduser()
-    hint = _hint(text, found)
+    file = Path(text).expanduser()
+    hint = _hint(text, file)
     if hint:
-        kind = InvalidModelFile if found.exists() else ModelFileNotFound
+        kind = InvalidModelFile if file.exists() else ModelFileNotFound
         raise kind(f"{text}: {hint}")
-    return found
+    return file
 
 
 def _hint(text: str, path: Path) -> str:

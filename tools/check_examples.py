@@ -53,7 +53,7 @@ def errors_of(root: Path = ROOT) -> list[str]:
         paths = write_modules(root, folder)
         said = [re.match(r".*?(\w+\.py)(:\d.*)", line) for line in (*_mypy(folder), *_pyright(folder))]
     # mypy follows imports, and would check the library with the options for examples.
-    return [paths[found[1]] + found[2] for found in said if found and found[1] in paths]
+    return [paths[match[1]] + match[2] for match in said if match and match[1] in paths]
 
 
 def _mypy(folder: Path) -> list[str]:

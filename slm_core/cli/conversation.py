@@ -108,10 +108,10 @@ class Conversation:
         Raises:
             SessionError: there is none.
         """
-        found = [i for i, message in enumerate(self.messages) if message.role is Role.USER]
-        if not found:
+        indices = [i for i, message in enumerate(self.messages) if message.role is Role.USER]
+        if not indices:
             raise SessionError("you have not said anything yet")
-        return found[-1]
+        return indices[-1]
 
     def status(self, n_new: int = 0, tokens_per_second: float | None = None) -> str:
         """The line of status: the engine, how full the context is, the speed.

@@ -143,8 +143,8 @@ class _Completer(Completer):
         line = document.text_before_cursor
         if not line.startswith("/") or line.startswith("//") or "\n" in line:
             return
-        completed, found = self._complete(line)
-        for text in found:
+        completed, candidates = self._complete(line)
+        for text in candidates:
             yield Completion(text, start_position=-len(completed))
 
 

@@ -29,20 +29,19 @@ _Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.
 def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
     """Check that an adapter fits a model, and show what it changes."""
     with open_model(local(model)) as source:
-        found = read_adapter(adapter.expanduser(), BaseModel.of(source)).info
+        details = read_adapter(adapter.expanduser(), BaseModel.of(source)).info
     if as_json:
-        facts = {name: getattr(found, name) for name in ("name", "path", "fingerprint", "rank", "n_params")}
-        print_json({**facts, "tensors": list(found.tensors), "layers": list(found.layers)})
+        facts = {name: getattr(details, name) for name in ("name", "path", "fingerprint", "rank", "n_params")}
+        print_json({**facts, "tensors": list(details.tensors), "layers": list(details.layers)})
         return
-    if found.layers:
-        out().print(
-            f"{found.name}: control vector, {found.n_params:,} parameters, fingerprint {found.fingerprint[:12]}"
-        )
-        out().print(f"adds directions after {len(found.layers)} layers: {_ranges(found.layers)}")
+    size = f"{details.n_params:,} parameters, fingerprint {details.fingerprint[:12]}"
+    if details.layers:
+        out().print(f"{details.name}: control vector, {size}")
+        out().print(f"adds directions after {len(details.layers)} layers: {_ranges(details.layers)}")
         return
-    kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in found.tensors})
-    out().print(f"{found.name}: rank {found.rank}, {found.n_params:,} parameters, fingerprint {found.fingerprint[:12]}")
-    out().print(f"changes {len(found.tensors)} tensors: {', '.join(kinds)}")
+    kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in details.tensors})
+    out().print(f"{details.name}: rank {details.rank}, {size}")
+    out().print(f"changes {len(details.tensors)} tensors: {', '.join(kinds)}")
 
 
 @app.command(epilog="Example: slm lora convert model.gguf adapter adapter.gguf")

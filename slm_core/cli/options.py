@@ -35,10 +35,10 @@ def model_files(incomplete: str) -> list[str]:
     name = incomplete.rpartition("/")[2]
     folder = incomplete.removesuffix(name)
     try:
-        found = sorted(path for path in Path(folder or ".").iterdir() if path.name.startswith(name))
+        paths = sorted(path for path in Path(folder or ".").iterdir() if path.name.startswith(name))
     except OSError:
         return []
-    return [folder + path.name for path in found if path.is_dir() or path.suffix == ".gguf"]
+    return [folder + path.name for path in paths if path.is_dir() or path.suffix == ".gguf"]
 
 
 def _backend_names(incomplete: str) -> list[str]:

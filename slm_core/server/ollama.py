@@ -47,24 +47,24 @@ async def _answer(
 ) -> Response:
     """The answer to a request; without one, the model is loaded, or unloaded if ``keep_alive`` is 0."""
     registry = registry_of(http)
-    found = registry.find(body.model_name)
+    entry = registry.find(body.model_name)
     if request is None and body.keep_alive in (0, "0", "0s"):
         await registry.unload(body.model_name)
-        return json_response({**_header(found.name), **form(), "done": True, "done_reason": "unload"})
+        return json_response({**_header(entry.name), **form(), "done": True, "done_reason": "unload"})
     if request is None:
         async with registry.lease(body.model_name):
-            return json_response({**_header(found.name), **form(), "done": True, "done_reason": "load"})
+            return json_response({**_header(entry.name), **form(), "done": True, "done_reason": "load"})
 
     def whole(answering: Answering, choices: Sequence[Choice]) -> Fields:
         (choice,) = choices
         calls, rest = _complete(choice.calls)
-        fields: dict[str, object] = {**_header(found.name), **form(choice.content + rest, choice.reasoning, calls)}
+        fields: dict[str, object] = {**_header(entry.name), **form(choice.content + rest, choice.reasoning, calls)}
         if answering.has_logprobs:
             fields["logprobs"] = _logprobs(answering, choice.logprobs)
         return {**fields, **_ending(answering)}
 
-    writer = (lambda answering: LineWriter(answering, found.name, form)) if body.stream else None
-    return await answer(http, request(found.served.settings.n_ctx), join=whole, writer=writer, media_type=LINES)
+    writer = (lambda answering: LineWriter(answering, entry.name, form)) if body.stream else None
+    return await answer(http, request(entry.served.settings.n_ctx), join=whole, writer=writer, media_type=LINES)
 
 
 class LineWriter:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from slm_core.errors import TemplateError
 from slm_core.server.ollama_fields import ShowRequest
-from slm_core.server.registry import Found, Leased, ModelRegistry, Running
+from slm_core.server.registry import Leased, ModelRegistry, RegistryEntry, Running
 from slm_core.server.sse import json_response, registry_of
 from slm_core.types import ModelInfo
 
@@ -32,8 +32,8 @@ async def tags(http: Request) -> Response:
     registry = registry_of(http)
     running = {each.name: each for each in registry.running}
     names = [name for served in registry.models.values() for name in served.own_names]
-    found = map(registry.find, names)
-    return json_response({"models": [_listed(registry, each, running.get(each.served.name)) for each in found]})
+    models = map(registry.find, names)
+    return json_response({"models": [_listed(registry, each, running.get(each.served.name)) for each in models]})
 
 
 @router.get("/api/ps")
@@ -71,16 +71,16 @@ async def show(body: ShowRequest, http: Request) -> Response:
         )
 
 
-def _listed(registry: ModelRegistry, found: Found, running: Running | None) -> Mapping[str, object]:
+def _listed(registry: ModelRegistry, entry: RegistryEntry, running: Running | None) -> Mapping[str, object]:
     info = None if running is None else running.model.info
     details = _UNKNOWN if info is None else _details(info)
     return {
-        "name": found.name,
-        "model": found.name,
+        "name": entry.name,
+        "model": entry.name,
         "modified_at": _since(registry),
         "size": 0 if info is None else info.n_bytes,
         "digest": "" if info is None else info.fingerprint,
-        "details": {**details, "parent_model": found.parent or ""},
+        "details": {**details, "parent_model": entry.parent or ""},
     }
 
 

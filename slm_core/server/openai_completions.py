@@ -146,12 +146,14 @@ class Echo:
     tokens: Sequence[TokenLogprobs] = ()
 
 
-def completion(answerings: Sequence[Answering], echoes: Sequence[Echo], found: Sequence[Sequence[Choice]]) -> Json:
+def completion(
+    answerings: Sequence[Answering], echoes: Sequence[Echo], choices_by_prompt: Sequence[Sequence[Choice]]
+) -> Json:
     """The JSON of a whole answer: the choices of each prompt, numbered throughout."""
     header = Header(answerings[0], "cmpl", "text_completion")
     choices = [
         _choice(answering, echo, choice, outcome.finish_reason)
-        for answering, echo, choices in zip(answerings, echoes, found, strict=True)
+        for answering, echo, choices in zip(answerings, echoes, choices_by_prompt, strict=True)
         for choice, outcome in zip(choices, answering.outcomes, strict=True)
     ]
     return header.with_choices(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from slm_core.server.registry import Found, ModelRegistry
+from slm_core.server.registry import ModelRegistry, RegistryEntry
 from slm_core.server.sse import json_response, registry_of
 
 router = APIRouter(tags=["OpenAI"])
@@ -44,23 +44,23 @@ async def unload(name: str, http: Request) -> Response:
     return json_response(_model(registry, registry.find(name)))
 
 
-def _model(registry: ModelRegistry, found: Found) -> Mapping[str, object]:
-    served = found.served
+def _model(registry: ModelRegistry, entry: RegistryEntry) -> Mapping[str, object]:
+    served = entry.served
     running = {each.name: each for each in registry.running}.get(served.name)
-    entry: dict[str, object] = {
-        "id": found.name,
+    fields: dict[str, object] = {
+        "id": entry.name,
         "object": "model",
         "created": registry.started,
         "owned_by": "slm-core",
-        "parent": found.parent,
-        "aliases": () if found.adapters else served.aliases,
+        "parent": entry.parent,
+        "aliases": () if entry.adapters else served.aliases,
         "loaded": running is not None,
         "context_length": served.settings.n_ctx,
         "reuse": served.settings.reuse,
     }
     if running is not None:
         info = running.model.info
-        entry["meta"] = {
+        fields["meta"] = {
             "backend": info.backend,
             "architecture": info.architecture,
             "quantization": info.quantization,
@@ -69,4 +69,4 @@ def _model(registry: ModelRegistry, found: Found) -> Mapping[str, object]:
             "n_vocab": info.n_vocab,
             "n_ctx_train": info.n_ctx_train,
         }
-    return entry
+    return fields

@@ -103,7 +103,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RegistryEntry:
     """What a name stands for.
 
     Attributes:
@@ -167,9 +167,9 @@ class Leased:
         apart: see ``Running``.
     """
 
-    def __init__(self, found: Found, running: Running) -> None:
-        self.name = found.name
-        self.adapters = found.adapters
+    def __init__(self, entry: RegistryEntry, running: Running) -> None:
+        self.name = entry.name
+        self.adapters = entry.adapters
         self.model = running.model
         self.engine = running.engine
         self.apart = running.apart
@@ -230,7 +230,7 @@ class ModelRegistry:
         keep_alive_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        every = [found for model in models for found in _names(model)]
+        every = [item for model in models for item in _names(model)]
         names = [name for name, _ in every]
         twice = sorted({name for name in names if names.count(name) > 1})
         if not models or twice:
@@ -243,7 +243,7 @@ class ModelRegistry:
                 )
         self.models: Mapping[str, ServedModel] = {model.name: model for model in models}
         self.started = int(time.time())
-        self._default = Found(models[0].name, models[0])
+        self._default = RegistryEntry(models[0].name, models[0])
         self._by_name = dict(every)
         self._places = {model.name: _Place(model) for model in models}
         self._memory_bytes = memory_bytes
@@ -264,17 +264,17 @@ class ModelRegistry:
         """The models that crashed and are loaded again now."""
         return tuple(name for name, place in self._places.items() if place.n_crashes and place.running is None)
 
-    def find(self, name: str | None) -> Found:
+    def find(self, name: str | None) -> RegistryEntry:
         """What a name or alias stands for; None for the default model.
 
         Raises:
             ApiError: there is none.
         """
-        found = self._default if name is None else self._by_name.get(name)
-        if found is None:
+        entry = self._default if name is None else self._by_name.get(name)
+        if entry is None:
             message = f"there is no model {name!r:.100} (there are: {', '.join(self._by_name)})"
             raise ApiError(404, message, "model_not_found", "model")
-        return found
+        return entry
 
     @asynccontextmanager
     async def lease(self, name: str | None) -> AsyncIterator[Leased]:
@@ -283,11 +283,11 @@ class ModelRegistry:
         Raises:
             ApiError: there is no such model, or it cannot be loaded.
         """
-        found = self.find(name)
-        place = self._places[found.served.name]
+        entry = self.find(name)
+        place = self._places[entry.served.name]
         running = await self._acquire(place)
         try:
-            yield Leased(found, running)
+            yield Leased(entry, running)
         finally:
             place.n_leases -= 1
             place.used = self._clock()
@@ -405,9 +405,9 @@ class ModelRegistry:
         task.add_done_callback(self._tasks.discard)
 
 
-def _names(model: ServedModel) -> Iterator[tuple[str, Found]]:
+def _names(model: ServedModel) -> Iterator[tuple[str, RegistryEntry]]:
     """All names of a model and of its adapters, with what they stand for."""
     for name in (model.name, *model.aliases):
-        yield name, Found(model.name, model)
+        yield name, RegistryEntry(model.name, model)
     for adapter in model.adapters:
-        yield adapter.name, Found(adapter.name, model, {adapter.name: adapter.scale})
+        yield adapter.name, RegistryEntry(adapter.name, model, {adapter.name: adapter.scale})

@@ -18,7 +18,7 @@ from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest,
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
 from slm_core.server.session_store import ServedSession, size_of
-from slm_core.server.sessions import BUSY, found_session, store_of
+from slm_core.server.sessions import BUSY, session_of, store_of
 from slm_core.server.sse import STREAMED, log_of, registry_of, stream_answer, whole_answer
 
 router = APIRouter(tags=["Sessions"])
@@ -38,7 +38,7 @@ class TurnRequest(ChatCompletionRequest):
 @router.post("/v1/sessions/{session_id}/messages", responses={**STREAMED, **BUSY})
 async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     """Add messages and generate an answer, in the form of chat completions. If it fails, the session is unchanged."""
-    session = found_session(http, session_id)
+    session = session_of(http, session_id)
     request = _request(http, session, body).generation()
     writers: list[_TurnWriter] = []
 

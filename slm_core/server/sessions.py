@@ -91,31 +91,31 @@ async def restore(body: Dump, http: Request) -> Response:
 @router.get("/v1/sessions/{session_id}")
 async def session(session_id: str, http: Request) -> Response:
     """A session with its messages."""
-    return json_response(found_session(http, session_id).json())
+    return json_response(session_of(http, session_id).json())
 
 
 @router.delete("/v1/sessions/{session_id}", responses=BUSY)
 async def delete(session_id: str, http: Request) -> Response:
     """Forget a session."""
-    found = found_session(http, session_id)
-    with found.changing():
-        store_of(http).remove(found)
+    session = session_of(http, session_id)
+    with session.changing():
+        store_of(http).remove(session)
     return json_response({"id": session_id, "object": "session", "deleted": True})
 
 
 @router.get("/v1/sessions/{session_id}/dump")
 async def dump(session_id: str, http: Request) -> Response:
     """The session for /v1/sessions/restore."""
-    return json_response({"object": "session.dump", "version": 1, **found_session(http, session_id).content()})
+    return json_response({"object": "session.dump", "version": 1, **session_of(http, session_id).content()})
 
 
 @router.post("/v1/sessions/{session_id}/fork")
 async def fork(session_id: str, body: ForkRequest, http: Request) -> Response:
     """A copy of a session. Both share cells of the KV cache."""
-    found = found_session(http, session_id)
-    n_messages = _checked(found, body.n_messages, "n_messages")
-    name, messages = body.name or found.name, found.messages[:n_messages]
-    twin = ServedSession(_new_id(http), found.key, found.model, name, messages, found.tools)
+    session = session_of(http, session_id)
+    n_messages = _checked(session, body.n_messages, "n_messages")
+    name, messages = body.name or session.name, session.messages[:n_messages]
+    twin = ServedSession(_new_id(http), session.key, session.model, name, messages, session.tools)
     store_of(http).add(twin)
     return json_response(twin.json())
 
@@ -123,31 +123,31 @@ async def fork(session_id: str, body: ForkRequest, http: Request) -> Response:
 @router.patch("/v1/sessions/{session_id}/messages/{number}", responses=BUSY)
 async def edit(session_id: str, number: int, body: EditRequest, http: Request) -> Response:
     """Replace a message; later messages stay, and are computed again for the next answer."""
-    found = found_session(http, session_id)
-    with found.changing():
-        number = _checked_number(found, number)
+    session = session_of(http, session_id)
+    with session.changing():
+        number = _checked_number(session, number)
         store_of(http).check_size(size_of([body.message]))
-        store_of(http).update(found, [*found.messages[:number], body.message, *found.messages[number + 1 :]])
-    return json_response(found.json())
+        store_of(http).update(session, [*session.messages[:number], body.message, *session.messages[number + 1 :]])
+    return json_response(session.json())
 
 
 @router.delete("/v1/sessions/{session_id}/messages/{number}", responses=BUSY)
 async def delete_message(session_id: str, number: int, http: Request) -> Response:
     """Delete a message; later messages stay, and are computed again for the next answer."""
-    found = found_session(http, session_id)
-    with found.changing():
-        number = _checked_number(found, number)
-        store_of(http).update(found, [*found.messages[:number], *found.messages[number + 1 :]])
-    return json_response(found.json())
+    session = session_of(http, session_id)
+    with session.changing():
+        number = _checked_number(session, number)
+        store_of(http).update(session, [*session.messages[:number], *session.messages[number + 1 :]])
+    return json_response(session.json())
 
 
 @router.post("/v1/sessions/{session_id}/truncate", responses=BUSY)
 async def truncate(session_id: str, body: TruncateRequest, http: Request) -> Response:
     """Keep the first messages only."""
-    found = found_session(http, session_id)
-    with found.changing():
-        store_of(http).update(found, found.messages[: _checked(found, body.n_messages, "n_messages")])
-    return json_response(found.json())
+    session = session_of(http, session_id)
+    with session.changing():
+        store_of(http).update(session, session.messages[: _checked(session, body.n_messages, "n_messages")])
+    return json_response(session.json())
 
 
 @router.post("/v1/sessions/{session_id}/forget", responses=BUSY)
@@ -156,22 +156,22 @@ async def forget(session_id: str, body: ForgetRequest, http: Request) -> Respons
 
     The server needs ``--reuse cut``. After the next answer, the session's usage has their number, ``shifted_tokens``.
     """
-    found = found_session(http, session_id)
-    if registry_of(http).find(found.model).served.settings.reuse != "cut":
+    session = session_of(http, session_id)
+    if registry_of(http).find(session.model).served.settings.reuse != "cut":
         raise ApiError(400, "forgetting needs slm serve --reuse cut; DELETE computes later messages again")
-    with found.changing():
-        _checked(found, body.end, "end")
+    with session.changing():
+        _checked(session, body.end, "end")
         if body.start >= body.end:
             raise ApiError(400, f"start is {body.start}, and end is {body.end}", param="start")
-        store_of(http).update(found, [*found.messages[: body.start], *found.messages[body.end :]])
-    return json_response(found.json())
+        store_of(http).update(session, [*session.messages[: body.start], *session.messages[body.end :]])
+    return json_response(session.json())
 
 
 @router.get("/v1/sessions/{session_id}/cells")
 async def cells(session_id: str, http: Request) -> Response:
     """How the model's KV cache is used: cells of one request, shared cells, cached prefixes, free cells."""
-    found = found_session(http, session_id)
-    async with registry_of(http).lease(found.model) as running:
+    session = session_of(http, session_id)
+    async with registry_of(http).lease(session.model) as running:
         stats = running.engine.stats()
     positions = stats.positions
     return json_response(
@@ -181,7 +181,7 @@ async def cells(session_id: str, http: Request) -> Response:
             "shared": positions.shared,
             "cached": positions.cached,
             "free": positions.free,
-            "session_tokens": None if found.usage is None else found.usage["total_tokens"],
+            "session_tokens": None if session.usage is None else session.usage["total_tokens"],
         }
     )
 
@@ -192,7 +192,7 @@ def store_of(http: Request) -> SessionStore:
     return store
 
 
-def found_session(http: Request, session_id: str) -> ServedSession:
+def session_of(http: Request, session_id: str) -> ServedSession:
     """The client's session with an id.
 
     Raises:

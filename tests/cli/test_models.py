@@ -220,8 +220,8 @@ def test_without_the_extra_the_error_names_the_package(run, monkeypatch: pytest.
 
 
 def test_find_takes_every_name_of_a_revision(cache: Cache) -> None:
-    found = {cached_models().find(f"hf://else/many{suffix}").path for suffix in (":Q4_K_M", "@main", "@v1", "")}
-    assert len(found) == 1, "of several files, the one of type Q4_K_M"
+    paths = {cached_models().find(f"hf://else/many{suffix}").path for suffix in (":Q4_K_M", "@main", "@v1", "")}
+    assert len(paths) == 1, "of several files, the one of type Q4_K_M"
     with pytest.raises(UnsupportedModel, match="2 GGUF files of type Q8_0"):
         cached_models().find("hf://else/many:Q8_0")
     with pytest.raises(InvalidModelFile, match="not in the cache"):

@@ -46,12 +46,12 @@ def _is_text_mode(arguments: list[ast.expr], named: dict[str | None, ast.expr]) 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_text_has_an_encoding(folder: str) -> None:
-    found = {
+    calls_by_file = {
         str(file.relative_to(ROOT)): calls
         for file in MODULES
         if file.is_relative_to(ROOT / folder) and (calls := calls_without_encoding(file.read_text(encoding="utf-8")))
     }
-    assert not found
+    assert not calls_by_file
 
 
 @pytest.mark.parametrize(

@@ -347,8 +347,8 @@ def check_completions_logits_processors() -> None:
         return logits
 
     banned = Sampling(temperature=1.2, seed=3, max_tokens=6, logit_bias={ord("a"): -np.inf})
-    found = session().completions(2, logits_processors=[no_a]).run()
-    assert [c.answer.tokens for c in found] == [c.answer.tokens for c in session().completions(2, banned).run()]
+    completions = session().completions(2, logits_processors=[no_a]).run()
+    assert [c.answer.tokens for c in completions] == [c.answer.tokens for c in session().completions(2, banned).run()]
 
 
 def check_stopping_criteria() -> None:

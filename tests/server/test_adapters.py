@@ -130,8 +130,8 @@ def test_embeddings_and_scores_are_those_of_the_adapter(served: Client, adapted:
         context.set_adapters(0, {"pirate": 1.0})
         scored = score_tokens(context, 0, prompt, None)
     echoed = {"model": "pirate", "prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
-    found = served.post("/v1/completions", echoed).json()["choices"][0]["logprobs"]["token_logprobs"]
-    assert found[1 : len(prompt)] == pytest.approx(scored.logprobs[1:], abs=1e-3)
+    logprobs = served.post("/v1/completions", echoed).json()["choices"][0]["logprobs"]["token_logprobs"]
+    assert logprobs[1 : len(prompt)] == pytest.approx(scored.logprobs[1:], abs=1e-3)
 
 
 def test_requests_of_different_adapters_share_no_prefix(served: Client) -> None:

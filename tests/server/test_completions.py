@@ -110,7 +110,7 @@ def test_several_prompts_have_the_answers_of_each(client: Client) -> None:
     choices, usage = response.json()["choices"], response.json()["usage"]
     assert [choice["index"] for choice in choices] == list(range(6))
     alone = [complete(client, prompt=prompt, max_tokens=8, **fields) for prompt in prompts]
-    expected = [choice["token_ids"] for found in alone for choice in found]
+    expected = [choice["token_ids"] for choices_alone in alone for choice in choices_alone]
     assert [choice["token_ids"] for choice in choices] == expected
     assert usage["completion_tokens"] == sum(map(len, expected))
 
@@ -130,11 +130,11 @@ def test_an_echo_has_the_prompt_and_its_logprobs(
     assert len(logprobs["tokens"]) == len(tokens) + max_tokens and logprobs["text_offset"][0] == 0
     assert "".join(logprobs["tokens"]).startswith(text)
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
-    found = logprobs["token_logprobs"][1 : len(tokens)]
-    assert found == pytest.approx(expected.logprobs[1:], abs=1e-6)
+    values = logprobs["token_logprobs"][1 : len(tokens)]
+    assert values == pytest.approx(expected.logprobs[1:], abs=1e-6)
     likeliest = [top[0][0] == token for top, token in zip(expected.top[1:], tokens[1:], strict=True)]
     tops = logprobs["top_logprobs"][1 : len(tokens)]
-    assert [value == max(top.values()) for value, top in zip(found, tops, strict=True)] == likeliest
+    assert [value == max(top.values()) for value, top in zip(values, tops, strict=True)] == likeliest
     assert any(likeliest) and not all(likeliest)
 
 

@@ -96,8 +96,8 @@ def test_a_session_with_any_text_is_read(client: Client) -> None:
     messages = [{"role": "user", "content": SURROGATE}]
     made = post(client, "/v1/sessions", json.dumps({"messages": messages, "name": SURROGATE})).json()
     path = f"/v1/sessions/{made['id']}"
-    for found in (client.get(path), client.get("/v1/sessions"), client.get(f"{path}/dump")):
-        assert found.status_code == 200, found.text
+    for response in (client.get(path), client.get("/v1/sessions"), client.get(f"{path}/dump")):
+        assert response.status_code == 200, response.text
     check_answer(post(client, "/v1/sessions/restore", client.get(f"{path}/dump").text))
 
 

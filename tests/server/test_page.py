@@ -407,8 +407,8 @@ def test_markdown(visit: Callable[..., Page], address: str) -> None:
         "cells": "td",
         "last": ":scope > p:last-child",
     }
-    found = {name: answer.locator(selector).all_inner_texts() for name, selector in selectors.items()}
-    assert found == {
+    texts = {name: answer.locator(selector).all_inner_texts() for name, selector in selectors.items()}
+    assert texts == {
         "bold": ["Title", "bold"],
         "italic": ["italic"],
         "code": ["co*de*"],

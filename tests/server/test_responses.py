@@ -44,9 +44,9 @@ CASES: dict[str, Body] = {
 def create(client: Client, body: Body) -> Body:
     response = client.post("/v1/responses", body)
     assert response.status_code == 200, response.text
-    found: Body = response.json()
-    Response.model_validate(found, strict=True)
-    return found
+    created: Body = response.json()
+    Response.model_validate(created, strict=True)
+    return created
 
 
 def stream(client: Client, body: Body) -> list[Body]:
@@ -110,14 +110,14 @@ def test_a_stream_joins_to_the_whole_response(client: Client, case: str) -> None
 def test_the_answer_is_the_model_s(client: Client, demo: slm.Model) -> None:
     question = [{"role": "user", "content": SUM["input"]}]
     expected = demo.generate(question, slm.Sampling(temperature=0, max_tokens=100))
-    found = create(client, SUM)
-    assert text_of(found) == expected.text
-    usage = found["usage"]
+    response = create(client, SUM)
+    assert text_of(response) == expected.text
+    usage = response["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (
         expected.usage.prompt_tokens,
         expected.usage.completion_tokens,
     )
-    assert found["status"] == "completed" and found["model"] == "demo"
+    assert response["status"] == "completed" and response["model"] == "demo"
 
 
 def test_how_a_response_ends(client: Client) -> None:
@@ -169,13 +169,13 @@ def test_branches_share_their_beginning(client: Client) -> None:
     """Each continues the same response, whose tokens are not computed again."""
     first = create(client, {**SUM, "input": "Tell me about the number seven, which I like most."})
     branches = [{**SUM, "previous_response_id": first["id"], "input": text} for text in ("Why?", "And eight?", "Why?")]
-    found = [create(client, body) for body in branches]
+    responses = [create(client, body) for body in branches]
     n_first = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
-    for response in found:
+    for response in responses:
         assert response["usage"]["input_tokens_details"]["cached_tokens"] >= n_first - 1
-    assert text_of(found[0]) == text_of(found[2])
-    third = create(client, {**SUM, "previous_response_id": found[1]["id"], "input": "Go on."})
-    assert third["usage"]["input_tokens"] > found[1]["usage"]["input_tokens"]
+    assert text_of(responses[0]) == text_of(responses[2])
+    third = create(client, {**SUM, "previous_response_id": responses[1]["id"], "input": "Go on."})
+    assert third["usage"]["input_tokens"] > responses[1]["usage"]["input_tokens"]
 
 
 def test_instructions_are_not_inherited(client: Client) -> None:
@@ -187,9 +187,9 @@ def test_instructions_are_not_inherited(client: Client) -> None:
 
 def test_stored_responses(client: Client) -> None:
     body = {**SUM, "input": [{"role": "user", "content": text} for text in ("One.", "Two.", "Three.")]}
-    found = create(client, body)
-    path = f"/v1/responses/{found['id']}"
-    assert client.get(path).json() == found
+    response = create(client, body)
+    path = f"/v1/responses/{response['id']}"
+    assert client.get(path).json() == response
     items = client.get(f"{path}/input_items?order=asc&limit=2").json()
     ResponseItemList.model_validate(items, strict=True)
     assert [item["content"][0]["text"] for item in items["data"]] == ["One.", "Two."]
@@ -198,8 +198,8 @@ def test_stored_responses(client: Client) -> None:
     assert [item["content"][0]["text"] for item in rest["data"]] == ["Three."] and not rest["has_more"]
     newest = client.get(f"{path}/input_items").json()["data"]
     assert [item["content"][0]["text"] for item in newest] == ["Three.", "Two.", "One."]
-    assert client.call("DELETE", path).json() == {"id": found["id"], "object": "response", "deleted": True}
-    for gone in (client.get(path), client.post("/v1/responses", {**SUM, "previous_response_id": found["id"]})):
+    assert client.call("DELETE", path).json() == {"id": response["id"], "object": "response", "deleted": True}
+    for gone in (client.get(path), client.post("/v1/responses", {**SUM, "previous_response_id": response["id"]})):
         assert gone.status_code == 404
     assert client.get(f"/v1/responses/{create(client, {**SUM, 'store': False})['id']}").status_code == 404
 
@@ -237,8 +237,8 @@ def together(client: Client, work: Callable[[httpx.AsyncClient], Any]) -> Any:
 async def until_over(http: httpx.AsyncClient, path: str) -> Body:
     while (response := (await http.get(path)).json())["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0.01)
-    found: Body = response
-    return found
+    ended: Body = response
+    return ended
 
 
 def test_a_background_response_is_the_same(client: Client) -> None:

@@ -40,10 +40,10 @@ def started(*options: str) -> Iterator[Server]:
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", first)
-        assert found is not None, first
+        address = re.search(r"http://127\.0\.0\.1:\d+", first)
+        assert address is not None, first
         assert "curl" in process.stderr.readline()
-        yield Server(process, found[0])
+        yield Server(process, address[0])
     finally:
         process.kill()
         process.communicate()

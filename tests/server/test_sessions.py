@@ -37,13 +37,13 @@ def say(client: Client, session_id: str, text: str, **fields: Any) -> Body:
     body = {"messages": [user(text)], "temperature": 0, "max_tokens": 60, **fields}
     response = client.post(f"/v1/sessions/{session_id}/messages", body)
     assert response.status_code == 200, response.text
-    found: Body = response.json()["choices"][0]["message"]
-    return found
+    message: Body = response.json()["choices"][0]["message"]
+    return message
 
 
 def messages(client: Client, session_id: str) -> list[Body]:
-    found: list[Body] = client.get(f"/v1/sessions/{session_id}").json()["messages"]
-    return found
+    messages: list[Body] = client.get(f"/v1/sessions/{session_id}").json()["messages"]
+    return messages
 
 
 def alone(client: Client, *history: Body) -> str:
@@ -61,11 +61,11 @@ def test_a_session_keeps_its_messages(client: Client) -> None:
     assert messages(client, session_id) == history
     second = say(client, session_id, "What is my dog called?")["content"]
     assert second == alone(client, *history, user("What is my dog called?"))
-    found = client.get(f"/v1/sessions/{session_id}").json()
-    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    session = client.get(f"/v1/sessions/{session_id}").json()
+    assert session["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     cells = client.get(f"/v1/sessions/{session_id}/cells").json()
     assert sum(cells[use] for use in ("own", "shared", "cached", "free")) == cells["n_ctx"] == 2048
-    assert cells["session_tokens"] == found["usage"]["total_tokens"]
+    assert cells["session_tokens"] == session["usage"]["total_tokens"]
 
 
 def test_a_streamed_turn_is_kept(client: Client) -> None:
@@ -254,13 +254,13 @@ def test_a_lost_client_may_keep_its_partial_answer(client: Client, n_pieces: int
         return texts
 
     texts = client.run(main())
-    found = client.get(f"/v1/sessions/{session_id}").json()
-    assert found["answering"] is False and found["messages"][0] == user("x")
-    answer = [*found["messages"], {"content": ""}][1]
+    session = client.get(f"/v1/sessions/{session_id}").json()
+    assert session["answering"] is False and session["messages"][0] == user("x")
+    answer = [*session["messages"], {"content": ""}][1]
     assert answer["content"].startswith("".join(texts)), "what was sent is kept"
     assert len(answer["content"]) < len("".join(texts)) + 200, "it ended soon afterwards"
     if n_pieces:
-        assert found["usage"]["completion_tokens"] >= n_pieces
+        assert session["usage"]["completion_tokens"] >= n_pieces
 
 
 def test_a_call_that_is_cut_is_kept_as_text(client: Client) -> None:
@@ -408,5 +408,5 @@ def test_a_stream_that_fails_is_not_kept(client: Client, monkeypatch: pytest.Mon
     response = client.post(f"/v1/sessions/{session_id}/messages", {"messages": [user("a")], "stream": True})
     assert "[DONE]" not in frames(response.text)
     monkeypatch.undo()
-    found = client.get(f"/v1/sessions/{session_id}").json()
-    assert (found["messages"], found["usage"]) == ([], None)
+    session = client.get(f"/v1/sessions/{session_id}").json()
+    assert (session["messages"], session["usage"]) == ([], None)

@@ -80,12 +80,12 @@ def vectors(demo: slm.Model) -> np.ndarray:
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_embeddings_are_the_model_s(client: Client, demo: slm.Model, vectors: np.ndarray, encoding: str) -> None:
     body = client.post("/v1/embeddings", {"input": TEXTS, "encoding_format": encoding}).json()
-    found = [each["embedding"] for each in body["data"]]
+    embeddings = [each["embedding"] for each in body["data"]]
     if encoding == "base64":
-        found = [np.frombuffer(base64.b64decode(text), "<f4") for text in found]
+        embeddings = [np.frombuffer(base64.b64decode(text), "<f4") for text in embeddings]
     else:
         openai.types.CreateEmbeddingResponse.model_validate(body)
-    assert np.array_equal(np.array(found, np.float32), vectors)
+    assert np.array_equal(np.array(embeddings, np.float32), vectors)
     n_tokens = sum(len(demo.vocab.encode(text, add_special=True, parse_special=False)) for text in TEXTS)
     assert body["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
 
@@ -95,9 +95,9 @@ def test_embeddings_of_tokens(client: Client, demo: slm.Model) -> None:
     width = demo.info.n_embd
     for given, texts in ((tokens[1], TEXTS[1:2]), (tokens, TEXTS[:2])):
         data = client.post("/v1/embeddings", {"input": given, "dimensions": width}).json()["data"]
-        found = np.array([each["embedding"] for each in data], np.float32)
-        assert np.array_equal(found, demo.embed(texts).vectors)
-        assert np.array_equal(found, demo.embed(tokens[-len(texts) :]).vectors)
+        embeddings = np.array([each["embedding"] for each in data], np.float32)
+        assert np.array_equal(embeddings, demo.embed(texts).vectors)
+        assert np.array_equal(embeddings, demo.embed(tokens[-len(texts) :]).vectors)
 
 
 def test_many_texts(client: Client, demo: slm.Model) -> None:
@@ -112,9 +112,9 @@ def test_many_texts(client: Client, demo: slm.Model) -> None:
 def test_documents_are_ranked_by_their_cosine(client: Client, vectors: np.ndarray) -> None:
     cosines = vectors[1:] @ vectors[0]
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}, TEXTS[3]]}
-    found = client.post("/v1/rerank", body).json()["results"]
-    assert [each["index"] for each in found] == np.argsort(-cosines).tolist()
-    assert [each["relevance_score"] for each in found] == pytest.approx(sorted(cosines, reverse=True), abs=1e-3)
+    results = client.post("/v1/rerank", body).json()["results"]
+    assert [each["index"] for each in results] == np.argsort(-cosines).tolist()
+    assert [each["relevance_score"] for each in results] == pytest.approx(sorted(cosines, reverse=True), abs=1e-3)
     (best,) = client.post("/rerank", {**body, "top_n": 1, "return_documents": True}).json()["results"]
     assert best["document"] == {"text": TEXTS[1 + best["index"]]}
 

@@ -95,10 +95,10 @@ def tag_of(name: str) -> str:
 
 def home_of(path: str, body: Mapping[str, object]) -> str:
     """The tag of the replica that made the session or response of a request; "" if it names none."""
-    found = _KEPT.match(path)
-    if found is None and isinstance(previous := body.get("previous_response_id"), str):
-        found = _RESPONSE.fullmatch(previous)
-    return "" if found is None else found[1][:_N_TAG]
+    match = _KEPT.match(path)
+    if match is None and isinstance(previous := body.get("previous_response_id"), str):
+        match = _RESPONSE.fullmatch(previous)
+    return "" if match is None else match[1][:_N_TAG]
 
 
 def prompt_text(body: Mapping[str, object]) -> str:

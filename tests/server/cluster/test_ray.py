@@ -88,14 +88,14 @@ def cluster() -> Iterator[Cluster]:
 
 def replica_processes() -> set[int]:
     """The processes of the replicas."""
-    found = set()
+    processes = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if path.read_bytes().startswith(b"ray::ServeReplica:slm-core-test"):
-                found.add(int(path.parent.name))
+                processes.add(int(path.parent.name))
         except OSError:  # it has ended
             continue
-    return found
+    return processes
 
 
 def test_requests_at_the_same_time_are_spread(cluster: Cluster) -> None:
