@@ -1,4 +1,4 @@
-"""An engine's observability: ``stats()``, ids and metrics of streams, Prometheus, spans. None of it contains text."""
+"""An engine's statistics, ids and metrics of streams, and Prometheus series. None of it contains text."""
 
 from __future__ import annotations
 
@@ -10,127 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
-from prometheus_client.parser import text_string_to_metric_families
 
 import slm_core as slm
-from scripted import ByteVocab, ScriptedContext, TagFormatter
+from measured_engine import SPAN, STEP_S, WAIT_S, Bench, tokens
 from slm_core.constraints import Choice
-from slm_core.engine import Engine, EngineOptions, EngineStats, RequestStream
+from slm_core.engine import RequestStream
 from slm_core.errors import DecodeFailed, EngineClosed, InvalidOption
 from slm_core.generation import Event, StoppingAction
 from slm_core.generation.speculation import DraftFunction, Speculation
-from slm_core.protocols import Batch, Formatter
 from slm_core.sampling import Sampling
-from slm_core.types import Logits, Message, Role
-
-WAIT_S = 60
-STEP_S = 0.25
-"""Duration of a step in seconds on the test's clock: exact in binary."""
-NO_END = {257: -1e9, ord("!"): -1e9}
-"""Bias against EOS and against the byte at which a decode fails, so that no answer contains them."""
-VOCAB = ByteVocab()
-SPAN = 'text_completion the "model"'
-
-
-def tokens(n: int | None, **options: object) -> Sampling:
-    return Sampling(temperature=0, max_tokens=n, logit_bias=NO_END, **options)  # type: ignore[arg-type]
-
-
-class Clock:
-    """A clock that only decodes move."""
-
-    def __init__(self) -> None:
-        self.now = 512.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class HeldContext(ScriptedContext):
-    """Each decode takes ``step_s``, and waits for a permit while ``held``; it fails if the batch contains a "!"."""
-
-    def __init__(self, clock: Clock, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
-        self.clock, self.held, self.step_s = clock, False, STEP_S
-        self.permits, self.begun = threading.Semaphore(0), threading.Semaphore(0)
-
-    def _engine_decode(self, batch: Batch) -> Logits:
-        self.begun.release()
-        if self.held:
-            assert self.permits.acquire(timeout=WAIT_S)
-        self.clock.now += self.step_s
-        if ord("!") in batch.tokens.tolist():
-            raise DecodeFailed("as the test wants it")
-        return super()._engine_decode(batch)
-
-
-class Bench:
-    """An engine on the test's clock, with its spans and its Prometheus series."""
-
-    def __init__(self, *, n_ctx: int = 2000, n_seq_max: int = 16, **options: object) -> None:
-        self.clock = Clock()
-        self.context = HeldContext(self.clock, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=64)
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-
-        def formatter() -> Formatter:
-            return TagFormatter()  # type: ignore[return-value]
-
-        self.engine = Engine(
-            self.context,
-            VOCAB,
-            formatter,
-            EngineOptions(**options),  # type: ignore[arg-type]
-            model_name='the "model"',
-            tracer_provider=self.provider,
-            clock=self.clock,
-        )
-
-    def until(self, condition: Callable[[EngineStats], bool]) -> EngineStats:
-        deadline = time.monotonic() + WAIT_S
-        while not condition(stats := self.engine.stats()):
-            assert time.monotonic() < deadline, stats
-            time.sleep(0.001)
-        return stats
-
-    def at_rest(self) -> EngineStats:
-        return self.until(lambda s: s.n_active + s.n_waiting + s.positions.own == 0)
-
-    def series(self) -> dict[str, float]:
-        """Each sample of the exposition text, by its name and its labels, except the model's label."""
-        samples = {}
-        for family in text_string_to_metric_families(self.engine.metrics_text().decode()):
-            for sample in family.samples:
-                labels = dict(sample.labels)
-                assert labels.pop("model_name") == 'the "model"'
-                samples[sample.name + "".join(f" {key}={value}" for key, value in sorted(labels.items()))] = (
-                    sample.value
-                )
-        return samples
-
-    def spans(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.exporter.get_finished_spans() if span.name == name]
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    with bench.engine:
-        yield bench
-        bench.context.held = False
-        bench.context.permits.release(1000)
-
+from slm_core.types import Message, Role
 
 # Streams.
 
@@ -508,124 +402,6 @@ def test_scrapes_while_requests_run(bench: Bench) -> None:
     over.set()
     thread.join(WAIT_S)
     assert failed == []
-
-
-# Spans.
-
-
-def seconds(span: ReadableSpan) -> float:
-    assert span.start_time is not None
-    assert span.end_time is not None
-    return (span.end_time - span.start_time) / 1e9
-
-
-def test_each_request_has_a_span(bench: Bench) -> None:
-    with bench.provider.get_tracer("caller").start_as_current_span("caller") as caller:
-        stream = bench.engine.submit("a prompt", tokens(6, seed=4), request_id="mine")
-    stream.run()
-    bench.at_rest()
-    metrics = stream.metrics
-    (span,) = bench.spans(SPAN)
-    assert span.kind is SpanKind.INTERNAL
-    assert span.parent is not None
-    assert span.parent.span_id == caller.get_span_context().span_id
-    assert span.status.status_code is StatusCode.UNSET
-    assert seconds(span) == metrics.total_s  # the last token ends it
-    parts = {name: bench.spans(name)[0] for name in ("queue", "prefill", "decode")}
-    for name, part in parts.items():
-        assert part.parent is not None
-        assert part.parent.span_id == span.context.span_id
-        assert seconds(part) == getattr(metrics, f"{name}_s")
-    assert parts["queue"].start_time == span.start_time
-    assert parts["queue"].end_time == parts["prefill"].start_time
-    assert parts["prefill"].end_time == parts["decode"].start_time
-    assert parts["decode"].end_time == span.end_time
-    assert span.attributes == {
-        "gen_ai.operation.name": "text_completion",
-        "gen_ai.provider.name": "slm_core",
-        "gen_ai.request.model": 'the "model"',
-        "gen_ai.request.max_tokens": 6,
-        "gen_ai.request.temperature": 0.0,
-        "gen_ai.request.top_k": 40,
-        "gen_ai.request.top_p": 0.95,
-        "gen_ai.request.seed": 4,
-        "gen_ai.response.id": "mine",
-        "gen_ai.response.finish_reasons": ("length",),
-        "gen_ai.response.time_to_first_chunk": STEP_S,
-        "gen_ai.usage.input_tokens": 8,
-        "gen_ai.usage.cache_read.input_tokens": 0,
-        "gen_ai.usage.output_tokens": 6,
-        "slm.preemptions": 0,
-        "slm.inter_token.p50": STEP_S,
-        "slm.inter_token.p95": STEP_S,
-    }
-
-
-def test_span_attributes_follow_the_semantic_conventions(bench: Bench) -> None:
-    bench.engine.submit("a prompt", tokens(3)).run()
-    bench.at_rest()
-    conventions = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
-    known = {value for name, value in vars(conventions).items() if name.startswith("GEN_AI_")}
-    (span,) = bench.spans(SPAN)
-    assert {name for name in span.attributes or () if name.startswith("gen_ai.")} <= known
-
-
-def test_a_chat_has_the_operation_name_chat(bench: Bench) -> None:
-    bench.engine.submit([Message(Role.USER, "hello")], tokens(3)).run()
-    bench.at_rest()
-    assert len(bench.spans('chat the "model"')) == 1
-
-
-def test_spans_of_requests_that_end_early() -> None:
-    bench = Bench(n_parallel=1)
-    with bench.engine:
-        bench.context.held = True
-        first, second = bench.engine.submit("a", tokens(3)), bench.engine.submit("never begins", tokens(3))
-        bench.context.begun.acquire(timeout=WAIT_S)
-        second.cancel()
-        bench.context.held = False
-        bench.context.permits.release(9)
-        first.run()
-        second.run()
-        with pytest.raises(DecodeFailed):
-            last = bench.engine.submit("says one and fails", Sampling(temperature=0, logit_bias={ord("!"): 1e9}))
-            last.run()
-        bench.at_rest()
-    assert (last.metrics.first_token_s, last.metrics.total_s) == (STEP_S, 2 * STEP_S)
-    spans = {s.attributes["gen_ai.response.finish_reasons"]: s for s in bench.spans(SPAN) if s.attributes}
-    cancelled, failed = spans["cancelled",], spans["error",]
-    assert seconds(cancelled) == second.metrics.total_s
-    assert cancelled.status.status_code is StatusCode.UNSET
-    all_spans = bench.exporter.get_finished_spans()
-    assert [s.name for s in all_spans if s.parent and s.parent.span_id == cancelled.context.span_id] == ["queue"]
-    assert seconds(failed) == last.metrics.total_s  # later than its last token
-    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "DecodeFailed")
-    assert failed.attributes is not None
-    assert failed.attributes["error.type"] == "DecodeFailed"
-
-
-def test_a_provider_that_fails_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    class Refusing(SimpleSpanProcessor):
-        def on_end(self, span: ReadableSpan) -> None:
-            raise ZeroDivisionError
-
-    bench = Bench()
-    bench.provider.add_span_processor(Refusing(bench.exporter))
-    with bench.engine:
-        assert bench.engine.submit("a", tokens(3), request_id="mine").run().usage.completion_tokens == 3
-        assert bench.engine.submit("b", tokens(3)).run().usage.completion_tokens == 3
-    assert "request mine could not be traced" in caplog.text
-
-
-def test_an_invalid_provider_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="tracer_provider"), slm.load(slm.demo_model_path()) as model:
-        model.engine(n_ctx=64, tracer_provider="global")  # type: ignore[arg-type]
-
-
-def test_the_global_provider_traces_nothing_by_default() -> None:
-    provider = trace.get_tracer_provider()
-    with slm.load(slm.demo_model_path()) as model, model.engine(n_ctx=64, tracer_provider=provider) as engine:
-        engine.submit("a", Sampling(temperature=0, max_tokens=2)).run()
 
 
 # Without the extras, and without text.
