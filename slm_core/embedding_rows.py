@@ -14,6 +14,9 @@ from slm_core.errors import InvalidEmbedding, InvalidOption
 MAX_OFFSET = 2**20
 """The largest M-RoPE offset. It is larger than any image, and bounds the sums of positions."""
 
+ROWS_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""The character that stands for embedding rows in the content of a message that has rows; otherwise it is text."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingRows:
@@ -66,6 +69,37 @@ class EmbeddingRows:
 
     def __repr__(self) -> str:
         return signature(self, f"float32 [{self.rows.shape[0]}, {self.rows.shape[1]}]")
+
+
+def joined_parts(parts: object) -> tuple[str, list[EmbeddingRows]]:
+    """A list of texts and embedding rows as one text, in which ``ROWS_MARK`` stands for each of the rows.
+
+    Raises:
+        InvalidOption: another value, or ``ROWS_MARK`` in a text beside rows.
+    """
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str | EmbeddingRows) for part in parts):
+        raise InvalidOption(
+            f"content={parts!r:.80} of a message (accepted: a text, or a list of texts and EmbeddingRows)"
+        )
+    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
+    content = "".join(part if isinstance(part, str) else ROWS_MARK for part in parts)
+    check_marks(content, rows)
+    return content, rows
+
+
+def check_marks(content: str, rows: Sequence[object]) -> None:
+    """Check that ``rows`` are ``EmbeddingRows``, and that ``content`` has a ``ROWS_MARK`` for each of them.
+
+    Raises:
+        InvalidOption: they are not, or it has another number of marks.
+    """
+    if not all(isinstance(each, EmbeddingRows) for each in rows):
+        raise InvalidOption(f"rows={rows!r:.80} of a message (accepted: EmbeddingRows)")
+    if rows and content.count(ROWS_MARK) != len(rows):
+        raise InvalidOption(
+            f"the content of a message with {len(rows)} EmbeddingRows has {content.count(ROWS_MARK)} characters"
+            f" {ROWS_MARK!a} (accepted: {len(rows)}, as this character stands for the rows)"
+        )
 
 
 def check_rows(rows: object, n_embd: int | None = None) -> None:

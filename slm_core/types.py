@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slm_core.display import changed_fields, number_of_bytes, preview, table
 from slm_core.display.html import card
 from slm_core.display.text import rounded
-from slm_core.embedding_rows import EmbeddingRows
+from slm_core.embedding_rows import EmbeddingRows, check_marks, joined_parts
 from slm_core.errors import InvalidOption
 from slm_core.hints import did_you_mean
 from slm_core.openai_shapes import call_shape
@@ -27,9 +27,6 @@ States: TypeAlias = NDArray[np.float32]
 
 EMBEDDED = -1
 """The value in arrays of token ids for an embedding row; no token has this id."""
-
-ROWS_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""The character that stands for embedding rows in the content of a message that has rows; otherwise it is text."""
 
 LogitsSelection: TypeAlias = Literal["none", "last", "all"]
 """The added tokens that get a row of logits."""
@@ -353,7 +350,7 @@ class Message:
             object.__setattr__(self, "content", content)
             object.__setattr__(self, "rows", (*rows, *self.rows))
         object.__setattr__(self, "rows", tuple(self.rows))
-        _check_marks(self.content, self.rows)
+        check_marks(self.content, self.rows)
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "malformed_calls", tuple(self.malformed_calls))
 
@@ -380,32 +377,6 @@ class Message:
             **{key: text for key, text in optional.items() if text is not None},
             **({"tool_calls": calls} if calls else {}),
         }
-
-
-def joined_parts(parts: object) -> tuple[str, list[EmbeddingRows]]:
-    """A list of texts and embedding rows as one text, in which ``ROWS_MARK`` stands for each of the rows.
-
-    Raises:
-        InvalidOption: another value, or ``ROWS_MARK`` in a text beside rows.
-    """
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str | EmbeddingRows) for part in parts):
-        raise InvalidOption(
-            f"content={parts!r:.80} of a message (accepted: a text, or a list of texts and EmbeddingRows)"
-        )
-    rows = [part for part in parts if isinstance(part, EmbeddingRows)]
-    content = "".join(part if isinstance(part, str) else ROWS_MARK for part in parts)
-    _check_marks(content, rows)
-    return content, rows
-
-
-def _check_marks(content: str, rows: Sequence[object]) -> None:
-    if not all(isinstance(each, EmbeddingRows) for each in rows):
-        raise InvalidOption(f"rows={rows!r:.80} of a message (accepted: EmbeddingRows)")
-    if rows and content.count(ROWS_MARK) != len(rows):
-        raise InvalidOption(
-            f"the content of a message with {len(rows)} EmbeddingRows has {content.count(ROWS_MARK)} characters"
-            f" {ROWS_MARK!a} (accepted: {len(rows)}, as this character stands for the rows)"
-        )
 
 
 def _role(name: str) -> Role:

@@ -33,7 +33,7 @@ def vocab_for(tokenizer: str | os.PathLike[str] | Vocab, n_vocab: int) -> Vocab:
     """The vocabulary in place of a model's.
 
     Raises:
-        InvalidOption: it has another number of tokens than the model.
+        InvalidOption: it is neither a path nor a vocabulary, or has another number of tokens than the model.
         InvalidModelFile, UnsupportedModel: see ``load_vocab``.
     """
     from slm_core.tokenization import directory_vocab
@@ -45,6 +45,10 @@ def vocab_for(tokenizer: str | os.PathLike[str] | Vocab, n_vocab: int) -> Vocab:
         vocab = directory_vocab(folder, n_vocab) if folder.is_dir() else load_vocab(path)
     else:
         vocab = tokenizer
-    if vocab.size != n_vocab:
-        raise InvalidOption(f"tokenizer has {vocab.size} tokens (accepted: {n_vocab}, as the model has)")
+    try:
+        size = vocab.size
+    except AttributeError:
+        raise InvalidOption(f"tokenizer={tokenizer!r:.80} (accepted: a path, or a vocabulary)") from None
+    if size != n_vocab:
+        raise InvalidOption(f"tokenizer has {size} tokens (accepted: {n_vocab}, as the model has)")
     return vocab

@@ -28,14 +28,14 @@ from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.container import pack
 from slm_core.context.inputs import Held, block_boundary
-from slm_core.embedding_rows import EmbeddingRows
+from slm_core.embedding_rows import EmbeddingRows, joined_parts
 from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling, chain_for
-from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall, joined_parts
+from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall
 
 if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.context.inputs import Held, row_inputs
-from slm_core.embedding_rows import EmbeddingRows
+from slm_core.embedding_rows import ROWS_MARK, EmbeddingRows
 from slm_core.errors import InvalidOption, TemplateError
 from slm_core.protocols import Vocab
-from slm_core.types import ROWS_MARK, Message, Segment
+from slm_core.types import Message, Segment
 
 _FIRST, _MOST = 0xF0000, 0xFFFE  # characters for private use (plane 15), which templates do not interpret
 _PLACEHOLDER = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + _MOST - 1)}]")

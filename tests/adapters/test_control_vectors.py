@@ -12,10 +12,8 @@ import pytest
 import slm_core as slm
 from native.exact import exact
 from slm_conformance.oracle.adapters import adapter_metadata, control_vector_metadata, random_control_vector
-from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.oracle.families import family_model, write_family
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
-from slm_conformance.oracle.weights import Weights
 from slm_core.adapters import BaseModel, merge, read_adapter, write_control_vector
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
@@ -31,18 +29,6 @@ ENGINES = {
     "onnx": {"backend": "onnx", "n_threads": 1, "accuracy_level": 0},
     "llamacpp": {"backend": "llamacpp", "n_threads": 1},
 }
-
-
-@pytest.fixture
-def tiny(tmp_path) -> tuple[Path, Weights]:
-    model = make_tiny_model("llama", "f32")
-    return model.write(tmp_path / "tiny.gguf"), Weights.of(model)
-
-
-@pytest.fixture
-def base(tiny) -> BaseModel:
-    with GgufFile.open(tiny[0]) as file:
-        return BaseModel.of(file)
 
 
 def random_directions(n_layers: int, n_embd: int) -> dict[int, np.ndarray]:

@@ -14,7 +14,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.weights import Weights
-from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter
+from slm_core.adapters import merge, read_adapter, write_adapter
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedInput, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
@@ -22,18 +22,6 @@ from slm_core.types import Capability, Pos
 
 TOKENS = list(range(5, 30))
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
-
-
-@pytest.fixture
-def tiny(tmp_path) -> tuple[Path, Weights]:
-    model = make_tiny_model("llama", "f32")
-    return model.write(tmp_path / "tiny.gguf"), Weights.of(model)
-
-
-@pytest.fixture
-def base(tiny) -> BaseModel:
-    with GgufFile.open(tiny[0]) as file:
-        return BaseModel.of(file)
 
 
 def logits(path: Path, adapters: dict[Path, float]) -> np.ndarray:

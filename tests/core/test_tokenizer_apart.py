@@ -110,6 +110,9 @@ def test_a_directory_without_a_vocabulary(tmp_path: Path, path: Path) -> None:
 def test_vocabularies_that_do_not_fit_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="tokens"):
         slm.load(path, backend="native", tokenizer=slm.demo_model_path())
+    for tokenizer in (5, b"tokenizer"):
+        with pytest.raises(InvalidOption, match="a path, or a vocabulary"):
+            slm.load(path, backend="native", tokenizer=tokenizer)
     with pytest.raises(InvalidModelFile, match=r"no tokenizer\.json"):
         slm.load(path, backend="native", tokenizer=tmp_path)
     with pytest.raises(InvalidModelFile):

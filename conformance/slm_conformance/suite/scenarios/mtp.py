@@ -18,7 +18,7 @@ _N = 5
 
 
 class TestMtp(Scenarios):
-    """Clause 22: ``draft`` predicts the next tokens with the MTP layers, and changes nothing."""
+    """Clause 20: ``draft`` predicts the next tokens with the MTP layers, and changes nothing."""
 
     models = ("mtp_llama-f32", "small_mtp-f32")
 
@@ -36,14 +36,14 @@ class TestMtp(Scenarios):
         assert types == expected, f"the 3 largest logits of 2 predictions are {types}, not {expected}"
 
     def test_after_batches(self, bench: Bench) -> None:
-        """Clauses 8, 9 and 22: chunks and single tokens give the predictions of the reference, or of one batch."""
+        """Clauses 8, 9 and 20: chunks and single tokens give the predictions of the reference, or of one batch."""
         context, tokens = _context(bench), bench.tokens(60)
         for start, end in ((0, 33), (33, 34), (34, 35), (35, 50)):
             bench.feed(context, tokens[start:end])
             _check(bench, context, tokens[:end], f"a draft after {end} tokens")
 
     def test_changes_nothing(self, bench: Bench) -> None:
-        """Clause 22: after drafts, all sequences and their next logits are as without them."""
+        """Clause 20: after drafts, all sequences and their next logits are as without them."""
         context, tokens = _context(bench, n_ctx=70), bench.tokens(50)
         bench.feed(context, tokens[:30])
         context.fork(0, 1)
@@ -56,7 +56,7 @@ class TestMtp(Scenarios):
             bench.same(rows, bench.feed(bench.context(), tokens[:40])[30:], f"sequence {seq_id} after drafts")
 
     def test_after_edits(self, bench: Bench) -> None:
-        """Clauses 3, 5, 7 and 22: a draft depends on the tokens that its sequence has now."""
+        """Clauses 3, 5, 7 and 20: a draft depends on the tokens that its sequence has now."""
         context, tokens, others = _context(bench), bench.tokens(60), bench.tokens(60, seed=1)
         bench.feed(context, tokens[:40])
         context.fork(0, 1)
@@ -77,7 +77,7 @@ class TestMtp(Scenarios):
             _check(bench, context, others[:4], "a draft of a fork of a part", seq_id=1)
 
     def test_after_restores(self, bench: Bench) -> None:
-        """Clauses 6, 18 and 22: a restored sequence drafts like the dumped one."""
+        """Clauses 6, 18 and 20: a restored sequence drafts like the dumped one."""
         context, tokens = _context(bench), bench.tokens(40)
         bench.feed(context, tokens[:30])
         context.restore(1, context.dump(0))
@@ -88,7 +88,7 @@ class TestMtp(Scenarios):
         _check(bench, other, tokens[:33], "a draft in a restored context")
 
     def test_refusals(self, bench: Bench) -> None:
-        """Clauses 1 and 22: invalid arguments, and more predictions than positions, raise and change nothing."""
+        """Clauses 1 and 20: invalid arguments, and more predictions than positions, raise and change nothing."""
         context, size = _context(bench, n_ctx=40), bench.vocab.size
         bench.feed(context, bench.tokens(30))
         for why, error, arguments in (

@@ -12,10 +12,10 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.chats import BenchModel
 from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.embedding_rows import EmbeddingRows
+from slm_core.embedding_rows import ROWS_MARK, EmbeddingRows
 from slm_core.errors import ContextFull, InvalidEmbedding, SessionError, UnsupportedInput
 from slm_core.sampling import Sampling
-from slm_core.types import EMBEDDED, ROWS_MARK, Capability, Message, Role, Segment
+from slm_core.types import EMBEDDED, Capability, Message, Role, Segment
 
 GREEDY = Sampling(temperature=0, max_tokens=5)
 N_BATCH = 16
