@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from native.architectures.engines import make_subject, native_logits
-from native.architectures.test_families import BOUND, GELU, OPTIONS, TABLE_BOUND, gelu_by_table
+from native.architectures.test_families import BOUND, GELU, N_DECODE, N_PREFILL, OPTIONS, TABLE_BOUND, gelu_by_table
 from slm_conformance.oracle.families import family_model
 from slm_core.architectures import read_spec
 from slm_core.gguf import GgufFile
@@ -21,15 +21,16 @@ def sample_threshold(self, x, n_deviations):
 def test_gemma3n_equals_llama_cpp_except_for_the_deviation_of_gates(
     tmp_path, load, random_tokens, llama_cpp_logits, assert_close, monkeypatch
 ):
-    tokens, path = random_tokens(240), make_subject(tmp_path, "gemma3n").path
+    chunks = [N_PREFILL, N_DECODE]
+    tokens, path = random_tokens(sum(chunks)), make_subject(tmp_path, "gemma3n").path
     expected = llama_cpp_logits(path, tokens)
     monkeypatch.setattr(ReferenceKernels, "above_threshold", sample_threshold)
     with load(path).new_context(OPTIONS) as context:
-        assert_close(native_logits(context, tokens, [200, 40]), expected, TABLE_BOUND)
+        assert_close(native_logits(context, tokens, chunks), expected, TABLE_BOUND)
     for activation in GELU:
         monkeypatch.setitem(reference._ACTIVATIONS, activation, gelu_by_table)
     with load(path).new_context(OPTIONS) as context:
-        actual = native_logits(context, tokens, [200, 40])
+        actual = native_logits(context, tokens, chunks)
     errors = np.linalg.norm(actual - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert np.median(errors) <= BOUND, f"median error {np.median(errors):.1e}, with the same table of GELU"
 
