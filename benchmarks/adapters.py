@@ -24,7 +24,7 @@ from cpu import machine
 import slm_core as slm
 from slm_core.adapters import Adapter, LowRank, write_adapter
 from slm_core.gguf import GgufFile
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.types import AdapterInfo, ContextOptions
 
 KINDS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

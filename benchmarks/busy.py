@@ -24,7 +24,8 @@ from cpu import machine
 
 import slm_core as slm
 from slm_core.cpu import usable_cores
-from slm_core.loading import Model, demo_model_path
+from slm_core.loading import demo_model_path
+from slm_core.model import Model
 
 SECONDS = 0.5  # of each case, in each round
 N_PROMPT = 16

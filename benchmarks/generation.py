@@ -24,7 +24,8 @@ import slm_core as slm
 from slm_core.generation import Answer, Generation
 from slm_core.generation.speculation import Drafter, PromptLookup, Speculation, SuffixIndex
 from slm_core.generation.token_loop import Progress
-from slm_core.loading import Model, demo_model_path
+from slm_core.loading import demo_model_path
+from slm_core.model import Model
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Pos, PrefillProgress
 

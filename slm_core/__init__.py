@@ -87,7 +87,8 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.isolation import Isolation
-from slm_core.loading import Model, backends, demo_adapter_path, demo_model_path, load, supports
+from slm_core.loading import backends, demo_adapter_path, demo_model_path, load, supports
+from slm_core.model import Model
 from slm_core.plugins import add_plugin
 from slm_core.ranking import Ranking
 from slm_core.sampling import SamplerChain, Sampling

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from slm_core.chat.messages import as_messages
 from slm_core.errors import InvalidOption, MissingExtra
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import KvType
 

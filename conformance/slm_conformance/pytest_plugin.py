@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytest.register_assert_rewrite("slm_conformance.suite.scenarios", "slm_conformance.suite.bench")
+pytest.register_assert_rewrite(*(f"slm_conformance.suite.{name}" for name in ("scenarios", "bench", "workshop")))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

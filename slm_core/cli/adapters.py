@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from slm_core.errors import InvalidOption
-from slm_core.loading import Model
+from slm_core.model import Model
 
 _PANEL = "Adapters"
 Lora: TypeAlias = Annotated[

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from slm_core.cli import options as o
 from slm_core.cli.terminal import out, print_json
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.protocols import Context
 from slm_core.types import Pos
 

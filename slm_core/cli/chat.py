@@ -24,7 +24,7 @@ from slm_core.cli.streaming import MarkdownView, PlainView, View
 from slm_core.cli.terminal import colours, complain, note, out
 from slm_core.cli.tools_file import read_tools
 from slm_core.errors import ContextFull, InvalidOption, SlmError
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Role, Tool
 

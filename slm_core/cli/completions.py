@@ -17,7 +17,7 @@ from slm_core.cli.terminal import PrefillBar, stopping, write
 from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Beams, Completion, FinishReason, Hypothesis, Infill
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Tool
 

@@ -17,7 +17,7 @@ from slm_core.constraints import Spec
 from slm_core.constraints import compile as compile_constraint
 from slm_core.errors import SessionError, SlmError
 from slm_core.generation import Answer, FinishReason
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.types import Message, Role, ToolCall
 
 FULL = "/clear begins anew; /undo and /forget make room; /set ctx N is larger; /set overflow shift drops old messages"

@@ -18,7 +18,8 @@ from slm_core.cli.inspect import remarks
 from slm_core.cli.terminal import out, write
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError
 from slm_core.generation import Answer
-from slm_core.loading import Model, backends, demo_model_path, load
+from slm_core.loading import backends, demo_model_path, load
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import BackendStatus, EditLevel, ModelInfo
 

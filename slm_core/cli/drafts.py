@@ -13,7 +13,7 @@ from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, TranslatedDraftModel
 from slm_core.generation.speculation.mtp import MTP
-from slm_core.loading import Model
+from slm_core.model import Model
 
 _PANEL = "Speculative decoding"
 

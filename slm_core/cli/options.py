@@ -20,7 +20,8 @@ from slm_core.cli.files import complete_path, read_text
 from slm_core.cli.terminal import progress_of
 from slm_core.errors import ContextFull, InvalidOption
 from slm_core.isolation import Isolation
-from slm_core.loading import Model, demo_model_path, load
+from slm_core.loading import demo_model_path, load
+from slm_core.model import Model
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS

@@ -21,7 +21,8 @@ from slm_core.cli.terminal import note
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, MissingExtra
 from slm_core.isolation import Isolation
-from slm_core.loading import Model, demo_model_path
+from slm_core.loading import demo_model_path
+from slm_core.model import Model
 from slm_core.modelinfo import model_info
 from slm_core.paths import local
 from slm_core.plugins import registry

@@ -11,7 +11,8 @@ from slm_core.chat.answers import check_kind, own_constraint
 from slm_core.chat.chat import ChatModel
 from slm_core.constraints import Spec
 from slm_core.display.notebook import NotebookProgressBar, in_notebook
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
 from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, RequestsFailed

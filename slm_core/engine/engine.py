@@ -18,7 +18,8 @@ from slm_core.constraints import Spec
 from slm_core.display import count, preview, signature
 from slm_core.display.blocks import usage_bar
 from slm_core.display.html import card, table
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, encode
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request, checked_id

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.server.calls import until_lost
 from slm_core.server.errors import ApiError
 from slm_core.server.fields import Strict

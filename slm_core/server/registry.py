@@ -15,7 +15,7 @@ from anyio import to_thread
 from slm_core.engine import Conversation, Engine, Reuse
 from slm_core.engine.prompts import encode
 from slm_core.errors import InvalidOption, SlmError
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.server.errors import ApiError
 from slm_core.types import KvType
 

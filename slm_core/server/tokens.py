@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from slm_core.chat.toolbox import Toolbox
 from slm_core.engine.prompts import encode
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.server.errors import ApiError
 from slm_core.server.fields import Strict
 from slm_core.server.openai_chat import ChatMessage, PromptFields

@@ -12,7 +12,8 @@ import pytest
 
 import slm_core as slm
 from slm_core.adapters import write_control_vector
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, InvalidOption, SnapshotMismatch, UnsupportedInput
 

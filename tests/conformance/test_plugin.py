@@ -16,10 +16,10 @@ import slm_conformance
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.mutants.matrix import all_mutants
 from slm_conformance.suite import collection, scenarios
-from slm_conformance.suite.bench import Workshop
 from slm_conformance.suite.meta import Outcome, Verdict, play, scenario_names
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.spec import make_backend
+from slm_conformance.suite.workshop import Workshop
 from slm_core.errors import BackendUnavailable, UnknownBackend
 from slm_core.isolation import IsolatedBackend
 from slm_core.types import BackendStatus

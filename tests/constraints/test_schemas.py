@@ -21,7 +21,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core.constraints import JsonSchema, compile  # noqa: A004
 from slm_core.errors import ConstraintError
 from slm_core.generation import FinishReason
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 
 N_SCHEMAS = 300

@@ -17,7 +17,8 @@ import pytest
 from scripted import ALL, ByteVocab, Script, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Choice, Regex, compile  # noqa: A004
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.errors import BackendCrashed, ContextFull, DecodeFailed, InvalidOption, SlmError
 from slm_core.generation import Event, FinishReason, StoppingAction

@@ -21,7 +21,8 @@ import engine_process
 from engine_process import GREEDY, engine_on, prompt
 from scripted import ALL, ByteVocab, ScriptedContext
 from slm_core.chat import Session
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.engine.store import PrefixStore
 from slm_core.engine.write_behind import WriteBehind

@@ -11,8 +11,9 @@ import slm_core as slm
 from scripted import ALL, ByteVocab, Script, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Choice, JsonSchema, Regex, Spec, compile  # noqa: A004
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
 from slm_core.engine.costs import StepCosts
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, InvalidToken
 from slm_core.generation import FinishReason

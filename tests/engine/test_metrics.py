@@ -10,7 +10,7 @@ import random
 import pytest
 
 from scripted import ByteVocab, ScriptedContext
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
 from slm_core.engine.metrics import (
     ACCURACY,
     EWMA_S,
@@ -22,6 +22,7 @@ from slm_core.engine.metrics import (
     RequestMetrics,
     nearest_rank,
 )
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.recorder import FINISH_REASONS, Recorder, metrics_of
 from slm_core.engine.requests import Request
 from slm_core.errors import DecodeFailed, InvalidOption

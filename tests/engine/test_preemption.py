@@ -11,7 +11,8 @@ import pytest
 from scripted import ALL, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.context.snapshot import drained
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.requests import Request
 from slm_core.engine.swap import Swap
 from slm_core.errors import DecodeFailed

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from scripted import ALL, END, ByteVocab, ScriptedContext, TagFormatter
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.prefixes import LEAST_AFTER_GAP, gaps_between, n_common
 from slm_core.engine.prompts import encode
 from slm_core.engine.requests import Request

@@ -12,7 +12,8 @@ import pytest
 from scripted import ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.engine import store
-from slm_core.engine.core import EngineCore, EngineOptions
+from slm_core.engine.core import EngineCore
+from slm_core.engine.options import EngineOptions
 from slm_core.engine.plan import restore_seconds
 from slm_core.engine.recorder import Recorder
 from slm_core.engine.requests import Request

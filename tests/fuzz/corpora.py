@@ -18,7 +18,7 @@ from slm_core.chat import Session
 from slm_core.constraints import Regex
 from slm_core.container import unpack
 from slm_core.generation import StoppingAction
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Pos, Role
 

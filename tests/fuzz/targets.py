@@ -20,7 +20,7 @@ from slm_core.container import pack
 from slm_core.errors import SlmError
 from slm_core.gguf import GgufFile
 from slm_core.jsonfile import read_json
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.modelinfo import chat_template
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling

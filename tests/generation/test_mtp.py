@@ -13,7 +13,7 @@ from slm_conformance.oracle.families import family_model
 from slm_core.constraints import Regex
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.speculation import MtpDrafter, PromptLookup, Speculation, drafter_of
-from slm_core.loading import Model
+from slm_core.model import Model
 
 GREEDY = slm.Sampling(temperature=0, max_tokens=24)
 SAMPLED = slm.Sampling(temperature=1.5, seed=11, max_tokens=24)

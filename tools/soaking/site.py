@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
-from slm_conformance.suite.bench import Bench, Workshop
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.spec import make_backend
+from slm_conformance.suite.workshop import Workshop
 from slm_core.chat import Chat, Session
 from slm_core.formatting import formatter
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from slm_conformance.fixtures import COMMAND_LINE, BackendFixtures
-from slm_conformance.suite.bench import Effort, Workshop
+from slm_conformance.suite.workshop import Effort, Workshop
 
 _WORKSHOPS = pytest.StashKey["dict[str, Workshop]"]()
 _DIRECTORY = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()

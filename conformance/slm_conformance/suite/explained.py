@@ -15,10 +15,10 @@ from pathlib import Path
 
 from slm_conformance.fixtures import DEFAULT_MODELS, BackendFixtures
 from slm_conformance.suite import scenarios
-from slm_conformance.suite.bench import Workshop
 from slm_conformance.suite.hints import HINTS
 from slm_conformance.suite.meta import scenario_names
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.workshop import Workshop
 from slm_core.errors import InvalidOption
 
 _WIDTH = 110
@@ -199,14 +199,14 @@ def _own_imports(needed: set[str]) -> list[str]:
     """Imports of the script that the scenario's module lacks."""
     ours = {
         "Scenarios": "from slm_conformance.suite.scenarios.base import Scenarios",
-        "Bench": "from slm_conformance.suite.bench import Bench, Workshop",
+        "Bench": "from slm_conformance.suite.bench import Bench",
         "Path": "from pathlib import Path",
         "TemporaryDirectory": "from tempfile import TemporaryDirectory",
         "pytest": "import pytest",
     }
     lines = [line for name, line in ours.items() if name not in needed]
     lines.append("from __future__ import annotations")
-    lines += ["from slm_conformance.suite.bench import Workshop"] if "Bench" in needed else []
+    lines.append("from slm_conformance.suite.workshop import Workshop")
     return [*lines, "from slm_conformance.fixtures import BackendFixtures"]
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.suite import scenarios
-from slm_conformance.suite.bench import Bench, Workshop
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.workshop import Workshop
 
 
 class Verdict(StrEnum):

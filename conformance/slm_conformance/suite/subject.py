@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slm_conformance.suite.bench import Workshop
+from slm_conformance.suite.workshop import Workshop
 
 
 @dataclass(frozen=True, slots=True)

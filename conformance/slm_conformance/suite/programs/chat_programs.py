@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.programs.answer_model import AnswerModel, CriterionError, letter_bias, spelled
 from slm_conformance.suite.programs.chat_steps import (
     Ask,
@@ -31,6 +31,7 @@ from slm_conformance.suite.programs.draws import Choice, may_be_chosen, uniform
 from slm_conformance.suite.programs.histories import History
 from slm_conformance.suite.programs.scripts import Errors, Script
 from slm_conformance.suite.programs.session_programs import PLAIN, TIGHT
+from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Chat, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidSequence, SessionError
 from slm_core.formatting import formatter

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slm_conformance.oracle.runs import Run, image_offsets
 from slm_conformance.oracle.twin import Twin, add_run
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.programs.context_steps import (
     Call,
     Cut,
@@ -28,6 +28,7 @@ from slm_conformance.suite.programs.context_steps import (
 )
 from slm_conformance.suite.programs.contract_model import ContractModel
 from slm_conformance.suite.tolerance import relative_errors
+from slm_conformance.suite.workshop import Rows
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import SlmError
 from slm_core.protocols import BackendModel, Batch, Context

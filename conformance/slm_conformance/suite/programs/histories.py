@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slm_conformance.oracle.reference import Reference
-from slm_conformance.suite.bench import Rows
+from slm_conformance.suite.workshop import Rows
 from slm_core.types import EditLevel
 
 

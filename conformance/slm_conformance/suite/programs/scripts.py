@@ -7,9 +7,10 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.programs.context_programs import Mismatch
 from slm_conformance.suite.tolerance import relative_errors
+from slm_conformance.suite.workshop import Rows
 from slm_core.errors import SlmError
 from slm_core.protocols import Context
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.programs.answer_model import AnswerModel, CriterionError, letter_bias, spelled
 from slm_conformance.suite.programs.draws import Choice, may_be_chosen, uniform
 from slm_conformance.suite.programs.histories import History
@@ -36,6 +36,7 @@ from slm_conformance.suite.programs.session_steps import (
     Shorten,
     Step,
 )
+from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidMark, InvalidSequence, InvalidSnapshot, SessionError
 from slm_core.generation import Completion, Event, EventStream, FinishReason

@@ -12,10 +12,11 @@ from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.weights import Weights
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_conformance.suite.tolerance import Tolerance
+from slm_conformance.suite.workshop import Rows
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     ContextFull,

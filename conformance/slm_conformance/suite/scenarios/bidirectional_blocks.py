@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from slm_conformance.oracle.reference import Reference
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
+from slm_conformance.suite.workshop import Rows
 from slm_conformance.toy.backend import ToyBackend
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidPosition, InvalidSnapshot, SnapshotMismatch, UnsupportedInput

@@ -16,7 +16,7 @@ from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, OracleError
 from slm_core.formatting import formatter
 from slm_core.generation import Draft, Event, FinishReason, StoppingAction
-from slm_core.loading import Model
+from slm_core.model import Model
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
 from slm_core.types import ContextOptions, EditLevel, KvType, Message, Role

@@ -16,9 +16,10 @@ from slm_conformance.oracle.adapters import (
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.references import reference_of
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
+from slm_conformance.suite.workshop import Rows
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidModelFile, InvalidOption, SnapshotMismatch
 from slm_core.protocols import Context

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.workshop import Rows
 from slm_core.errors import ContextFull, InvalidOption, InvalidPosition, InvalidToken, UnsupportedOutput
 from slm_core.protocols import Context
 from slm_core.types import Capability, Pos, TopLogits

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.tolerance import N_SAMPLE
+from slm_conformance.suite.workshop import Rows
 from slm_core.embedding import embed
 from slm_core.errors import ContextFull, InvalidPosition, InvalidToken, UnsupportedOutput
 from slm_core.protocols import Context

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from slm_conformance.oracle.mtp_reference import predictions
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.workshop import Rows
 from slm_core.errors import ContextFull, InvalidOption, InvalidSequence, InvalidToken, UnsupportedOutput
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos

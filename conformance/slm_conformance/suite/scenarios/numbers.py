@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE, relative_errors
+from slm_conformance.suite.workshop import Rows
 from slm_core.types import ContextOptions, KvType
 
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM
+from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
 from slm_core.sampling import SamplerChain, Sampling
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.chats import BenchModel
 from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
+from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.embedding_rows import ROWS_MARK, EmbeddingRows
 from slm_core.errors import ContextFull, InvalidEmbedding, SessionError, UnsupportedInput

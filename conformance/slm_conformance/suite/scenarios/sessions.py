@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
 from slm_core.errors import ContextFull, InvalidMark, InvalidOption, SessionError
 from slm_core.generation import FinishReason, StoppingAction, StoppingCriterion

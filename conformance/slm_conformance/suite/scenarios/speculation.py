@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slm_conformance.suite.bench import Bench, Rows
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.generation import Script
 from slm_conformance.suite.scenarios.sessions import UNIFORM, fresh_row, next_row
+from slm_conformance.suite.workshop import Rows
 from slm_core import constraints
 from slm_core.chat import Session
 from slm_core.generation import Answer, Draft, Event, StoppingAction, StoppingCriterion
