@@ -26,6 +26,9 @@ from slm_core.types import BackendStatus
 
 pytest_plugins = ["pytester"]
 
+# pytester forgets modules that are imported in its runs, and mutants of modules that are imported again register twice.
+MUTANTS = all_mutants()
+
 ADOPTION = """
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *
@@ -230,9 +233,8 @@ def test_every_scenario_names_its_clause():
 
 
 def test_mutants_have_unique_names_and_existing_scenarios():
-    mutants = all_mutants()
-    assert len({mutant.name for mutant in mutants}) == len(mutants) >= 300
-    assert {mutant.killed_by for mutant in mutants} <= set(scenario_names())
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 300
+    assert {mutant.killed_by for mutant in MUTANTS} <= set(scenario_names())
 
 
 def test_a_scenario_can_be_run_without_pytest():
