@@ -6,6 +6,7 @@ are llama.cpp's (``llama_pooling_type`` "rank"), which takes them from the model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from slm_core.display import count, signature
 from slm_core.embedding import pool, token_states
 from slm_core.errors import UnsupportedModel
-from slm_core.gguf import WeightSource
+from slm_core.gguf import RANK_EOS_TWICE, RANK_POOLING, WeightSource
 from slm_core.protocols import Context, Vocab
 from slm_core.quant import dequantize
 from slm_core.types import Pooling, States
@@ -60,9 +61,10 @@ class RankHead:
         dense: a matrix [E, E] and a bias [E], applied first, or None.
         activation: after ``dense``: "tanh" or "gelu".
         norm: the weight of a layer norm after the activation, or None.
+        norm_eps: the epsilon of the layer norm.
         output: a matrix [labels, E] and a bias [labels], or None: ``dense`` is the last layer then.
         is_choice: whether the score is the probability of the first label; otherwise it is its logit.
-        separator: whether EOS stands twice between the texts, as in RoBERTa.
+        eos_twice: whether EOS stands twice between the texts, as in RoBERTa.
         template: a text with "{query}" and "{document}", or None.
     """
 
@@ -70,9 +72,10 @@ class RankHead:
     dense: tuple[Matrix, Matrix] | None
     activation: str
     norm: Matrix | None
+    norm_eps: float
     output: tuple[Matrix, Matrix] | None
     is_choice: bool
-    separator: bool
+    eos_twice: bool
     template: str | None
 
     @classmethod
@@ -83,7 +86,7 @@ class RankHead:
             UnsupportedModel: the file has no head, or its second text needs token types, which engines do not have.
         """
         architecture = source.require("general.architecture", str)
-        if source.get("tokenizer.ggml.model", str, "") == "bert" and _n_token_types(source) > 1:
+        if source.get("tokenizer.ggml.model", str, "bert") == "bert" and _n_token_types(source) > 1:
             raise UnsupportedModel(
                 f"{source.path}: the second text of a pair has token type 1, and engines compute with type 0 alone"
             )
@@ -92,15 +95,17 @@ class RankHead:
             raise UnsupportedModel(
                 f"{source.path}: it ranks texts, but has neither 'cls.weight' nor 'cls.output.weight'"
             )
-        pre = source.get("tokenizer.ggml.pre", str, "")
+        is_roberta = source.get("tokenizer.ggml.model", str, "") == "t5"
+        is_roberta |= source.get("tokenizer.ggml.pre", str, "") in _DOUBLED
         return cls(
-            pooling=_POOLINGS.get(architecture, Pooling.CLS),
+            pooling=_pooling(source, architecture),
             dense=dense,
             activation="gelu" if architecture == "modern-bert" else "tanh",
             norm=_values(source, "cls.norm.weight"),
+            norm_eps=source.get(f"{architecture}.attention.layer_norm_epsilon", float, _NORM_EPS),
             output=output,
             is_choice=architecture == "qwen3",
-            separator=source.get("tokenizer.ggml.model", str, "") == "t5" or pre in _DOUBLED,
+            eos_twice=source.get(RANK_EOS_TWICE, bool, is_roberta),
             template=source.get(_TEMPLATE, str, None),
         )
 
@@ -114,7 +119,7 @@ class RankHead:
         first, second = (vocab.encode(each, add_special=True, parse_special=False) for each in (query, text))
         if vocab.bos is not None and second[:1] == [vocab.bos]:
             second = second[1:]
-        between = [vocab.eos] if self.separator and vocab.eos is not None else []
+        between = [vocab.eos] if self.eos_twice and vocab.eos is not None else []
         return [*first, *between, *second]
 
     def score(self, states: States) -> float:
@@ -125,7 +130,7 @@ class RankHead:
             x = weight @ x + bias
             x = np.tanh(x) if self.activation == "tanh" else _gelu(x)
             if self.norm is not None:
-                x = (x - x.mean()) / np.sqrt(x.var() + _NORM_EPS) * self.norm
+                x = (x - x.mean()) / np.sqrt(x.var() + self.norm_eps) * self.norm
         if self.output is not None:
             weight, bias = self.output
             x = weight @ x + bias
@@ -140,6 +145,14 @@ def rank(context: Context, vocab: Vocab, head: RankHead, query: str, texts: Sequ
     pairs = [head.pair(vocab, query, text) for text in texts]
     states = token_states(context, pairs, only_last=head.pooling is Pooling.LAST)
     return Ranking(np.array([head.score(each) for each in states], np.float32), tuple(map(len, pairs)))
+
+
+def _pooling(source: WeightSource, architecture: str) -> Pooling:
+    """The pooling before the head: the one that the source states, or that of the architecture."""
+    stated = source.get(RANK_POOLING, str, _POOLINGS.get(architecture, Pooling.CLS))
+    if stated not in (Pooling.CLS, Pooling.MEAN, Pooling.LAST):
+        raise UnsupportedModel(f"{source.path}: a head after pooling by {stated[:40]!r} (accepted: cls, mean, last)")
+    return Pooling(stated)
 
 
 def _n_token_types(source: WeightSource) -> int:
@@ -163,7 +176,5 @@ def _values(source: WeightSource, name: str) -> Matrix | None:
 
 
 def _gelu(x: Matrix) -> Matrix:
-    """GELU by its tanh approximation, as ggml computes it."""
-    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
-    result: Matrix = np.float32(0.5) * x * (1 + np.tanh(inner))
-    return result
+    """Exact GELU."""
+    return np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in x.tolist()], np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 
 from slm_core.architectures import read_spec
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import OWN, GgmlType, GgufFile
+from slm_core.gguf import OWN, RANK_EOS_TWICE, RANK_POOLING, GgmlType, GgufFile
 from slm_core.gguf.cursor import shown
 from slm_core.tokenization import has_vocab
 from slm_llamacpp.attention_sizes import check_heads, wrong
@@ -39,7 +39,7 @@ def check_survives(gguf: GgufFile) -> None:
     """
     architecture = gguf.require("general.architecture", str)
     for key in gguf.metadata:
-        if key.startswith(OWN):
+        if key.startswith(OWN) and key not in (RANK_POOLING, RANK_EOS_TWICE):  # slm_core.ranking reads those
             raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is no key of GGUF's, and llama.cpp ignores it")
     if has_vocab(gguf):
         _check_tokens(gguf)

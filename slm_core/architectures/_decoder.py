@@ -22,7 +22,7 @@ from slm_core.architectures._spec import (
 )
 from slm_core.architectures._tables import linear, norms
 from slm_core.errors import InvalidModelFile, UnsupportedModel
-from slm_core.gguf import OWN
+from slm_core.gguf import OWN, RANK_EOS_TWICE, RANK_POOLING
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -166,7 +166,7 @@ def encoder_spec(
 
 
 def _refuse_other_features(keys: Keys, *, causal: bool) -> None:
-    keys.neutral("context_length", "vocab_size", "pooling_type", *EPSILONS.values())
+    keys.neutral("context_length", "vocab_size", "pooling_type", RANK_POOLING, RANK_EOS_TWICE, *EPSILONS.values())
     keys.only("attention.causal", causal)
     keys.only("use_parallel_residual", False)
     for name in ("expert_count", "expert_used_count", "attention.sliding_window", "nextn_predict_layers"):

@@ -121,6 +121,23 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutFirst:
+    """A matrix without its first ``n`` rows."""
+
+    n: int
+    computes: ClassVar[bool] = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """Fewer rows."""
+        _check(len(shape) == 2 and shape[0] > self.n, f"no matrix of more than {self.n} rows")
+        return shape[0] - self.n, shape[1]
+
+    def values(self, array: Array) -> Array:
+        """The rows from ``n`` on."""
+        return array[self.n :]
+
+
+@dataclass(frozen=True, slots=True)
 class Grouped:
     """A fused matrix in which the query heads of each group come before its key and its value head."""
 

@@ -16,6 +16,7 @@ from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.packed import Packing
 from slm_core.checkpoints.recipe import Part, Recipe
 from slm_core.checkpoints.store import INDEX, SINGLE
+from slm_core.display import count
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import PlainValue
 from slm_core.gguf.cursor import shown
@@ -26,11 +27,15 @@ TOKENIZER, WORLD = "tokenizer.json", "rwkv_vocab_v20230424.txt"
 """The files of a vocabulary; the second one is RWKV World's."""
 _GENERATES = re.compile("ForCausalLM$|LMHeadModel$|ForConditionalGeneration$")
 _ENCODES = re.compile("Model$|ForMaskedLM$")
-_ENCODERS = ("bert", "modernbert", "nomic_bert")
+_RANKS = re.compile("ForSequenceClassification$")
+_ENCODERS = ("bert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
+_TYPES = {"xlm_roberta": "xlm-roberta"}
+"""The ``model_type`` of families whose modules have other names."""
 _POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # the files of sentence-transformers
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 """By GGUF's numbers."""
+_RANK_POOLING = 4
 _METHODS = ("fp8", "compressed-tensors", "mxfp4", *packed.METHODS)
 _BLOCK = [128, 128]
 
@@ -40,7 +45,7 @@ Sources: TypeAlias = Mapping[str, Mapping[str, Change | None]]
 
 def family_names() -> list[str]:
     """Every ``model_type`` with a module in ``families``."""
-    return sorted(module.name for module in pkgutil.iter_modules(families.__path__))
+    return sorted(_TYPES.get(module.name, module.name) for module in pkgutil.iter_modules(families.__path__))
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -58,6 +63,8 @@ def read_recipe(folder: Path) -> Recipe:
     recipe = recipe_of(config)
     if not _is_encoder(config):
         return recipe
+    if _ranks(config):
+        return _with_rank_head(config, recipe)
     return _with_dense(folder, replace(recipe, metadata={**recipe.metadata, **_pooling(folder)}))
 
 
@@ -84,7 +91,7 @@ def recipe_of(config: Config) -> Recipe:
     for about in [config, *([config.part("text_config")] if "text_config" in config else [])]:
         about.only("is_encoder_decoder", False)
         about.only("add_cross_attention", False)
-    module = importlib.import_module(f"{families.__name__}.{kind}")
+    module = importlib.import_module(f"{families.__name__}.{kind.replace('-', '_')}")
     recipe = cast("Callable[[Config], Recipe]", module.recipe)(config)
     config.refuse_others()
     return replace(recipe, packing=packing)
@@ -145,6 +152,22 @@ def _pooling(folder: Path) -> dict[str, PlainValue]:
     return {"pooling_type": _POOLINGS[modes[0]]}
 
 
+def _with_rank_head(config: Config, recipe: Recipe) -> Recipe:
+    """``recipe`` with the head of a reranker.
+
+    Raises:
+        UnsupportedModel: the family has no rerankers, or it is a classifier of several labels.
+    """
+    n_labels = len(config.mapping("id2label")) or 2  # the default of transformers
+    if not recipe.rank_head or n_labels != 1:
+        raise UnsupportedModel(
+            f"{config.source}: a classifier of {count(n_labels, 'label')} (accepted: a reranker, which has one label,"
+            " of model_type bert, modernbert, roberta or xlm-roberta)"
+        )
+    metadata = {**recipe.metadata, **recipe.rank_metadata, "pooling_type": _RANK_POOLING}
+    return replace(recipe, metadata=metadata, model={**recipe.model, **recipe.rank_head})
+
+
 def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
     """``recipe`` with the dense layers after pooling; EmbeddingGemma has two.
 
@@ -167,6 +190,10 @@ def _with_dense(folder: Path, recipe: Recipe) -> Recipe:
     return replace(recipe, metadata=metadata, model=model, subfolders=folders)
 
 
+def _ranks(config: Config) -> bool:
+    return any(map(_RANKS.search, config.strings("architectures")))
+
+
 def _is_encoder(config: Config) -> bool:
     kind = config.text("model_type")
     is_bidirectional = config.is_true("use_bidirectional_attention")
@@ -176,9 +203,10 @@ def _is_encoder(config: Config) -> bool:
 def _check_task(config: Config) -> None:
     names = config.strings("architectures")
     if _is_encoder(config):
-        if names and not any(map(_ENCODES.search, names)):
+        if names and not any(map(_ENCODES.search, names)) and not _ranks(config):
             raise UnsupportedModel(
-                f"{config.source}: 'architectures' is {repr(names)[:80]} (accepted: ...Model, ...ForMaskedLM)"
+                f"{config.source}: 'architectures' is {repr(names)[:80]}"
+                " (accepted: ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
             )
     elif names and not any(map(_GENERATES.search, names)):
         raise UnsupportedModel(

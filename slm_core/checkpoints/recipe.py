@@ -82,6 +82,8 @@ class Recipe:
         subfolders: folders of the directory with additional tensors; see ``TensorStore``.
         packing: how matrices of integers are packed; see ``TensorStore``.
         mtp_blocks: the blocks behind the last one, for multi-token prediction, if the directory has them.
+        rank_head: the tensors of the head in directories of rerankers; none if the family has no rerankers.
+        rank_metadata: additional keys of rerankers.
     """
 
     architecture: str
@@ -98,6 +100,8 @@ class Recipe:
     subfolders: Sequence[str] = ()
     packing: Packing | None = None
     mtp_blocks: Sequence[Parts] = ()
+    rank_head: Parts = field(default_factory=dict)
+    rank_metadata: Mapping[str, PlainValue] = field(default_factory=dict)
 
     def as_stored(self, stored: Container[str]) -> Recipe:
         """The recipe of a directory with these ``stored`` tensors: its MTP blocks are among the blocks, or left out.

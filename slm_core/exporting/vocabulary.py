@@ -71,6 +71,11 @@ def _world(vocab: GgufVocab) -> Metadata:
 def _encoder(folder: Path, vocab: DirectoryVocab) -> Metadata:
     """The keys that say how texts become tokens."""
     model = vocab.stated["model"]
+    if vocab.is_unigram:
+        raise UnsupportedModel(
+            f"{folder}: a Unigram tokenizer cannot be written as GGUF, whose rules for combined characters differ"
+            " (the directory itself can be loaded)"
+        )
     if vocab.is_wordpiece:
         normalizer = vocab.stated.get("normalizer") or {}
         lowercase = normalizer.get("lowercase") is not False

@@ -9,13 +9,15 @@ if sys.byteorder != "little":  # before NumPy views of a mapped file could show 
 
 from slm_core.gguf.file import GgufFile
 from slm_core.gguf.ggml_types import GgmlType
-from slm_core.gguf.metadata import OWN, Metadata, MetadataValue
+from slm_core.gguf.metadata import OWN, RANK_EOS_TWICE, RANK_POOLING, Metadata, MetadataValue
 from slm_core.gguf.source import WeightSource
 from slm_core.gguf.tensors import TensorInfo
 from slm_core.gguf.writer import GgufWriter, NewTensor, PlainValue, TensorSink, header, stored_uint32
 
 __all__ = [
     "OWN",
+    "RANK_EOS_TWICE",
+    "RANK_POOLING",
     "GgmlType",
     "GgufFile",
     "GgufWriter",

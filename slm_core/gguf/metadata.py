@@ -20,6 +20,8 @@ MetadataValue: TypeAlias = "bool | int | float | str | NDArray[Any] | list[str] 
 
 OWN = "slm."
 """Prefix of keys that are not part of GGUF: properties of configurations that have no key there."""
+RANK_POOLING, RANK_EOS_TWICE = f"{OWN}rank.pooling", f"{OWN}rank.eos_twice"
+"""Of rerankers: the pooling before the head; whether EOS stands twice between both texts."""
 
 T = TypeVar("T")
 D = TypeVar("D")

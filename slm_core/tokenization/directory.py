@@ -1,7 +1,8 @@
 """Vocabularies of model directories: ``tokenizer.json``, read by the ``tokenizers`` library, and its settings.
 
 The library's own encoder is the reference for such a directory. If spelled-out control tokens have to stay text, the
-encoder runs without them. Supported are byte-pair models (byte-level and SentencePiece decoders) and BERT's WordPiece.
+encoder runs without them. Supported are byte-pair models (byte-level and SentencePiece decoders), BERT's WordPiece, and
+SentencePiece's unigram model.
 ``world`` reads RWKV World's vocabulary, which has another format.
 """
 
@@ -27,7 +28,7 @@ from slm_core.tokenization.vocab import GgufVocab, well_formed
 from slm_core.tokenization.world import is_world, read_world, world_of_json, world_vocab
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-_MODELS = ("BPE", "WordPiece")
+_MODELS = ("BPE", "WordPiece", "Unigram")
 _MAX_SIZE = 1 << 24
 _MAX_CACHED_TOKENS = 65536
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -79,7 +80,7 @@ class DirectoryVocab:
 
     Attributes:
         size: number of tokens V.
-        bos: the token that begins a sequence, or None.
+        bos: the token that begins a sequence, or None; BERT's is CLS.
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
         infill: the tokens for text with a gap, or None.
@@ -92,6 +93,7 @@ class DirectoryVocab:
         unknown: the token for what the vocabulary cannot spell, or None.
         padding: the token that fills up batches, or None.
         is_wordpiece: whether it is BERT's WordPiece.
+        is_unigram: whether it is SentencePiece's unigram model.
         is_byte_level: whether tokens are spelled in GPT-2's characters for bytes.
         adds_space: whether a text begins with a space that is not in it.
     """
@@ -122,8 +124,9 @@ class DirectoryVocab:
         self.bos, self.eos, unknown, self.padding = (
             ids.get(token_text(settings.get(f"{role}_token"))) for role in roles
         )
-        stated_unknown = stated["model"].get("unk_token")
-        self.unknown = ids.get(stated_unknown, unknown) if isinstance(stated_unknown, str) else unknown
+        if self.bos is None and self._before:
+            self.bos = self._before[0]
+        self.unknown = _unknown(stated["model"], ids, unknown)
         special = {"eos": self.eos} if self.eos is not None else {}
         corrected = apply_known_texts(ids, kinds, special)
         self.known_ends = corrected.eog_ids
@@ -131,7 +134,7 @@ class DirectoryVocab:
         self.infill = corrected.infill
         self._kinds, self._shown = corrected.kinds, corrected.shown_control
         self._normal, self._strips_space = _decoder(source, stated.get("decoder"))
-        self.is_wordpiece = stated["model"].get("type") == "WordPiece" or "merges" not in stated["model"]
+        self.is_wordpiece, self.is_unigram = (_model_kind(stated["model"]) == each for each in ("WordPiece", "Unigram"))
         self.is_byte_level = self._normal is from_byte_level
         self.adds_space = self._strips_space and not self.is_wordpiece
         self._bytes_of = lru_cache(_MAX_CACHED_TOKENS)(self._render)
@@ -180,11 +183,34 @@ def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
     kind = _model_kind(model) if isinstance(model, dict) else None
     if not isinstance(model, dict) or kind not in _MODELS:
         raise UnsupportedModel(f"{source}: tokenizer model {str(kind)[:80]!r} (accepted: {', '.join(_MODELS)})")
+    if kind == "Unigram":
+        _check_unigram(source, stated)
+        return
     has_merges = isinstance(model.get("merges"), list) or kind == "WordPiece"
     if not (isinstance(model.get("vocab"), dict) and has_merges):
         raise InvalidModelFile(f"{source}: the tokenizer's model has no vocabulary or no merges")
     if kind == "WordPiece" and model.get("unk_token") not in model["vocab"]:
         raise InvalidModelFile(f"{source}: the tokenizer's 'unk_token' is not in its vocabulary")
+
+
+def _check_unigram(source: Path, stated: Mapping[str, Any]) -> None:
+    """Check the pieces; and that texts reach the model without spaces, which ``_without`` relies on."""
+    vocab = stated["model"].get("vocab")
+    if not (isinstance(vocab, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocab)):
+        raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is no list of pieces and scores")
+    if not all(isinstance(piece, str) for piece, _ in vocab):
+        raise InvalidModelFile(f"{source}: a piece of the tokenizer's vocabulary is no text")
+    if not any(step.get("type") == "Metaspace" for step in steps_of(stated.get("pre_tokenizer"), "pretokenizers")):
+        raise UnsupportedModel(f"{source}: a Unigram tokenizer without the pre-tokenizer Metaspace is not known here")
+
+
+def _unknown(model: Mapping[str, Any], ids: Mapping[str, int], stated: int | None) -> int | None:
+    """The token for what the model cannot spell, or the one that the settings state."""
+    if isinstance(model.get("unk_id"), int):
+        unknown: int = model["unk_id"]
+        return unknown
+    text = model.get("unk_token")
+    return ids.get(text, stated) if isinstance(text, str) else stated
 
 
 def _model_kind(model: Mapping[str, Any]) -> object:
@@ -209,6 +235,8 @@ def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], cont
     from tokenizers import Tokenizer
 
     model = stated["model"]
+    if _model_kind(model) == "Unigram":
+        return _tokenizer(source, _without_pieces(stated, control))
     listed = bool(model.get("ignore_merges")) and not control.isdisjoint(model["vocab"])
     if listed or any(len(text) == 1 or text == model.get("unk_token") for text in control & model["vocab"].keys()):
         return _tokenizer(source, _without(stated, control))
@@ -238,6 +266,17 @@ def _without(stated: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
     return {**stated, "model": {**model, "vocab": vocab, **kept}, "added_tokens": added}
 
 
+def _without_pieces(stated: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
+    """A unigram tokenizer in which the places of control tokens have pieces with spaces, which no text spells."""
+    model = stated["model"]
+    vocab = [
+        [f" {i} " if piece in control or i == model.get("unk_id") else piece, score]
+        for i, (piece, score) in enumerate(model["vocab"])
+    ]
+    added = [token for token in stated.get("added_tokens") or () if not token.get("special")]
+    return {**stated, "model": {**model, "vocab": vocab}, "added_tokens": added, "post_processor": None}
+
+
 def _parts(merge: str | Sequence[str]) -> tuple[str, str, str]:
     """Both parts of a merge and its result. The library has read the merge, so it is a pair."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
@@ -254,7 +293,7 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool]:
     """The function from an ordinary token to its bytes, and whether the tokenizer adds a space before a text."""
-    steps = list(_steps(stated))
+    steps = list(steps_of(stated))
     kinds = {str(step.get("type")) for step in steps}
     if kinds == {"WordPiece"}:
         prefix = str(steps[0].get("prefix", "##"))
@@ -272,12 +311,13 @@ def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool
     return (lambda text: _byte(text) or spelled(text)) if "ByteFallback" in kinds else spelled, strips
 
 
-def _steps(stated: object) -> Iterator[dict[str, Any]]:
+def steps_of(stated: object, within: str = "decoders") -> Iterator[dict[str, Any]]:
+    """The steps of a decoder or pre-tokenizer; those of a sequence are under the key ``within``."""
     if not isinstance(stated, dict):
         return
     if stated.get("type") == "Sequence":
-        for step in stated.get("decoders") or ():
-            yield from _steps(step)
+        for step in stated.get(within) or ():
+            yield from steps_of(step, within)
     else:
         yield stated
 

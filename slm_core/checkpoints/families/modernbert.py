@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slm_core.checkpoints.config import Config
-from slm_core.checkpoints.decoder import LAYER, decoder, read_sizes
+from slm_core.checkpoints.decoder import LAYER, decoder, read_sizes, with_biases
 from slm_core.checkpoints.recipe import Recipe, weights
 from slm_core.checkpoints.rope import read_rope, sliding_layers, stated_rope
-from slm_core.gguf import PlainValue
+from slm_core.gguf import RANK_POOLING, PlainValue
 
 _FREQ_BASE, _LOCAL_FREQ_BASE = 160_000.0, 10_000.0
 _BLOCK = weights(
@@ -26,7 +26,7 @@ _OUTSIDE = weights(
     {"token_embd": "embeddings.tok_embeddings", "token_embd_norm": "embeddings.norm", "output_norm": "final_norm"}
 )
 _NEUTRAL = """
-classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
+cls_token_id decoder_bias deterministic_flash_attn
 global_rope_theta initializer_cutoff_factor layer_norm_eps local_rope_theta mlp_dropout position_embedding_type
 reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction tie_word_embeddings
 """
@@ -60,9 +60,17 @@ def recipe(config: Config) -> Recipe:
     }
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, freq_base, layers="full_attention")
     blocks = [_BLOCK if i else _FIRST for i in range(sizes.n_layers)]
-    base = decoder(config, "modern-bert", sizes, blocks, positions, tied=True, metadata=metadata)
+    config.only("classifier_activation", "gelu")
+    head = with_biases(weights({"cls.output": "classifier", "cls.norm": "head.norm"}), "cls.output")
+    dense = with_biases(weights({"cls": "head.dense"}), wanted=config.flag("classifier_bias", False))
     return replace(
-        base, model=_OUTSIDE, prefix="layers.{i}.", unused=r"^(head|decoder|classifier)\.", renamed={r"^model\.": ""}
+        decoder(config, "modern-bert", sizes, blocks, positions, tied=True, metadata=metadata),
+        model=_OUTSIDE,
+        prefix="layers.{i}.",
+        unused=r"^(head|decoder|classifier)\.",
+        renamed={r"^model\.": ""},
+        rank_head=head | dense,
+        rank_metadata={RANK_POOLING: config.text("classifier_pooling", "cls")},
     )
 
 

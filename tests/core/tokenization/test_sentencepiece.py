@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from slm_core.errors import InvalidModelFile
+from slm_core.errors import InvalidModelFile, UnsupportedModel
+from slm_core.exporting.vocabulary import vocabulary_metadata
 from slm_core.tokenization.charsmap import CharsMap
+from slm_core.tokenization.directory import directory_vocab
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SYMBOLS = ("<ud>", "<x y>")  # the notation in GGUF files
@@ -227,6 +233,70 @@ def test_unigram_equals_llama_cpp(unigram, write_gguf, open_vocab, llama_vocab, 
         adds, parses = bool(i & 1), bool(i & 2)
         ids = vocab.encode(text, add_special=adds, parse_special=parses)
         assert ids == llama.encode(text, add_special=adds, parse_special=parses), f"{text!r}"
+
+
+def write_directory(folder: Path, metadata: dict[str, Any]) -> Path:
+    """The files of a directory with XLM-RoBERTa's kind of tokenizer."""
+    tokens, kinds = metadata["tokens"], metadata["token_type"]
+    special = [i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)]
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    stated = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": tokens[i], **flags} for i in special],
+        "normalizer": {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(metadata["precompiled_charsmap"]).decode(),
+        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [*zip(tokens, metadata["scores"], strict=True)]},
+    }
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer.json").write_text(json.dumps(stated))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_directories_with_unigrams_equal_sentencepiece(training_texts, make_texts, tmp_path):
+    options = {"remove_extra_whitespaces": True, "user_defined_symbols": []}
+    trained = train(training_texts[:600], "unigram", vocab_size=900, **options)
+    vocab = directory_vocab(write_directory(tmp_path, trained.metadata))
+    assert (vocab.size, vocab.bos, vocab.eos, vocab.unknown) == (len(trained.metadata["tokens"]), 1, 2, 0)
+    score = dict(enumerate(trained.metadata["scores"])).__getitem__
+    n_ties = 0
+    for text in texts_for(make_texts, 27, spelled=("<s>", "</s>", "<unk>")):
+        # Unlike sentencepiece, the library splits at every kind of white space, and drops marks after mapped characters.
+        text = "".join(c for c in " ".join(text.split()) if unicodedata.category(c)[0] not in "CM")  # noqa: PLW2901
+        ids, expected = vocab.encode(text, add_special=False, parse_special=False), trained.processor.encode(text)
+        if ids != expected:  # ties, because sentencepiece rounds sums of scores to 32 bits
+            assert sorted(map(score, ids)) == sorted(map(score, expected)), f"{text!r}"
+            n_ties += 1
+        if 0 not in ids:
+            assert vocab.decode(ids) == trained.processor.decode(ids)
+    assert n_ties < 10
+    with pytest.raises(UnsupportedModel, match="a Unigram tokenizer cannot be written as GGUF"):
+        vocabulary_metadata(tmp_path, vocab.size, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0, 1]]}}, "no list of pieces and scores"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}}, "no list of pieces and scores"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [[3, 0.0]]}}, "is no text"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", "b"]]}}, "not a tokenizer"),
+        ({"model": {"type": "Unigram", "unk_id": 7, "vocab": [["a", 0.0]]}}, "not a tokenizer"),
+        ({"pre_tokenizer": None}, "without the pre-tokenizer Metaspace"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": 3}}, "not a tokenizer"),
+    ],
+)
+def test_damaged_unigrams_are_refused(unigram, tmp_path, change, message):
+    path = write_directory(tmp_path, unigram.metadata) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises((InvalidModelFile, UnsupportedModel), match=message) as caught:
+        directory_vocab(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_unigram_falls_back_to_bytes(unigram, write_gguf, open_vocab):

@@ -249,7 +249,7 @@ def test_every_kind_of_directory_is_tested():
     """Other tests cover vision-language models, RWKV-7 and encoders."""
     kinds = {getattr(transformers, CASES[name].config).model_type for name in FAMILIES_WITH_DIRECTORIES}
     images = {"gemma3", "gemma3n", "gemma4", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
-    tested_elsewhere = images | {"bert", "modernbert", "nomic_bert", "rwkv7"}
+    tested_elsewhere = images | {"bert", "modernbert", "nomic_bert", "roberta", "rwkv7", "xlm-roberta"}
     assert set(family_names()) - kinds == tested_elsewhere | REMOTE_CODE_FAMILIES.keys()
 
 
@@ -503,7 +503,7 @@ def test_the_page_lists_every_model_type():
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     listed = re.search(r"- `model_type`: (.*?)\.\n", page, re.DOTALL)
     assert listed is not None
-    assert re.findall(r"`(\w+)`", listed[1]) == family_names()
+    assert re.findall(r"`([\w-]+)`", listed[1]) == family_names()
 
 
 def test_chats_use_the_template_of_the_directory(llama):
