@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ import slm_core as slm
 from browser import CHROMIUM, answered, press, say
 from http_server import serving
 from server.conftest import Client
+from slm_core.protocols import Context
 from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions, create_app
 from slm_core.server import page as page_module
+from slm_core.types import ContextOptions
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="the page is not tested: no Chromium (apt install chromium)"
@@ -78,6 +82,33 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def unhurried() -> Iterator[str]:
+    """The address of a server that takes half a minute for an endless answer, so that it is stopped before."""
+    settings = EngineSettings(n_ctx=4096)
+    with serving(create_app([ServedModel("demo", load_unhurried, settings=settings)], log=None)) as url:
+        yield url
+
+
+def load_unhurried() -> slm.Model:
+    model = slm.load(slm.demo_model_path(), backend="native")
+    new_context = model.model.new_context
+
+    def new_unhurried_context(options: ContextOptions) -> Context:
+        context = new_context(options)
+        for name in ("decode", "decode_top"):
+            setattr(context, name, functools.partial(after_a_while, getattr(context, name)))
+        return context
+
+    model.model.new_context = new_unhurried_context  # type: ignore[method-assign]
+    return model
+
+
+def after_a_while(call: Callable[..., Any], *arguments: Any) -> Any:
+    time.sleep(0.03)
+    return call(*arguments)
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -128,9 +159,12 @@ def stored(page: Page, address: str) -> dict[str, Any]:
     return found
 
 
+LETTER = slm.load_vocab(slm.demo_model_path()).encode("a", add_special=False, parse_special=False)[0]
+
+
 def endlessly(route: Route) -> None:
-    """Let an answer have no end token."""
-    route.continue_(post_data={**route.request.post_data_json, "logit_bias": {"2": -100}})
+    """Let an answer be one letter again and again."""
+    route.continue_(post_data={**route.request.post_data_json, "logit_bias": {str(LETTER): 100}})
 
 
 def some_text_streams(page: Page) -> None:
@@ -189,12 +223,12 @@ def test_a_chat(visit: Callable[..., Page], address: str) -> None:
 
 
 @needs_browser
-def test_a_stopped_answer_is_kept(visit: Callable[..., Page], address: str) -> None:
-    page = visit(address)
+def test_a_stopped_answer_is_kept(visit: Callable[..., Page], unhurried: str) -> None:
+    page = visit(unhurried)
     begin_endless(page)
     page.get_by_role("button", name="Stop").click()
     answered(page)
-    kept = stored(page, address)["messages"]
+    kept = stored(page, unhurried)["messages"]
     assert [message["role"] for message in kept] == ["user", "assistant"] and len(kept[1]["content"]) > 6
     page.unroute("**/messages")
     page.route("**/messages", endlessly)
@@ -203,12 +237,12 @@ def test_a_stopped_answer_is_kept(visit: Callable[..., Page], address: str) -> N
     some_text_streams(page)
     page.keyboard.press("Escape")
     answered(page)
-    assert len(stored(page, address)["messages"]) == 4
+    assert len(stored(page, unhurried)["messages"]) == 4
 
 
 @needs_browser
-def test_a_reload_keeps_the_partial_answer(visit: Callable[..., Page], address: str) -> None:
-    page = visit(address)
+def test_a_reload_keeps_the_partial_answer(visit: Callable[..., Page], unhurried: str) -> None:
+    page = visit(unhurried)
     begin_endless(page)
     page.reload()
     expect(page.locator("article")).to_have_count(2)
