@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import slm_core as slm
 from server.conftest import QUESTION, Client
 from slm_core.adapters import write_control_vector
+from slm_core.cli.app import app
 from slm_core.cli.serve import _adapter
 from slm_core.generation.scoring import score_tokens
 from slm_core.server import EngineSettings, ServedAdapter, ServedModel, create_app
@@ -171,8 +171,7 @@ def test_the_option(text: str, parent: str, adapter: ServedAdapter) -> None:
     ],
 )
 def test_a_wrong_option_is_one_line(option: str, message: str) -> None:
-    command = [sys.executable, "-m", "slm_core", "serve", "--port", "0", "--lora", option]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["serve", "--port", "0", "--lora", option])
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)

@@ -18,8 +18,10 @@ import httpx
 import openai
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from server.test_openai_chat import ASKED, QUESTION
+from slm_core.cli.app import app
 from slm_core.cli.serve import _named
 
 
@@ -95,6 +97,21 @@ def api(server: Server) -> Iterator[openai.OpenAI]:
     ("options", "message"),
     [
         (["missing.gguf"], r"error: the model 'missing' cannot be loaded: missing\.gguf: no such file"),
+        (["--ray", "--replicas", "3:2"], r"error: --replicas '3:2' \(accepted: a number, such as 4, or two"),
+        (["--ray", "--sessions-dir", "here"], r"error: --sessions-dir does not go with --ray: replicas come and go"),
+    ],
+)
+def test_a_process_that_cannot_serve_says_so_in_one_line(options: list[str], message: str) -> None:
+    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.match(message, line), line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
         (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
         (["--kv-type", "q9_0"], r"error: --kv-type 'q9_0' \(accepted: one type, or two with a comma, of f32, f16,"),
@@ -102,16 +119,13 @@ def api(server: Server) -> Iterator[openai.OpenAI]:
         (["--alias", "a=none"], r"error: --alias 'a=none'"),
         (["--replicas", "2"], r"error: --replicas, --replica-cpus, --replica-gpus and --ray-address are for --ray"),
         (["--ray-address", "auto"], r"error: --replicas, --replica-cpus, --replica-gpus and --ray-address are for"),
-        (["--ray", "--replicas", "3:2"], r"error: --replicas '3:2' \(accepted: a number, such as 4, or two"),
-        (["--ray", "--sessions-dir", "here"], r"error: --sessions-dir does not go with --ray: replicas come and go"),
         (["--host", "0.0.0.0"], r"error: host='0\.0\.0\.0' can be reached by other machines"),
     ],
 )
-def test_a_failed_start_is_one_line(options: list[str], message: str) -> None:
-    command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "--port", "0", *options]
-    environment = {name: value for name, value in os.environ.items() if name != "SLM_API_KEY"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode != 0
+def test_a_failed_start_is_one_line(options: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLM_API_KEY", raising=False)
+    done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    assert done.exit_code != 0
     (line,) = done.stderr.splitlines()
     assert re.match(message, line), line
 
