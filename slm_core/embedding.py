@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from slm_core.display import count, joined, signature, table
 from slm_core.display.blocks import number_grid
 from slm_core.display.html import card, note
 from slm_core.errors import InvalidOption, InvalidSequence
-from slm_core.protocols import Context
+from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, Pooling, Pos, States
 
 
@@ -75,6 +75,31 @@ def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last:
         InvalidOption, UnsupportedOutput, ContextFull: see ``embed``.
         InvalidSequence: the context is not empty.
     """
+    yield from _states(context, texts, context.embed, only_last)
+
+
+def layer_states(
+    context: Context, texts: Iterable[Sequence[int]], layers: Sequence[int], *, only_last: bool = False
+) -> Iterator[States]:
+    """Like ``token_states``, after each of these layers: float32 [len(layers), T, E].
+
+    Raises:
+        UnsupportedOutput: the context does not declare ``LAYER_STATES``.
+        InvalidOption: no layers, or one that the model lacks.
+        InvalidOption, ContextFull, InvalidSequence: see ``token_states``.
+    """
+
+    def run(batch: Batch) -> States:
+        return context.layer_states(batch, layers).swapaxes(0, 1)
+
+    for states in _states(context, texts, run, only_last):
+        yield states.swapaxes(0, 1)
+
+
+def _states(
+    context: Context, texts: Iterable[Sequence[int]], run: Callable[[Batch], States], only_last: bool
+) -> Iterator[States]:
+    """The rows of each text that ``run`` returns for the tokens of a batch, [T, ...]."""
     if any(context.length(seq_id) for seq_id in range(context.n_seq_max)):
         raise InvalidSequence("the context holds tokens (accepted: an empty one)")
     group: list[Sequence[int]] = []
@@ -82,11 +107,11 @@ def token_states(context: Context, texts: Iterable[Sequence[int]], *, only_last:
         _check(context, i, tokens)
         full = len(group) == context.n_seq_max or sum(map(len, group)) + len(tokens) > context.n_batch
         if group and full:
-            yield from _together(context, group, only_last)
+            yield from _together(context, group, run, only_last)
             group = []
         group.append(tokens)
     if group:
-        yield from _together(context, group, only_last)
+        yield from _together(context, group, run, only_last)
 
 
 def pool(states: States, pooling: Pooling) -> States:
@@ -137,7 +162,9 @@ def _check(context: Context, i: int, tokens: Sequence[int]) -> None:
         )
 
 
-def _together(context: Context, group: Sequence[Sequence[int]], only_last: bool) -> list[States]:
+def _together(
+    context: Context, group: Sequence[Sequence[int]], run: Callable[[Batch], States], only_last: bool
+) -> list[States]:
     """States of texts that fit into a batch; a single text may be longer, and is run in chunks."""
     batch, rows = context.new_batch(), []
     try:
@@ -145,11 +172,11 @@ def _together(context: Context, group: Sequence[Sequence[int]], only_last: bool)
             for first in range(0, len(tokens), context.n_batch):
                 chunk = tokens[first : first + context.n_batch]
                 if len(batch) + len(chunk) > context.n_batch:
-                    rows.append(context.embed(batch).copy())
+                    rows.append(run(batch).copy())
                     batch.clear()
                 at_end = first + len(chunk) == len(tokens)
                 batch.extend(chunk, Pos(seq_id, first), logits=("last" if at_end else "none") if only_last else "all")
-        rows.append(context.embed(batch).copy())
+        rows.append(run(batch).copy())
     finally:
         for seq_id in range(len(group)):
             context.drop(seq_id)

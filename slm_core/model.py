@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.messages import MessageLike
 from slm_core.chat.overflow import Overflow
 from slm_core.checkpoints import open_model
 from slm_core.closing import Closing
-from slm_core.embedding import Embeddings, checked_pooling, embed, token_states
+from slm_core.embedding import Embeddings, checked_pooling, embed, layer_states, token_states
 from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
 from slm_core.errors import BackendCrashed, InvalidOption, TemplateError, UnsupportedOutput
 from slm_core.generation import Answer
@@ -24,6 +27,7 @@ from slm_core.keywords import checked_keywords
 from slm_core.protocols import Adapters, BackendModel, Context, Formatter, Vocab
 from slm_core.ranking import RankHead, Ranking, rank
 from slm_core.sampling import Sampling
+from slm_core.steering import SteeringMethod, control_vector
 from slm_core.types import (
     Capability,
     ContextOptions,
@@ -31,6 +35,7 @@ from slm_core.types import (
     ModelInfo,
     ModelSource,
     Pooling,
+    Progress,
     States,
     Tool,
 )
@@ -426,13 +431,70 @@ class Model(Closing):
                 self._head = RankHead.read(file)
         return self._head
 
-    def hidden_states(self, text: str, *, n_batch: int = 512, adapters: Mapping[str, float] | None = None) -> States:
-        """The hidden states of a text's tokens after the model's last norm, float32 [T, E]; see ``embed``."""
+    def hidden_states(
+        self,
+        text: str,
+        *,
+        layers: Sequence[int] | None = None,
+        n_batch: int = 512,
+        adapters: Mapping[str, float] | None = None,
+    ) -> States:
+        """The hidden states of a text's tokens after the model's last norm, float32 [T, E]; see ``embed``.
+
+        Args:
+            text: the text, in which control tokens are not parsed.
+            layers: return the states after these layers instead, 0 to L - 1, without the last norm: float32
+                [len(layers), T, E].
+            n_batch: see ``embed``.
+            adapters: see ``embed``.
+
+        Raises:
+            UnsupportedOutput: the backend does not support hidden states of this model, or of its layers.
+            InvalidOption: no layers, or one that the model lacks; an unknown adapter, or a text without tokens.
+        """
         ids = self._encoded([text])
         with self._context_for(ids, n_batch) as context:
             _use_adapters(context, adapters)
-            (states,) = token_states(context, ids)
+            (states,) = token_states(context, ids) if layers is None else layer_states(context, ids, layers)
             return states
+
+    def control_vector(
+        self,
+        positive: Sequence[str],
+        negative: Sequence[str],
+        *,
+        layers: Sequence[int] | None = None,
+        method: SteeringMethod = "mean",
+        n_batch: int = 512,
+        progress: Progress | None = None,
+    ) -> dict[int, NDArray[np.float32]]:
+        """Make a control vector from negative to positive texts; ``adapters.write_control_vector`` saves it.
+
+        Args:
+            positive: texts, in which control tokens are parsed: prompts, or beginnings of answers. Their last tokens
+                are compared.
+            negative: their opposites: one for each, in the same order.
+            layers: the layers to steer, from 1 on; None for all of them.
+            method: how differences of pairs become a direction: "mean", or "pca" (principal component).
+            n_batch: the most tokens of a batch.
+            progress: called with the share of the texts that were read.
+
+        Returns:
+            The direction of each layer, float32 [E]. It is as long as the texts differ: begin with a scale of 1.
+
+        Raises:
+            UnsupportedOutput: the backend does not support hidden states of this model's layers.
+            InvalidOption: no pairs, another number of negative texts, an unknown method or layer.
+        """
+        chosen = range(1, self.info.n_layers) if layers is None else layers
+        if 0 in chosen:
+            raise InvalidOption(f"layers={list(chosen)} (accepted: 1 to {self.info.n_layers - 1}; 0 has no direction)")
+        pairs = [[self._parsed(text) for text in texts] for texts in (positive, negative)]
+        with self._context_for([*pairs[0], *pairs[1]], n_batch) as context:
+            return control_vector(context, pairs[0], pairs[1], chosen, method, progress)
+
+    def _parsed(self, text: str) -> list[int]:
+        return self.vocab.encode(text, add_special=True, parse_special=True)
 
     def _encoded(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         return [

@@ -96,6 +96,8 @@ class Capability(StrEnum):
     """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices, control vectors."""
     MTP = "mtp"
     """``draft`` predicts next tokens with the model's layers for multi-token prediction."""
+    LAYER_STATES = "layer_states"
+    """``layer_states`` returns the hidden states of tokens after any layers."""
 
 
 class Pooling(StrEnum):

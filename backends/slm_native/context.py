@@ -68,6 +68,7 @@ class NativeContext(ContextBase):
         self._memory = transformer.new_memory(options, layouts)  # raises if the sizes exceed the memory
         self._transformer = transformer
         self._adapted: Adapted | None = None
+        self._used: AdapterSet = ()
         self._positions = transformer.positions(options.n_ctx)
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
@@ -84,10 +85,12 @@ class NativeContext(ContextBase):
             payload_format=_payload_format(layouts, self._positions.kind),
             n_embd=spec.n_embd,
             adapters=adapters,
+            n_layers=spec.n_layers,
         )
 
     def _engine_use(self, adapters: AdapterSet) -> None:
         self._adapted = self._transformer.adapted(adapters)
+        self._used = adapters
 
     def _engine_decode(self, batch: Batch) -> Logits:
         return self._run(batch, self._transformer.forward)
@@ -101,6 +104,14 @@ class NativeContext(ContextBase):
 
     def _engine_embed(self, batch: Batch) -> States:
         return self._run(batch, partial(self._transformer.forward, hidden=True))
+
+    def _engine_layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        keeping = self._transformer.adapted(self._used, sorted(set(layers)))
+
+        def states(host_batch: HostBatch) -> States:
+            return self._transformer.layer_states(replace(host_batch, adapted=keeping), layers)
+
+        return self._run(batch, states)
 
     def _engine_draft(self, seq_id: int, token: int, n: int, k: int) -> TopLogits:
         length, rows = self._ledger.length(seq_id), []
@@ -307,13 +318,14 @@ def _payload_format(layouts: KvLayouts, rope_kind: str) -> str:
 
 def _capabilities(transformer: Transformer, layouts: KvLayouts) -> frozenset[Capability]:
     adapters = {Capability.ADAPTERS} if transformer.takes_adapters else set()
+    states = {Capability.LAYER_STATES} if transformer.keeps_layer_states else set()
     if not transformer.spec.causal:
-        return _ENCODER | adapters
+        return _ENCODER | adapters | states
     blocks = {Capability.BIDIRECTIONAL_BLOCKS} if _takes_blocks(transformer.spec, layouts) else set()
     mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
     sampling = {Capability.DEVICE_SAMPLING} if transformer.picks_top else set()
     mtp = {Capability.MTP} if transformer.spec.n_mtp_layers else set()
-    return _DECODER | blocks | mrope | sampling | adapters | mtp
+    return _DECODER | blocks | mrope | sampling | adapters | states | mtp
 
 
 def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:

@@ -21,6 +21,7 @@ from slm_native.steps import (
     FeedForwardStep,
     FfnStep,
     HybridStep,
+    KeepStep,
     LaurelStep,
     LayerEmbeddingStep,
     MergeStep,
@@ -87,11 +88,19 @@ class Lowering:
             direction: the direction [E].
         """
         tensor = QuantizedTensor(f"blk.{index}.direction", direction.shape, GgmlType.F32, direction.view(np.uint8))
+        return self._after_layer(index, steps, ControlVectorStep(self._kernels.vector(tensor)))
+
+    def keeping(self, index: int, steps: Sequence[Step]) -> list[Step]:
+        """The steps of a layer, and one that keeps what the layer leaves; see ``with_direction``."""
+        return self._after_layer(index, steps, KeepStep(self._kernels, index))
+
+    def _after_layer(self, index: int, steps: Sequence[Step], step: Step) -> list[Step]:
+        """The steps of a layer with another one at their end, before the steps outside the layers."""
         outside = (MergeStep, TransferStep) if self._is_last(index) else ()  # they follow the last layer
         end = len(steps)
         while end > 0 and isinstance(steps[end - 1], outside):
             end -= 1
-        return [*steps[:end], ControlVectorStep(self._kernels.vector(tensor)), *steps[end:]]
+        return [*steps[:end], step, *steps[end:]]
 
     def _layer(self, index: int, block: Block) -> list[Step]:
         if isinstance(block.recurrent, Rwkv7):

@@ -156,15 +156,25 @@ class Transformer:
         if others := [name for name in adapter.info.tensors if name not in known]:
             raise UnsupportedModel(f"adapters that change {others[0]} are not implemented in this backend")
 
-    def adapted(self, adapters: AdapterSet) -> Adapted | None:
-        """What adapters change of the model; None without adapters. The latest sets are kept."""
-        if not adapters:
+    @property
+    def keeps_layer_states(self) -> bool:
+        """Whether ``layer_states`` works: not if layers are loaded for each pass, or pass on several streams."""
+        return self.offload is None and self._weights.streams is None
+
+    def adapted(self, adapters: AdapterSet, keeps: Sequence[int] = ()) -> Adapted | None:
+        """What adapters change of the model; None if nothing changes. The latest sets are kept.
+
+        Args:
+            adapters: the adapters.
+            keeps: the layers whose states are kept, in ascending order; see ``layer_states``.
+        """
+        if not adapters and not keeps:
             return None
-        key = tuple(use.key for use in adapters)
+        key = tuple(use.key for use in adapters), tuple(keeps)
         with self._adapting:
             if key not in self._adapted:
                 weights, changes = self._weights, stacked(adapters)
-                steps = self._steered(adapters)
+                steps = self._changed_steps(adapters, keeps)
                 made = adapted(self._kernels, steps, weights.output, weights.token_embd, changes)
                 self._kernels.ready()
                 self._adapted[key] = made
@@ -173,12 +183,13 @@ class Transformer:
                 self._adapted.popitem(last=False)
             return self._adapted[key]
 
-    def _steered(self, adapters: AdapterSet) -> list[Step]:
-        """The steps of all layers, not fused, with the directions of control vectors."""
+    def _changed_steps(self, adapters: AdapterSet, keeps: Sequence[int]) -> list[Step]:
+        """The steps of all layers, not fused, with directions of control vectors and steps that keep states."""
         directions = summed_directions(adapters)
         steps: list[Step] = []
         for i, layer in enumerate(self._unfused):
-            steps += self._lowering.with_direction(i, layer, directions[i]) if i in directions else layer
+            changed = self._lowering.with_direction(i, layer, directions[i]) if i in directions else layer
+            steps += self._lowering.keeping(i, changed) if i in keeps else changed
         return steps
 
     @property
@@ -212,6 +223,29 @@ class Transformer:
         rows = self.rows(batch, hidden=hidden)
         width = self.spec.n_embd if hidden else self.spec.n_vocab
         return self._kernels.to_host(rows) if len(rows) else np.empty((0, width), np.float32)
+
+    def layer_states(self, batch: HostBatch, layers: Sequence[int]) -> States:
+        """Like ``forward``; returns hidden states after layers, float32 [n, len(layers), E].
+
+        Args:
+            batch: the batch, whose ``adapted`` keeps the states of these layers.
+            layers: numbers of layers.
+        """
+        parts = [self._layer_states(part, layers) for part in batch.parts(self._kernels.chunk)]
+        return np.concatenate(parts)
+
+    def _layer_states(self, batch: HostBatch, layers: Sequence[int]) -> States:
+        kernels, mask = self._kernels, np.flatnonzero(batch.output_mask)
+        on_device = replace(self._on_device(batch), output_mask=None)
+        x = self._embed(on_device, batch.adapted)
+        inputs = self._step_inputs(on_device, batch.layers, x)
+        if on_device.states is None:
+            self._through_layers(x, inputs, batch.adapted)
+        else:
+            self._run_with_mtp(on_device, on_device.states, x, inputs, batch.adapted)
+        if not len(mask):
+            return np.empty((0, len(layers), self.spec.n_embd), np.float32)
+        return np.stack([kernels.to_host(kernels.rows(inputs.kept[layer], mask)) for layer in layers], axis=1)
 
     def top(self, rows: Array, k: int) -> TopLogits:
         """The ``k`` largest logits of each row of ``rows``, which has at least one row."""

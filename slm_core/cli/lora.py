@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
-from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter
+from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter, write_control_vector
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.adapters import Lora, read_lora
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.paths import local
+from slm_core.steering import SteeringMethod
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, epilog="Example: slm lora info model.gguf adapter")
 
@@ -80,6 +81,46 @@ def merge_command(
     with progress_of(f"Merging into {model.name}") as progress:
         n_changed = merge(local(model), adapters, target, ggml_type=type_name, force=force, progress=progress)
     note(f"{target}: {n_changed} tensors changed, {target.stat().st_size / 1e6:,.1f} MB")
+
+
+@app.command(epilog="Example: slm lora vector model.gguf happy.gguf happy.txt sad.txt --method pca")
+@o.expand_groups
+def vector(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help=f"{o.A_MODEL}.", autocompletion=o.model_files)],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The new GGUF file.")],
+    positive: Annotated[Path, typer.Argument(metavar="POSITIVE", help="A file of texts, one a line.")],
+    negative: Annotated[Path, typer.Argument(metavar="NEGATIVE", help="A file of their opposites, one a line.")],
+    engine: o.EngineOptions,
+    layer_range: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--layers", metavar="FIRST LAST", help="The layers to steer (default: all)."),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help='How differences of pairs become a direction: "mean", or "pca" (principal component).',
+            autocompletion=lambda: list(get_args(SteeringMethod)),
+        ),
+    ] = "mean",
+    force: _Force = False,
+) -> None:
+    """Make a control vector that steers from one kind of text to another.
+
+    Texts are prompts, or beginnings of answers; control tokens in them are parsed. Their last tokens are compared.
+    """
+    target = target.expanduser()
+    if target.exists() and not force:
+        raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
+    texts = [file.expanduser().read_text(encoding="utf-8").splitlines() for file in (positive, negative)]
+    layers = None if layer_range is None else range(layer_range[0], layer_range[1] + 1)
+    with engine.load(path) as model, progress_of("Reading the texts") as progress:
+        directions = model.control_vector(
+            *texts, layers=layers, method=cast("SteeringMethod", method), progress=progress
+        )
+        write_control_vector(directions, target, model.info.architecture)
+    note(f"{target}: directions after {len(directions)} layers: {_ranges([*directions])}")
 
 
 def _ranges(layers: Sequence[int]) -> str:

@@ -102,6 +102,7 @@ class Declaration:
     capabilities: frozenset[Capability]
     payload_format: str
     n_embd: int
+    n_layers: int
 
     def fits_payload(self, header: PayloadHeader) -> bool:
         """Whether the context can load the dump's KV payload without decoding again."""
@@ -130,6 +131,14 @@ class Checks:
                 f"this context cannot {level.name.lower()} (its edit level is {declared.name}):"
                 f" {able} the sequence and decode the kept tokens again, or let a Session do it"
             )
+
+    def layers(self, layers: Sequence[int]) -> list[int]:
+        """Check numbers of layers and return them; raises ``InvalidOption``."""
+        n = self._declared.n_layers
+        numbers = [int(layer) for layer in layers if isinstance(layer, int | np.integer)]
+        if not layers or len(numbers) < len(layers) or not all(0 <= layer < n for layer in numbers):
+            raise InvalidOption(f"layers={list(layers)[:20]} (accepted: one or more of 0 to {n - 1})")
+        return numbers
 
     def sequence(self, seq_id: int) -> int:
         """Check a sequence id and return it; raises ``InvalidSequence``."""

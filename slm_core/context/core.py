@@ -81,6 +81,7 @@ class ContextCore(EngineCalls):
         payload_format: name of the layout of KV payloads; a payload of the same backend and format is loaded as it is.
         n_embd: embedding width E; needed for ``EMBEDDINGS`` (hidden states) and ``EMBEDDING_INPUT`` (embedding rows).
         adapters: the adapters of the model, if ``ADAPTERS`` is among the capabilities.
+        n_layers: the number of layers L; needed for ``LAYER_STATES``.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ContextCore(EngineCalls):
         payload_format: str,
         n_embd: int = 0,
         adapters: LoadedAdapters | None = None,
+        n_layers: int = 0,
     ) -> None:
         check_context_options(options)
         self._declared = Declaration(
@@ -106,6 +108,7 @@ class ContextCore(EngineCalls):
             capabilities=capabilities,
             payload_format=payload_format,
             n_embd=n_embd,
+            n_layers=n_layers,
         )
         self._n_vocab = n_vocab
         self._n_embd = n_embd
@@ -235,6 +238,24 @@ class ContextCore(EngineCalls):
             if Capability.ENCODER not in self._declared.capabilities:
                 self._append(runs)
         return rows
+
+    def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        """Run a batch; returns hidden states after layers, float32 [len(layers), n_rows, E]."""
+        with self._call():
+            if Capability.LAYER_STATES not in self._declared.capabilities:
+                raise UnsupportedOutput(
+                    f"the backend {self._declared.backend} gives no hidden states of this model's layers"
+                )
+            numbers = self._checks.layers(layers)
+            seq_ids = self._check_batch(batch)
+            if not seq_ids:
+                return np.empty((len(numbers), 0, self._n_embd), np.float32)
+            runs = _runs(batch, seq_ids)
+            with failures_of(seq_ids):
+                rows = self._by_adapters(batch, seq_ids, lambda part: self._engine_layer_states(part, numbers))
+            if Capability.ENCODER not in self._declared.capabilities:
+                self._append(runs)
+        return rows.swapaxes(0, 1)
 
     def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
         """Predict the ``n`` tokens after ``token``, the next of a sequence, with the model's MTP layers."""

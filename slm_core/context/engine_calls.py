@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
 from slm_core.adapters import AdapterSet
 from slm_core.closing import Closing
@@ -36,6 +37,13 @@ class EngineCalls(Closing):
         For an encoder, the batch has whole sequences, and the context stores nothing.
         """
         raise UnsupportedOutput(f"{type(self).__name__} declares hidden states, and has none")
+
+    def _engine_layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        """Like ``_engine_embed``, after each of these layers, float32 [n_rows, len(layers), E].
+
+        Called only with ``LAYER_STATES``; the layers are checked.
+        """
+        raise UnsupportedOutput(f"{type(self).__name__} declares hidden states of layers, and has none")
 
     def _engine_draft(self, seq_id: int, token: int, n: int, k: int) -> TopLogits:
         """See ``protocols.Context.draft``; the arguments are checked. Called only with ``MTP``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -221,6 +221,15 @@ class IsolatedContext(Closing):
             rows = self._ask("embed", arrays, most_bytes=4 * n_rows * _WIDEST + _SMALL)
             width = rows.shape[1] if isinstance(rows, np.ndarray) and rows.ndim == 2 else -1
             return self._check_array("embed", rows, np.float32, (n_rows, width))
+
+    def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        """Run a batch; returns hidden states after layers, float32 [len(layers), n_rows, E]."""
+        with self._call():
+            arrays, numbers = _arrays(batch), list(layers)
+            n_rows = int(np.count_nonzero(arrays["logits_mask"]))
+            n_bytes = 4 * len(numbers) * n_rows * self.n_embd
+            rows = self._ask("layer_states", arrays, numbers, most_bytes=n_bytes + _SMALL)
+            return self._check_array("layer_states", rows, np.float32, (len(numbers), n_rows, self.n_embd))
 
     def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
         """Predict the tokens after ``token``, the next of a sequence, with the model's MTP layers."""

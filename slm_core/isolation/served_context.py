@@ -58,6 +58,7 @@ class ServedContext:
             "decode": self._decode,
             "decode_top": self._decode_top,
             "embed": self._embed,
+            "layer_states": self._layer_states,
             "draft": self._draft,
             "fork": self._fork,
             "fork_cost": lambda src, end: (context.fork_cost(src, end), []),
@@ -132,6 +133,10 @@ class ServedContext:
 
     def _embed(self, arrays: dict[str, Any]) -> tuple[object, list[int]]:
         return self._context.embed(TokenBatch.from_arrays(**arrays)), _sequences(arrays)
+
+    def _layer_states(self, arrays: dict[str, Any], layers: list[int]) -> tuple[object, list[int]]:
+        states = self._context.layer_states(TokenBatch.from_arrays(**arrays), layers)
+        return np.ascontiguousarray(states), _sequences(arrays)
 
     def _draft(self, seq_id: int, token: int, n: int, k: int) -> tuple[object, list[int]]:
         top = self._context.draft(seq_id, token, n, k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -141,6 +141,24 @@ class Context(Protocol):
 
         Raises:
             UnsupportedOutput: ``EMBEDDINGS`` is not declared.
+            InvalidToken, InvalidSequence, InvalidPosition, InvalidEmbedding, UnsupportedInput, BatchFull,
+                ContextFull, DecodeFailed: as in ``decode``.
+        """
+        ...
+
+    def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        """Run a batch like ``decode``; returns hidden states after layers, float32 [len(layers), n_rows, E].
+
+        They are what a layer passes on to the next one, with the directions of control vectors and without the last
+        norm. Calls of ``layer_states``, ``embed`` and ``decode`` may alternate; encoders are as in ``embed``.
+
+        Args:
+            batch: the batch.
+            layers: numbers of layers, 0 to L - 1, in any order.
+
+        Raises:
+            UnsupportedOutput: ``LAYER_STATES`` is not declared.
+            InvalidOption: no layers, or one that the model lacks.
             InvalidToken, InvalidSequence, InvalidPosition, InvalidEmbedding, UnsupportedInput, BatchFull,
                 ContextFull, DecodeFailed: as in ``decode``.
         """

@@ -175,3 +175,20 @@ def test_lora_commands_with_a_control_vector(run, vector, tmp_path) -> None:
     ):
         outcome = run("lora", *command)
         assert outcome.code == 1 and words in outcome.err and not Path(target).exists()
+
+
+def test_a_vector_is_made_of_two_files_of_texts(run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("My dog is very\nOnce upon a time\n")
+    (tmp_path / "b.txt").write_text("A cat was\nIt is\n")
+    files = [str(tmp_path / name) for name in ("v.gguf", "a.txt", "b.txt")]
+    made = run("lora", "vector", DEMO, *files, "--layers", "2", "4", "--backend", "native")
+    assert (made.code, made.err) == (0, f"{files[0]}: directions after 3 layers: 2-4\n")
+    assert "adds directions after 3 layers: 2-4" in run("lora", "info", DEMO, files[0]).out
+    with slm.load(DEMO, backend="native") as model:
+        expected = model.control_vector(*(Path(file).read_text().splitlines() for file in files[1:]), layers=[4])
+    with GgufFile.open(Path(files[0])) as file:
+        assert file.tensor_data("direction.4").view(np.float32) == pytest.approx(expected[4], abs=1e-5)
+    again = run("lora", "vector", DEMO, *files, "--backend", "native")
+    assert (again.code, again.err) == (1, f"error: {files[0]}: there is a file already (to replace it: --force)\n")
+    unknown = run("lora", "vector", DEMO, *files, "--force", "--method", "svm", "--backend", "native")
+    assert unknown.err == "error: method='svm' (accepted: mean, pca)\n"

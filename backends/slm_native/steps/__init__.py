@@ -19,7 +19,7 @@ from slm_native.steps.base import Hidden, PlanKind, Residual, Step, StepInputs, 
 from slm_native.steps.feedforward import DenseAndMoeStep, FeedForwardStep, FfnStep, MoeStep, ParallelStep
 from slm_native.steps.recurrent import HybridStep, RecurrentStep
 from slm_native.steps.rwkv import RwkvStep
-from slm_native.steps.simple import ControlVectorStep, NormStep, ScaleStep, TransferStep
+from slm_native.steps.simple import ControlVectorStep, KeepStep, NormStep, ScaleStep, TransferStep
 
 __all__ = [
     "AltUpStep",
@@ -31,6 +31,7 @@ __all__ = [
     "FfnStep",
     "Hidden",
     "HybridStep",
+    "KeepStep",
     "LaurelStep",
     "LayerEmbeddingStep",
     "LayerEmbeddingTable",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +35,7 @@ class StepInputs:
         groups: the states of the batch's sequences, for recurrent layers.
         layer_embeddings: the per-layer embedding of the tokens [T, P], for each layer [L]; None for layers without one.
         output_mask: the rows that leave the last layer [T]; None for all.
+        kept: for ``KeepStep``: the hidden states after each layer that is asked for, by its number.
     """
 
     positions: Sequence[LayerPositions]
@@ -43,6 +44,7 @@ class StepInputs:
     groups: Sequence[StateGroup]
     layer_embeddings: Sequence[Array | None]
     output_mask: NDArray[np.bool_] | None
+    kept: dict[int, Array] = field(default_factory=dict)
 
 
 class Step(ABC):

@@ -71,6 +71,29 @@ class ControlVectorStep(Step):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeepStep(Step):
+    """Keeps a copy of the residual stream after a layer.
+
+    Attributes:
+        ops: copies it.
+        layer: number of the layer.
+    """
+
+    ops: Ops
+    layer: int
+
+    def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
+        """See ``Step``."""
+        assert not isinstance(x, list), "no layer states of models with streams"
+        inputs.kept[self.layer] = self.ops.concatenated([x])
+        return x
+
+    def describe(self) -> str:
+        """See ``Step``."""
+        return "keep the hidden states"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TransferStep(Step):
     """Copies the residual stream to the device of the next layer.
 

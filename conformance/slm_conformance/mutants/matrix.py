@@ -44,6 +44,7 @@ WITHIN_THEIR_AREA = {
     "TestBidirectionalBlocks": "TestBidirectionalBlocks",
     "TestMropePositions": "TestMropePositions",
     "TestMtp": "TestMtp",
+    "TestLayerStates": "TestLayerStates",
     "TestClose::test_mem": "TestClose",
 }
 """Scenarios that are slow or need a capability, and the area of each: part of the name of a mutant's scenario."""

@@ -95,6 +95,10 @@ class Reference:
         """Append tokens to a sequence; returns the hidden state of each after the last norm, float64 [T, E]."""
         return self.embed_rows(self.table(tokens), seq_id)
 
+    def layer_states(self, tokens: Sequence[int], seq_id: int = 0) -> Array:
+        """Append tokens to a sequence; returns the output of each layer, float64 [L, T, E]."""
+        return self._layers(self.table(tokens), seq_id)
+
     def embed_rows(
         self, x: Array, seq_id: int = 0, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
     ) -> Array:
@@ -106,13 +110,21 @@ class Reference:
             bidirectional: whether the rows attend to each other in both directions.
             offsets: M-RoPE offsets in time, height and width from the position of the first row [T].
         """
+        return self._norm("output_norm", self._layers(x, seq_id, bidirectional=bidirectional, offsets=offsets)[-1])
+
+    def _layers(
+        self, x: Array, seq_id: int, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
+    ) -> Array:
+        """The output of each layer for new embedding rows [T, E], float64 [L, T, E]."""
         caches = self._caches(seq_id)
         positions = self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets)
+        outputs: list[Array] = []
         for layer, cache in enumerate(caches):
             x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), cache, positions, bidirectional)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
             x = self._steered(layer, x)
-        return self._norm("output_norm", x)
+            outputs.append(x)
+        return np.stack(outputs)
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
         """Make ``dst`` a copy of ``src[:end]``."""

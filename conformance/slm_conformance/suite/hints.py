@@ -63,6 +63,8 @@ HINTS = MappingProxyType(
         " call; then the vocabulary's bytes and its EOG tokens",
         "TestMropePositions": "the embedding scenarios first; then the M-RoPE position of the next token: the highest"
         " so far plus one, in time, height and width, also after an edit or a restore",
+        "TestLayerStates": "the embedding scenarios first; then where the state is taken: after the layer's last sum"
+        " and the direction of a control vector, as a copy, before the next layer changes it",
         "TestMtp": "the state before a token: that of the token before it in its sequence, also across batches, after"
         " an edit and in a restored sequence; then the keys of the layer, which are edited with those of the others",
         "TestHostileDumps": "every number that is read from a dump: compare it with the size of the dump before it"

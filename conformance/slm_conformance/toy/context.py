@@ -70,6 +70,7 @@ class ToyContext:
             Capability.MROPE_POSITIONS,
             Capability.ADAPTERS,
             Capability.MTP,
+            Capability.LAYER_STATES,
         }
     )
     payload_format = "toy-1"
@@ -171,6 +172,27 @@ class ToyContext:
                 raise UnsupportedOutput("this toy gives no hidden states")
             self._check_batch(batch)
             return self._run_batch(batch, self.engine.states, self.engine.shape.n_embd)
+
+    def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
+        """Like ``embed``, after each of these layers."""
+        with self._call():
+            if Capability.LAYER_STATES not in self.capabilities:
+                raise UnsupportedOutput("this toy gives no hidden states of layers")
+            if not layers or not all(0 <= layer < self.engine.shape.n_layers for layer in layers):
+                raise InvalidOption(f"layers={layers} (accepted: 0 to {self.engine.shape.n_layers - 1})")
+            self._check_batch(batch)
+            grown: dict[int, list[Cell]] = {}
+            states = np.empty((len(layers), len(batch), self.engine.shape.n_embd), np.float32)
+            mask, inputs, seq_ids = batch.logits_mask.copy(), batch_inputs(batch), batch.seq_ids.tolist()
+            for first, end in _runs(inputs, seq_ids):
+                cells = grown.setdefault(seq_ids[first], list(self.cells[seq_ids[first]]))
+                is_block, engine = ahead_of(inputs[first]) > 0, self.engine_with(self.sets[seq_ids[first]])
+                new_cells, outputs = engine.layers(inputs[first:end], cells, bidirectional=is_block)
+                states[:, first:end] = [outputs[layer] for layer in layers]
+                cells += new_cells
+            for seq_id, cells in grown.items():
+                self.cells[seq_id] = cells
+            return states[:, mask]
 
     def draft(self, seq_id: int, token: int, n: int, k: int = 1) -> TopLogits:
         """The largest logits of the MTP layer, which reads the whole sequence again."""

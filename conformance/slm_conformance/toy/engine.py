@@ -120,25 +120,33 @@ class ToyEngine:
         self, tokens: Sequence[Held], past: Sequence[Cell], *, bidirectional: bool
     ) -> tuple[list[Cell], Array]:
         """The cells and hidden states of tokens after ``past``."""
+        cells, outputs = self.layers(tokens, past, bidirectional=bidirectional)
+        return cells, self._norm("output_norm", outputs[-1])
+
+    def layers(
+        self, tokens: Sequence[Held], past: Sequence[Cell], *, bidirectional: bool
+    ) -> tuple[list[Cell], list[Array]]:
+        """The cells of tokens after ``past``, and the output of each layer, float32 [T, E]."""
         shape, n = self.shape, len(tokens)
         keys_and_values = np.empty((2, shape.n_layers, len(past) + n, shape.n_kv_heads, shape.head_dim), np.float32)
         if past:
             keys_and_values[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             keys_and_values[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
         rotation = self._rotation(np.array(self.mrope_positions(tokens, past)))
-        x = self._embedded(tokens)  # [T, E]
+        x, outputs = self._embedded(tokens), []
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
             normalised, (keys, values) = self._norm(block + "attn_norm", x), keys_and_values[:, layer]
             x = x + self._attend(block, normalised, rotation, keys, values, bidirectional)
             x = self._feed_forward(block, x)
             x = x + self._tensors[block + "direction"] if block + "direction" in self._tensors else x
+            outputs.append(x)
         # Copies: each view would keep the arrays of all earlier tokens in memory.
         cells = [
             Cell(token, keys_and_values[0, :, i - n].copy(), keys_and_values[1, :, i - n].copy())
             for i, token in enumerate(tokens)
         ]
-        return cells, self._norm("output_norm", x)
+        return cells, outputs
 
     def _embedded(self, tokens: Sequence[Held]) -> Array:
         return np.stack([self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens])

@@ -22,6 +22,7 @@ from slm_conformance.suite.scenarios.fork import TestDrop, TestFork
 from slm_conformance.suite.scenarios.generation import TestGeneration
 from slm_conformance.suite.scenarios.hostile import TestHostileDumps
 from slm_conformance.suite.scenarios.hostile_sessions import TestHostileSessions
+from slm_conformance.suite.scenarios.layer_states import TestLayerStates
 from slm_conformance.suite.scenarios.lifecycle import TestClose, TestSizes, TestThreads
 from slm_conformance.suite.scenarios.model_based import TestModelBased
 from slm_conformance.suite.scenarios.mrope_positions import TestMropePositions
@@ -69,6 +70,7 @@ __all__ = [
     "TestGeneration",
     "TestHostileDumps",
     "TestHostileSessions",
+    "TestLayerStates",
     "TestMeaning",
     "TestModelBased",
     "TestMropePositions",
