@@ -70,10 +70,10 @@ class ProgramMaker:
         self._model = ContractModel(n_vocab, edit_level, capabilities, sizes)
         self._sizes = sizes
 
-    def make(self) -> list[Step]:
+    def make(self, n_steps: int = N_STEPS) -> list[Step]:
         """A program."""
         program: list[Step] = []
-        for kind in self._rng.choice(np.array(list(_KINDS)), N_STEPS, p=list(_KINDS.values())):
+        for kind in self._rng.choice(np.array(list(_KINDS)), n_steps, p=list(_KINDS.values())):
             program.append(self._step(kind))
             self._model.play(program[-1])
         return program

@@ -12,11 +12,13 @@ from slm_conformance.oracle.family_table import SMALL
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.programs.context_programs import Mismatch, Player
 from slm_conformance.suite.programs.context_steps import Sizes, Step
-from slm_conformance.suite.programs.random_context_programs import SIZES, ProgramMaker, shrink
+from slm_conformance.suite.programs.random_context_programs import N_STEPS, SIZES, ProgramMaker, shrink
 from slm_conformance.suite.scenarios.base import Scenarios
 
 N_PROGRAMS = 20
 """Programs of 40 steps on the first model, enough to kill each mutant of these scenarios. Other models: one a size."""
+LEAST_STEPS = 12
+"""Steps of a program on a slow device, of which ``BackendFixtures.volume`` asks for less."""
 
 
 class TestModelBased(Scenarios):
@@ -30,7 +32,8 @@ class TestModelBased(Scenarios):
         for seed in seeds(bench, N_PROGRAMS if is_first else len(SIZES), at_least=len(SIZES)):
             sizes = SIZES[seed % len(SIZES)]
             declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
-            program = ProgramMaker(*declared, seed=seed, sizes=sizes).make()
+            maker = ProgramMaker(*declared, seed=seed, sizes=sizes)
+            program = maker.make(max(LEAST_STEPS, min(N_STEPS, bench.workshop.share(N_STEPS))))
             if _mismatch(bench, program, sizes):
                 smallest = shrink(program, lambda smaller, sizes=sizes: bool(_mismatch(bench, smaller, sizes)))  # type: ignore[misc]
                 pytest.fail(f"seed {seed}: {_mismatch(bench, smallest, sizes)}", pytrace=False)
