@@ -18,7 +18,7 @@ from slm_conformance.suite.scenarios.base import Scenarios
 N_PROGRAMS = 20
 """Programs of 40 steps on the first model, enough to kill each mutant of these scenarios. Other models: one a size."""
 LEAST_STEPS = 12
-"""Steps of a program on a slow device, of which ``BackendFixtures.volume`` asks for less."""
+"""Steps of the only program of a model, if ``BackendFixtures.volume`` asks for less than one program."""
 
 
 class TestModelBased(Scenarios):
@@ -29,11 +29,12 @@ class TestModelBased(Scenarios):
     def test_random_programs(self, bench: Bench) -> None:
         """Clauses 1 to 15: programs of random calls hold; a program that fails is shrunk and printed as a script."""
         is_first = bench.name == bench.workshop.fixtures.models[0]
-        for seed in seeds(bench, N_PROGRAMS if is_first else len(SIZES), at_least=len(SIZES)):
+        n_programs = N_PROGRAMS if is_first else len(SIZES)
+        n_steps = max(LEAST_STEPS, min(N_STEPS, bench.workshop.share(n_programs * N_STEPS)))
+        for seed in seeds(bench, n_programs, at_least=len(SIZES)):
             sizes = SIZES[seed % len(SIZES)]
             declared = bench.model.info.n_vocab, bench.edit_level, bench.capabilities
-            maker = ProgramMaker(*declared, seed=seed, sizes=sizes)
-            program = maker.make(max(LEAST_STEPS, min(N_STEPS, bench.workshop.share(N_STEPS))))
+            program = ProgramMaker(*declared, seed=seed, sizes=sizes).make(n_steps)
             if _mismatch(bench, program, sizes):
                 smallest = shrink(program, lambda smaller, sizes=sizes: bool(_mismatch(bench, smaller, sizes)))  # type: ignore[misc]
                 pytest.fail(f"seed {seed}: {_mismatch(bench, smallest, sizes)}", pytrace=False)
