@@ -415,6 +415,8 @@ class Model(Closing):
             UnsupportedModel: the head is missing or unknown.
         """
         head = self._rank_head()
+        if adapters and head.second_type is not None:
+            raise UnsupportedOutput("a reranker whose second text has token type 1 takes no adapters")
         pairs = [head.pair(self.vocab, query, text) for text in texts]
         with self._context_for(pairs, n_batch) as context:
             _use_adapters(context, adapters)

@@ -7,7 +7,7 @@ are llama.cpp's (``llama_pooling_type`` "rank"), which takes them from the model
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from slm_core.display import count, signature
 from slm_core.embedding import pool, token_states
-from slm_core.errors import UnsupportedModel
+from slm_core.errors import UnsupportedModel, UnsupportedOutput
 from slm_core.gguf import RANK_EOS_TWICE, RANK_POOLING, WeightSource
 from slm_core.protocols import Context, Vocab
-from slm_core.quant import dequantize
-from slm_core.types import Pooling, States
+from slm_core.quant import QuantizedTensor, dequantize, dequantize_rows
+from slm_core.types import Capability, Pooling, Pos, States
 
 Matrix: TypeAlias = NDArray[np.float32]
 
@@ -28,6 +28,7 @@ _TEMPLATE = "tokenizer.chat_template.rerank"
 _POOLINGS = {"modern-bert": Pooling.MEAN, "qwen3": Pooling.LAST}
 _DOUBLED = ("roberta-bpe",)
 _NORM_EPS = 1e-5
+_EMBEDDING, _N_TYPES = "token_embd.weight", 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -53,6 +54,26 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SecondType:
+    """The token type of the second text of a pair (BERT's segment 1).
+
+    Engines add the first type to all tokens and rows, so the tokens of the second text become embedding rows.
+
+    Attributes:
+        table: the embedding of each token (V, E).
+        shift: the embedding of the second type less that of the first [E].
+    """
+
+    table: QuantizedTensor
+    shift: Matrix
+
+    def rows(self, tokens: Sequence[int]) -> Matrix:
+        """The rows in place of tokens, float32 [T, E]."""
+        ids = np.array(tokens, np.int32)
+        return dequantize_rows(self.table.data, self.table.ggml_type, self.table.shape[1], ids) + self.shift
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankHead:
     """What turns the hidden states of a pair of texts into a score.
 
@@ -66,6 +87,7 @@ class RankHead:
         is_choice: whether the score is the probability of the first label; otherwise it is its logit.
         eos_twice: whether EOS stands twice between the texts, as in RoBERTa.
         template: a text with "{query}" and "{document}", or None.
+        second_type: the token type of the second text; None if it has that of the first.
     """
 
     pooling: Pooling
@@ -77,19 +99,16 @@ class RankHead:
     is_choice: bool
     eos_twice: bool
     template: str | None
+    second_type: SecondType | None
 
     @classmethod
     def read(cls, source: WeightSource) -> RankHead:
         """Read the head of a reranker.
 
         Raises:
-            UnsupportedModel: the file has no head, or its second text needs token types, which engines do not have.
+            UnsupportedModel: the file has no head.
         """
         architecture = source.require("general.architecture", str)
-        if source.get("tokenizer.ggml.model", str, "bert") == "bert" and _n_token_types(source) > 1:
-            raise UnsupportedModel(
-                f"{source.path}: the second text of a pair has token type 1, and engines compute with type 0 alone"
-            )
         dense, output = (_linear(source, name) for name in ("cls", "cls.output"))
         if dense is None and output is None:
             raise UnsupportedModel(
@@ -107,20 +126,26 @@ class RankHead:
             is_choice=architecture == "qwen3",
             eos_twice=source.get(RANK_EOS_TWICE, bool, is_roberta),
             template=source.get(_TEMPLATE, str, None),
+            second_type=_second_type(source),
         )
 
     def pair(self, vocab: Vocab, query: str, text: str) -> list[int]:
         """The tokens of a pair."""
+        first, second = self.texts(vocab, query, text)
+        return [*first, *second]
+
+    def texts(self, vocab: Vocab, query: str, text: str) -> tuple[list[int], list[int]]:
+        """The tokens of a pair: those of the query, and those of the text; all are the query's with a template."""
         if self.template is not None:
             before, found, after = self.template.partition("{document}")
             parts = [before.replace("{query}", query), text if found else "", after.replace("{query}", query)]
             ids = [vocab.encode(part, add_special=False, parse_special=i != 1) for i, part in enumerate(parts)]
-            return [token for part in ids for token in part]
+            return [token for part in ids for token in part], []
         first, second = (vocab.encode(each, add_special=True, parse_special=False) for each in (query, text))
         if vocab.bos is not None and second[:1] == [vocab.bos]:
             second = second[1:]
         between = [vocab.eos] if self.eos_twice and vocab.eos is not None else []
-        return [*first, *between, *second]
+        return [*first, *between], second
 
     def score(self, states: States) -> float:
         """The score of a pair, of the hidden states [T, E] that its pooling needs."""
@@ -141,10 +166,38 @@ class RankHead:
 
 
 def rank(context: Context, vocab: Vocab, head: RankHead, query: str, texts: Sequence[str]) -> Ranking:
-    """Score texts by a query; the context is empty before and after. Errors are those of ``embedding.embed``."""
-    pairs = [head.pair(vocab, query, text) for text in texts]
-    states = token_states(context, pairs, only_last=head.pooling is Pooling.LAST)
-    return Ranking(np.array([head.score(each) for each in states], np.float32), tuple(map(len, pairs)))
+    """Score texts by a query; the context is empty before and after. Errors are those of ``embedding.embed``.
+
+    Raises:
+        UnsupportedOutput: the second text has a token type of its own, and the context takes no embedding rows.
+    """
+    pairs = [head.texts(vocab, query, text) for text in texts]
+    n_tokens = tuple(len(first) + len(second) for first, second in pairs)
+    if head.second_type is None:
+        tokens = [[*first, *second] for first, second in pairs]
+        states = token_states(context, tokens, only_last=head.pooling is Pooling.LAST)
+    else:
+        states = _typed_states(context, pairs, head.second_type)
+    return Ranking(np.array([head.score(each) for each in states], np.float32), n_tokens)
+
+
+def _typed_states(
+    context: Context, pairs: Sequence[tuple[list[int], list[int]]], second_type: SecondType
+) -> Iterator[States]:
+    """The hidden states of each pair, whose second text has a token type of its own, float32 [T, E]."""
+    if Capability.EMBEDDING_INPUT not in context.capabilities:
+        raise UnsupportedOutput(
+            "the second text of this reranker has token type 1, which needs embedding rows, and this context takes none"
+        )
+    batch = context.new_batch()
+    for first, second in pairs:
+        batch.clear()
+        batch.extend(first, Pos(0, 0), logits="all")
+        batch.add_embeddings(second_type.rows(second), Pos(0, len(first)), logits="all")
+        try:
+            yield context.embed(batch).copy()
+        finally:
+            context.drop(0)
 
 
 def _pooling(source: WeightSource, architecture: str) -> Pooling:
@@ -155,8 +208,16 @@ def _pooling(source: WeightSource, architecture: str) -> Pooling:
     return Pooling(stated)
 
 
-def _n_token_types(source: WeightSource) -> int:
-    return source.get("tokenizer.ggml.token_type_count", int, 1)
+def _second_type(source: WeightSource) -> SecondType | None:
+    """The second token type of BERT's kind of model; its RoBERTas have one type."""
+    if source.get("tokenizer.ggml.model", str, "bert") != "bert":
+        return None
+    types = _values(source, "token_types.weight")
+    if types is None or len(types) < _N_TYPES:
+        return None
+    info = source.tensors[_EMBEDDING]
+    data = source.tensor_data(_EMBEDDING).copy()  # the source is closed before the head is used
+    return SecondType(QuantizedTensor(_EMBEDDING, info.shape, info.ggml_type, data), types[1] - types[0])
 
 
 def _linear(source: WeightSource, name: str) -> tuple[Matrix, Matrix] | None:

@@ -179,7 +179,6 @@ def test_bytes_and_isolated_models_rank_too(bert: slm.Model) -> None:
 @pytest.mark.parametrize(
     ("names", "changes", "message"),
     [
-        (HEADS["bert"], wordpiece(), "the second text of a pair has token type 1"),
         ((), ONE_TYPE, "has neither 'cls.weight' nor 'cls.output.weight'"),
     ],
 )
@@ -188,6 +187,20 @@ def test_other_heads_are_refused(
 ) -> None:
     path = write_reranker(tmp_path, "bert", names, **changes)
     with slm.load(path, backend="native") as model, pytest.raises(slm.UnsupportedModel, match=message):
+        model.rerank(QUERY, TEXTS)
+
+
+def test_a_second_token_type_needs_embedding_rows(tmp_path: Path) -> None:
+    """transformers is the oracle of the scores: see ``native/architectures/test_rerankers.py``."""
+    path = write_reranker(tmp_path, "bert", HEADS["bert"], **wordpiece())
+    with slm.load(path, backend="native") as model:
+        assert model.rerank(QUERY, TEXTS).scores.shape == (len(TEXTS),)
+        with pytest.raises(slm.UnsupportedOutput, match="takes no adapters"):
+            model.rerank(QUERY, TEXTS, adapters={"a": 1.0})
+    with (
+        slm.load(path, backend="llamacpp") as model,
+        pytest.raises(slm.UnsupportedOutput, match="needs embedding rows"),
+    ):
         model.rerank(QUERY, TEXTS)
 
 

@@ -36,7 +36,7 @@ _OUTSIDE = {
 
 
 def recipe(config: Config) -> Recipe:
-    """Read a bert; every token is of the first type."""
+    """Read a bert; engines give every token the first type."""
     return encoder(config, {"cls": "pooler.dense", "cls.output": "classifier"}, n_types=2)
 
 
@@ -81,6 +81,8 @@ def encoder(
     config.neutral("attention_probs_dropout_prob", "directionality", "output_past", "tie_word_embeddings")
     config.neutral("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
     config.neutral("pooler_type", "gradient_checkpointing")
+    # of cross-encoders: an activation after the score, which keeps the order of texts
+    config.neutral("sbert_ce_default_activation_function", "sentence_transformers")
     metadata: dict[str, PlainValue] = {"attention.causal": False, "context_length": n_ctx}
     base = decoder(config, "bert", sizes, _BLOCK, None, tied=True, metadata=metadata)
     positions = weights({"position_embd": "embeddings.position_embeddings"}, WithoutFirst(first) if first else None)

@@ -50,7 +50,7 @@ def _wordpiece() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     return tokenizer
@@ -95,6 +95,7 @@ MODERN_BERT = {
 }
 CASES: dict[str, tuple[Any, Any, Tokenizer, dict[str, str]]] = {
     "bert": (BertForSequenceClassification, BertConfig(**_sizes(96, 1)), _wordpiece(), BERT_ROLES),
+    "bert-two-types": (BertForSequenceClassification, BertConfig(**_sizes(96, 2)), _wordpiece(), BERT_ROLES),
     "roberta": (RobertaForSequenceClassification, RobertaConfig(**_sizes(98, 1)), _byte_pairs(), ROBERTA_ROLES),
     "xlm-roberta": (
         XLMRobertaForSequenceClassification,
@@ -133,11 +134,12 @@ def save(folder: Path, name: str, seed: int = 5) -> tuple[Any, PreTrainedTokeniz
 
 EXPORTED = {
     "bert": ("native", "llamacpp"),
+    "bert-two-types": ("native",),
     "roberta": ("native", "llamacpp"),
     "modernbert-mean": ("native", "llamacpp"),
     "modernbert-cls": ("native",),
 }
-"""The backends that rank by the exported file. llama.cpp knows no ModernBERT with ``classifier_bias``."""
+"""The backends that rank by the exported file. llama.cpp knows no ModernBERT with ``classifier_bias``, and no second type."""
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -148,9 +150,11 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def theirs(model: Any, tokenizer: Any, text: str) -> tuple[list[int], float]:
     """The tokens of a pair and its score, by transformers."""
-    ids = tokenizer(QUERY, text)["input_ids"]
+    inputs = tokenizer(QUERY, text, return_token_type_ids=model.config.model_type == "bert", return_tensors="pt")
+    if getattr(model.config, "type_vocab_size", 1) == 1:
+        inputs.pop("token_type_ids", None)
     with torch.inference_mode():
-        return ids, float(model(torch.tensor([ids]), torch.ones(1, len(ids))).logits[0, 0])
+        return inputs["input_ids"][0].tolist(), float(model(**inputs).logits[0, 0])
 
 
 def test_scores_equal_transformers(saved: tuple[Path, Any, Any]) -> None:
@@ -206,7 +210,6 @@ def test_exported_files_rank_alike(saved: tuple[Path, Any, Any], tmp_path: Path)
     [
         ({"id2label": {"0": "no", "1": "yes"}}, "a classifier of 2 labels"),
         ({"id2label": None}, "a classifier of 2 labels"),
-        ({"type_vocab_size": 2}, "token type 1"),
         ({"pad_token_id": -1}, "'pad_token_id' is -1"),
         ({"pad_token_id": 97}, "no matrix of more than 98 rows"),
     ],
