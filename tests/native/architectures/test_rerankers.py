@@ -139,7 +139,7 @@ EXPORTED = {
     "modernbert-mean": ("native", "llamacpp"),
     "modernbert-cls": ("native",),
 }
-"""The backends that rank by the exported file. llama.cpp knows no ModernBERT with ``classifier_bias``, and no second type."""
+"""The backends that rank by the exported file. llama.cpp knows no ``classifier_bias`` and no second token type."""
 
 
 @pytest.fixture(scope="module", params=CASES)
