@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -13,12 +16,14 @@ from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.chat.overflow import Overflow, Summarize
+from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, OracleError, SessionError
 from slm_core.formatting import formatter
 from slm_core.generation import Draft, Event, FinishReason, StoppingAction
+from slm_core.generation.events import Overflowed
 from slm_core.model import Model
-from slm_core.protocols import Context
-from slm_core.sampling import Sampling
+from slm_core.protocols import Context, Formatter, Vocab
+from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import ContextOptions, EditLevel, KvType, Message, Role
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
@@ -48,6 +53,16 @@ NUMBERED = (
 )
 """A format that numbers each message."""
 
+LOOK: dict[str, object] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+PLAIN = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{{ message.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""A format that takes messages of any roles, in any order."""
+
 TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
 TRANSCRIPT = (
     "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
@@ -60,6 +75,13 @@ _WRITTEN = (
 )
 TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
 """The tokens of llama.cpp's tokenizer; each token of the answers leads by at least 7.8 in the logits."""
+
+
+class Colour(Enum):
+    """Options of a choice."""
+
+    RED = "red"
+    BLUE = "blue"
 
 
 class TestChat(Scenarios):
@@ -77,20 +99,32 @@ class TestChat(Scenarios):
             answer = chat.send(text)
             assert [m.role for m in chat.messages[-2:]] == [Role.USER, Role.ASSISTANT], "no answer was added"
             assert chat.messages[-1].content == answer.text, "the last message is not the answer"
-            shared = _n_shared(before, chat.session.tokens[: answer.usage.prompt_tokens])
+            shared = n_shared_tokens(before, chat.session.tokens[: answer.usage.prompt_tokens])
             if shared == len(before) or bench.edit_level >= EditLevel.TRUNCATE:
                 cached = answer.usage.cached_tokens
                 assert cached == shared, f"{shared} tokens of the prompt were held, but {cached} were used"
             bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
 
     def test_stream(self, bench: Bench) -> None:
-        """Chat: while an answer streams, its message holds the text so far; the events join to the whole text."""
+        """Chat: while an answer streams, its message holds the text so far; the events join to the whole text.
+
+        Other threads are refused until the answer is over.
+        """
         chat, text = _chat(bench), ""
-        stream = chat.stream("the dog")
+        seen: list[Event] = []
+        stream = chat.stream("the dog", on_event=seen.append)
         for event in stream:
             text += event.text
             assert chat.messages[-1] == _says(text), "while an answer streams, the last message is not what was said"
+            refusal = None if stream.over else _in_a_thread(lambda: chat.delete(0))
+            assert stream.over or isinstance(refusal, ChatBusy), f"a call of another thread meanwhile: {refusal!r}"
         assert stream.answer.text == text == chat.messages[-1].content, "an answer is not what was streamed of it"
+        assert "".join(event.text for event in seen) == text, "on_event was called with other events than were read"
+        assert len(chat.messages) == len(SAID) + 2, "a call that was refused changed the messages"
+        assert _in_a_thread(lambda: chat.delete(-1)) is None, "a call of another thread after the answer was refused"
+        again = chat.proceed().run().tokens
+        prompt = chat.session.tokens[: stream.answer.usage.prompt_tokens]
+        bench.same_choices(prompt, stream.answer.tokens, again, "an answer, and another one to the same messages")
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
         """Chat: if a stopping criterion raises, the chat is as it was before the question."""
@@ -197,6 +231,64 @@ class TestChat(Scenarios):
             else:
                 assert second.tokens != first.tokens, "a drawn answer was regenerated with the same draws"
             assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
+        plain = formatter(PLAIN, model=bench.model)
+        for messages in ((), (Message(Role.SYSTEM, "be"),), (_says("hi"),), (Message(Role.SYSTEM, "be"), _says("hi"))):
+            with Chat(Session(bench.context(), bench.vocab), plain, messages=messages) as chat:
+                for call in (chat.regenerate, chat.proceed):
+                    with bench.refused(f"{call.__name__} after {messages}", SessionError, context=chat.session.context):
+                        call()
+                assert chat.messages == messages, "what was refused changed the messages"
+
+    def test_overflow(self, bench: Bench) -> None:
+        """Chat: if messages and answer do not fit, a policy drops as few of the oldest turns as it may, and says so.
+
+        The system message and the last turn stay. "shift" cuts at level CUT: then later tokens keep their values.
+        """
+        plain = formatter(PLAIN, model=bench.model)
+        system, question = Message(Role.SYSTEM, "be"), Message(Role.USER, "on")
+        turns = tuple(Message(role, f"{i} {role}") for i, role in enumerate(TURNS))
+
+        def encoded(*messages: Message, asks: bool = True) -> list[int]:
+            return encode_segments(bench.vocab, plain.render(messages, add_generation_prompt=asks))
+
+        def count(*messages: Message) -> int:
+            return len(encoded(*messages))
+
+        n_answer = 4
+        n_ctx = count(system, *turns, question) + n_answer
+        context = bench.context(n_ctx=n_ctx, n_seq_max=1)
+        with _overflowing(context, bench, plain, turns, "shift") as chat:
+            answer = chat.send(question, max_tokens=n_answer)
+            assert answer.overflowed is None, "messages were dropped, although all of them and the answer fit"
+        context = bench.context(n_ctx=n_ctx - n_answer - 1, n_seq_max=1)
+        with _overflowing(context, bench, plain, turns, "error") as chat:
+            with bench.refused("one position too few", ContextFull):
+                chat.send(question)
+            assert chat.messages == (system, *turns), "messages that do not fit changed the chat"
+        context = bench.context(n_ctx=n_ctx - 1, n_seq_max=1)
+        summarize = Summarize(lambda dropped: _says(f"{len(dropped)} of them"))
+        for policy, most in (("shift", n_ctx), ("truncate_middle", (n_ctx - 1) // 2), (summarize, (n_ctx - 1) // 2)):
+            most = min(most, n_ctx - 1 - n_answer)
+            n = next(i for i in (2, 4, 6, 8) if count(system, *turns[i:], question) <= most)
+            summary = () if isinstance(policy, str) else (_says(f"{n} of them"),)
+            with _overflowing(context, bench, plain, turns, policy) as chat:
+                next_row(chat.session)
+                before, n_all = chat.session.tokens, count(system, *turns, question)
+                answer = chat.send(question, max_tokens=n_answer)
+                kept = (system, *summary, *turns[n:], question)
+                assert chat.messages == (*kept, _says(answer.text)), f"{policy} kept {chat.messages}"
+                level = min(bench.edit_level, EditLevel.CUT if policy == "shift" else EditLevel.TRUNCATE)
+                name = policy if isinstance(policy, str) else "summarize"
+                report = Overflowed(name, turns[:n], next(iter(summary), None), n_all - count(*kept), level)
+                assert answer.overflowed == report, f"{policy} reports {answer.overflowed}, not {report}"
+                expected = fresh_row(bench, chat.session)
+                if level is EditLevel.CUT:
+                    after = encoded(system, *turns[n:], asks=False)
+                    start, reference = n_shared_tokens(before, after), bench.reference()
+                    reference.decode(before)
+                    reference.cut(start, start + len(before) - len(after))
+                    expected = reference.decode(chat.session.tokens[len(after) :])[-1:]
+                bench.agree(next_row(chat.session), expected, f"the next logits after {name}")
 
     def test_fork(self, bench: Bench) -> None:
         """Chat: a fork and its original do not affect each other."""
@@ -219,6 +311,10 @@ class TestChat(Scenarios):
         original_tokens, fork_tokens = (either.send("you").tokens for either in (chat, fork))
         assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
         assert fork_tokens != first, "a fork repeats the draws of an answer that was given before"
+        for n_tokens in (1, 2):
+            text = chat.send("on", max_tokens=n_tokens, logits_processors=[_only(bench.vocab, "a")]).text
+            assert text == "a" * n_tokens, f"an answer of {n_tokens} tokens, each of them 'a', is {text!r}"
+        assert fork.options == chat.options == ChatOptions(UNIFORM), "options of one answer changed those of the chat"
 
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
@@ -227,7 +323,19 @@ class TestChat(Scenarios):
         """
         chat = _chat(bench, options=ChatOptions(UNIFORM))
         chat.send("the dog")
-        with Chat.restore(BenchModel(bench), chat.dump()) as restored:
+        model, path = BenchModel(bench), bench.directory / "chat.slm"
+        chat.save(path)
+        assert path.read_bytes() == chat.dump(), "a saved chat is not its dump"
+        with Chat.load(model, path, n_ctx=900, overflow="shift", tools=[LOOK]) as restored:
+            assert model.requested[-1].n_ctx == 900, f"n_ctx=900 was requested, not {model.requested[-1].n_ctx}"
+            options = replace(chat.options, overflow="shift", tools=(LOOK,))
+            assert restored.options == options, f"a chat loaded with other options has {restored.options}"
+            assert restored.messages == chat.messages, "a loaded chat has other messages"
+        assert _is_closed(model.contexts[-1]), "a loaded chat leaves its context open"
+        with bench.refused("a chat in a context that is too small", ContextFull):
+            Chat.restore(model, chat.dump(), n_ctx=chat.session.n_tokens - 1)
+        assert _is_closed(model.contexts[-1]), "a chat that has no room leaves its context open"
+        with Chat.restore(model, chat.dump()) as restored:
             assert restored.messages == chat.messages, "a restored chat has other messages"
             assert restored.options == chat.options, "a restored chat has other options"
             kept, asked = restored.session.context.options, chat.session.context.options
@@ -272,8 +380,9 @@ class TestOracle(Scenarios):
         """Oracle: a question that is refused, or whose answer does not fit, leaves no trace."""
 
         def fail(chat: Chat) -> None:
-            with bench.refused("choose between one option", InvalidOption):
-                chat.oracle().choose("is it", ["on"])
+            for options in (["on"], ["on", "you", "on"], ["on", ""], []):
+                with bench.refused(f"choose between {options}", InvalidOption):
+                    chat.oracle().choose("is it", options)
             with bench.refused("a JSON text that is longer than the context", OracleError, ContextFull):
                 chat.oracle().extract({"type": "string", "minLength": 100_000}, "no")
 
@@ -324,6 +433,9 @@ class TestOracle(Scenarios):
         chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
         for order in (options, options[::-1]):
             _check_choice(bench, chat, order)
+        assert chat.oracle().choose("is it", Colour).value in Colour, "a choice of an Enum is none of its members"
+        unlikely = chat.oracle().choose("is it", ["z" * 70, "q" * 70]).probabilities  # their product is no float64
+        assert abs(sum(unlikely) - 1) < 1e-9, f"two unlikely options have the probabilities {unlikely}"
 
 
 class TestMeaning(Scenarios):
@@ -463,8 +575,19 @@ def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArra
     return np.array(scores), np.array(slack)
 
 
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+def n_shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _only(vocab: Vocab, letter: str) -> LogitsProcessor:
+    """A logits processor that leaves one token, a letter."""
+    token = vocab.encode(letter, add_special=False, parse_special=False)[-1]
+
+    def leave(tokens: Sequence[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.where(np.arange(len(row)) == token, row, np.float32(-np.inf))
+
+    return leave
 
 
 def _raise(event: Event, draft: Draft) -> StoppingAction:
@@ -490,6 +613,29 @@ def _chat(
 ) -> Chat:
     session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
+
+
+def _is_closed(context: Context) -> bool:
+    try:
+        context.clear()
+    except ContextClosed:
+        return True
+    return False
+
+
+def _overflowing(
+    context: Context, bench: Bench, chat_format: Formatter, messages: Sequence[Message], policy: Overflow
+) -> Chat:
+    options = ChatOptions(Sampling(temperature=0), overflow=policy)
+    return Chat(Session(context, bench.vocab), chat_format, system="be", messages=messages, options=options)
+
+
+def _in_a_thread(call: Callable[[], object]) -> Exception | None:
+    """What a call raises in another thread; None if it returns."""
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(call).exception()
+    assert error is None or isinstance(error, Exception), f"a call in another thread ended it: {error!r}"
+    return error
 
 
 def _says(text: str) -> Message:

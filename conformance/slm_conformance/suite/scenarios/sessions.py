@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
-from slm_core.errors import ContextFull, InvalidMark, InvalidOption, SessionError
+from slm_core.constraints import Regex
+from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidOption, InvalidSequence, SessionError
 from slm_core.generation import FinishReason, StoppingAction, StoppingCriterion
-from slm_core.sampling import Sampling
-from slm_core.types import EditLevel, Segment
+from slm_core.generation.shifting import TokenShift
+from slm_core.generation.speculation import PromptLookup, Speculation
+from slm_core.sampling import SamplerChain, Sampling
+from slm_core.types import EditLevel, PrefillProgress, Segment
 
 GREEDY = Sampling(temperature=0, max_tokens=8)
 UNIFORM = Sampling(temperature=1e12, top_k=0, top_p=1.0, min_p=0.0, seed=11, max_tokens=12)
@@ -35,6 +41,7 @@ class TestSession(Scenarios):
         session = Session(bench.context(), bench.vocab)
         for first in (True, False):
             before, expected = session.tokens, encode(spelled, add_special=first, parse_special=False)
+            assert list(session.score(spelled).tokens) == expected, "a scored text has other tokens than appended text"
             assert session.append(spelled) == len(expected), "append() returned another number of tokens than it added"
             assert session.tokens == (*before, *expected), "appended text has other tokens than its encoding as content"
         before, expected = session.tokens, encode("<|im_end|>", add_special=False, parse_special=True)
@@ -47,11 +54,80 @@ class TestSession(Scenarios):
         session = Session(bench.context(n_ctx=32), bench.vocab)
         session.append_tokens(bench.tokens(20))
         before = session.tokens
-        with bench.refused("13 tokens behind 20 of 32", ContextFull, context=session.context):
-            session.append_tokens(bench.tokens(13, seed=1))
-        assert session.tokens == before, "tokens that were refused are in the session"
+        for _ in range(2):  # with 20 pending tokens, and with 20 decoded tokens
+            with bench.refused("13 tokens behind 20 of 32", ContextFull, context=session.context):
+                session.append_tokens(bench.tokens(13, seed=1))
+            with bench.refused("33 tokens in place of 20 of 32", ContextFull, context=session.context):
+                session.follow([*before[:5], *bench.tokens(28, seed=2)])
+            assert session.tokens == before, "tokens that were refused are in the session"
+            session.next_logits()
         session.append_tokens(bench.tokens(12, seed=1))
-        bench.agree(next_row(session), fresh_row(bench, session), "the next logits of a session that fills its context")
+        with bench.refused("32 tokens in a context of 31", ContextFull):
+            Session.restore(bench.context(n_ctx=31), bench.vocab, session.dump())
+        restored = Session.restore(bench.context(n_ctx=32), bench.vocab, session.dump())
+        for full in (session, restored):
+            bench.agree(next_row(full), fresh_row(bench, full), "the next logits of a session that fills its context")
+        session.follow([*before[:5], *bench.tokens(27, seed=2)])
+        bench.agree(next_row(session), fresh_row(bench, session), "the next logits of other tokens that fill it")
+
+    def test_in_batches(self, bench: Bench) -> None:
+        """Session: pending tokens are decoded in batches, with progress; a cancelled prefill goes on where it ended."""
+        session = Session(bench.context(n_ctx=48, n_batch=8), bench.vocab)
+        session.append_tokens(bench.tokens(20))
+        seen: list[tuple[int, int]] = []
+        row = session.next_logits(lambda: len(seen) == 2, progress=lambda *counts: seen.append(counts))
+        assert row is None, "a cancelled prefill returned logits"
+        assert (seen, session.n_pending) == ([(0, 20), (8, 20)], 12), f"cancelled after a batch of 8 of 20: {seen}"
+        calls: tuple[Callable[[PrefillProgress], object], ...] = (
+            lambda progress: session.prefill(progress=progress),
+            lambda progress: session.next_logits(progress=progress),
+            lambda progress: session.generate(replace(GREEDY, max_tokens=2), progress=progress).run(),
+        )
+        for n_kept, decode in zip((8, 3, 6), calls, strict=True):
+            session.truncate(n_kept)
+            session.append_tokens(bench.tokens(20 - n_kept, seed=n_kept))
+            n = session.n_pending
+            if bench.edit_level >= EditLevel.TRUNCATE:
+                assert n == 20 - n_kept, f"{n} of 20 tokens are pending after {n_kept} were kept"
+            seen.clear()
+            decode(lambda *counts: seen.append(counts))
+            expected = [(min(n_done, n), n) for n_done in range(0, n + 8, 8)]
+            assert seen == expected, f"{n} tokens in batches of 8 report the progress {seen}, not {expected}"
+            bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill with progress")
+
+    def test_expected_tokens(self, bench: Bench) -> None:
+        """Session: expected tokens are decoded with the last batch if they have room; no later call sees them."""
+        tokens, ahead = bench.tokens(10), bench.tokens(20, seed=1)
+        for n_ctx, n_held in ((64, 16), (13, 13)):
+            session = Session(bench.context(n_ctx=n_ctx, n_seq_max=1, n_batch=8), bench.vocab)
+            session.append_tokens(tokens)
+            row = session.next_logits(expected=ahead)
+            assert row is not None, "next_logits() gave nothing, though nobody cancelled"
+            bench.agree(row[None], fresh_row(bench, session), "the next logits before expected tokens")
+            held = session.context.tokens(0)
+            assert held == (*tokens, *ahead)[:n_held], f"after 10 tokens and 20 expected ones, the context holds {held}"
+        calls: dict[str, Callable[[Session], object]] = {
+            "append_tokens": lambda session: session.append_tokens(ahead[:1]),
+            "follow": lambda session: session.follow([*tokens[:9], ahead[3]]),
+            "truncate": lambda session: session.truncate(9),
+            "remove_span": lambda session: session.remove_span(2, 4, exact=True),
+            "fork": lambda session: session.fork().close(),
+            "dump": lambda session: Session.restore(session.context, bench.vocab, session.dump()).close(),
+            "scratch_branch": _elsewhere,
+            "generate": lambda session: session.generate(GREEDY).run(),
+            "completions": lambda session: session.completions(1, GREEDY).run(),
+            "score": lambda session: session.score(ahead[4:6]),
+        }
+        context = bench.context(n_batch=16)
+        for name, call in calls.items():
+            with Session(context, bench.vocab, sampling=GREEDY) as session:
+                session.append_tokens(tokens)
+                session.next_logits(expected=ahead[:6])
+                call(session)
+                held, n_pending = context.tokens(session.seq_id), session.n_pending
+                assert held == session.tokens[: len(held)], f"after {name}, the context holds expected tokens: {held}"
+                assert n_pending == session.n_tokens - len(held), f"after {name}, {n_pending} tokens are said to wait"
+                bench.agree(next_row(session), fresh_row(bench, session), f"the next logits after {name}")
 
     def test_rollback(self, bench: Bench) -> None:
         """Session: a rollback restores tokens and next logits, any number of times, with nested marks."""
@@ -146,6 +222,11 @@ class TestSession(Scenarios):
         session.next_logits()
         fork = session.fork(2)
         assert fork.seq_id == 2, f"a fork into sequence 2 is in sequence {fork.seq_id}"
+        bench.feed(session.context, bench.tokens(3), 1)
+        assert Session(session.context, bench.vocab).seq_id == 3, "a session does not begin in the free sequence"
+        for seq_id in (0, 1, 2, 4):
+            with bench.refused(f"a fork into sequence {seq_id} of 4", InvalidSequence, context=session.context):
+                session.fork(seq_id)
         for either, other, name in ((fork, session, "the fork"), (session, fork, "the original")):
             tokens = other.tokens
             either.generate(GREEDY).run()
@@ -277,12 +358,60 @@ class TestSession(Scenarios):
     def test_refused_options(self, bench: Bench) -> None:
         """Session: refused options do not change a running answer."""
         session = _session(bench, bench.tokens(10))
-        running = session.generate(GREEDY)
+        running = session.generate(UNIFORM, stopping_criteria=[_pause_at(2)])
         next(running)
-        with bench.refused("a bias of a token that is not there", InvalidOption, context=session.context):
-            session.generate(Sampling(logit_bias={bench.vocab.size: 1.0}))
-        answer = running.run()
+        sampler = SamplerChain.for_vocab(GREEDY, bench.vocab)
+        refused: tuple[dict[str, Any], ...] = (
+            {"sampling": Sampling(logit_bias={bench.vocab.size: 1.0})},
+            {"sampling": {"temperature": 0}},
+            {"speculation": 3},
+            {"shift": 3},
+            {"speculation": Speculation(PromptLookup()), "shift": TokenShift()},
+            {"constraint": "a+"},
+            {"timeout": 0},
+            {"logits_processors": [lambda tokens, row: row], "sampler": sampler},
+        )
+        for options in refused:
+            with bench.refused(f"generate with {options}", InvalidOption, context=session.context):
+                session.generate(**options)
+        calls: dict[str, Callable[[], object]] = {
+            "score with top=-1": lambda: session.score("a", top=-1),
+            "beams that are a number": lambda: session.beam_search(3),  # type: ignore[arg-type]
+            "completions of a number": lambda: session.completions(2, 3),  # type: ignore[arg-type]
+            "0 completions": lambda: session.completions(0),
+            "2 completions, the best of 1": lambda: session.completions(2, best_of=1),
+            "a biased completion": lambda: session.completions(3, refused[0]["sampling"]),
+        }
+        for name, call in calls.items():
+            with bench.refused(name, InvalidOption, context=session.context):
+                call()
+        for n in (4, 5):
+            with bench.refused(f"{n} completions in 4 sequences", InvalidSequence, context=session.context):
+                session.completions(n)
+        for _event in running:
+            pass
+        paused: tuple[dict[str, Any], ...] = (
+            {"sampling": GREEDY},
+            {"constraint": Regex("a+")},
+            {"sampler": sampler},
+            {"shift": TokenShift()},
+            {"special": True},
+            {"logits_processors": [lambda tokens, row: row]},
+        )
+        for options in paused:
+            with bench.refused(f"a paused answer with {options}", SessionError, context=session.context):
+                session.generate(**options)
+        answer = session.generate(stopping_criteria=()).run()
         assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
+        assert answer.tokens == session.tokens[10:], "a paused answer began anew"
+        with session.completions(3, GREEDY) as completions:
+            session.append_tokens(bench.tokens(1))
+            with bench.refused("completions of a history that has changed", SessionError, context=session.context):
+                next(completions)
+        empty = Session(session.context, bench.vocab)
+        for start in (empty.generate, lambda: empty.completions(1), empty.next_logits):
+            with bench.refused("an answer to nothing", SessionError, context=session.context):
+                start()
 
     def test_close(self, bench: Bench) -> None:
         """Session: ``close`` frees the session's tokens, and a new session works like the first."""
@@ -290,10 +419,38 @@ class TestSession(Scenarios):
         for seed in (1, 2):
             with Session(context, bench.vocab) as session:
                 session.append_tokens(bench.tokens(25, seed=seed))
+                mark = session.mark()
                 bench.agree(next_row(session), fresh_row(bench, session), f"the next logits of session {seed} of two")
             assert context.length(0) == 0, "a closed session's tokens are still held"
-        with bench.refused("a closed session", SessionError):
-            session.mark()
+        rows = np.ones((1, bench.model.info.n_embd), np.float32)
+        calls: dict[str, Callable[[], object]] = {
+            "append": lambda: session.append("a"),
+            "append_tokens": lambda: session.append_tokens(bench.tokens(1)),
+            "append_rows": lambda: session.append_rows(rows),
+            "follow": lambda: session.follow(bench.tokens(1)),
+            "set_adapters": lambda: session.set_adapters({}),
+            "mark": session.mark,
+            "rollback": lambda: session.rollback(mark),
+            "truncate": lambda: session.truncate(25),
+            "remove": lambda: session.remove(mark, mark),
+            "remove_span": lambda: session.remove_span(0, 0),
+            "generate": session.generate,
+            "next_logits": session.next_logits,
+            "prefill": session.prefill,
+            "beam_search": session.beam_search,
+            "completions": lambda: session.completions(1),
+            "score": lambda: session.score(bench.tokens(1)),
+            "fork": session.fork,
+            "dump": session.dump,
+        }
+        for name, call in calls.items():
+            with bench.refused(f"{name} of a closed session", SessionError, context=context):
+                call()
+        session.close()
+        other = Session(bench.context(), bench.vocab, owns_context=True)
+        other.close()
+        with bench.refused("the context of a closed session", ContextClosed):
+            other.context.clear()
 
 
 def _session(bench: Bench, tokens: Sequence[int], sampling: Sampling | None = None) -> Session:
@@ -323,7 +480,7 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
     return reference.decode(before[-1:])
 
 
-def _elsewhere(session: Session, *, fails: bool) -> None:
+def _elsewhere(session: Session, *, fails: bool = False) -> None:
     """Answer in a scratch branch with the sampling of the session; raise in it if ``fails``."""
     with suppress(KeyError), session.scratch_branch() as elsewhere:
         elsewhere.generate().run()
