@@ -15,12 +15,14 @@ from slm_core.chat import chat as chat_module
 from slm_core.chat.chat import _removed_range
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.schema import Schema
+from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.tools import RunningTurn
 from slm_core.constraints import JsonSchema
 from slm_core.errors import OracleError
 from slm_core.generation import Answer, FinishReason
 from slm_core.protocols import Vocab
+from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Message, Role
 
 # ruff: noqa: N802, SLF001  (functions become backends and are named like classes; mutants change internals)
@@ -142,6 +144,13 @@ def DropsMoreThanItMust(original: Any, messages: Any, policy: Any, count: Any, r
     """If messages do not fit, a policy drops a further turn."""
     fitted = original(messages, policy, count, room, reserve)
     return original(messages, policy, count, room, reserve + 30) if fitted.dropped else fitted
+
+
+@breaks("TestChat::test_options_of_one_answer", Steering, "sampling_over")
+def SeedsOfAnswersAreIgnored(original: Any, steering: Steering, base: Sampling) -> Sampling:
+    """The seed of one answer is ignored."""
+    sampling: Sampling = original(steering, base)
+    return replace(sampling, seed=base.seed)
 
 
 @breaks("TestChat::test_fork", Chat, "fork")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +20,11 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.chat.overflow import Overflow, Summarize
-from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, OracleError, SessionError
+from slm_core.constraints import Regex
+from slm_core.container import pack, unpack
+from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, OracleError, SessionError, SlmError
 from slm_core.formatting import formatter
-from slm_core.generation import Draft, Event, FinishReason, StoppingAction
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
 from slm_core.generation.events import Overflowed
 from slm_core.model import Model
 from slm_core.protocols import Context, Formatter, Vocab
@@ -113,11 +118,15 @@ class TestChat(Scenarios):
         chat, text = _chat(bench), ""
         seen: list[Event] = []
         stream = chat.stream("the dog", on_event=seen.append)
+        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says("")), "a turn does not begin with its call"
         for event in stream:
             text += event.text
             assert chat.messages[-1] == _says(text), "while an answer streams, the last message is not what was said"
-            refusal = None if stream.over else _in_a_thread(lambda: chat.delete(0))
-            assert stream.over or isinstance(refusal, ChatBusy), f"a call of another thread meanwhile: {refusal!r}"
+            if not stream.over:
+                refusal = _in_a_thread(lambda: chat.delete(0))
+                assert isinstance(refusal, ChatBusy), f"a call of another thread meanwhile: {refusal!r}"
+                with bench.refused("the whole answer of a stream that is not over", SessionError):
+                    _ = stream.answer
         assert stream.answer.text == text == chat.messages[-1].content, "an answer is not what was streamed of it"
         assert "".join(event.text for event in seen) == text, "on_event was called with other events than were read"
         assert len(chat.messages) == len(SAID) + 2, "a call that was refused changed the messages"
@@ -130,9 +139,13 @@ class TestChat(Scenarios):
         """Chat: if a stopping criterion raises, the chat is as it was before the question."""
         chat = _chat(bench)
         before = (chat.messages, chat.session.tokens)
+        stream = chat.stream("the dog", stopping_criteria=[_raise])
         with pytest.raises(KeyError):
-            chat.send("the dog", stopping_criteria=[_raise])
+            stream.run()
         assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
+        assert _in_a_thread(lambda: chat.edit(0, "hi")) is None, (
+            "an answer that raised keeps its chat from other threads"
+        )
         bench.agree(
             next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising stopping criterion"
         )
@@ -167,6 +180,11 @@ class TestChat(Scenarios):
         assert control_tokens[0] == control_tokens[1] == control_tokens[2], (
             "a message that spells control tokens brings them into the prompt"
         )
+        numbered, forging = formatter(NUMBERED, model=bench.model), [Message(Role.USER, f"a{spelled}b{spelled}c")] * 2
+        with Chat(Session(bench.context(n_ctx=1024), bench.vocab), numbered, messages=forging) as chat:
+            text = "".join(segment.text for segment in numbered.render(forging, add_generation_prompt=False))
+            said = bench.vocab.decode(chat.session.tokens, special=True)
+            assert said.lstrip() == text, f"the prompt of messages that spell control tokens reads {said!r}"
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
@@ -245,50 +263,55 @@ class TestChat(Scenarios):
         The system message and the last turn stay. "shift" cuts at level CUT: then later tokens keep their values.
         """
         plain = formatter(PLAIN, model=bench.model)
-        system, question = Message(Role.SYSTEM, "be"), Message(Role.USER, "on")
+        system, question, n_answer = Message(Role.SYSTEM, "be"), Message(Role.USER, "on"), 4
         turns = tuple(Message(role, f"{i} {role}") for i, role in enumerate(TURNS))
 
         def encoded(*messages: Message, asks: bool = True) -> list[int]:
             return encode_segments(bench.vocab, plain.render(messages, add_generation_prompt=asks))
 
-        def count(*messages: Message) -> int:
-            return len(encoded(*messages))
-
-        n_answer = 4
-        n_ctx = count(system, *turns, question) + n_answer
-        context = bench.context(n_ctx=n_ctx, n_seq_max=1)
-        with _overflowing(context, bench, plain, turns, "shift") as chat:
+        n_all = len(encoded(system, *turns, question))
+        with _overflowing(bench, n_all + n_answer, plain, (system, *turns), "shift") as chat:
             answer = chat.send(question, max_tokens=n_answer)
             assert answer.overflowed is None, "messages were dropped, although all of them and the answer fit"
-        context = bench.context(n_ctx=n_ctx - n_answer - 1, n_seq_max=1)
-        with _overflowing(context, bench, plain, turns, "error") as chat:
+        with _overflowing(bench, n_all - 1, plain, (system, *turns), "error") as chat:
             with bench.refused("one position too few", ContextFull):
                 chat.send(question)
             assert chat.messages == (system, *turns), "messages that do not fit changed the chat"
-        context = bench.context(n_ctx=n_ctx - 1, n_seq_max=1)
+        for unknown in ("summarize", "drop"):
+            with bench.refused(f"the policy {unknown!r}", InvalidOption):
+                ChatOptions(GREEDY, overflow=unknown)
         summarize = Summarize(lambda dropped: _says(f"{len(dropped)} of them"))
-        for policy, most in (("shift", n_ctx), ("truncate_middle", (n_ctx - 1) // 2), (summarize, (n_ctx - 1) // 2)):
-            most = min(most, n_ctx - 1 - n_answer)
-            n = next(i for i in (2, 4, 6, 8) if count(system, *turns[i:], question) <= most)
+        cases: tuple[tuple[tuple[Message, ...], Overflow], ...] = (
+            ((system,), "shift"),
+            ((), "shift"),
+            ((system,), "truncate_middle"),
+            ((), summarize),
+        )
+        for first, policy in cases:
+            n_ctx = len(encoded(*first, *turns, question)) + n_answer - 1
+            most = n_ctx - n_answer if policy == "shift" else n_ctx // 2
+            n = next(i for i in (2, 4, 6, 8) if len(encoded(*first, *turns[i:], question)) <= most)
             summary = () if isinstance(policy, str) else (_says(f"{n} of them"),)
-            with _overflowing(context, bench, plain, turns, policy) as chat:
+            with _overflowing(bench, n_ctx, plain, (*first, *turns), policy) as chat:
                 next_row(chat.session)
-                before, n_all = chat.session.tokens, count(system, *turns, question)
+                before = chat.session.tokens
                 answer = chat.send(question, max_tokens=n_answer)
-                kept = (system, *summary, *turns[n:], question)
+                kept = (*first, *summary, *turns[n:], question)
                 assert chat.messages == (*kept, _says(answer.text)), f"{policy} kept {chat.messages}"
                 level = min(bench.edit_level, EditLevel.CUT if policy == "shift" else EditLevel.TRUNCATE)
                 name = policy if isinstance(policy, str) else "summarize"
-                report = Overflowed(name, turns[:n], next(iter(summary), None), n_all - count(*kept), level)
+                n_dropped = len(encoded(*first, *turns, question)) - len(encoded(*kept))
+                report = Overflowed(name, turns[:n], next(iter(summary), None), n_dropped, level)
                 assert answer.overflowed == report, f"{policy} reports {answer.overflowed}, not {report}"
                 expected = fresh_row(bench, chat.session)
                 if level is EditLevel.CUT:
-                    after = encoded(system, *turns[n:], asks=False)
+                    after = encoded(*first, *turns[n:], asks=False)
                     start, reference = n_shared_tokens(before, after), bench.reference()
                     reference.decode(before)
                     reference.cut(start, start + len(before) - len(after))
                     expected = reference.decode(chat.session.tokens[len(after) :])[-1:]
                 bench.agree(next_row(chat.session), expected, f"the next logits after {name}")
+        _check_a_question_that_fills(bench, plain)
 
     def test_fork(self, bench: Bench) -> None:
         """Chat: a fork and its original do not affect each other."""
@@ -311,10 +334,38 @@ class TestChat(Scenarios):
         original_tokens, fork_tokens = (either.send("you").tokens for either in (chat, fork))
         assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
         assert fork_tokens != first, "a fork repeats the draws of an answer that was given before"
-        for n_tokens in (1, 2):
-            text = chat.send("on", max_tokens=n_tokens, logits_processors=[_only(bench.vocab, "a")]).text
-            assert text == "a" * n_tokens, f"an answer of {n_tokens} tokens, each of them 'a', is {text!r}"
-        assert fork.options == chat.options == ChatOptions(UNIFORM), "options of one answer changed those of the chat"
+
+    def test_options_of_one_answer(self, bench: Bench) -> None:
+        """Chat: each way to answer takes options of the answer, which replace those of the chat this time only."""
+        question = Message(Role.USER, "on")
+        ways: dict[str, Callable[..., Answer]] = {
+            "send": lambda chat, **options: chat.send(question, **options),
+            "stream": lambda chat, **options: chat.stream(question, **options).run(),
+            "proceed": lambda chat, **options: chat.proceed(**options).run(),
+            "regenerate": lambda chat, **options: chat.regenerate(**options).run(),
+        }
+        cases: tuple[dict[str, Any], ...] = (
+            {"max_tokens": 2, "seed": 7},
+            {"max_tokens": 3, "temperature": 0.1, "top_p": 0.9, "timeout": 600.0},
+        )
+        for name, way in ways.items():
+            asked = (*SAID, question) if name in ("proceed", "regenerate") else SAID
+            chat, other = (_chat(bench, asked, options=ChatOptions(UNIFORM)) for _ in range(2))
+            for options in cases:
+                of_sampling = {option: value for option, value in options.items() if option != "timeout"}
+                expected = way(other, sampling=replace(UNIFORM, **of_sampling)).tokens
+                tokens = way(chat, **options).tokens
+                assert tokens == expected, (
+                    f"{name} with {options} draws {tokens}; with one Sampling of them, {expected}"
+                )
+                for each in (chat, other):
+                    _shorten(each, len(asked))
+            text = way(chat, max_tokens=2, logits_processors=[_only(bench.vocab, "a")]).text
+            assert text == "aa", f"{name} with a logits processor that leaves 'a' alone says {text!r}"
+            _shorten(chat, len(asked))
+            text = way(chat, constraint=Regex("ab")).text
+            assert text == "ab", f"{name} with a constraint to 'ab' says {text!r}"
+            assert chat.options == ChatOptions(UNIFORM), f"options of one answer of {name} changed those of the chat"
 
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
@@ -332,6 +383,17 @@ class TestChat(Scenarios):
             assert restored.options == options, f"a chat loaded with other options has {restored.options}"
             assert restored.messages == chat.messages, "a loaded chat has other messages"
         assert _is_closed(model.contexts[-1]), "a loaded chat leaves its context open"
+        context = bench.context_with(ContextOptions(64, 1, 16))  # with the backend's KV types
+        with Chat(Session(context, bench.vocab), model.formatter, options=ChatOptions(GREEDY)) as empty:
+            Chat.restore(model, empty.dump()).close()
+            assert model.requested[-1] == ContextOptions(64, 1, 16), f"its context is {model.requested[-1]}"
+            Chat.restore(model, empty.dump(), kv_type_k=bench.kv_type, kv_type_v=bench.kv_type).close()
+            assert model.requested[-1] == ContextOptions(64, 1, 16, bench.kv_type, bench.kv_type), "KV types are lost"
+            meta, sections = unpack("chat", empty.dump())
+            for types in ((bench.kv_type, None), (None, bench.kv_type)):
+                with suppress(SlmError):  # a backend may refuse the types
+                    Chat.restore(model, pack("chat", {**meta, "kv_types": types}, sections)).close()
+                assert model.requested[-1] == ContextOptions(64, 1, 16, *types), "types of keys and values are swapped"
         with bench.refused("a chat in a context that is too small", ContextFull):
             Chat.restore(model, chat.dump(), n_ctx=chat.session.n_tokens - 1)
         assert _is_closed(model.contexts[-1]), "a chat that has no room leaves its context open"
@@ -489,6 +551,8 @@ class TestMeaning(Scenarios):
         fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
         extracted = oracle.extract(fits)
         assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
+        assert json.loads(extracted.text) == extracted.value, f"the text of a value is {extracted.text!r}"
+        assert extracted.answer.text == extracted.text, f"the answer with a value is {extracted.answer!r}"
         odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
         forced = oracle.extract(odd).value
         assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
@@ -580,6 +644,11 @@ def n_shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def _shorten(chat: Chat, n_messages: int) -> None:
+    while len(chat.messages) > n_messages:
+        chat.delete(-1)
+
+
 def _only(vocab: Vocab, letter: str) -> LogitsProcessor:
     """A logits processor that leaves one token, a letter."""
     token = vocab.encode(letter, add_special=False, parse_special=False)[-1]
@@ -623,11 +692,32 @@ def _is_closed(context: Context) -> bool:
     return False
 
 
+def _check_a_question_that_fills(bench: Bench, chat_format: Formatter) -> None:
+    """A policy drops all earlier turns for a question that fills the context, and refuses one token more."""
+    question = Message(Role.USER, "on " * 20)
+    n_ctx = len(encode_segments(bench.vocab, chat_format.render((question,))))
+    for policy in ("shift", "truncate_middle"):
+        with _overflowing(bench, n_ctx, chat_format, SAID[:1], policy) as chat:
+            with bench.refused("a question that leaves no room for a token", ContextFull):
+                chat.send(question, max_tokens=1)
+            assert chat.messages == SAID[:1], "a question that does not fit changed the chat"
+            answer = chat.send(question, max_tokens=0)
+            assert answer.overflowed is not None, f"{policy} dropped messages and does not say so"
+            assert chat.messages == (question, _says("")), f"{policy} kept {chat.messages}"
+
+
 def _overflowing(
-    context: Context, bench: Bench, chat_format: Formatter, messages: Sequence[Message], policy: Overflow
+    bench: Bench, n_ctx: int, chat_format: Formatter, messages: Sequence[Message], policy: Overflow
 ) -> Chat:
-    options = ChatOptions(Sampling(temperature=0), overflow=policy)
-    return Chat(Session(context, bench.vocab), chat_format, system="be", messages=messages, options=options)
+    """A chat in a context of its own; a first, system message is passed as ``system``."""
+    session, options = (
+        Session(bench.context(n_ctx=n_ctx, n_seq_max=1), bench.vocab),
+        ChatOptions(GREEDY, overflow=policy),
+    )
+    system, *others = messages
+    if system.role is not Role.SYSTEM:
+        return Chat(session, chat_format, messages=messages, options=options)
+    return Chat(session, chat_format, system=system.content, messages=others, options=options)
 
 
 def _in_a_thread(call: Callable[[], object]) -> Exception | None:

@@ -62,6 +62,7 @@ class TestHostileSessions(Scenarios):
         row = next_row(keeper)
         for i, hostile in enumerate(
             chain(
+                _other_sections("session", data),
                 _other_fields("session", data, *_share(bench, N_SESSION_FIELDS)),
                 _hostile("session", data, *_share(bench, N_SESSIONS)),
             )
@@ -95,6 +96,7 @@ class TestHostileSessions(Scenarios):
         for i, hostile in enumerate(
             chain(
                 _sizes(data),
+                _other_sections("chat", data),
                 _other_fields("chat", data, *_share(bench, N_CHAT_FIELDS)),
                 _hostile("chat", data, *_share(bench, N_CHATS)),
             )
@@ -108,6 +110,8 @@ class TestHostileSessions(Scenarios):
             model.contexts.clear()
         largest = max(options.n_ctx for options in model.requested)
         assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
+        largest = max(max(options.n_seq_max, options.n_batch) for options in model.requested)
+        assert largest <= 2**14, f"a dump of a few kB made a context of {largest} sequences, or positions in a batch"
 
 
 def _rows(bench: Bench) -> EmbeddingRows | None:
@@ -185,6 +189,16 @@ def _other_fields(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
         yield pack(kind, changed, sections)
 
 
+def _other_sections(kind: str, data: bytes) -> Iterator[bytes]:
+    """Dumps in which one section is missing, empty, repeated, or has another length; and one without sections."""
+    meta, sections = unpack(kind, data)
+    yield pack(kind, meta, ())
+    for i, section in enumerate(sections):
+        changes = ((), (b"",), (section, section), (section[:-1],), (section + b"\0",), (section + bytes(4),))
+        for changed in changes:
+            yield pack(kind, meta, (*sections[:i], *changed, *sections[i + 1 :]))
+
+
 def _paths(node: Any) -> Iterator[tuple[Any, ...]]:
     """The keys and indexes that lead to each value inside."""
     for key in list(node) if isinstance(node, dict) else range(len(node)):
@@ -220,11 +234,14 @@ def _goes_on(i: int, session: Session) -> None:
             next(running, None)
         session.dump()
         running.cancel()
-        running.run()
+        tokens = running.run().tokens
     except SlmError as error:
         assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
     except Exception as error:
         raise AssertionError(f"hostile dump {i} was restored, then raised {type(error).__name__} ({error})") from error
+    else:
+        said = session.tokens[session.n_tokens - len(tokens) :]
+        assert tokens == said, f"hostile dump {i} was restored with an answer {tokens} that its history lacks: {said}"
 
 
 def _answers(i: int, chat: Chat) -> None:

@@ -138,7 +138,7 @@ class TestSessionRows(Scenarios):
         """Chat: the rows of a message stand where its parts say, and stay there in later turns, dumps and edits."""
         session = _session(bench)
         rows, others = (EmbeddingRows(_rows(bench, 6, seed=i), before="<|im_end|>") for i in (0, 1))
-        first, second = Message(Role.USER, ["see ", rows, " and say"]), Message(Role.USER, [others, "what"])
+        first, second = Message(Role.USER, ["see ", rows, " and say"]), Message(Role.USER, [others, "what", rows, "is"])
         said = Message(Role.ASSISTANT, "it is")
         with Chat(session, bench.formatter, messages=(first, said), options=ChatOptions(GREEDY)) as chat:
             _agree_with_messages(bench, chat, "the next logits after a message with rows")

@@ -167,6 +167,8 @@ class TestSession(Scenarios):
         before = session.tokens
         with bench.refused("a mark of another session", InvalidMark, context=context):
             other.rollback(late)
+        with bench.refused("marks in the wrong order", InvalidMark, context=context):
+            session.remove(late, early)
         session.rollback(early)
         with bench.refused("a mark behind what was rolled back", InvalidMark, context=context):
             session.rollback(late)
@@ -227,6 +229,10 @@ class TestSession(Scenarios):
         for seq_id in (0, 1, 2, 4):
             with bench.refused(f"a fork into sequence {seq_id} of 4", InvalidSequence, context=session.context):
                 session.fork(seq_id)
+        with session.fork():
+            for fifth in (None, 3):
+                with bench.refused(f"a fifth sequence of 4: {fifth}", InvalidSequence, context=session.context):
+                    session.fork(fifth)
         for either, other, name in ((fork, session, "the fork"), (session, fork, "the original")):
             tokens = other.tokens
             either.generate(GREEDY).run()
@@ -354,9 +360,16 @@ class TestSession(Scenarios):
                 )
                 restored.close()
                 session.close()
+        for n in (1, 2, 3):  # bytes of a character
+            session = _session(bench, bench.tokens(6), GREEDY)
+            for _event in session.generate(constraint=Regex("🙂"), stopping_criteria=[_pause_at(n)]):
+                pass
+            restored = Session.restore(bench.context(), bench.vocab, session.dump())
+            text = restored.generate(stopping_criteria=()).run().text
+            assert text == "🙂", f"dumped after token {n} of one character, an answer reads {text!r}"
 
     def test_refused_options(self, bench: Bench) -> None:
-        """Session: refused options do not change a running answer."""
+        """Session: refused options and edits of nothing do not end a running or a paused answer; other edits do."""
         session = _session(bench, bench.tokens(10))
         running = session.generate(UNIFORM, stopping_criteria=[_pause_at(2)])
         next(running)
@@ -401,6 +414,13 @@ class TestSession(Scenarios):
         for options in paused:
             with bench.refused(f"a paused answer with {options}", SessionError, context=session.context):
                 session.generate(**options)
+        marks = session.mark(), session.mark()
+        session.append_tokens([])
+        session.follow(session.inputs)
+        session.truncate(session.n_tokens)
+        session.rollback(marks[0])
+        session.remove(*marks)
+        session.remove_span(3, 3)
         answer = session.generate(stopping_criteria=()).run()
         assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
         assert answer.tokens == session.tokens[10:], "a paused answer began anew"
@@ -408,10 +428,35 @@ class TestSession(Scenarios):
             session.append_tokens(bench.tokens(1))
             with bench.refused("completions of a history that has changed", SessionError, context=session.context):
                 next(completions)
+        edits: dict[str, Callable[[], object]] = {
+            "append_tokens": lambda: session.append_tokens(bench.tokens(1)),
+            "truncate": lambda: session.truncate(session.n_tokens - 1),
+            "rollback": lambda: session.rollback(mark),
+            "remove_span": lambda: session.remove_span(2, 3),
+            "follow": lambda: session.follow(bench.tokens(5, seed=1)),
+        }
+        for name, edit in edits.items():
+            mark = session.mark()
+            running = session.generate(UNIFORM, stopping_criteria=[_pause_at(2)])
+            for _event in running:
+                pass
+            edit()
+            assert session.generate(GREEDY) is not running, f"{name} did not end a paused answer"
+        ranges = ((3, 2), (-1, 2), (0, session.n_tokens + 1), (session.n_tokens + 1, session.n_tokens + 1))
+        for start, end in ranges:
+            with bench.refused(f"a removal of [{start}, {end})", SessionError, context=session.context):
+                session.remove_span(start, end)
+        for length in (-1, session.n_tokens + 1):
+            with bench.refused(f"a truncation to {length} tokens", SessionError, context=session.context):
+                session.truncate(length)
+        first = session.generate(UNIFORM)
+        next(first)
+        session.generate(UNIFORM).run()
+        assert first.run().finish_reason is FinishReason.CANCELLED, "an answer goes on after the next one has begun"
         empty = Session(session.context, bench.vocab)
-        for start in (empty.generate, lambda: empty.completions(1), empty.next_logits):
+        for begin in (empty.generate, lambda: empty.completions(1), empty.next_logits):
             with bench.refused("an answer to nothing", SessionError, context=session.context):
-                start()
+                begin()
 
     def test_close(self, bench: Bench) -> None:
         """Session: ``close`` frees the session's tokens, and a new session works like the first."""

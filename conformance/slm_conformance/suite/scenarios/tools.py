@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pytest
 
@@ -15,12 +15,14 @@ from slm_conformance.suite.scenarios.chats import LOOK, BenchModel, n_shared_tok
 from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.errors import SessionError, ToolError
+from slm_core.chat.tools import ToolUse
+from slm_core.constraints import Regex
+from slm_core.errors import InvalidOption, SessionError, ToolError
 from slm_core.formatting import formatter
 from slm_core.generation import Draft, Event, FinishReason, StoppingAction
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
-from slm_core.types import EditLevel, Message, Role
+from slm_core.types import CallStart, EditLevel, Message, Role
 
 TEMPLATE = """
 {%- for tool in tools or [] %}<|im_start|>system
@@ -75,12 +77,14 @@ class TestTools(Scenarios):
         The answers are scripted. After each, only the messages that are new are decoded.
         """
         broken = "<tool_call>\n{]\n</tool_call>"
-        first = _call("_add", a=1) + _call("_fail") + broken
-        says = Says(bench.vocab, first, _call("_add", a=5, b=-1.0), _call("look"), "so", broken)
+        first = _call("_add", a=1, pair=[2, 3], rest=[4]) + _call("_fail") + broken
+        says = Says(bench.vocab, first, _call("_add", a=5.0, b=-1), _call("look"), "so", broken, broken)
+
+        dumps: list[bytes] = []
 
         def _fail() -> str:
             """Change the chat that calls."""
-            assert len(chat.dump()) > 0, "a dump of a chat whose tool runs is empty"
+            dumps.append(chat.dump())
             chat.delete(0)
             return "done"
 
@@ -92,10 +96,15 @@ class TestTools(Scenarios):
             answer = chat.send("x", sampler=says, on_event=seen.append, max_rounds=1)
             results = [event.result.content for event in seen if event.result is not None]
             told = [message.content for message in chat.messages if message.role is Role.TOOL]
-            assert told[0] == "3", f"the model reads the results {told}"
+            assert told[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {told}"
             assert told[1].startswith("Error: ChatBusy: "), f"a tool that changes its chat is told {told[1]!r}"
+            assert len(dumps) == 1, "a tool cannot dump the chat that calls it"
             assert "\n\nError: a tool call could not be read" in told[1], f"a broken call is not complained of: {told}"
             assert results == [result.content for result in answer.results], f"the results of events are {results}"
+            begun = [delta.name for event in seen for delta in event.calls if isinstance(delta, CallStart)]
+            assert begun == ["_add", "_fail", "_add"], f"the calls that events begin are {begun}"
+            assert isinstance(answer.rounds, tuple), f"rounds of an answer, which is immutable: {answer.rounds!r}"
+            assert isinstance(answer.results, tuple), f"results of an answer, which is immutable: {answer.results!r}"
             calls = (*answer.rounds[0].tool_calls, *answer.tool_calls)
             assert len({call.id for call in calls}) == len(calls) == 3, f"the calls have the ids of others: {calls}"
             ids = [message.tool_call_id for message in chat.messages if message.role is Role.TOOL]
@@ -110,8 +119,13 @@ class TestTools(Scenarios):
                 assert n_cached == n_shared, f"{n_shared} tokens of the second prompt were held, {n_cached} were used"
             data = chat.dump()
         with Chat.restore(model, data, tools=tools) as chat:
-            answer = chat.proceed(sampler=says).run()
-            assert [result.content for result in answer.results] == ["4"], f"the call that was left gives {answer}"
+            stream = chat.proceed(sampler=says)
+            with bench.refused("an answer before its tools have run", SessionError, context=chat.session.context):
+                _ = stream.answer
+            answer = stream.run()
+            assert [result.content for result in answer.results] == ["[4.0, [0, 0], []]"], (
+                f"the call that was left gives {answer}"
+            )
             assert [call.name for call in answer.tool_calls] == ["look"], f"the caller's calls are {answer.tool_calls}"
             with bench.refused("a call that the caller answers", SessionError, context=chat.session.context):
                 chat.proceed(sampler=says)
@@ -122,7 +136,30 @@ class TestTools(Scenarios):
             unchanged = (chat.messages, chat.session.tokens)
             with bench.refused("a call that could not be read", ToolError):
                 chat.send("x", sampler=says, tool_errors="raise")
-            assert (chat.messages, chat.session.tokens) == unchanged, "a refused call changed the chat"
+            both: dict[str, Any] = {"sampler": says, "logits_processors": [lambda tokens, row: row]}
+            wrong_options: tuple[dict[str, Any], ...] = (
+                {"max_rounds": -1},
+                {"max_rounds": True},
+                {"max_rounds": 0.5},
+                {"strict_tools": 1},
+                {"tool_errors": "ignore"},
+                {"tool_choice": "required", "tools": []},
+                {"tools": [LOOK, LOOK]},
+                both,
+            )
+            for wrong in wrong_options:
+                with bench.refused(f"a turn with {wrong}", InvalidOption, context=chat.session.context):
+                    chat.send("x", **wrong)
+            for choice in ("nobody", "", "auto "):
+                with bench.refused(f"tool_choice={choice!r}", InvalidOption, context=chat.session.context):
+                    chat.send("x", tool_choice=choice)
+            with bench.refused("a constraint and a tool_choice", InvalidOption, context=chat.session.context):
+                chat.send("x", constraint=Regex("a"), tool_choice="look")
+            assert (chat.messages, chat.session.tokens) == unchanged, "a refused call or option changed the chat"
+            ToolUse(max_rounds=0)  # is accepted
+            answer = chat.send("x", sampler=says, tools=[LOOK])
+            assert len(answer.malformed_calls) == 1, f"a call that could not be read is {answer}"
+            assert chat.messages[-1].role is Role.ASSISTANT, "a broken call is complained of, and no tool is run here"
 
     def test_tools_after_a_failure(self, bench: Bench) -> None:
         """Chat: after an answer that raised, its new tools are gone, and earlier tools stay."""
@@ -179,14 +216,17 @@ class Says:
         """Nothing to restore."""
 
 
-def _add(a: int, b: int = 2) -> int:
+def _add(a: int, b: float = 2.5, pair: tuple[int, int] = (0, 0), rest: list = []) -> object:  # type: ignore[type-arg]  # noqa: B006
     """Add two numbers.
 
     Args:
         a: the first
         b: the second
+        pair: more
+        rest: still more
     """
-    return a + b
+    assert [type(value) for value in (a, b, pair, rest)] == [int, float, tuple, list], "a value of another type"
+    return a + b, pair, rest
 
 
 def _call(name: str, /, **arguments: object) -> str:
