@@ -1,13 +1,11 @@
-"""Chats and oracles over the backend's contexts; facts that the demo model knows and forgets."""
+"""Chats over the backend's contexts: turns, edits, forks, dumps, and messages that do not fit."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,18 +13,17 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.factories import FAMILIES
-from slm_conformance.suite.bench import Bench, contents_of
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.chat.overflow import Overflow, Summarize
 from slm_core.constraints import Regex
 from slm_core.container import pack, unpack
-from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, OracleError, SessionError, SlmError
+from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.formatting import formatter
 from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
 from slm_core.generation.events import Overflowed
-from slm_core.model import Model
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import ContextOptions, EditLevel, KvType, Message, Role
@@ -68,26 +65,6 @@ PLAIN = (
 )
 """A format that takes messages of any roles, in any order."""
 
-TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
-TRANSCRIPT = (
-    "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
-    "Nice to meet you!<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
-    "Your name is Ada.<|im_end|>"
-)
-_WRITTEN = (
-    "1 347 205 388 416 583 20 2 205 1 270 205 562 308 288 1475 20 2 205 1 275 205 733 528 734 314 7 2 205"
-    " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
-)
-TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
-"""The tokens of llama.cpp's tokenizer; each token of the answers leads by at least 7.8 in the logits."""
-
-
-class Colour(Enum):
-    """Options of a choice."""
-
-    RED = "red"
-    BLUE = "blue"
-
 
 class TestChat(Scenarios):
     """Chat: the messages are the truth, and the KV cache follows them."""
@@ -97,7 +74,7 @@ class TestChat(Scenarios):
 
     def test_send(self, bench: Bench) -> None:
         """Chat: an answer becomes a message; the next call decodes only the tokens that the cache lacks."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         for text in ("the dog", "you"):
             chat.session.next_logits()
             before = chat.session.tokens
@@ -115,7 +92,7 @@ class TestChat(Scenarios):
 
         Other threads are refused until the answer is over.
         """
-        chat, text = _chat(bench), ""
+        chat, text = chat_of(bench), ""
         seen: list[Event] = []
         stream = chat.stream("the dog", on_event=seen.append)
         assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says("")), "a turn does not begin with its call"
@@ -137,9 +114,9 @@ class TestChat(Scenarios):
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
         """Chat: if a stopping criterion raises, the chat is as it was before the question."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         before = (chat.messages, chat.session.tokens)
-        stream = chat.stream("the dog", stopping_criteria=[_raise])
+        stream = chat.stream("the dog", stopping_criteria=[raise_at_third])
         with pytest.raises(KeyError):
             stream.run()
         assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
@@ -152,15 +129,15 @@ class TestChat(Scenarios):
 
     def test_draws_after_a_failure(self, bench: Bench) -> None:
         """Chat: an answer that raises uses up no random stream: the next answer draws the same numbers."""
-        calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
+        calm, burnt = (chat_of(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
-            burnt.send("the dog", stopping_criteria=[_raise])
+            burnt.send("the dog", stopping_criteria=[raise_at_third])
         undisturbed, after_error = (chat.send("the dog").tokens for chat in (calm, burnt))
         assert after_error == undisturbed, "after an answer that raised, the chat draws another one than it would have"
 
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
         """Chat: the text so far of a cancelled answer is its message, and the chat continues."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         stream = chat.stream("the dog")
         text = next(stream).text
         stream.cancel()
@@ -176,7 +153,7 @@ class TestChat(Scenarios):
         control_tokens = []
         for content in ("hi", spelled, f"{spelled}system\nhi"):
             messages = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
-            control_tokens.append([token for token in _chat(bench, messages).session.tokens if token in control])
+            control_tokens.append([token for token in chat_of(bench, messages).session.tokens if token in control])
         assert control_tokens[0] == control_tokens[1] == control_tokens[2], (
             "a message that spells control tokens brings them into the prompt"
         )
@@ -189,7 +166,7 @@ class TestChat(Scenarios):
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
         messages = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
-        prompt = bench.vocab.decode(_chat(bench, messages).session.tokens, special=True)
+        prompt = bench.vocab.decode(chat_of(bench, messages).session.tokens, special=True)
         searched_from = 0
         for message in messages:
             start = prompt.find(message.content, searched_from)
@@ -207,7 +184,7 @@ class TestChat(Scenarios):
 
     def test_forget(self, bench: Bench) -> None:
         """Chat: ``forget`` cuts at level CUT, like the reference; below that level it works like ``delete``."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         chat.session.next_logits()
         before = chat.session.tokens
         level = chat.forget(1)
@@ -233,6 +210,10 @@ class TestChat(Scenarios):
             rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
             assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
+        quiet = formatter(f"{{% if messages[0].role == 'user' %}}{PLAIN}{{% endif %}}", model=bench.model)
+        with Chat(Session(bench.context(), bench.vocab), quiet, system="be") as chat:
+            assert chat.forget(0) is bench.edit_level, "forget of a message that the format leaves out is another edit"
+            assert chat.messages == (), "forget left the only message"
 
     def test_regenerate(self, bench: Bench) -> None:
         """Chat: ``regenerate`` replaces the last answer: greedy answers repeat if they are clear, drawn ones differ.
@@ -240,7 +221,7 @@ class TestChat(Scenarios):
         The end of the prompt is decoded again, in another batch (clause 16).
         """
         for options in (ChatOptions(GREEDY), ChatOptions(UNIFORM)):
-            chat = _chat(bench, options=options)
+            chat = chat_of(bench, options=options)
             first = chat.send("the dog")
             second = chat.regenerate().run()
             prompt = chat.session.tokens[: second.usage.prompt_tokens]
@@ -315,7 +296,7 @@ class TestChat(Scenarios):
 
     def test_fork(self, bench: Bench) -> None:
         """Chat: a fork and its original do not affect each other."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         tokens = chat.session.tokens
         fork = chat.fork()
         fork.send("the cat")
@@ -327,7 +308,7 @@ class TestChat(Scenarios):
 
     def test_a_fork_draws_on(self, bench: Bench) -> None:
         """Chat: a fork has the original's options, and answers with the original's next draws."""
-        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both, even if forks are copies
+        chat = chat_of(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both, even if forks are copies
         first = chat.send("the dog").tokens
         fork = chat.fork()
         assert fork.options == chat.options, "a fork has other options than its original"
@@ -346,11 +327,11 @@ class TestChat(Scenarios):
         }
         cases: tuple[dict[str, Any], ...] = (
             {"max_tokens": 2, "seed": 7},
-            {"max_tokens": 3, "temperature": 0.1, "top_p": 0.9, "timeout": 600.0},
+            {"max_tokens": 4, "temperature": 0.8, "top_p": 0.3, "timeout": 600.0},
         )
         for name, way in ways.items():
             asked = (*SAID, question) if name in ("proceed", "regenerate") else SAID
-            chat, other = (_chat(bench, asked, options=ChatOptions(UNIFORM)) for _ in range(2))
+            chat, other = (chat_of(bench, asked, options=ChatOptions(UNIFORM)) for _ in range(2))
             for options in cases:
                 of_sampling = {option: value for option, value in options.items() if option != "timeout"}
                 expected = way(other, sampling=replace(UNIFORM, **of_sampling)).tokens
@@ -372,7 +353,7 @@ class TestChat(Scenarios):
 
         The two decode the prompt in other batches (clause 16).
         """
-        chat = _chat(bench, options=ChatOptions(UNIFORM))
+        chat = chat_of(bench, options=ChatOptions(UNIFORM))
         chat.send("the dog")
         model, path = BenchModel(bench), bench.directory / "chat.slm"
         chat.save(path)
@@ -394,6 +375,9 @@ class TestChat(Scenarios):
                 with suppress(SlmError):  # a backend may refuse the types
                     Chat.restore(model, pack("chat", {**meta, "kv_types": types}, sections)).close()
                 assert model.requested[-1] == ContextOptions(64, 1, 16, *types), "types of keys and values are swapped"
+            for sizes in ([64, 0, 16], [64, 4097, 16], [64, 1, 0], [64, 1, 16385], [0, 1, 16], [10**6, 1, 16]):
+                with bench.refused(f"a dump of a chat in a context of {sizes}", InvalidSnapshot):
+                    Chat.restore(model, pack("chat", {**meta, "context": sizes}, sections))
         with bench.refused("a chat in a context that is too small", ContextFull):
             Chat.restore(model, chat.dump(), n_ctx=chat.session.n_tokens - 1)
         assert _is_closed(model.contexts[-1]), "a chat that has no room leaves its context open"
@@ -402,7 +386,7 @@ class TestChat(Scenarios):
             assert restored.options == chat.options, "a restored chat has other options"
             kept, asked = restored.session.context.options, chat.session.context.options
             assert kept == asked, f"a chat in a context of {asked} is restored in one of {kept}"
-            rendered = _chat(bench, chat.messages).session.tokens
+            rendered = chat_of(bench, chat.messages).session.tokens
             assert restored.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
             bench.agree(
                 next_row(restored.session), fresh_row(bench, restored.session), "the next logits of a restored chat"
@@ -412,152 +396,12 @@ class TestChat(Scenarios):
 
     @staticmethod
     def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
-        chat = _chat(bench)
+        chat = chat_of(bench)
         chat.session.next_logits()
         change(chat)
         assert chat.messages == tuple(messages), "the chat holds other messages than the edit leaves"
-        assert chat.session.tokens == _chat(bench, messages).session.tokens, "its tokens are not those of its messages"
+        assert chat.session.tokens == chat_of(bench, messages).session.tokens, "its tokens are others than its messages"
         bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an edit")
-
-
-class TestOracle(Scenarios):
-    """Oracle: an answer leaves no trace in the chat, in a fork or, without a free sequence, in the chat's sequence."""
-
-    above_contract = True
-    families = tuple(FAMILIES)
-
-    def test_on_success(self, bench: Bench) -> None:
-        """Oracle: ``ask`` and ``choose`` leave no trace, and give the same answer twice if it is clear."""
-
-        def ask(chat: Chat) -> None:
-            first, second = (chat.oracle().ask("the dog", sampling=GREEDY).tokens for _ in range(2))
-            what = "two greedy answers of an oracle to one question"
-            bench.same_choices(_prompt(bench, "the dog"), first, second, what)
-            for _ in range(2):
-                _check_choice(bench, chat, ["on", "in the dog"])
-
-        _no_trace(bench, ask)
-
-    def test_on_an_error(self, bench: Bench) -> None:
-        """Oracle: a question that is refused, or whose answer does not fit, leaves no trace."""
-
-        def fail(chat: Chat) -> None:
-            for options in (["on"], ["on", "you", "on"], ["on", ""], []):
-                with bench.refused(f"choose between {options}", InvalidOption):
-                    chat.oracle().choose("is it", options)
-            with bench.refused("a JSON text that is longer than the context", OracleError, ContextFull):
-                chat.oracle().extract({"type": "string", "minLength": 100_000}, "no")
-
-        _no_trace(bench, fail)
-
-    def test_on_a_raising_callback(self, bench: Bench) -> None:
-        """Oracle: a stopping criterion that raises after three tokens leaves no trace."""
-
-        def ask(chat: Chat) -> None:
-            with pytest.raises(KeyError):
-                chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[_raise])
-
-        _no_trace(bench, ask)
-
-    def test_on_cancel(self, bench: Bench) -> None:
-        """Oracle: an answer that is stopped as incomplete leaves no trace."""
-
-        def ask(chat: Chat) -> None:
-            chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[lambda event, draft: StoppingAction.STOP])
-
-        _no_trace(bench, ask)
-
-    def test_the_draws_after_it(self, bench: Bench) -> None:
-        """Oracle: a question does not change the chat's next draws."""
-        for n_seq_max in (3, 1):
-            unquestioned, questioned = (
-                _chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2)
-            )
-            questioned.oracle().ask("is it on", sampling=UNIFORM)
-            tokens, tokens_after_question = (chat.send("the dog").tokens for chat in (unquestioned, questioned))
-            assert tokens_after_question == tokens, "a chat draws another answer once its oracle was asked"
-
-    def test_options_are_content(self, bench: Bench) -> None:
-        """Oracle: an option that spells a control token is scored as text."""
-        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
-        spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
-        options = ["on", f"in{spelled}", f"{spelled} you"]
-        logprobs = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
-        scores, slack = _scores(bench, "is it", options)
-        off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-        assert (off <= 0).all(), (
-            f"the log probabilities of {options} differ by {(logprobs - logprobs[0]).round(3)}; those as"
-            f" plain text by {(scores - scores[0]).round(3)}"
-        )
-
-    def test_choose(self, bench: Bench) -> None:
-        """Oracle: ``choose`` ranks options by the probability of their tokens and of the end after them."""
-        chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
-        for order in (options, options[::-1]):
-            _check_choice(bench, chat, order)
-        assert chat.oracle().choose("is it", Colour).value in Colour, "a choice of an Enum is none of its members"
-        unlikely = chat.oracle().choose("is it", ["z" * 70, "q" * 70]).probabilities  # their product is no float64
-        assert abs(sum(unlikely) - 1) < 1e-9, f"two unlikely options have the probabilities {unlikely}"
-
-
-class TestMeaning(Scenarios):
-    """Chats with the demo model: it knows the facts in its messages, and no facts of deleted messages."""
-
-    above_contract = True
-    models = ("demo",)
-
-    def test_a_transcript(self, bench: Bench) -> None:
-        """Chat: a recorded conversation has the same tokens, in prompts and greedy answers."""
-        chat = _chat(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
-        for text in ("My name is Ada.", "What is my name?"):
-            chat.send(text)
-        assert bench.vocab.decode(chat.session.tokens, special=True) == TRANSCRIPT, "the conversation reads otherwise"
-        assert chat.session.tokens == TRANSCRIPT_TOKENS, "the conversation has other tokens"
-
-    def test_what_was_told_is_known(self, bench: Bench) -> None:
-        """Chat: the model repeats a fact that it was told, also after a dump is restored."""
-        chat = _chat_that_knows_a_name(bench)
-        with Chat.restore(Model(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
-            for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
-                answer = which.send("What is my name?").text
-                assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
-
-    def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
-        """Chat: the model does not know a deleted fact, and knows the new fact after an edit."""
-        chat = _chat_that_knows_a_name(bench)
-        chat.edit(0, "My name is Bob.")
-        answer = chat.send("What is my name?").text
-        assert "Bob" in answer, f"after an edit that says Bob, the model says {answer!r}"
-        chat = _chat_that_knows_a_name(bench)
-        for _ in chat.messages:
-            chat.delete(0)
-        answer = chat.send("What is my name?").text
-        assert "Ada" not in answer, f"after what it was told was deleted, the model says {answer!r}"
-
-    def test_think(self, bench: Bench) -> None:
-        """Oracle: ``think`` returns the reasoning apart from the answer; the chat keeps neither."""
-        chat = _chat_that_knows_a_name(bench)
-        before = chat.messages
-        answer = chat.oracle().think("What is my name?")
-        assert "Ada" in answer.text, f"asked to think about the name, the oracle says {answer.text!r}"
-        assert answer.reasoning, "the oracle was asked to think, and gives no reasoning"
-        assert answer.reasoning not in answer.text, f"the reasoning is in the answer: {answer.text!r}"
-        assert "think>" not in answer.text + answer.reasoning, "tags around the reasoning are in the text"
-        assert chat.messages == before, "the oracle's question is in the chat"
-
-    def test_extract(self, bench: Bench) -> None:
-        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
-        oracle, name = _chat_that_knows_a_name(bench).oracle(), {"type": "string"}
-        fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
-        extracted = oracle.extract(fits)
-        assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
-        assert json.loads(extracted.text) == extracted.value, f"the text of a value is {extracted.text!r}"
-        assert extracted.answer.text == extracted.text, f"the answer with a value is {extracted.answer!r}"
-        odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
-        forced = oracle.extract(odd).value
-        assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
-        fitting = isinstance(forced.get("shoe"), bool) and forced.get("name", 7) in (7, 8)
-        assert fitting, f"under a schema for a number and a truth value, the oracle extracts {forced!r}"
 
 
 class BenchModel:
@@ -590,55 +434,6 @@ class BenchModel:
         return self.contexts[-1]
 
 
-def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
-    for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
-        chat = _chat(bench, n_seq_max=n_seq_max)
-        row = next_row(chat.session)
-        before = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
-        ask(chat)
-        after = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
-        assert after == before, f"an oracle {where} changed messages, tokens or lengths"
-        bench.same(next_row(chat.session), row, f"the next logits after an oracle {where}")
-        more = bench.tokens(4)
-        chat.session.append_tokens(more)
-        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), f"4 tokens after an oracle {where}")
-
-
-def _prompt(bench: Bench, question: str) -> list[int]:
-    """The tokens of the chat and a question."""
-    return encode_segments(bench.vocab, bench.formatter.render((*SAID, Message(Role.USER, question))))
-
-
-def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
-    """Require that the oracle chooses the likeliest option, with the reference's probabilities."""
-    choice = chat.oracle().choose("is it", options)
-    scores, slack = _scores(bench, "is it", options)
-    best = choice.probabilities.index(max(choice.probabilities))
-    assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
-    logprobs = np.log(choice.probabilities)
-    off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-    worst = int(off.argmax())
-    assert off[worst] <= 0, (
-        f"{options[worst]!r} is said to be {logprobs[worst] - logprobs[0]:.4f} likelier than {options[0]!r} (natural"
-        f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
-    )
-
-
-def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The reference's log probability of each option as the whole answer, and its error bound."""
-    prompt = _prompt(bench, question)
-    scores, slack = [], []
-    for option in options:
-        tokens = bench.vocab.encode(option, add_special=False, parse_special=False)
-        rows = bench.reference().decode([*prompt, *tokens])[len(prompt) - 1 :]
-        shares = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-        end = np.logaddexp.reduce(shares[-1, sorted(bench.vocab.eog_ids)])
-        scores.append(shares[np.arange(len(tokens)), tokens].sum() + end)
-        # Each log probability is off by at most two gaps (see Tolerance.gap).
-        slack.append(2 * bench.tolerance.gap * np.linalg.norm(rows, axis=1).sum() + 1e-5)
-    return np.array(scores), np.array(slack)
-
-
 def n_shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     """The length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -659,20 +454,14 @@ def _only(vocab: Vocab, letter: str) -> LogitsProcessor:
     return leave
 
 
-def _raise(event: Event, draft: Draft) -> StoppingAction:
+def raise_at_third(event: Event, draft: Draft) -> StoppingAction:
     """Raise at the third token, or at the end of a shorter answer."""
     if len(draft.tokens) == 3 or event.text == "":
         raise KeyError("a stopping criterion's own error")
     return StoppingAction.NEXT
 
 
-def _chat_that_knows_a_name(bench: Bench) -> Chat:
-    chat = _chat(bench, (), options=TOLD)
-    chat.send("My name is Ada.")
-    return chat
-
-
-def _chat(
+def chat_of(
     bench: Bench,
     messages: Sequence[Message] = SAID,
     *,
@@ -680,6 +469,7 @@ def _chat(
     n_seq_max: int = 3,
     options: ChatOptions | None = None,
 ) -> Chat:
+    """A chat in a context of its own, which has said ``SAID``."""
     session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
 
@@ -694,13 +484,14 @@ def _is_closed(context: Context) -> bool:
 
 def _check_a_question_that_fills(bench: Bench, chat_format: Formatter) -> None:
     """A policy drops all earlier turns for a question that fills the context, and refuses one token more."""
+    before: tuple[Message, ...] = SAID[:1]
     question = Message(Role.USER, "on " * 20)
     n_ctx = len(encode_segments(bench.vocab, chat_format.render((question,))))
     for policy in ("shift", "truncate_middle"):
-        with _overflowing(bench, n_ctx, chat_format, SAID[:1], policy) as chat:
+        with _overflowing(bench, n_ctx, chat_format, before, policy) as chat:
             with bench.refused("a question that leaves no room for a token", ContextFull):
                 chat.send(question, max_tokens=1)
-            assert chat.messages == SAID[:1], "a question that does not fit changed the chat"
+            assert chat.messages == before, "a question that does not fit changed the chat"
             answer = chat.send(question, max_tokens=0)
             assert answer.overflowed is not None, f"{policy} dropped messages and does not say so"
             assert chat.messages == (question, _says("")), f"{policy} kept {chat.messages}"

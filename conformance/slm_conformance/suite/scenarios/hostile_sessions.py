@@ -27,8 +27,8 @@ from slm_core.sampling import Sampling
 from slm_core.types import EMBEDDED, Capability, MalformedCall, Message, Role, ToolCall
 
 _Restored = TypeVar("_Restored")
-N_SESSIONS, N_CHATS = 200, 60
-N_SESSION_FIELDS, N_CHAT_FIELDS = 400, 250
+N_SESSIONS, N_CHATS = 150, 50
+N_SESSION_FIELDS, N_CHAT_FIELDS = 250, 150
 """The most dumps with one field of another kind; see ``_other_fields``."""
 BRIEF = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat format that shows the content of messages only."""

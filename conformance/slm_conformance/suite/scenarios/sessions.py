@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,12 +11,28 @@ from typing import Any
 import numpy as np
 
 from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.refused_calls import (
+    check_branches_are_refused,
+    check_code_is_not_dumped,
+    check_edits_end_answers,
+    check_ranges,
+    pause_at,
+)
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
 from slm_core.constraints import Regex
-from slm_core.errors import ContextClosed, ContextFull, InvalidMark, InvalidOption, InvalidSequence, SessionError
-from slm_core.generation import FinishReason, StoppingAction, StoppingCriterion
+from slm_core.container import pack, unpack
+from slm_core.errors import (
+    ContextClosed,
+    ContextFull,
+    InvalidMark,
+    InvalidOption,
+    InvalidSequence,
+    InvalidSnapshot,
+    SessionError,
+)
+from slm_core.generation import FinishReason
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import PromptLookup, Speculation
 from slm_core.sampling import SamplerChain, Sampling
@@ -64,6 +81,9 @@ class TestSession(Scenarios):
         session.append_tokens(bench.tokens(12, seed=1))
         with bench.refused("32 tokens in a context of 31", ContextFull):
             Session.restore(bench.context(n_ctx=31), bench.vocab, session.dump())
+        for token in (bench.vocab.size, -2):
+            with bench.refused(f"a dump in which token {token} waits", InvalidSnapshot):
+                Session.restore(bench.context(), bench.vocab, _with_last_token(session.dump(), token))
         restored = Session.restore(bench.context(n_ctx=32), bench.vocab, session.dump())
         for full in (session, restored):
             bench.agree(next_row(full), fresh_row(bench, full), "the next logits of a session that fills its context")
@@ -261,7 +281,7 @@ class TestSession(Scenarios):
         sampling = replace(UNIFORM, stop=(uninterrupted.text[len(uninterrupted.text) // 2 :] + "!",))
         for n in range(1, len(uninterrupted.tokens)):
             session = _session(bench, bench.tokens(20))
-            for _event in session.generate(sampling, stopping_criteria=[_pause_at(n)]):
+            for _event in session.generate(sampling, stopping_criteria=[pause_at(n)]):
                 pass
             restored = Session.restore(bench.context(), bench.vocab, session.dump())
             assert restored.tokens == session.tokens, f"a dump of an answer paused after token {n} has other tokens"
@@ -288,7 +308,7 @@ class TestSession(Scenarios):
             session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
             session.append_tokens(bench.tokens(20))
             mark = session.mark()
-            paused = session.generate(stopping_criteria=[_pause_at(3)])
+            paused = session.generate(stopping_criteria=[pause_at(3)])
             for _event in paused:
                 pass
             later = session.mark()
@@ -306,7 +326,14 @@ class TestSession(Scenarios):
 
     def test_a_scratch_branch_takes_no_draws(self, bench: Bench) -> None:
         """Session: a scratch branch that draws, or raises, does not change the session's next draws."""
+        seen: list[tuple[int, int]] = []
         for n_seq_max in (2, 1):
+            session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=GREEDY)
+            session.append_tokens(bench.tokens(10))
+            session.next_logits()
+            _elsewhere(session)
+            session.next_logits(progress=lambda *counts: seen.append(counts))
+            assert seen == [], f"after a scratch branch, logits that were known are computed again: {seen}"
             drawn = []
             for scratch_branches in (0, 2):
                 session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
@@ -349,7 +376,7 @@ class TestSession(Scenarios):
         for sampling, n_tokens, reason in cases:
             for n in range(1, n_tokens):
                 session = _session(bench, bench.tokens(6), sampling)
-                for _event in session.generate(stopping_criteria=[_pause_at(n)]):
+                for _event in session.generate(stopping_criteria=[pause_at(n)]):
                     pass
                 restored = Session.restore(bench.context(), bench.vocab, session.dump())
                 answer = restored.generate(stopping_criteria=()).run()
@@ -362,7 +389,7 @@ class TestSession(Scenarios):
                 session.close()
         for n in (1, 2, 3):  # bytes of a character
             session = _session(bench, bench.tokens(6), GREEDY)
-            for _event in session.generate(constraint=Regex("🙂"), stopping_criteria=[_pause_at(n)]):
+            for _event in session.generate(constraint=Regex("🙂"), stopping_criteria=[pause_at(n)]):
                 pass
             restored = Session.restore(bench.context(), bench.vocab, session.dump())
             text = restored.generate(stopping_criteria=()).run().text
@@ -371,7 +398,7 @@ class TestSession(Scenarios):
     def test_refused_options(self, bench: Bench) -> None:
         """Session: refused options and edits of nothing do not end a running or a paused answer; other edits do."""
         session = _session(bench, bench.tokens(10))
-        running = session.generate(UNIFORM, stopping_criteria=[_pause_at(2)])
+        running = session.generate(UNIFORM, stopping_criteria=[pause_at(2)])
         next(running)
         sampler = SamplerChain.for_vocab(GREEDY, bench.vocab)
         refused: tuple[dict[str, Any], ...] = (
@@ -387,20 +414,7 @@ class TestSession(Scenarios):
         for options in refused:
             with bench.refused(f"generate with {options}", InvalidOption, context=session.context):
                 session.generate(**options)
-        calls: dict[str, Callable[[], object]] = {
-            "score with top=-1": lambda: session.score("a", top=-1),
-            "beams that are a number": lambda: session.beam_search(3),  # type: ignore[arg-type]
-            "completions of a number": lambda: session.completions(2, 3),  # type: ignore[arg-type]
-            "0 completions": lambda: session.completions(0),
-            "2 completions, the best of 1": lambda: session.completions(2, best_of=1),
-            "a biased completion": lambda: session.completions(3, refused[0]["sampling"]),
-        }
-        for name, call in calls.items():
-            with bench.refused(name, InvalidOption, context=session.context):
-                call()
-        for n in (4, 5):
-            with bench.refused(f"{n} completions in 4 sequences", InvalidSequence, context=session.context):
-                session.completions(n)
+        check_branches_are_refused(bench, session)
         for _event in running:
             pass
         paused: tuple[dict[str, Any], ...] = (
@@ -424,39 +438,9 @@ class TestSession(Scenarios):
         answer = session.generate(stopping_criteria=()).run()
         assert answer.finish_reason is not FinishReason.CANCELLED, "refused options ended the answer before them"
         assert answer.tokens == session.tokens[10:], "a paused answer began anew"
-        with session.completions(3, GREEDY) as completions:
-            session.append_tokens(bench.tokens(1))
-            with bench.refused("completions of a history that has changed", SessionError, context=session.context):
-                next(completions)
-        edits: dict[str, Callable[[], object]] = {
-            "append_tokens": lambda: session.append_tokens(bench.tokens(1)),
-            "truncate": lambda: session.truncate(session.n_tokens - 1),
-            "rollback": lambda: session.rollback(mark),
-            "remove_span": lambda: session.remove_span(2, 3),
-            "follow": lambda: session.follow(bench.tokens(5, seed=1)),
-        }
-        for name, edit in edits.items():
-            mark = session.mark()
-            running = session.generate(UNIFORM, stopping_criteria=[_pause_at(2)])
-            for _event in running:
-                pass
-            edit()
-            assert session.generate(GREEDY) is not running, f"{name} did not end a paused answer"
-        ranges = ((3, 2), (-1, 2), (0, session.n_tokens + 1), (session.n_tokens + 1, session.n_tokens + 1))
-        for start, end in ranges:
-            with bench.refused(f"a removal of [{start}, {end})", SessionError, context=session.context):
-                session.remove_span(start, end)
-        for length in (-1, session.n_tokens + 1):
-            with bench.refused(f"a truncation to {length} tokens", SessionError, context=session.context):
-                session.truncate(length)
-        first = session.generate(UNIFORM)
-        next(first)
-        session.generate(UNIFORM).run()
-        assert first.run().finish_reason is FinishReason.CANCELLED, "an answer goes on after the next one has begun"
-        empty = Session(session.context, bench.vocab)
-        for begin in (empty.generate, lambda: empty.completions(1), empty.next_logits):
-            with bench.refused("an answer to nothing", SessionError, context=session.context):
-                begin()
+        check_edits_end_answers(bench, session)
+        check_code_is_not_dumped(bench, session)
+        check_ranges(bench, session)
 
     def test_close(self, bench: Bench) -> None:
         """Session: ``close`` frees the session's tokens, and a new session works like the first."""
@@ -492,10 +476,19 @@ class TestSession(Scenarios):
             with bench.refused(f"{name} of a closed session", SessionError, context=context):
                 call()
         session.close()
+        other = Session(bench.context(), bench.vocab)
+        other.context.close()
+        other.close()
         other = Session(bench.context(), bench.vocab, owns_context=True)
         other.close()
         with bench.refused("the context of a closed session", ContextClosed):
             other.context.clear()
+
+
+def _with_last_token(data: bytes, token: int) -> bytes:
+    """The dump of a session with another last token."""
+    meta, (sequence, tokens, *others) = unpack("session", data)
+    return pack("session", meta, (sequence, tokens[:-4] + struct.pack("<i", token), *others))
 
 
 def _session(bench: Bench, tokens: Sequence[int], sampling: Sampling | None = None) -> Session:
@@ -531,7 +524,3 @@ def _elsewhere(session: Session, *, fails: bool = False) -> None:
         elsewhere.generate().run()
         if fails:
             raise KeyError("an error of the caller's")
-
-
-def _pause_at(n: int) -> StoppingCriterion:
-    return lambda event, draft: StoppingAction.PAUSE if len(draft.tokens) == n else StoppingAction.NEXT

@@ -63,6 +63,8 @@ class TestTools(Scenarios):
             answer = chat.send("which", tools=[pick], tool_choice="pick", max_rounds=1)
             messages = [(message.role, message.content) for message in chat.messages]
             assert len(picked) == 1, f"a model that must call a tool once says {chat.messages[1]}"
+            called = [call.arguments.get("colour") for call in chat.messages[1].tool_calls]
+            assert called == picked, f"a function that is called with {called} gets {picked}"
             expected = [(Role.TOOL, f"you have {colour}") for colour in picked]
             assert messages[2:-1] == expected, f"after its call, what the model was told is {messages[2:-1]}"
             assert messages[-1] == (Role.ASSISTANT, answer.text), "the last message is not the answer"
