@@ -119,8 +119,10 @@ class TestOracle(Scenarios):
         chat, options = chat_of(bench), ["on", "in the dog", "you", "it is"]
         for order in (options, options[::-1]):
             _check_choice(bench, chat, order)
-        _check_choice(bench, chat, Colour)
-        unlikely = chat.oracle().choose("is it", ["z" * 70, "q" * 70]).probabilities  # their product is no float64
+        _check_choice(bench, chat_of(bench), Colour)
+        unlikely = (
+            chat_of(bench).oracle().choose("is it", ["z" * 70, "q" * 70]).probabilities
+        )  # their product is no float64
         assert abs(sum(unlikely) - 1) < 1e-9, f"two unlikely options have the probabilities {unlikely}"
 
 
