@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -113,6 +114,9 @@ def test_a_stream_that_has_not_begun_has_no_answer_yet() -> None:
             _ = stream.answer
         text = "".join([event.text async for event in stream])
         assert (stream.text, stream.over) == (text, True)
+        stream = chat.stream("more")
+        stream.show_events(False)
+        assert all(math.isnan(event.logprob) for event in [event async for event in stream]), "they were turned off"
         stream = chat.stream("again")
         stream.cancel()
         assert (await stream.arun()).finish_reason is slm.FinishReason.CANCELLED

@@ -96,6 +96,7 @@ class TestChat(Scenarios):
         seen: list[Event] = []
         stream = chat.stream("the dog", on_event=seen.append)
         assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says("")), "a turn does not begin with its call"
+        assert isinstance(_in_a_thread(chat.fork), ChatBusy), "another thread may use a chat whose turn has begun"
         for event in stream:
             text += event.text
             assert chat.messages[-1] == _says(text), "while an answer streams, the last message is not what was said"
@@ -209,6 +210,7 @@ class TestChat(Scenarios):
             session.next_logits()
             level = chat.forget(1)
             assert level < EditLevel.CUT, "forget says that it cut, where the messages that are left read otherwise"
+            assert chat.messages == (SAID[0], *SAID[2:]), "forget(1) left other messages"
             rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
             assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
@@ -259,6 +261,8 @@ class TestChat(Scenarios):
         for unknown in ("summarize", "drop"):
             with bench.refused(f"the policy {unknown!r}", InvalidOption):
                 ChatOptions(GREEDY, overflow=unknown)
+        with bench.refused("a summary that is no function", InvalidOption):
+            Summarize("the end")  # type: ignore[arg-type]
         summarize = Summarize(lambda dropped: _says(f"{len(dropped)} of them"))
         cases: tuple[tuple[tuple[Message, ...], Overflow], ...] = (
             ((system,), "shift"),
@@ -372,7 +376,16 @@ class TestChat(Scenarios):
                 with suppress(SlmError):  # a backend may refuse the types
                     Chat.restore(model, pack("chat", {**meta, "kv_types": types}, sections)).close()
                 assert model.requested[-1] == ContextOptions(64, 1, 16, *types), "types of keys and values are swapped"
-            for sizes in ([64, 0, 16], [64, 4097, 16], [64, 1, 0], [64, 1, 16385], [0, 1, 16], [10**6, 1, 16]):
+            for sizes in (
+                [64, 0, 16],
+                [64, 4097, 16],
+                [64, 1, 0],
+                [64, 1, 16385],
+                [0, 1, 16],
+                [10**6, 1, 16],
+                [64, 1],
+                [],
+            ):
                 with bench.refused(f"a dump of a chat in a context of {sizes}", InvalidSnapshot):
                     Chat.restore(model, pack("chat", {**meta, "context": sizes}, sections))
         with bench.refused("a chat in a context that is too small", ContextFull):

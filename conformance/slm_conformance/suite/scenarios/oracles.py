@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from slm_conformance.oracle.factories import FAMILIES
 from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_conformance.suite.scenarios.chats import GREEDY, SAID, chat_of, raise_at_third
+from slm_conformance.suite.scenarios.chats import GREEDY, PLAIN, SAID, chat_of, raise_at_third
 from slm_conformance.suite.scenarios.sessions import UNIFORM, fresh_row, next_row
-from slm_core.chat import Chat, ChatOptions, encode_segments
+from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.formatting import formatter
 from slm_core.generation import StoppingAction
 from slm_core.model import Model
 from slm_core.sampling import Sampling
@@ -113,6 +114,12 @@ class TestOracle(Scenarios):
             f"the log probabilities of {options} differ by {(logprobs - logprobs[0]).round(3)}; those as"
             f" plain text by {(scores - scores[0]).round(3)}"
         )
+        token = next(token for token in control if token not in bench.vocab.eog_ids)
+        said = Sampling(temperature=0, max_tokens=2, logit_bias={token: 1e4})
+        with Chat(Session(bench.context(), bench.vocab), formatter(PLAIN, model=bench.model), messages=SAID) as chat:
+            text = chat.oracle().ask("on", sampling=said).text
+            expected = 2 * bench.vocab.token_bytes(token, special=True).decode()
+            assert text == expected, f"an answer of two control tokens reads {text!r}, not {expected!r}"
 
     def test_choose(self, bench: Bench) -> None:
         """Oracle: ``choose`` ranks options by the probability of their tokens and of the end after them."""

@@ -32,7 +32,7 @@ from slm_core.errors import (
     InvalidSnapshot,
     SessionError,
 )
-from slm_core.generation import FinishReason
+from slm_core.generation import Answer, BeamAnswer, Beams, FinishReason
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import PromptLookup, Speculation
 from slm_core.sampling import SamplerChain, Sampling
@@ -102,15 +102,21 @@ class TestSession(Scenarios):
             lambda progress: session.prefill(progress=progress),
             lambda progress: session.next_logits(progress=progress),
             lambda progress: session.generate(replace(GREEDY, max_tokens=2), progress=progress).run(),
+            lambda progress: session.beam_search(Beams(width=1, max_tokens=2), progress=progress),
         )
-        for n_kept, decode in zip((8, 3, 6), calls, strict=True):
+        for n_kept, decode in zip((8, 3, 6, 5), calls, strict=True):
             session.truncate(n_kept)
             session.append_tokens(bench.tokens(20 - n_kept, seed=n_kept))
             n = session.n_pending
             if bench.edit_level >= EditLevel.TRUNCATE:
                 assert n == 20 - n_kept, f"{n} of 20 tokens are pending after {n_kept} were kept"
             seen.clear()
-            decode(lambda *counts: seen.append(counts))
+            answer = decode(lambda *counts: seen.append(counts))
+            if isinstance(answer, Answer | BeamAnswer):
+                usage = (answer.usage.prompt_tokens, answer.usage.cached_tokens)
+                assert usage == (20, 20 - n), f"of 20 tokens of a prompt, {n} were decoded; its usage is {usage}"
+                times = (answer.timings.prefill_s, answer.timings.decode_s)
+                assert all(0 <= seconds < 600 for seconds in times), f"2 tokens took {times} seconds"
             expected = [(min(n_done, n), n) for n_done in range(0, n + 8, 8)]
             assert seen == expected, f"{n} tokens in batches of 8 report the progress {seen}, not {expected}"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill with progress")
