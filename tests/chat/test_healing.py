@@ -139,9 +139,9 @@ def test_a_failure_leaves_the_session_unchanged(level, shared) -> None:
 
 
 class _AnyVocab:
-    """A vocabulary of any tokens, none of them control tokens."""
+    """A vocabulary of any tokens, the first of them EOG."""
 
-    eog_ids: frozenset[int] = frozenset()
+    eog_ids = frozenset({0})
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces, self.size = pieces, len(pieces)
@@ -157,10 +157,10 @@ class _AnyVocab:
 )
 def test_fitting_tokens_are_those_after_which_the_rest_can_be_spelled(pieces, wanted) -> None:
     def can_be_spelled(data: bytes) -> bool:
-        return not data or any(data.startswith(p) and can_be_spelled(data[len(p) :]) for p in pieces)
+        return not data or any(data.startswith(p) and can_be_spelled(data[len(p) :]) for p in pieces[1:])
 
     def fits(piece: bytes) -> bool:
         return piece.startswith(wanted) or (wanted.startswith(piece) and can_be_spelled(wanted[len(piece) :]))
 
     fitting = Spellings(_AnyVocab(pieces)).fitting(wanted)  # type: ignore[arg-type]
-    assert sorted(fitting) == [i for i, piece in enumerate(pieces) if fits(piece)]
+    assert sorted(fitting) == [i for i, piece in enumerate(pieces) if i and fits(piece)]

@@ -360,7 +360,13 @@ class TestSession(Scenarios):
             assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
 
     def test_a_scratch_branch_in_a_full_context(self, bench: Bench) -> None:
-        """Session: a scratch branch without room raises, and waiting tokens stay."""
+        """Session: a scratch branch needs no room for a copy; without room for tokens it raises, waiting ones stay."""
+        session = Session(bench.context(n_ctx=40, n_seq_max=2), bench.vocab)
+        session.append_tokens(bench.tokens(30))
+        session.next_logits()
+        with session.scratch_branch() as elsewhere:  # there is no room for a copy
+            elsewhere.append_tokens(bench.tokens(4))
+            bench.agree(next_row(elsewhere), fresh_row(bench, elsewhere), "the next logits in a scratch branch")
         context = bench.context(n_ctx=40, n_seq_max=2)
         session, other = (Session(context, bench.vocab) for _ in range(2))
         session.append_tokens(bench.tokens(10))
