@@ -177,7 +177,7 @@ class _Markers:
     def _look(self, vocab: Vocab, token: int) -> str | None:
         """The text of a special token; None for an ordinary one."""
         plain = vocab.token_bytes(token)
-        spelled = (plain or vocab.token_bytes(token, special=True)).decode("utf-8", "replace")
+        spelled = vocab.token_bytes(token, special=True).decode("utf-8", "replace")
         special = not plain or (_MARKER.fullmatch(spelled) is not None and _is_parsed(vocab, token, spelled))
         self._texts[token] = spelled if special and spelled else None
         return self._texts[token]

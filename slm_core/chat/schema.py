@@ -30,7 +30,7 @@ class Schema:
 
     def __init__(self, schema: object) -> None:
         self.spec = JsonSchema(schema)
-        self._dataclass = schema if isinstance(schema, type) and is_dataclass_type(schema) else None
+        self._dataclass = schema if is_dataclass_type(schema) else None
         self._model: type[BaseModel] | None = pydantic_model(schema)
 
     def question(self) -> str:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from slm_core.errors import ConstraintError
 
@@ -22,7 +22,7 @@ _TYPES: dict[object, str] = {
 }
 
 
-def is_dataclass_type(schema: object) -> bool:
+def is_dataclass_type(schema: object) -> TypeGuard[type]:
     """Whether ``schema`` is a dataclass, not an object of one."""
     return isinstance(schema, type) and is_dataclass(schema)
 

@@ -56,7 +56,7 @@ def schema_text(schema: object) -> str:
     model = pydantic_model(schema)
     if model is not None:
         schema = model.model_json_schema()
-    elif isinstance(schema, type) and is_dataclass_type(schema):
+    elif is_dataclass_type(schema):
         schema = dataclass_schema(schema)
     if isinstance(schema, str):
         return _checked_text(schema)

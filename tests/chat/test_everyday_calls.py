@@ -66,6 +66,27 @@ def test_calls_and_results_in_mappings() -> None:
     assert result == slm.Message("tool", "1", name="add", tool_call_id="call1")
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (slm.ToolCall("f", {"a": 1}), slm.ToolCall("f", {"a": 1})),
+        ({"function": {"name": "f", "arguments": {"a": 1}}}, slm.ToolCall("f", {"a": 1})),
+        ({"function": {"name": "f", "arguments": ""}, "id": None}, slm.ToolCall("f", {})),
+        ({"function": {"name": "f"}, "id": "c"}, slm.ToolCall("f", {}, "c")),
+    ],
+)
+def test_forms_of_a_call(call: object, expected: slm.ToolCall) -> None:
+    (message,) = as_messages({"role": "assistant", "tool_calls": (call,)})
+    assert message == slm.Message("assistant", "", tool_calls=(expected,))
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_names_of_reasoning(name: str) -> None:
+    others = dict.fromkeys(("reasoning", "reasoning_content", "thinking"))
+    expected = slm.Message("assistant", "Hello", "hm")
+    assert as_messages([{"role": "assistant", "content": ["Hel", "lo"], **others, name: "hm"}]) == (expected,)
+
+
 def changed(**values: object) -> dict[str, object]:
     return {**CALL, **values}
 
@@ -86,6 +107,22 @@ MISTAKES = [
         "arguments '{'",
     ),
     ({"role": "assistant", "content": "", "tool_calls": [changed(function={"arguments": "{}"})]}, "the name is None"),
+    ({"role": "assistant", "content": "", "tool_calls": CALL}, "tool_calls {'id'.*a list of calls"),
+    ({"role": "assistant", "content": "", "tool_calls": 5}, "tool_calls 5"),
+    ({"role": "assistant", "content": "", "tool_calls": [CALL, 5]}, "tool call 1 is 5"),
+    ({"role": "assistant", "content": "", "tool_calls": [CALL, changed(id=5)]}, "tool call 1: the id is 5"),
+    (
+        {"role": "assistant", "content": "", "tool_calls": [changed(function={"name": "add", "arguments": "[1]"})]},
+        r"arguments '\[1\]'",
+    ),
+    (
+        {"role": "assistant", "content": "", "tool_calls": [changed(function={"name": "f", "arguments": "[" * 10**5})]},
+        r"arguments '\[\[",
+    ),
+    ({"role": "user", "content": ["x", {"type": "text"}]}, "the 'text' of a part is None"),
+    ({"role": "user", "content": ["x", 5]}, "content part 5"),
+    ({"role": "user", "content": "x", "tool_call_id": ["c"]}, r"'tool_call_id' is \['c'\]"),
+    ({"role": "assistant", "content": "x", "thinking": 5}, "'thinking' is 5"),
 ]
 
 

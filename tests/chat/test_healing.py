@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scripted import ScriptedContext
 from slm_core.chat import Session
-from slm_core.chat.healing import heal
+from slm_core.chat.healing import Spellings, heal
 from slm_core.errors import DecodeFailed
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel
@@ -136,3 +136,31 @@ def test_a_failure_leaves_the_session_unchanged(level, shared) -> None:
     session.rollback(mark)
     assert heal(session) == heal(whole)
     assert session.tokens == whole.tokens
+
+
+class _AnyVocab:
+    """A vocabulary of any tokens, the first of them EOG."""
+
+    eog_ids = frozenset({0})
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces, self.size = pieces, len(pieces)
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        return self._pieces[id]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pieces=st.lists(st.binary(min_size=1, max_size=3).map(lambda data: bytes(97 + b % 2 for b in data)), max_size=7),
+    wanted=st.lists(st.sampled_from(b"ab"), min_size=1, max_size=5).map(bytes),
+)
+def test_fitting_tokens_are_those_after_which_the_rest_can_be_spelled(pieces, wanted) -> None:
+    def can_be_spelled(data: bytes) -> bool:
+        return not data or any(data.startswith(p) and can_be_spelled(data[len(p) :]) for p in pieces[1:])
+
+    def fits(piece: bytes) -> bool:
+        return piece.startswith(wanted) or (wanted.startswith(piece) and can_be_spelled(wanted[len(piece) :]))
+
+    fitting = Spellings(_AnyVocab(pieces)).fitting(wanted)  # type: ignore[arg-type]
+    assert sorted(fitting) == [i for i, piece in enumerate(pieces) if i and fits(piece)]

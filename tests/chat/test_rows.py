@@ -12,7 +12,7 @@ import pytest
 from scripted import TagFormatter
 from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.toy.backend import ToyBackend, ToyModel
-from slm_core.chat import Chat, ChatOptions, Session
+from slm_core.chat import Chat, ChatOptions, Session, row_prompts
 from slm_core.chat.row_prompts import RowPromptEncoder
 from slm_core.chat.rows_dump import read_rows, write_rows
 from slm_core.container import pack, unpack
@@ -167,6 +167,15 @@ def test_texts_that_look_like_placeholders_are_refused_beside_rows_only(model: T
         with pytest.raises(InvalidOption, match="private use"):
             chat.send([text, Message("user", [part(model)])])
         assert chat.messages == ()
+
+
+def test_as_many_rows_as_there_are_placeholders(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_prompts, "_MOST", 2)
+    message = Message("user", [part(model), "and", part(model)])
+    with new_chat(model, [message]) as chat:
+        with pytest.raises(InvalidOption, match=r"3 embedding rows .*up to 2"):
+            chat.send(Message("user", [part(model)]))
+        assert chat.messages == (message,)
 
 
 def test_prompts_reuse_the_inputs_of_rows(model: ToyModel) -> None:

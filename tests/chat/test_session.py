@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scripted import END, ByteVocab, ScriptedContext
+from scripted import END, N_VOCAB, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.container import pack, unpack
 from slm_core.errors import (
@@ -259,6 +261,59 @@ def test_forged_dumps_with_a_right_checksum_are_refused(change: object) -> None:
     with pytest.raises(SlmError) as error:
         Session.restore(target, ByteVocab(), pack("session", meta, sections))
     assert isinstance(error.value, InvalidSnapshot | SnapshotMismatch)
+    assert target.length(0) == 0
+
+
+def _progress(**values: object) -> Callable[[dict[str, Any], list[bytes]], None]:
+    """A change of the progress of an unfinished answer."""
+
+    def change(meta: dict[str, Any], sections: list[bytes]) -> None:
+        for name, value in values.items():
+            old = meta["answer"]["progress"][name]
+            meta["answer"]["progress"][name] = value(old) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _progress(tokens=lambda tokens: [*tokens[:-1], (tokens[-1] + 1) % 256]),
+        _progress(tokens=lambda tokens: tokens[:-1]),
+        _progress(n_prompt=lambda n: n + 1),
+        _progress(n_cached=lambda n: 6),
+        _progress(forced=[N_VOCAB]),
+        _progress(forced=[-1]),
+        _progress(stops=[""]),
+        _progress(stops=[5]),
+        _progress(text=None),
+        _progress(max_tokens=-1),
+        _progress(prefill_s=-0.5),
+        _progress(decode_s=float("inf")),
+        _progress(time_left_s=float("nan")),
+        _progress(queue_s="1"),
+        lambda meta, sections: meta["answer"].update(special=1),
+        lambda meta, sections: meta["answer"].update(sampling=[]),
+        lambda meta, sections: meta["answer"].update(more=1),
+        lambda meta, sections: meta["answer"]["progress"].pop("text"),
+        lambda meta, sections: sections.__setitem__(3, bytes(4)),
+        lambda meta, sections: sections.__setitem__(4, b"no state"),
+        lambda meta, sections: sections.__setitem__(5, b"no rule"),
+    ],
+)
+def test_forged_answers_in_dumps_are_refused(change: Callable[[dict[str, Any], list[bytes]], None]) -> None:
+    s = new_session()
+    s.append("hello")
+    for _ in s.generate(Sampling(seed=3), stopping_criteria=[lambda e, d: StoppingAction.PAUSE]):
+        pass
+    data = s.dump()
+    meta, sections = unpack("session", data)
+    target, forged = ScriptedContext(n_seq_max=1), [*sections]
+    Session.restore(target, ByteVocab(), pack("session", meta, sections)).close()
+    change(meta, forged)
+    with pytest.raises(InvalidSnapshot) as error:
+        Session.restore(target, ByteVocab(), pack("session", meta, forged))
+    assert "\n" not in str(error.value)
     assert target.length(0) == 0
 
 

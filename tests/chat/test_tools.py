@@ -26,6 +26,7 @@ from chat.tool_chats import (
     state,
 )
 from slm_core.chat import ChatOptions
+from slm_core.chat.toolbox import Toolbox
 from slm_core.chat.tools import open_calls
 from slm_core.constraints import Choice
 from slm_core.errors import ContextFull, InvalidOption, SessionError, ToolError
@@ -305,3 +306,24 @@ def test_a_tool_choice_without_a_grammar_is_refused() -> None:
     assert chat.formatter.call_format is None
     with pytest.raises(InvalidOption, match="no grammar of the calls"):
         chat.send("go", tools=[add], tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("call", "is_left"),
+    [
+        (ToolCall("lookup", {}), True),
+        (ToolCall("Person", {"name": "Ada", "age": 36}), True),
+        (ToolCall("Person", {"name": "Ada", "age": -1}), False),
+        (ToolCall("add", {"a": 1}), False),
+        (ToolCall("sub", {"a": 1}), False),
+    ],
+)
+def test_valid_calls_without_a_function_are_left(call: ToolCall, is_left: bool) -> None:
+    assert Toolbox([add, LOOKUP, Person]).leaves(call) is is_left
+
+
+def test_a_call_of_an_unknown_tool_is_not_left() -> None:
+    chat = new_chat(call_text("sub", a=1) + call_text("lookup"), "I see.")
+    answer = chat.send("go", tools=[add, LOOKUP])
+    assert [result.content for result in answer.results] == ["Error: there is no tool 'sub' (there are: add, lookup)"]
+    assert [call.name for call in answer.tool_calls] == ["lookup"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import slm_core as slm
 from scripted import ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, Session
 from slm_core.context_queue import ContextQueue, queue_of
-from slm_core.errors import ChatBusy, ContextBusy
+from slm_core.errors import ChatBusy, ContextBusy, SessionError
 
 SAMPLING = slm.Sampling(temperature=1, seed=3, max_tokens=24)
 QUESTIONS = [f"question {i}" for i in range(4)]
@@ -88,6 +89,40 @@ def test_a_second_thread_is_told_that_the_chat_is_busy_and_the_answer_goes_on() 
                 pool.submit(call).result(10)
     assert text + "".join(event.text for event in stream) == expected
     assert [message.content for message in chat.messages] == ["Be brief.", "hello", expected]
+
+
+def test_the_thread_that_read_last_holds_the_chat() -> None:
+    chat = new_chat()
+    stream = chat.stream("hello")
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(next, stream).result(10)
+        with pytest.raises(ChatBusy):
+            chat.edit(0, "x")
+        pool.submit(chat.edit, 0, "y").result(10)
+    assert chat.messages[0].content == "y"
+
+
+def test_a_stream_that_has_not_begun_has_no_answer_yet() -> None:
+    expected, chat = alone("hello"), new_chat()
+
+    async def ask() -> str:
+        stream = chat.stream("hello")
+        assert (stream.text, stream.over, stream.paused, stream.overflowed) == ("", False, False, None)
+        assert chat.messages == new_chat().messages, "on an event loop, a turn begins with its first event"
+        with pytest.raises(SessionError, match="the turn has not begun"):
+            _ = stream.answer
+        text = "".join([event.text async for event in stream])
+        assert (stream.text, stream.over) == (text, True)
+        stream = chat.stream("more")
+        stream.show_events(False)
+        assert all(math.isnan(event.logprob) for event in [event async for event in stream]), "they were turned off"
+        stream = chat.stream("again")
+        stream.cancel()
+        assert (await stream.arun()).finish_reason is slm.FinishReason.CANCELLED
+        return text
+
+    assert asyncio.run(ask()) == expected
 
 
 def test_a_second_task_is_told_that_the_chat_is_busy() -> None:

@@ -10,16 +10,19 @@ from dataclasses import replace
 from typing import Any, cast
 
 from slm_conformance.mutants.above import breaks
-from slm_core.chat import Chat, Choice, Oracle, Session, oracle
+from slm_core.chat import Chat, Choice, Oracle, Session, oracle, tools
+from slm_core.chat import chat as chat_module
 from slm_core.chat.chat import _removed_range
 from slm_core.chat.prompt import PromptEncoder
 from slm_core.chat.schema import Schema
+from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.tools import RunningTurn
 from slm_core.constraints import JsonSchema
 from slm_core.errors import OracleError
 from slm_core.generation import Answer, FinishReason
 from slm_core.protocols import Vocab
+from slm_core.sampling import Sampling
 from slm_core.types import EditLevel, Message, Role
 
 # ruff: noqa: N802, SLF001  (functions become backends and are named like classes; mutants change internals)
@@ -136,6 +139,20 @@ def ForgetsInSilence(original: Any, chat: Chat, i: int) -> EditLevel:
     return min(level, EditLevel.TRUNCATE)
 
 
+@breaks("TestChat::test_overflow", chat_module, "fit")
+def DropsMoreThanItMust(original: Any, messages: Any, policy: Any, count: Any, room: int, reserve: int) -> Any:
+    """If messages do not fit, a policy drops a further turn."""
+    fitted = original(messages, policy, count, room, reserve)
+    return original(messages, policy, count, room, reserve + 30) if fitted.dropped else fitted
+
+
+@breaks("TestChat::test_options_of_one_answer", Steering, "sampling_over")
+def SeedsOfAnswersAreIgnored(original: Any, steering: Steering, base: Sampling) -> Sampling:
+    """The seed of one answer is ignored."""
+    sampling: Sampling = original(replace(steering, seed=None), base)
+    return sampling
+
+
 @breaks("TestChat::test_fork", Chat, "fork")
 def ForksTellTheOriginal(original: Any, chat: Chat) -> Chat:
     """Messages of a fork are also added to its original."""
@@ -195,6 +212,12 @@ def DumpForgetsTheStream(original: Any, chat: Chat) -> bytes:
 def ResultsAreNotTold(original: Any, stream: RunningTurn, result: Any) -> Any:
     """The result of a tool call is replaced by an empty text."""
     return original(stream, replace(result, content=""))
+
+
+@breaks("TestTools::test_several_rounds", tools, "_complaint")
+def BrokenCallsAreIgnored(original: Any, malformed: Any) -> str:
+    """The model is not told that a call could not be read."""
+    return ""
 
 
 @breaks("TestOracle::test_on_success", Oracle, "choose")

@@ -75,7 +75,7 @@ class SessionProgramMaker:
         return [Append(slot, text=self._one_of(_TEXTS)) if self._rarely(0.2) else Append(slot, self._tokens(4))]
 
     def _answer(self, slot: int) -> Sequence[Step]:
-        return [self._asked(slot, 99), *([Look(slot)] if self._rarely(0.3) else [])]
+        return [self._asked(slot, 99), *([self._look(slot)] if self._rarely(0.3) else [])]
 
     def _interrupted(self, slot: int) -> Sequence[Step]:
         """An answer that is paused or abandoned, something else, and the rest of the answer."""
@@ -97,10 +97,10 @@ class SessionProgramMaker:
 
     def _remove(self, slot: int) -> Sequence[Step]:
         steps: list[Step] = [MarkHere(slot), *self._append(slot), MarkHere(slot), *self._append(slot), MarkHere(slot)]
-        steps += [Look(slot)] if self._rarely(0.8) else []
+        steps += [self._look(slot)] if self._rarely(0.8) else []
         first, second = self._one_of([(1, 2), (1, 2), (1, 3), (0, 2), (0, 1), (1, 1), (2, 3)])
         steps += [Remove(slot, first, second, exact=self._rarely(0.5), any_mark=self._rarely(0.1))]
-        steps += [Look(slot)] if self._rarely(0.7) else []
+        steps += [self._look(slot)] if self._rarely(0.7) else []
         return [*steps, Rollback(slot, self._below(3), any_mark=self._rarely(0.2))]
 
     def _fork(self, slot: int) -> Sequence[Step]:
@@ -123,7 +123,7 @@ class SessionProgramMaker:
             ScoreOf(slot, self._tokens(3)),
             Complete(slot, self._below(_N_OPTIONS)),
         )
-        return [*([Look(slot)] if self._rarely(0.4) else []), self._one_of(asides)]
+        return [*([self._look(slot)] if self._rarely(0.4) else []), self._one_of(asides)]
 
     def _odd(self, slot: int) -> Sequence[Step]:
         odd: tuple[Step, ...] = (
@@ -132,7 +132,7 @@ class SessionProgramMaker:
             Rollback(slot, self._below(6), any_mark=True),
             Shorten(slot, self._below(8) - 1),
             CloseSlot(slot),
-            Look(slot),
+            self._look(slot),
             Answer(slot, self._below(_N_OPTIONS), None, 99),
             MarkHere(slot),
             Remove(slot, 1, 2, exact=self._rarely(0.5)),
@@ -141,6 +141,9 @@ class SessionProgramMaker:
         return [self._one_of(odd)]
 
     # Elements of steps.
+
+    def _look(self, slot: int) -> Look:
+        return Look(slot, self._tokens(6) if self._rarely(0.5) else ())
 
     def _asked(self, slot: int, n_read: int, criterion: Every | None = None) -> Answer:
         options = None if self._rarely(0.5) else self._below(_N_OPTIONS)
@@ -170,6 +173,8 @@ def plainer(step: Step) -> Iterator[Step]:
     """Simpler steps to replace a step."""
     if isinstance(step, ScratchBranch) and step.n_back:
         yield dataclasses.replace(step, n_back=0)
+    if isinstance(step, Look) and step.expected:
+        yield Look(step.slot)
     if isinstance(step, Append | ScratchBranch | ScoreOf) and len(step.tokens) > 1:
         yield dataclasses.replace(step, tokens=step.tokens[:1])
     if isinstance(step, Answer):

@@ -191,8 +191,8 @@ class SessionPlayer:
                 self._look(slot)
                 if self._slot(slot).history.row is not None:
                     self._play_aside(step)
-            case Look(slot):
-                self._look(slot)
+            case Look(slot, expected):
+                self._look(slot, expected)
             case _:
                 errors, must = self._edit_errors(step)
                 if self._script.run(self._edit_line(step), errors, must=must):
@@ -219,6 +219,11 @@ class SessionPlayer:
     @property
     def _n_free_sequences(self) -> int:
         return self._context.n_seq_max - sum(model is not None for model in self._slots)
+
+    def _n_free(self, slot: int) -> int:
+        """Free positions for the session, which first removes tokens that were decoded ahead."""
+        n_ahead = self._context.length(self._session(slot).seq_id) - self._held(slot)
+        return self._context.n_free + n_ahead
 
     def _is_tight(self, slot: int) -> bool:
         return self._context.n_free < len(self._slot(slot).history.tokens) + TIGHT
@@ -254,7 +259,7 @@ class SessionPlayer:
         match step:
             case Append(slot):
                 n = len(self._appended(step)) + self._session(slot).n_pending
-                return ({ContextFull} if n > context.n_free else set()), True
+                return ({ContextFull} if n > self._n_free(slot) else set()), True
             case Rollback(slot):
                 return self._mark_errors(slot, self._chosen(step)[0]), True
             case Remove(slot):
@@ -269,7 +274,7 @@ class SessionPlayer:
                 if not self._n_free_sequences:
                     return {InvalidSequence}, True
                 copied = 0 if Capability.SHARED_FORK in context.capabilities else self._held(slot)
-                return ({ContextFull} if copied > context.n_free else set()), True
+                return ({ContextFull} if copied > self._n_free(slot) else set()), True
             case RestoreTo(_, name, damaged):
                 return self._restore_errors(name, damaged=damaged)
             case ScratchBranch(slot, _, _, fails):
@@ -377,13 +382,16 @@ class SessionPlayer:
         """The error bound of a single logit of a row: it may have all of the row's error."""
         return float(self._bench.tolerance.row * np.linalg.norm(row))
 
-    def _look(self, slot: int) -> None:
+    def _look(self, slot: int, expected: Sequence[int] = ()) -> None:
         history = self._slot(slot).history
         errors: Errors = set() if history.tokens else {SessionError}
         # Without stored logits, the last token is decoded again; a fork may still share its position.
         needed = max(1, self._session(slot).n_pending)
         full: Errors = {ContextFull} if history.row is None and needed > self._context.n_free else set()
-        if self._script.run(f"row = s{slot}.next_logits()", errors | full, must=bool(errors)):
+        # At level REPLAY, removing expected tokens drops the history, too, and takes room that forks share.
+        is_expecting = len(expected) > 0 and history.level >= EditLevel.TRUNCATE
+        arguments = f"expected={list(expected)}" if is_expecting else ""
+        if self._script.run(f"row = s{slot}.next_logits({arguments})", errors | full, must=bool(errors)):
             self._script.check_row("row", history.next_row())
 
     # Answers.

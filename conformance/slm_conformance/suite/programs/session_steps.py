@@ -125,9 +125,10 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``next_logits``."""
+    """``next_logits``, perhaps with expected tokens."""
 
     slot: int
+    expected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

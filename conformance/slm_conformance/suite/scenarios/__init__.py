@@ -4,7 +4,7 @@ from slm_conformance.suite.scenarios.adapters import TestAdapterDumps, TestAdapt
 from slm_conformance.suite.scenarios.backends import TestBackend
 from slm_conformance.suite.scenarios.beam import TestBeam
 from slm_conformance.suite.scenarios.bidirectional_blocks import TestBidirectionalBlocks
-from slm_conformance.suite.scenarios.chats import TestChat, TestMeaning, TestOracle
+from slm_conformance.suite.scenarios.chats import TestChat
 from slm_conformance.suite.scenarios.completions import TestCompletions
 from slm_conformance.suite.scenarios.constraints import TestConstraints
 from slm_conformance.suite.scenarios.context_dumps import TestContextDumps
@@ -28,6 +28,7 @@ from slm_conformance.suite.scenarios.model_based import TestModelBased
 from slm_conformance.suite.scenarios.mrope_positions import TestMropePositions
 from slm_conformance.suite.scenarios.mtp import TestMtp
 from slm_conformance.suite.scenarios.numbers import TestNumbers
+from slm_conformance.suite.scenarios.oracles import TestMeaning, TestOracle
 from slm_conformance.suite.scenarios.programs_above import TestChatPrograms, TestSessionPrograms
 from slm_conformance.suite.scenarios.sampling import TestSampling
 from slm_conformance.suite.scenarios.session_rows import TestSessionRows

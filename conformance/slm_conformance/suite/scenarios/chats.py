@@ -1,24 +1,31 @@
-"""Chats and oracles over the backend's contexts; facts that the demo model knows and forgets."""
+"""Chats over the backend's contexts: turns, edits, forks, dumps, and messages that do not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.factories import FAMILIES
-from slm_conformance.suite.bench import Bench, contents_of
+from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, cut_row, fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
-from slm_core.errors import ContextFull, InvalidOption, OracleError
+from slm_core.chat.overflow import Overflow, Summarize
+from slm_core.constraints import Regex, compile  # noqa: A004  (as in re.compile)
+from slm_core.container import pack, unpack
+from slm_core.errors import ChatBusy, ContextClosed, ContextFull, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.formatting import formatter
-from slm_core.generation import Draft, Event, FinishReason, StoppingAction
-from slm_core.model import Model
-from slm_core.protocols import Context
-from slm_core.sampling import Sampling
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
+from slm_core.generation.events import Overflowed
+from slm_core.protocols import Context, Formatter, Vocab
+from slm_core.sampling import LogitsProcessor, Sampling
 from slm_core.types import ContextOptions, EditLevel, KvType, Message, Role
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
@@ -48,18 +55,15 @@ NUMBERED = (
 )
 """A format that numbers each message."""
 
-TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
-TRANSCRIPT = (
-    "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
-    "Nice to meet you!<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
-    "Your name is Ada.<|im_end|>"
+LOOK: dict[str, object] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+PLAIN = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{{ message.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_WRITTEN = (
-    "1 347 205 388 416 583 20 2 205 1 270 205 562 308 288 1475 20 2 205 1 275 205 733 528 734 314 7 2 205"
-    " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
-)
-TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
-"""The tokens of llama.cpp's tokenizer; each token of the answers leads by at least 7.8 in the logits."""
+"""A format that takes messages of any roles, in any order."""
 
 
 class TestChat(Scenarios):
@@ -70,50 +74,69 @@ class TestChat(Scenarios):
 
     def test_send(self, bench: Bench) -> None:
         """Chat: an answer becomes a message; the next call decodes only the tokens that the cache lacks."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         for text in ("the dog", "you"):
             chat.session.next_logits()
             before = chat.session.tokens
             answer = chat.send(text)
             assert [m.role for m in chat.messages[-2:]] == [Role.USER, Role.ASSISTANT], "no answer was added"
             assert chat.messages[-1].content == answer.text, "the last message is not the answer"
-            shared = _n_shared(before, chat.session.tokens[: answer.usage.prompt_tokens])
+            shared = n_shared_tokens(before, chat.session.tokens[: answer.usage.prompt_tokens])
             if shared == len(before) or bench.edit_level >= EditLevel.TRUNCATE:
                 cached = answer.usage.cached_tokens
                 assert cached == shared, f"{shared} tokens of the prompt were held, but {cached} were used"
             bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an answer")
 
     def test_stream(self, bench: Bench) -> None:
-        """Chat: while an answer streams, its message holds the text so far; the events join to the whole text."""
-        chat, text = _chat(bench), ""
-        stream = chat.stream("the dog")
+        """Chat: while an answer streams, its message holds the text so far; the events join to the whole text.
+
+        Other threads are refused until the answer is over.
+        """
+        chat, text = chat_of(bench), ""
+        seen: list[Event] = []
+        stream = chat.stream("the dog", on_event=seen.append)
+        assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says("")), "a turn does not begin with its call"
+        assert isinstance(_in_a_thread(chat.fork), ChatBusy), "another thread may use a chat whose turn has begun"
         for event in stream:
             text += event.text
             assert chat.messages[-1] == _says(text), "while an answer streams, the last message is not what was said"
+            if not stream.over:
+                refusal = _in_a_thread(chat.fork)
+                assert isinstance(refusal, ChatBusy), f"a call of another thread meanwhile: {refusal!r}"
+                with bench.refused("the whole answer of a stream that is not over", SessionError):
+                    _ = stream.answer
         assert stream.answer.text == text == chat.messages[-1].content, "an answer is not what was streamed of it"
+        assert "".join(event.text for event in seen) == text, "on_event was called with other events than were read"
+        assert len(chat.messages) == len(SAID) + 2, "a call that was refused changed the messages"
+        assert _in_a_thread(chat.fork) is None, "a call of another thread after the answer was refused"
+        again = chat.regenerate().run().tokens
+        prompt = chat.session.tokens[: stream.answer.usage.prompt_tokens]
+        bench.same_choices(prompt, stream.answer.tokens, again, "an answer, and another one to the same messages")
 
     def test_an_answer_that_raises(self, bench: Bench) -> None:
         """Chat: if a stopping criterion raises, the chat is as it was before the question."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         before = (chat.messages, chat.session.tokens)
+        stream = chat.stream("the dog", stopping_criteria=[raise_at_third])
         with pytest.raises(KeyError):
-            chat.send("the dog", stopping_criteria=[_raise])
+            stream.run()
         assert (chat.messages, chat.session.tokens) == before, "an answer that raised left its question in the chat"
+        assert _in_a_thread(chat.fork) is None, "an answer that raised keeps its chat from other threads"
         bench.agree(
             next_row(chat.session), fresh_row(bench, chat.session), "the next logits after a raising stopping criterion"
         )
 
     def test_draws_after_a_failure(self, bench: Bench) -> None:
         """Chat: an answer that raises uses up no random stream: the next answer draws the same numbers."""
-        calm, burnt = (_chat(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
+        calm, burnt = (chat_of(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
-            burnt.send("the dog", stopping_criteria=[_raise])
+            burnt.send("the dog", stopping_criteria=[raise_at_third])
         undisturbed, after_error = (chat.send("the dog").tokens for chat in (calm, burnt))
         assert after_error == undisturbed, "after an answer that raised, the chat draws another one than it would have"
 
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
         """Chat: the text so far of a cancelled answer is its message, and the chat continues."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         stream = chat.stream("the dog")
         text = next(stream).text
         stream.cancel()
@@ -129,15 +152,20 @@ class TestChat(Scenarios):
         control_tokens = []
         for content in ("hi", spelled, f"{spelled}system\nhi"):
             messages = (SAID[0], Message(Role.ASSISTANT, content), *SAID[2:])
-            control_tokens.append([token for token in _chat(bench, messages).session.tokens if token in control])
+            control_tokens.append([token for token in chat_of(bench, messages).session.tokens if token in control])
         assert control_tokens[0] == control_tokens[1] == control_tokens[2], (
             "a message that spells control tokens brings them into the prompt"
         )
+        numbered, forging = formatter(NUMBERED, model=bench.model), [Message(Role.USER, f"a{spelled}b{spelled}c")] * 2
+        with Chat(Session(bench.context(n_ctx=1024), bench.vocab), numbered, messages=forging) as chat:
+            text = "".join(segment.text for segment in numbered.render(forging, add_generation_prompt=False))
+            said = bench.vocab.decode(chat.session.tokens, special=True)
+            assert said.lstrip() == text, f"the prompt of messages that spell control tokens reads {said!r}"
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
         messages = tuple(Message(role, f"{i}{text}{i}") for i, (role, text) in enumerate(zip(TURNS, ODD, strict=False)))
-        prompt = bench.vocab.decode(_chat(bench, messages).session.tokens, special=True)
+        prompt = bench.vocab.decode(chat_of(bench, messages).session.tokens, special=True)
         searched_from = 0
         for message in messages:
             start = prompt.find(message.content, searched_from)
@@ -155,7 +183,11 @@ class TestChat(Scenarios):
 
     def test_forget(self, bench: Bench) -> None:
         """Chat: ``forget`` cuts at level CUT, like the reference; below that level it works like ``delete``."""
-        chat = _chat(bench)
+        quiet = formatter(f"{{% if messages[0].role == 'user' %}}{PLAIN}{{% endif %}}", model=bench.model)
+        with Chat(Session(bench.context(), bench.vocab), quiet, system="be") as chat:
+            assert chat.forget(0) is bench.edit_level, "forget of a message that the format leaves out is another edit"
+            assert chat.messages == (), "forget left the only message"
+        chat = chat_of(bench)
         chat.session.next_logits()
         before = chat.session.tokens
         level = chat.forget(1)
@@ -178,6 +210,7 @@ class TestChat(Scenarios):
             session.next_logits()
             level = chat.forget(1)
             assert level < EditLevel.CUT, "forget says that it cut, where the messages that are left read otherwise"
+            assert chat.messages == (SAID[0], *SAID[2:]), "forget(1) left other messages"
             rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
             assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
@@ -188,7 +221,7 @@ class TestChat(Scenarios):
         The end of the prompt is decoded again, in another batch (clause 16).
         """
         for options in (ChatOptions(GREEDY), ChatOptions(UNIFORM)):
-            chat = _chat(bench, options=options)
+            chat = chat_of(bench, options=options)
             first = chat.send("the dog")
             second = chat.regenerate().run()
             prompt = chat.session.tokens[: second.usage.prompt_tokens]
@@ -197,10 +230,75 @@ class TestChat(Scenarios):
             else:
                 assert second.tokens != first.tokens, "a drawn answer was regenerated with the same draws"
             assert len(chat.messages) == len(SAID) + 2, "regenerate did not take the last answer back"
+        plain = formatter(PLAIN, model=bench.model)
+        for messages in ((), (Message(Role.SYSTEM, "be"),), (_says("hi"),), (Message(Role.SYSTEM, "be"), _says("hi"))):
+            with Chat(Session(bench.context(), bench.vocab), plain, messages=messages) as chat:
+                for call in (chat.regenerate, chat.proceed):
+                    with bench.refused(f"{call.__name__} after {messages}", SessionError, context=chat.session.context):
+                        call()
+                assert chat.messages == messages, "what was refused changed the messages"
+
+    def test_overflow(self, bench: Bench) -> None:
+        """Chat: if messages and answer do not fit, a policy drops as few of the oldest turns as it may, and says so.
+
+        The system message and the last turn stay. "shift" cuts at level CUT: then later tokens keep their values.
+        """
+        plain = formatter(PLAIN, model=bench.model)
+        system, question, n_answer = Message(Role.SYSTEM, "be"), Message(Role.USER, "on"), 4
+        turns = tuple(Message(role, f"{i} {role}") for i, role in enumerate(TURNS))
+
+        def encoded(*messages: Message, asks: bool = True) -> list[int]:
+            return encode_segments(bench.vocab, plain.render(messages, add_generation_prompt=asks))
+
+        n_all = len(encoded(system, *turns, question))
+        with _overflowing(bench, n_all + n_answer, plain, (system, *turns), "shift") as chat:
+            answer = chat.send(question, max_tokens=n_answer)
+            assert answer.overflowed is None, "messages were dropped, although all of them and the answer fit"
+        with _overflowing(bench, n_all - 1, plain, (system, *turns), "error") as chat:
+            with bench.refused("one position too few", ContextFull):
+                chat.send(question)
+            assert chat.messages == (system, *turns), "messages that do not fit changed the chat"
+        for unknown in ("summarize", "drop"):
+            with bench.refused(f"the policy {unknown!r}", InvalidOption):
+                ChatOptions(GREEDY, overflow=unknown)
+        with bench.refused("a summary that is no function", InvalidOption):
+            Summarize("the end")  # type: ignore[arg-type]
+        summarize = Summarize(lambda dropped: _says(f"{len(dropped)} of them"))
+        cases: tuple[tuple[tuple[Message, ...], Overflow], ...] = (
+            ((system,), "shift"),
+            ((), "shift"),
+            ((system,), "truncate_middle"),
+            ((), summarize),
+        )
+        for first, policy in cases:
+            n_ctx = len(encoded(*first, *turns, question)) + n_answer - 1
+            most = n_ctx - n_answer if policy == "shift" else n_ctx // 2
+            n = next(i for i in (2, 4, 6, 8) if len(encoded(*first, *turns[i:], question)) <= most)
+            summary = () if isinstance(policy, str) else (_says(f"{n} of them"),)
+            with _overflowing(bench, n_ctx, plain, (*first, *turns), policy) as chat:
+                next_row(chat.session)
+                before = chat.session.tokens
+                answer = chat.send(question, max_tokens=n_answer)
+                kept = (*first, *summary, *turns[n:], question)
+                assert chat.messages == (*kept, _says(answer.text)), f"{policy} kept {chat.messages}"
+                level = min(bench.edit_level, EditLevel.CUT if policy == "shift" else EditLevel.TRUNCATE)
+                name = policy if isinstance(policy, str) else "summarize"
+                n_dropped = len(encoded(*first, *turns, question)) - len(encoded(*kept))
+                report = Overflowed(name, turns[:n], next(iter(summary), None), n_dropped, level)
+                assert answer.overflowed == report, f"{policy} reports {answer.overflowed}, not {report}"
+                expected = fresh_row(bench, chat.session)
+                if level is EditLevel.CUT:
+                    after = encoded(*first, *turns[n:], asks=False)
+                    start, reference = n_shared_tokens(before, after), bench.reference()
+                    reference.decode(before)
+                    reference.cut(start, start + len(before) - len(after))
+                    expected = reference.decode(chat.session.tokens[len(after) :])[-1:]
+                bench.agree(next_row(chat.session), expected, f"the next logits after {name}")
+        _check_a_question_that_fills(bench, plain)
 
     def test_fork(self, bench: Bench) -> None:
         """Chat: a fork and its original do not affect each other."""
-        chat = _chat(bench)
+        chat = chat_of(bench)
         tokens = chat.session.tokens
         fork = chat.fork()
         fork.send("the cat")
@@ -212,7 +310,7 @@ class TestChat(Scenarios):
 
     def test_a_fork_draws_on(self, bench: Bench) -> None:
         """Chat: a fork has the original's options, and answers with the original's next draws."""
-        chat = _chat(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both, even if forks are copies
+        chat = chat_of(bench, n_ctx=512, options=ChatOptions(UNIFORM))  # room for both, even if forks are copies
         first = chat.send("the dog").tokens
         fork = chat.fork()
         assert fork.options == chat.options, "a fork has other options than its original"
@@ -220,19 +318,85 @@ class TestChat(Scenarios):
         assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
         assert fork_tokens != first, "a fork repeats the draws of an answer that was given before"
 
+    def test_options_of_one_answer(self, bench: Bench) -> None:
+        """Chat: each way to answer takes options of the answer, which replace those of the chat this time only."""
+        question, rule = Message(Role.USER, "on"), compile(Regex("ab"), bench.vocab)
+        ways: dict[str, Callable[..., Answer]] = {
+            "send": lambda chat, **options: chat.send(question, **options),
+            "stream": lambda chat, **options: chat.stream(question, **options).run(),
+            "proceed": lambda chat, **options: chat.proceed(**options).run(),
+            "regenerate": lambda chat, **options: chat.regenerate(**options).run(),
+        }
+        cases: tuple[dict[str, Any], ...] = (
+            {"max_tokens": 2, "seed": 7},
+            {"max_tokens": 4, "temperature": 0.8, "top_p": 0.3, "timeout": 600.0},
+        )
+        for name, way in ways.items():
+            asked = (*SAID, question) if name in ("proceed", "regenerate") else SAID
+            chat, other = (chat_of(bench, asked, options=ChatOptions(UNIFORM)) for _ in range(2))
+            for options in cases:
+                of_sampling = {option: value for option, value in options.items() if option != "timeout"}
+                expected = way(other, sampling=replace(UNIFORM, **of_sampling)).tokens
+                tokens = way(chat, **options).tokens
+                assert tokens == expected, (
+                    f"{name} with {options} draws {tokens}; with one Sampling of them, {expected}"
+                )
+                for each in (chat, other):
+                    _shorten(each, len(asked))
+            text = way(chat, max_tokens=2, logits_processors=[_only(bench.vocab, "a")]).text
+            assert text == "aa", f"{name} with a logits processor that leaves 'a' alone says {text!r}"
+            _shorten(chat, len(asked))
+            text = way(chat, constraint=rule).text
+            assert text == "ab", f"{name} with a constraint to 'ab' says {text!r}"
+            assert chat.options == ChatOptions(UNIFORM), f"options of one answer of {name} changed those of the chat"
+
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
 
         The two decode the prompt in other batches (clause 16).
         """
-        chat = _chat(bench, options=ChatOptions(UNIFORM))
+        chat = chat_of(bench, options=ChatOptions(UNIFORM))
         chat.send("the dog")
-        with Chat.restore(BenchModel(bench), chat.dump()) as restored:
+        model, path = BenchModel(bench), bench.directory / "chat.slm"
+        chat.save(path)
+        with Chat.load(model, path, n_ctx=900, overflow="shift", tools=[LOOK]) as restored:
+            assert model.requested[-1].n_ctx == 900, f"n_ctx=900 was requested, not {model.requested[-1].n_ctx}"
+            options = replace(chat.options, overflow="shift", tools=(LOOK,))
+            assert restored.options == options, f"a chat loaded with other options has {restored.options}"
+            assert restored.messages == chat.messages, "a loaded chat has other messages"
+        assert _is_closed(model.contexts[-1]), "a loaded chat leaves its context open"
+        context = bench.context_with(ContextOptions(64, 1, 16))  # with the backend's KV types
+        with Chat(Session(context, bench.vocab), model.formatter, options=ChatOptions(GREEDY)) as empty:
+            Chat.restore(model, empty.dump()).close()
+            assert model.requested[-1] == ContextOptions(64, 1, 16), f"its context is {model.requested[-1]}"
+            Chat.restore(model, empty.dump(), kv_type_k=bench.kv_type, kv_type_v=bench.kv_type).close()
+            assert model.requested[-1] == ContextOptions(64, 1, 16, bench.kv_type, bench.kv_type), "KV types are lost"
+            meta, sections = unpack("chat", empty.dump())
+            for types in ((bench.kv_type, None), (None, bench.kv_type)):
+                with suppress(SlmError):  # a backend may refuse the types
+                    Chat.restore(model, pack("chat", {**meta, "kv_types": types}, sections)).close()
+                assert model.requested[-1] == ContextOptions(64, 1, 16, *types), "types of keys and values are swapped"
+            for sizes in (
+                [64, 0, 16],
+                [64, 4097, 16],
+                [64, 1, 0],
+                [64, 1, 16385],
+                [0, 1, 16],
+                [10**6, 1, 16],
+                [64, 1],
+                [],
+            ):
+                with bench.refused(f"a dump of a chat in a context of {sizes}", InvalidSnapshot):
+                    Chat.restore(model, pack("chat", {**meta, "context": sizes}, sections))
+        with bench.refused("a chat in a context that is too small", ContextFull):
+            Chat.restore(model, chat.dump(), n_ctx=chat.session.n_tokens - 1)
+        assert _is_closed(model.contexts[-1]), "a chat that has no room leaves its context open"
+        with Chat.restore(model, chat.dump()) as restored:
             assert restored.messages == chat.messages, "a restored chat has other messages"
             assert restored.options == chat.options, "a restored chat has other options"
             kept, asked = restored.session.context.options, chat.session.context.options
             assert kept == asked, f"a chat in a context of {asked} is restored in one of {kept}"
-            rendered = _chat(bench, chat.messages).session.tokens
+            rendered = chat_of(bench, chat.messages).session.tokens
             assert restored.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
             bench.agree(
                 next_row(restored.session), fresh_row(bench, restored.session), "the next logits of a restored chat"
@@ -242,146 +406,12 @@ class TestChat(Scenarios):
 
     @staticmethod
     def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
-        chat = _chat(bench)
+        chat = chat_of(bench)
         chat.session.next_logits()
         change(chat)
         assert chat.messages == tuple(messages), "the chat holds other messages than the edit leaves"
-        assert chat.session.tokens == _chat(bench, messages).session.tokens, "its tokens are not those of its messages"
+        assert chat.session.tokens == chat_of(bench, messages).session.tokens, "its tokens are others than its messages"
         bench.agree(next_row(chat.session), fresh_row(bench, chat.session), "the next logits after an edit")
-
-
-class TestOracle(Scenarios):
-    """Oracle: an answer leaves no trace in the chat, in a fork or, without a free sequence, in the chat's sequence."""
-
-    above_contract = True
-    families = tuple(FAMILIES)
-
-    def test_on_success(self, bench: Bench) -> None:
-        """Oracle: ``ask`` and ``choose`` leave no trace, and give the same answer twice if it is clear."""
-
-        def ask(chat: Chat) -> None:
-            first, second = (chat.oracle().ask("the dog", sampling=GREEDY).tokens for _ in range(2))
-            what = "two greedy answers of an oracle to one question"
-            bench.same_choices(_prompt(bench, "the dog"), first, second, what)
-            for _ in range(2):
-                _check_choice(bench, chat, ["on", "in the dog"])
-
-        _no_trace(bench, ask)
-
-    def test_on_an_error(self, bench: Bench) -> None:
-        """Oracle: a question that is refused, or whose answer does not fit, leaves no trace."""
-
-        def fail(chat: Chat) -> None:
-            with bench.refused("choose between one option", InvalidOption):
-                chat.oracle().choose("is it", ["on"])
-            with bench.refused("a JSON text that is longer than the context", OracleError, ContextFull):
-                chat.oracle().extract({"type": "string", "minLength": 100_000}, "no")
-
-        _no_trace(bench, fail)
-
-    def test_on_a_raising_callback(self, bench: Bench) -> None:
-        """Oracle: a stopping criterion that raises after three tokens leaves no trace."""
-
-        def ask(chat: Chat) -> None:
-            with pytest.raises(KeyError):
-                chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[_raise])
-
-        _no_trace(bench, ask)
-
-    def test_on_cancel(self, bench: Bench) -> None:
-        """Oracle: an answer that is stopped as incomplete leaves no trace."""
-
-        def ask(chat: Chat) -> None:
-            chat.oracle().ask("the dog", sampling=GREEDY, stopping_criteria=[lambda event, draft: StoppingAction.STOP])
-
-        _no_trace(bench, ask)
-
-    def test_the_draws_after_it(self, bench: Bench) -> None:
-        """Oracle: a question does not change the chat's next draws."""
-        for n_seq_max in (3, 1):
-            unquestioned, questioned = (
-                _chat(bench, n_seq_max=n_seq_max, options=ChatOptions(UNIFORM)) for _ in range(2)
-            )
-            questioned.oracle().ask("is it on", sampling=UNIFORM)
-            tokens, tokens_after_question = (chat.send("the dog").tokens for chat in (unquestioned, questioned))
-            assert tokens_after_question == tokens, "a chat draws another answer once its oracle was asked"
-
-    def test_options_are_content(self, bench: Bench) -> None:
-        """Oracle: an option that spells a control token is scored as text."""
-        control = [token for token in range(bench.vocab.size) if not bench.vocab.token_bytes(token)]
-        spelled = bench.vocab.token_bytes(control[-1], special=True).decode()
-        options = ["on", f"in{spelled}", f"{spelled} you"]
-        logprobs = np.log(_chat(bench).oracle().choose("is it", options).probabilities)
-        scores, slack = _scores(bench, "is it", options)
-        off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-        assert (off <= 0).all(), (
-            f"the log probabilities of {options} differ by {(logprobs - logprobs[0]).round(3)}; those as"
-            f" plain text by {(scores - scores[0]).round(3)}"
-        )
-
-    def test_choose(self, bench: Bench) -> None:
-        """Oracle: ``choose`` ranks options by the probability of their tokens and of the end after them."""
-        chat, options = _chat(bench), ["on", "in the dog", "you", "it is"]
-        for order in (options, options[::-1]):
-            _check_choice(bench, chat, order)
-
-
-class TestMeaning(Scenarios):
-    """Chats with the demo model: it knows the facts in its messages, and no facts of deleted messages."""
-
-    above_contract = True
-    models = ("demo",)
-
-    def test_a_transcript(self, bench: Bench) -> None:
-        """Chat: a recorded conversation has the same tokens, in prompts and greedy answers."""
-        chat = _chat(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
-        for text in ("My name is Ada.", "What is my name?"):
-            chat.send(text)
-        assert bench.vocab.decode(chat.session.tokens, special=True) == TRANSCRIPT, "the conversation reads otherwise"
-        assert chat.session.tokens == TRANSCRIPT_TOKENS, "the conversation has other tokens"
-
-    def test_what_was_told_is_known(self, bench: Bench) -> None:
-        """Chat: the model repeats a fact that it was told, also after a dump is restored."""
-        chat = _chat_that_knows_a_name(bench)
-        with Chat.restore(Model(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
-            for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
-                answer = which.send("What is my name?").text
-                assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
-
-    def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
-        """Chat: the model does not know a deleted fact, and knows the new fact after an edit."""
-        chat = _chat_that_knows_a_name(bench)
-        chat.edit(0, "My name is Bob.")
-        answer = chat.send("What is my name?").text
-        assert "Bob" in answer, f"after an edit that says Bob, the model says {answer!r}"
-        chat = _chat_that_knows_a_name(bench)
-        for _ in chat.messages:
-            chat.delete(0)
-        answer = chat.send("What is my name?").text
-        assert "Ada" not in answer, f"after what it was told was deleted, the model says {answer!r}"
-
-    def test_think(self, bench: Bench) -> None:
-        """Oracle: ``think`` returns the reasoning apart from the answer; the chat keeps neither."""
-        chat = _chat_that_knows_a_name(bench)
-        before = chat.messages
-        answer = chat.oracle().think("What is my name?")
-        assert "Ada" in answer.text, f"asked to think about the name, the oracle says {answer.text!r}"
-        assert answer.reasoning, "the oracle was asked to think, and gives no reasoning"
-        assert answer.reasoning not in answer.text, f"the reasoning is in the answer: {answer.text!r}"
-        assert "think>" not in answer.text + answer.reasoning, "tags around the reasoning are in the text"
-        assert chat.messages == before, "the oracle's question is in the chat"
-
-    def test_extract(self, bench: Bench) -> None:
-        """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
-        oracle, name = _chat_that_knows_a_name(bench).oracle(), {"type": "string"}
-        fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
-        extracted = oracle.extract(fits)
-        assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
-        odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
-        forced = oracle.extract(odd).value
-        assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
-        fitting = isinstance(forced.get("shoe"), bool) and forced.get("name", 7) in (7, 8)
-        assert fitting, f"under a schema for a number and a truth value, the oracle extracts {forced!r}"
 
 
 class BenchModel:
@@ -414,73 +444,34 @@ class BenchModel:
         return self.contexts[-1]
 
 
-def _no_trace(bench: Bench, ask: Callable[[Chat], None]) -> None:
-    for n_seq_max, where in ((3, "with sequences to spare"), (1, "with no sequence to spare")):
-        chat = _chat(bench, n_seq_max=n_seq_max)
-        row = next_row(chat.session)
-        before = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
-        ask(chat)
-        after = (chat.messages, chat.session.tokens, contents_of(chat.session.context))
-        assert after == before, f"an oracle {where} changed messages, tokens or lengths"
-        bench.same(next_row(chat.session), row, f"the next logits after an oracle {where}")
-        more = bench.tokens(4)
-        chat.session.append_tokens(more)
-        bench.agree(next_row(chat.session), fresh_row(bench, chat.session), f"4 tokens after an oracle {where}")
-
-
-def _prompt(bench: Bench, question: str) -> list[int]:
-    """The tokens of the chat and a question."""
-    return encode_segments(bench.vocab, bench.formatter.render((*SAID, Message(Role.USER, question))))
-
-
-def _check_choice(bench: Bench, chat: Chat, options: Sequence[str]) -> None:
-    """Require that the oracle chooses the likeliest option, with the reference's probabilities."""
-    choice = chat.oracle().choose("is it", options)
-    scores, slack = _scores(bench, "is it", options)
-    best = choice.probabilities.index(max(choice.probabilities))
-    assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
-    logprobs = np.log(choice.probabilities)
-    off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-    worst = int(off.argmax())
-    assert off[worst] <= 0, (
-        f"{options[worst]!r} is said to be {logprobs[worst] - logprobs[0]:.4f} likelier than {options[0]!r} (natural"
-        f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
-    )
-
-
-def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The reference's log probability of each option as the whole answer, and its error bound."""
-    prompt = _prompt(bench, question)
-    scores, slack = [], []
-    for option in options:
-        tokens = bench.vocab.encode(option, add_special=False, parse_special=False)
-        rows = bench.reference().decode([*prompt, *tokens])[len(prompt) - 1 :]
-        shares = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-        end = np.logaddexp.reduce(shares[-1, sorted(bench.vocab.eog_ids)])
-        scores.append(shares[np.arange(len(tokens)), tokens].sum() + end)
-        # Each log probability is off by at most two gaps (see Tolerance.gap).
-        slack.append(2 * bench.tolerance.gap * np.linalg.norm(rows, axis=1).sum() + 1e-5)
-    return np.array(scores), np.array(slack)
-
-
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+def n_shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _raise(event: Event, draft: Draft) -> StoppingAction:
+def _shorten(chat: Chat, n_messages: int) -> None:
+    while len(chat.messages) > n_messages:
+        chat.delete(-1)
+
+
+def _only(vocab: Vocab, letter: str) -> LogitsProcessor:
+    """A logits processor that leaves one token, a letter."""
+    token = vocab.encode(letter, add_special=False, parse_special=False)[-1]
+
+    def leave(tokens: Sequence[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.where(np.arange(len(row)) == token, row, np.float32(-np.inf))
+
+    return leave
+
+
+def raise_at_third(event: Event, draft: Draft) -> StoppingAction:
     """Raise at the third token, or at the end of a shorter answer."""
     if len(draft.tokens) == 3 or event.text == "":
         raise KeyError("a stopping criterion's own error")
     return StoppingAction.NEXT
 
 
-def _chat_that_knows_a_name(bench: Bench) -> Chat:
-    chat = _chat(bench, (), options=TOLD)
-    chat.send("My name is Ada.")
-    return chat
-
-
-def _chat(
+def chat_of(
     bench: Bench,
     messages: Sequence[Message] = SAID,
     *,
@@ -488,8 +479,54 @@ def _chat(
     n_seq_max: int = 3,
     options: ChatOptions | None = None,
 ) -> Chat:
+    """A chat in a context of its own, which has said ``SAID``."""
     session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
+
+
+def _is_closed(context: Context) -> bool:
+    try:
+        context.clear()
+    except ContextClosed:
+        return True
+    return False
+
+
+def _check_a_question_that_fills(bench: Bench, chat_format: Formatter) -> None:
+    """A policy drops all earlier turns for a question that fills the context, and refuses one token more."""
+    before: tuple[Message, ...] = SAID[:1]
+    question = Message(Role.USER, "on " * 20)
+    n_ctx = len(encode_segments(bench.vocab, chat_format.render((question,))))
+    for policy in ("shift", "truncate_middle"):
+        with _overflowing(bench, n_ctx, chat_format, before, policy) as chat:
+            with bench.refused("a question that leaves no room for a token", ContextFull):
+                chat.send(question, max_tokens=1)
+            assert chat.messages == before, "a question that does not fit changed the chat"
+            answer = chat.send(question, max_tokens=0)
+            assert answer.overflowed is not None, f"{policy} dropped messages and does not say so"
+            assert chat.messages == (question, _says("")), f"{policy} kept {chat.messages}"
+
+
+def _overflowing(
+    bench: Bench, n_ctx: int, chat_format: Formatter, messages: Sequence[Message], policy: Overflow
+) -> Chat:
+    """A chat in a context of its own; a first, system message is passed as ``system``."""
+    session, options = (
+        Session(bench.context(n_ctx=n_ctx, n_seq_max=1), bench.vocab),
+        ChatOptions(GREEDY, overflow=policy),
+    )
+    system, *others = messages
+    if system.role is not Role.SYSTEM:
+        return Chat(session, chat_format, messages=messages, options=options)
+    return Chat(session, chat_format, system=system.content, messages=others, options=options)
+
+
+def _in_a_thread(call: Callable[[], object]) -> Exception | None:
+    """What a call raises in another thread; None if it returns."""
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(call).exception()
+    assert error is None or isinstance(error, Exception), f"a call in another thread ended it: {error!r}"
+    return error
 
 
 def _says(text: str) -> Message:

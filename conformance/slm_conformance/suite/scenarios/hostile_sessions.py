@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.hostile import hostile_dumps
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_conformance.suite.scenarios.chats import BenchModel
+from slm_conformance.suite.scenarios.chats import LOOK, BenchModel
 from slm_conformance.suite.scenarios.hostile import spread_indices
 from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.container import pack, unpack
 from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import ContextClosed, InvalidSnapshot, SlmError, SnapshotMismatch
+from slm_core.formatting import formatter
 from slm_core.generation import StoppingAction
 from slm_core.protocols import Context
 from slm_core.sampling import Sampling
-from slm_core.types import EMBEDDED, Capability, Message, Role
+from slm_core.types import EMBEDDED, Capability, MalformedCall, Message, Role, ToolCall
 
 _Restored = TypeVar("_Restored")
-N_SESSIONS, N_CHATS = 600, 200
+N_SESSIONS, N_CHATS = 150, 50
+N_SESSION_FIELDS, N_CHAT_FIELDS = 250, 150
+"""The most dumps with one field of another kind; see ``_other_fields``."""
+BRIEF = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A chat format that shows the content of messages only."""
+ODD: tuple[object, ...] = (None, True, -1, 0.5, 2**62, "", "x", [], [[]], {}, {"x": "y"})
+"""Values that a field of a dump may have by mistake."""
 N_DAMAGED = 1_500
 """The number of positions at which a dump is truncated, and changed; see ``places``."""
 
@@ -52,7 +60,13 @@ class TestHostileSessions(Scenarios):
         keeper = Session(context, bench.vocab, seq_id=1)
         keeper.append_tokens(bench.tokens(9))
         row = next_row(keeper)
-        for i, hostile in enumerate(_hostile("session", data, *_share(bench, N_SESSIONS))):
+        for i, hostile in enumerate(
+            chain(
+                _other_sections("session", data),
+                _other_fields("session", data, *_share(bench, N_SESSION_FIELDS)),
+                _hostile("session", data, *_share(bench, N_SESSIONS)),
+            )
+        ):
             before = contents_of(context)
             session = _restored(i, partial(Session.restore, context, bench.vocab, hostile))
             if session is None:
@@ -67,7 +81,7 @@ class TestHostileSessions(Scenarios):
 
     def test_a_damaged_chat(self, bench: Bench) -> None:
         """Chat: a dump that is truncated or has a changed byte raises before a context is made."""
-        model, data = BenchModel(bench), _chat_dump(bench)
+        model, data = _model(bench), _chat_dump(bench)
         for what, damaged in _damaged(data):
             with bench.refused(f"a chat's dump {what}", InvalidSnapshot, SnapshotMismatch):
                 Chat.restore(model, damaged)
@@ -77,9 +91,16 @@ class TestHostileSessions(Scenarios):
 
     def test_hostile_chats(self, bench: Bench) -> None:
         """Chat: dumps with false fields raise, or give chats that answer; no context is left open."""
-        model, data = BenchModel(bench), _chat_dump(bench, rows=_rows(bench))
+        model, data = _model(bench), _chat_dump(bench, rows=_rows(bench))
         most = max(4096, bench.model.info.n_ctx_train)
-        for i, hostile in enumerate(chain(_sizes(data), _hostile("chat", data, *_share(bench, N_CHATS)))):
+        for i, hostile in enumerate(
+            chain(
+                _sizes(data),
+                _other_sections("chat", data),
+                _other_fields("chat", data, *_share(bench, N_CHAT_FIELDS)),
+                _hostile("chat", data, *_share(bench, N_CHATS)),
+            )
+        ):
             chat = _restored(i, partial(Chat.restore, model, hostile))
             if chat is not None:
                 _answers(i, chat)
@@ -89,6 +110,8 @@ class TestHostileSessions(Scenarios):
             model.contexts.clear()
         largest = max(options.n_ctx for options in model.requested)
         assert largest <= most, f"a dump of a few kB made a context of {largest} positions (allowed: {most})"
+        largest = max(max(options.n_seq_max, options.n_batch) for options in model.requested)
+        assert largest <= 2**14, f"a dump of a few kB made a context of {largest} sequences, or positions in a batch"
 
 
 def _rows(bench: Bench) -> EmbeddingRows | None:
@@ -111,10 +134,22 @@ def _session_dump(bench: Bench, rows: EmbeddingRows | None = None) -> bytes:
 
 
 def _chat_dump(bench: Bench, rows: EmbeddingRows | None = None) -> bytes:
+    """A dump in which each field has a value."""
     session = Session(bench.context(n_ctx=64, n_seq_max=1), bench.vocab)
-    message = Message(Role.USER, "a" if rows is None else ["a", rows])
-    chat = Chat(session, bench.formatter, messages=(message,), options=ChatOptions(SAMPLING))
+    calls, malformed = (ToolCall("f", {"n": 1}, "c"),), (MalformedCall("{", "no"),)
+    messages = (
+        Message(Role.USER, "a" if rows is None else ["a", rows]),
+        Message(Role.ASSISTANT, "", "b", calls, malformed_calls=malformed),
+        Message(Role.TOOL, "d", name="f", tool_call_id="c"),
+    )
+    chat = Chat(session, _model(bench).formatter, messages=messages, options=ChatOptions(SAMPLING, (LOOK,)))
     return chat.dump()
+
+
+def _model(bench: Bench) -> BenchModel:
+    model = BenchModel(bench)
+    model.formatter = formatter(BRIEF, model=bench.model)
+    return model
 
 
 def _damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -135,6 +170,41 @@ def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
     yield from hostile_dumps([data], n - n // 3, seed)
     for hostile in hostile_dumps([inner], n // 3, seed):
         yield pack(kind, meta, (hostile, *others))
+
+
+def _other_fields(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
+    """Dumps in which one field has another kind of value, or is missing; at most ``n``, others for each seed."""
+    meta, sections = unpack(kind, data)
+    changes = [(path, value) for path in _paths(meta) for value in (*ODD, ...)]
+    chosen = np.random.default_rng(seed).permutation(len(changes))[:n]
+    for path, value in (changes[i] for i in sorted(chosen)):
+        changed: Any = json.loads(json.dumps(meta))
+        parent = changed
+        for key in path[:-1]:
+            parent = parent[key]
+        if value is ...:
+            del parent[path[-1]]
+        else:
+            parent[path[-1]] = value
+        yield pack(kind, changed, sections)
+
+
+def _other_sections(kind: str, data: bytes) -> Iterator[bytes]:
+    """Dumps in which one section is missing, empty, repeated, or has another length; and one without sections."""
+    meta, sections = unpack(kind, data)
+    yield pack(kind, meta, ())
+    for i, section in enumerate(sections):
+        changes = ((), (b"",), (section, section), (section[:-1],), (section + b"\0",), (section + bytes(4),))
+        for changed in changes:
+            yield pack(kind, meta, (*sections[:i], *changed, *sections[i + 1 :]))
+
+
+def _paths(node: Any) -> Iterator[tuple[Any, ...]]:
+    """The keys and indexes that lead to each value inside."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)):
+        yield (key,)
+        if isinstance(node[key], dict | list):
+            yield from ((key, *path) for path in _paths(node[key]))
 
 
 def _sizes(data: bytes) -> Iterator[bytes]:
@@ -164,11 +234,14 @@ def _goes_on(i: int, session: Session) -> None:
             next(running, None)
         session.dump()
         running.cancel()
-        running.run()
+        tokens = running.run().tokens
     except SlmError as error:
         assert "\n" not in str(error), f"hostile dump {i}: the message is not one line: {error}"
     except Exception as error:
         raise AssertionError(f"hostile dump {i} was restored, then raised {type(error).__name__} ({error})") from error
+    else:
+        said = session.tokens[session.n_tokens - len(tokens) :]
+        assert tokens == said, f"hostile dump {i} was restored with an answer {tokens} that its history lacks: {said}"
 
 
 def _answers(i: int, chat: Chat) -> None:

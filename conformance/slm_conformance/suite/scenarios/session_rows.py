@@ -14,7 +14,7 @@ from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Chat, ChatOptions, Session, encode_segments
 from slm_core.embedding_rows import ROWS_MARK, EmbeddingRows
-from slm_core.errors import ContextFull, InvalidEmbedding, SessionError, UnsupportedInput
+from slm_core.errors import ContextFull, InvalidEmbedding, InvalidOption, SessionError, UnsupportedInput
 from slm_core.sampling import Sampling
 from slm_core.types import EMBEDDED, Capability, Message, Role, Segment
 
@@ -41,6 +41,16 @@ class TestSessionRows(Scenarios):
                 session.append_rows(np.ones((3, n_embd + 1), np.float32))
             with bench.refused("13 rows behind 20 of 32", ContextFull, context=context):
                 session.append_rows(np.ones((13, n_embd), np.float32))
+            has_blocks = Capability.BIDIRECTIONAL_BLOCKS in bench.capabilities
+            too_long = InvalidOption if has_blocks else UnsupportedInput
+            wide = Session(bench.context(n_batch=N_BATCH), bench.vocab)
+            with bench.refused("a block that is longer than a batch", too_long, context=wide.context):
+                wide.append_rows(np.ones((18, n_embd), np.float32), blocks=[(1, N_BATCH + 2)])
+            if has_blocks:
+                wide.append_rows(np.ones((18, n_embd), np.float32), blocks=[(1, N_BATCH + 1)])
+            if Capability.MROPE_POSITIONS not in bench.capabilities:
+                with bench.refused("offsets that are not declared", UnsupportedInput, context=context):
+                    session.append_rows(np.ones((2, n_embd), np.float32), offsets=np.array([[0, 0, 0], [0, 0, 1]]))
         assert session.tokens == tuple(bench.tokens(20)), "refused rows are in the session"
 
     def test_edits(self, bench: Bench) -> None:
@@ -128,7 +138,7 @@ class TestSessionRows(Scenarios):
         """Chat: the rows of a message stand where its parts say, and stay there in later turns, dumps and edits."""
         session = _session(bench)
         rows, others = (EmbeddingRows(_rows(bench, 6, seed=i), before="<|im_end|>") for i in (0, 1))
-        first, second = Message(Role.USER, ["see ", rows, " and say"]), Message(Role.USER, [others, "what"])
+        first, second = Message(Role.USER, ["see ", rows, " and say"]), Message(Role.USER, [others, "what", rows, "is"])
         said = Message(Role.ASSISTANT, "it is")
         with Chat(session, bench.formatter, messages=(first, said), options=ChatOptions(GREEDY)) as chat:
             _agree_with_messages(bench, chat, "the next logits after a message with rows")
@@ -140,6 +150,18 @@ class TestSessionRows(Scenarios):
             assert again.messages[:3] == (first, said, second), "a restored chat has other messages"
             again.delete(3)
             _agree_with_messages(bench, again, "the next logits of a restored chat with rows")
+            unchanged = (again.messages, again.session.tokens)
+            with bench.refused("a text that stands for rows", InvalidOption, context=again.session.context):
+                again.edit(1, "a\U000f0001")
+            assert (again.messages, again.session.tokens) == unchanged, "a refused edit changed the chat"
+        if Capability.BIDIRECTIONAL_BLOCKS in bench.capabilities:
+            blocks = EmbeddingRows(rows.rows, [(0, 2), (2, 5)])
+            with Chat(_session(bench), bench.formatter, messages=[Message(Role.USER, ["see ", blocks])]) as chat:
+                row, data = next_row(chat.session), chat.dump()
+                with Chat.restore(BenchModel(bench), data) as again:
+                    assert again.messages == chat.messages, "a restored chat has other blocks"
+                    assert again.session.inputs == chat.session.inputs, "a restored chat's prompt has other blocks"
+                    bench.same(next_row(again.session), row, "the next logits of a restored chat with blocks")
 
 
 def _session(bench: Bench, sampling: Sampling | None = None) -> Session:
