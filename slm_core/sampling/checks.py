@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from slm_core.sampling.options import Sampling
 
 _LARGEST = 1e30
+_EXACT = 2**53
+"""Integers below it are floats, too; NumPy takes no integers beyond 64 bits."""
 Reader: TypeAlias = Callable[[str, object], object]
 MIN_TEMPERATURE = 1e-4
 """The lowest temperature above 0. Below it, draws are practically greedy, and divided logits overflow."""
@@ -28,7 +30,7 @@ def _number(
             bounds = f" from {least}" if math.isfinite(least) else f" above {above}" if math.isfinite(above) else ""
             limit = f" to {most}" if math.isfinite(most) else ""
             raise InvalidOption(f"{name}={value!r} (accepted: a number{bounds}{limit})")
-        return value
+        return value if abs(value) < _EXACT else float(value)
 
     return read
 

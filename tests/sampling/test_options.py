@@ -386,6 +386,19 @@ def test_presets_are_ordered_by_entropy() -> None:
         assert entropies == sorted(entropies)
 
 
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repeat_penalty", "temperature"])
+def test_integers_that_numpy_lacks_are_numbers(name: str) -> None:
+    values = [
+        {name: number, "penalty_window": 8} if "penalty" in name else {name: number} for number in (2**64, 2.0**64)
+    ]
+    rows = []
+    for options in values:
+        chain = SamplerChain(Sampling(**options, seed=1))
+        chain.accept(3)
+        rows.append(chain.distribution(np.arange(8, dtype=np.float32)))
+    assert [each.tolist() for each in rows[0]] == [each.tolist() for each in rows[1]]
+
+
 def test_options_survive_json() -> None:
     options = Sampling(
         logit_bias={5: -math.inf, 7: 1.5}, eog_bias=-math.inf, stop=("x", "y"), order=ORDER, seed=9, max_tokens=5

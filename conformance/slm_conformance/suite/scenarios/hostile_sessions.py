@@ -32,7 +32,7 @@ N_SESSION_FIELDS, N_CHAT_FIELDS = 250, 150
 """The most dumps with one field of another kind; see ``_other_fields``."""
 BRIEF = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat format that shows the content of messages only."""
-ODD: tuple[object, ...] = (None, True, -1, 0.5, 2**62, "", "x", [], [[]], {}, {"x": "y"})
+ODD: tuple[object, ...] = (None, True, -1, 0.5, 2**64, "", "x", [], [[]], {}, {"x": "y"})
 """Values that a field of a dump may have by mistake."""
 N_DAMAGED = 1_500
 """The number of positions at which a dump is truncated, and changed; see ``places``."""
