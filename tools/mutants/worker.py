@@ -154,8 +154,8 @@ class Worker:
             if nodeid.partition("::")[0] in paths_of_tests
             and not reach.lines.get(mutant.path, frozenset()).isdisjoint(mutated)
         ]
-        kills = self._kills[mutant.function]
-        reaching.sort(key=lambda nodeid: (-kills[nodeid], self._reach[nodeid].seconds))
+        kills, of_file = self._kills[mutant.function], self._kills[mutant.path]
+        reaching.sort(key=lambda nodeid: (-kills[nodeid], -of_file[nodeid], self._reach[nodeid].seconds))
         chosen, total = [], 0.0
         for nodeid in reaching:
             total += self._reach[nodeid].seconds
@@ -179,6 +179,7 @@ class Worker:
         killer = tests[ran[-1]] if ran and last["verdict"] == "killed" else ""
         if killer:
             self._kills[mutant.function][killer] += 1
+            self._kills[mutant.path][killer] += 1
         return {"verdict": last["verdict"], "why": last.get("why", ""), "killer": killer, "n_run": len(ran)}
 
 
