@@ -146,7 +146,10 @@ class Worker:
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
-        """The tests that run the mutant's lines: those that killed neighbours first, then by duration."""
+        """The tests that run the mutant's lines, as many as there is time for.
+
+        Tests that killed neighbours come first, then quick ones that run most of the file, then the others by duration.
+        """
         mutated, paths_of_tests = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
         reaching = [
             nodeid
@@ -155,7 +158,14 @@ class Worker:
             and not reach.lines.get(mutant.path, frozenset()).isdisjoint(mutated)
         ]
         kills, of_file = self._kills[mutant.function], self._kills[mutant.path]
-        reaching.sort(key=lambda nodeid: (-kills[nodeid], -of_file[nodeid], self._reach[nodeid].seconds))
+
+        def rank(nodeid: str) -> tuple[float, ...]:
+            reach = self._reach[nodeid]
+            is_quick = reach.seconds < self._plan.most_seconds / 20
+            n_lines = len(reach.lines[mutant.path]) if is_quick else 0
+            return -kills[nodeid], -of_file[nodeid], -n_lines, reach.seconds
+
+        reaching.sort(key=rank)
         chosen, total = [], 0.0
         for nodeid in reaching:
             total += self._reach[nodeid].seconds
