@@ -13,6 +13,7 @@ from scripted import END, N_VOCAB, START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextClosed, InvalidOption
 from slm_core.generation.speculation import (
+    DraftFunction,
     DraftModel,
     PromptLookup,
     Speculation,
@@ -264,6 +265,10 @@ def test_sampled_drafts_occur_with_their_probabilities() -> None:
 def test_a_draft_model_that_cannot_truncate_is_refused() -> None:
     with pytest.raises(InvalidOption, match="edit level REPLAY"):
         DraftModel(ScriptedContext(level=EditLevel.REPLAY), ByteVocab())
+
+
+def test_a_function_may_return_more_tokens_than_a_draft_has() -> None:
+    assert DraftFunction(lambda tokens, n: range(n + 3)).draft([1], 2).tokens == (0, 1)
 
 
 def test_a_closed_drafter_closes_its_context() -> None:

@@ -164,6 +164,9 @@ class TestBeam(Scenarios):
         cancelled = session.beam_search(Beams(2, n_best=2, logit_bias={a: BIAS}), cancelled=CancelsAfter(2))
         ends = [(hypothesis.finish_reason, len(hypothesis.tokens)) for hypothesis in cancelled.hypotheses]
         assert ends == [(FinishReason.CANCELLED, 3)] * 2, f"a search that is cancelled after three steps ends as {ends}"
+        words = Beams(1, force_words=("ab",), max_tokens=9)
+        none = session.beam_search(words, cancelled=CancelsAfter(0)).hypotheses
+        assert none == (), f"a search that is cancelled before its first hypothesis has {none}"
         with bench.refused("a search in which no token may follow", SamplingError):
             _session(bench).beam_search(Beams(1, logit_bias=nothing))
 
@@ -192,6 +195,8 @@ class TestBeam(Scenarios):
         beams = Beams(logit_bias=biases)
         biases[4] = 2.0
         assert beams.logit_bias == {3: 1.0}, f"the options of a search changed to {beams.logit_bias}"
+        one = Beams(stop="xy", force_words="yz")  # type: ignore[arg-type]  # a text alone is taken, too
+        assert (one.stop, one.force_words) == (("xy",), ("yz",)), f"a text of its own is {one.stop}, {one.force_words}"
         with bench.refused("forced words with groups", InvalidOption):
             Beams(4, n_groups=2, diversity_penalty=1.0, force_words=("x",))
         for options in (

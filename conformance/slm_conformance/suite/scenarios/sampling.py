@@ -337,6 +337,8 @@ def _each_step(likely: Sequence[int]) -> Iterator[Options]:
     several = {**SEVERAL, "logit_bias": {likely[3]: 2.0, likely[1]: -1.5, likely[0]: -INF}}
     yield from ({}, {"temperature": 0}, {"temperature": 0.7}, several)
     yield {**several, "order": ("temperature", "min_p", "top_p", "top_k", "penalties", "logit_bias", "end_of_answer")}
+    apart = ("top_k", "temperature", "top_p", "min_p")
+    yield {"top_k": 20, "temperature": 2.0, "top_p": 0.7, "min_p": 0.2, "order": apart}
     yield from ({"banned_tokens": likely[:3]}, {"eog_bias": -INF}, {"eog_bias": 3.0}, {"min_tokens": 4})
     yield from ({"repeat_penalty": 0.7, "penalty_window": None}, {"frequency_penalty": 0.4}, {"presence_penalty": -0.4})
     yield from ({**DRY, "dry_breakers": ()}, {**DRY, "dry_breakers": (likely[2], "e"), "dry_allowed_length": 1})

@@ -16,7 +16,7 @@ from slm_conformance.suite.scripted import CancelsAfter, Script
 from slm_conformance.suite.workshop import Rows
 from slm_core import constraints
 from slm_core.chat import Session
-from slm_core.errors import InvalidOption, InvalidSnapshot, SessionError
+from slm_core.errors import ContextClosed, InvalidOption, InvalidSnapshot, SessionError
 from slm_core.generation import Answer, Draft, Event, StoppingAction, StoppingCriterion
 from slm_core.generation.events import SpeculationStats
 from slm_core.generation.speculation import (
@@ -294,6 +294,8 @@ class TestSpeculation(Scenarios):
                 drafted = list(drafter.draft(history, 3, cancelled).tokens)
                 assert not drafted, f"a draft of {len(history)} tokens that cannot be made has {drafted}"
             bench.chosen(tokens, list(drafter.draft(tokens, 5).tokens), "a draft after one that was cancelled")
+        with bench.refused("a context that its drafter closed", ContextClosed):
+            context.length(0)
         with bench.context(n_seq_max=1) as context:
             few = DraftModel(context, bench.vocab, n_vocab=9).draft(tokens, 5).tokens
             assert max(few) < 9, f"drafts for a vocabulary of 9 tokens are {few}"
@@ -331,6 +333,8 @@ class TestSpeculation(Scenarios):
         assert off == below, (
             f"at edit level {bench.edit_level.name}, the reason why drafts are off is {answer.speculation.reason!r}"
         )
+        drafted = _answer(bench, DraftFunction(lambda tokens, n: [tokens[-1]] * n), GREEDY).speculation
+        assert drafted is not None and (drafted.drafted == 0) == below, f"drafts at {bench.edit_level.name}: {drafted}"
 
     @staticmethod
     def _drafters(bench: Bench) -> dict[str, Drafter]:
