@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from slm_core.errors import InvalidOption
 from slm_core.protocols import Vocab
@@ -53,9 +53,9 @@ class ForcedWords:
         missing_spellings = (spelling for i, word in enumerate(self._words) if i not in said for spelling in word)
         return {spelling[_ends(tokens, spelling)] for spelling in missing_spellings}
 
-    def complete(self, said: Iterable[int]) -> bool:
+    def complete(self, said: frozenset[int]) -> bool:
         """Whether no word is missing."""
-        return len(set(said)) == len(self._words)
+        return len(said) == len(self._words)
 
 
 def _spellings(word: str, vocab: Vocab) -> list[tuple[int, ...]]:

@@ -100,13 +100,14 @@ def score_windows(context: Context, tokens: Sequence[int], *, top: int = 0) -> S
     Each token has at least ``n_ctx // 2`` tokens before it, or all earlier tokens.
     """
     n_ctx, half = context.n_ctx, context.n_ctx // 2
-    scores = [score_tokens(context, 0, tokens[:n_ctx], None, top=top)]
+    first = score_tokens(context, 0, tokens[:n_ctx], None, top=top)
+    logprobs, alternatives = list(first.logprobs), list(first.top)
     for start in range(n_ctx, len(tokens), n_ctx - half):
         context.drop(0)
         window = score_tokens(context, 0, tokens[start - half : start - half + n_ctx], None, top=top)
-        scores.append(Score(window.tokens[half:], window.logprobs[half:], window.top[half:]))
-    logprobs = tuple(logprob for score in scores for logprob in score.logprobs)
-    return Score(tuple(tokens), logprobs, tuple(alternatives for score in scores for alternatives in score.top))
+        logprobs += window.logprobs[half:]
+        alternatives += window.top[half:]
+    return Score(tuple(tokens), tuple(logprobs), tuple(alternatives))
 
 
 def checked_top(top: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from slm_core.errors import InvalidOption, PluginError, UnknownOption
@@ -105,10 +105,10 @@ def _custom(name: str, value: object) -> dict[str, dict[str, object]]:
     return read
 
 
-def _several(name: str, value: object) -> Sequence[object]:
+def _several(name: str, value: object) -> Collection[object]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | set | frozenset):
         raise InvalidOption(f"{name}={value!r} (accepted: a list)")
-    return tuple(value)
+    return value
 
 
 def _temperature(name: str, value: object) -> object:

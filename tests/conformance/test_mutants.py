@@ -30,6 +30,9 @@ class Counter:
     def add(self, n: int, items: list[int]) -> list[int]:
         if n < 0:
             raise ValueError("too few" + str(n + 1))
+        if n > 99:
+            text = "too few" + str(n + 1)
+            raise ValueError(text)
         if not items and n <= self.high:
             items = list(items)[1:]
         return [item for item in items if item > n][: min(n, self.high)]

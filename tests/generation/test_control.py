@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import threading
 
+import numpy as np
 import pytest
 
-from scripted import ByteVocab, ScriptedContext
+from scripted import N_VOCAB, ByteVocab, ScriptedContext
+from slm_conformance.suite.scripted import Script
 from slm_core.chat import Session
 from slm_core.errors import InvalidOption
 from slm_core.generation import Event, FinishReason, StoppingAction
 from slm_core.generation import control as control_module
+from slm_core.generation.token_loop import Progress, TokenLoop
 from slm_core.sampling import Sampling
 from slm_core.types import EditLevel
 
@@ -206,3 +209,25 @@ def test_an_answer_without_tokens_has_no_time_to_first_token() -> None:
     answer = session().generate(Sampling(max_tokens=0)).run()
     assert answer.timings.first_token_s is None
     assert answer.tokens_per_second == answer.prefill_tokens_per_second == 0
+
+
+def test_the_time_of_a_step_that_raises_counts() -> None:
+    class Raises(Script):
+        def sample(self, logits: np.ndarray) -> int:
+            raise KeyError
+
+    loop = TokenLoop(History(), ByteVocab(), Raises([1]), Progress(3, 0, 5, ()))
+    with pytest.raises(KeyError):
+        loop.step(np.zeros(N_VOCAB, np.float32), 0.5)
+    assert loop.progress.prefill_s >= 0.5
+    assert loop.progress.decode_s == 0
+
+
+class History:
+    """A history that ignores its tokens."""
+
+    def take(self, token: int) -> None:
+        """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing."""

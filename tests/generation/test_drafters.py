@@ -13,6 +13,7 @@ from scripted import END, N_VOCAB, START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.errors import ContextClosed, InvalidOption
 from slm_core.generation.speculation import (
+    DraftFunction,
     DraftModel,
     PromptLookup,
     Speculation,
@@ -266,6 +267,10 @@ def test_a_draft_model_that_cannot_truncate_is_refused() -> None:
         DraftModel(ScriptedContext(level=EditLevel.REPLAY), ByteVocab())
 
 
+def test_a_function_may_return_more_tokens_than_a_draft_has() -> None:
+    assert DraftFunction(lambda tokens, n: range(n + 3)).draft([1], 2).tokens == (0, 1)
+
+
 def test_a_closed_drafter_closes_its_context() -> None:
     context = draft_context()
     with DraftModel(context, ByteVocab()):
@@ -349,6 +354,11 @@ def test_the_translation_follows_any_change_of_the_history() -> None:
             assert drafter._pending == fresh._pending
 
 
+def test_bytes_that_are_no_text_do_not_stop_drafts() -> None:
+    for text in (b"a\xff\xfebc", b"\xffbc", "é".encode()[:1] + b"bc"):
+        assert bytes(translated_drafter().draft(list(text), 3).tokens) == b"def", text
+
+
 def test_control_tokens_are_translated_by_their_names() -> None:
     drafter = translated_drafter()
     drafter._follow([START, ord("a")])
@@ -361,6 +371,26 @@ def test_different_vocabularies_need_a_translated_draft_model() -> None:
     assert isinstance(draft_model(draft_context(), ByteVocab(), ByteVocab()), DraftModel)
     with pytest.raises(InvalidOption, match="sampling"):
         draft_model(draft_context(), PairVocab(), ByteVocab(), sampling=Sampling())
+
+
+class StrictVocab(ByteVocab):
+    """A vocabulary that has no bytes for ids outside it."""
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+        if not 0 <= id < self.size:
+            raise AssertionError(f"token {id} of {self.size}")
+        return super().token_bytes(id, special=special)
+
+
+class LongerVocab(StrictVocab):
+    """The same tokens, and three more."""
+
+    size = N_VOCAB + 3
+
+
+def test_a_vocabulary_may_have_more_tokens_at_its_end() -> None:
+    assert same_tokens(StrictVocab(), LongerVocab())
+    assert same_tokens(LongerVocab(), StrictVocab())
 
 
 # The length of drafts.

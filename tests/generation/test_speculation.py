@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scripted import ALL, END, N_VOCAB, ByteVocab, ScriptedContext, TagFormatter
 from slm_core.chat import Chat, Session
 from slm_core.errors import InvalidOption, InvalidToken, SessionError
 from slm_core.generation import Event, FinishReason, StoppingAction
+from slm_core.generation.events import SpeculationStats
 from slm_core.generation.speculation import (
     Drafter,
     DraftFunction,
@@ -20,8 +22,12 @@ from slm_core.generation.speculation import (
     PromptLookup,
     Proposal,
     Speculation,
+    SpeculativeSource,
     SuffixIndex,
 )
+from slm_core.generation.speculation.dumped import DumpedSpeculation
+from slm_core.generation.speculation.proposal import never
+from slm_core.generation.token_loop import Progress
 from slm_core.loading import demo_model_path
 from slm_core.protocols import Advance, FastForward, Forward, Stop
 from slm_core.sampling import Sampling
@@ -394,3 +400,18 @@ def test_a_loaded_model_can_draft_for_another(small: str, large: str) -> None:
     assert drafted.tokens == plain.tokens
     assert drafted.speculation is not None
     assert drafted.speculation.acceptance == 1, "the same model drafts, and each token of this answer has a clear gap"
+
+
+def test_statistics_of_a_restored_answer_begin_with_those_of_its_dump() -> None:
+    speculation = Speculation(PromptLookup(4, 1), n_max=4, adaptive=False)
+    dumped = DumpedSpeculation(speculation, (), SpeculationStats(3, 11, 4, 0.5, 0.25, 2, 1), in_round=False)
+    session = SimpleNamespace(edit_level=EditLevel.CUT)
+    drafts = SpeculativeSource(session, speculation, Progress(3, 0, 9, ()), taken_up=dumped)
+    assert drafts.stats == dumped.stats
+    drafts.draft([7, 8, 9, 7, 8], never)
+    drafts.begin_round(1, 0.125)
+    drafts.taken(9)
+    stats = drafts.stats
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.verify_s) == (4, 12, 5, 0.375)
+    assert stats.draft_s > 0.5
+    assert (stats.switched_off, stats.switched_on) == (2, 1)

@@ -81,3 +81,10 @@ def test_a_stream_continues_from_pending_bytes_and_held_text() -> None:
     # The held text was emitted: the incomplete character cannot be part of a stop string, but it is not known yet.
     twin = TextStream(["END"], first.pending, first.held)
     assert twin.feed("語".encode()[2:]) == first.feed("語".encode()[2:])
+
+
+def test_the_end_of_the_stream_may_complete_a_stop_string() -> None:
+    stream = TextStream(("\ufffd",))
+    assert stream.feed(b"a" + "é".encode()[:1]) == ("a", False)
+    assert stream.flush() == ("", True)
+    assert stream.stop == "\ufffd"

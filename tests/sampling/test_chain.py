@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from slm_core.errors import InvalidSnapshot, SamplingError
 from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling.stream import UniformStream
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 
@@ -191,3 +193,34 @@ def test_logits_without_a_finite_value_raise() -> None:
     for bad in (np.full(3, -np.inf, np.float32), np.array([0, np.nan], np.float32)):
         with pytest.raises(SamplingError):
             SamplerChain(Sampling()).sample(bad)
+
+
+def test_numbers_of_steps_are_a_stream_of_their_own() -> None:
+    def split_mix(n: int) -> int:
+        """Output n of SplitMix64 with seed 0 (Steele, Lea, Flood 2014)."""
+        z = n * 0x9E3779B97F4A7C15 % 2**64
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    stream = UniformStream(seed=7, stream=3)
+    start = split_mix(split_mix(7) ^ 3)
+    for n_draws in range(3):
+        numbers, offset = stream.aside(), split_mix(start + n_draws)
+        expected = [(split_mix(offset + i) >> 11) / 2**53 for i in (1, 2, 3)]
+        assert [numbers() for _ in expected] == expected, "the numbers changed: dumped answers continue with others"
+        stream.take()
+
+
+def test_the_largest_counts_of_a_state_are_restored() -> None:
+    chain = SamplerChain(Sampling(seed=1))
+    for counts in ([2**64 - 1, 2, 3], [1, 2**64 - 1, 3], [1, 2, 2**64 - 1]):
+        chain.set_state(json.dumps([*counts, {}]).encode() + b"\n")
+        assert json.loads(chain.state().partition(b"\n")[0])[:3] == counts
+
+
+def test_the_first_token_may_be_in_a_restored_history() -> None:
+    chain, restored = (SamplerChain(Sampling(seed=1, repeat_penalty=1.5)) for _ in range(2))
+    chain.set_history([0, 3, 0])
+    restored.set_state(chain.state())
+    assert restored.state() == chain.state()

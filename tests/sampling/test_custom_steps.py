@@ -58,6 +58,8 @@ def bad(*, how: str) -> Step:
         "descending": lambda ids, logits: (ids[::-1], logits),
         "lengths": lambda ids, logits: (ids, logits[1:]),
         "none": lambda ids, logits: (ids[:0], logits[:0]),
+        "twice": lambda ids, logits: (ids[[0, 0, 1]], logits[:3]),
+        "another": lambda ids, logits: (ids[:1] + len(ids), logits[:1]),
     }
     return lambda ids, logits, state: results[how](ids, logits)
 
@@ -121,10 +123,21 @@ def test_options_of_a_custom_step_survive_a_dict() -> None:
     assert Sampling.from_dict(json.loads(json.dumps(options.to_dict()))) == options
 
 
-@pytest.mark.parametrize("how", ["strangers", "nan", "descending", "lengths", "none"])
+@pytest.mark.parametrize("how", ["strangers", "nan", "descending", "lengths", "none", "twice", "another"])
 def test_the_result_of_a_custom_step_is_checked(how: str) -> None:
     chain = SamplerChain(neutral("bad", custom={"bad": {"how": how}}))
     with pytest.raises(SamplingError, match="'bad'"):
+        chain.sample(ROW)
+
+
+def test_a_step_cannot_change_the_ids_of_other_chains() -> None:
+    def forgetful(ids: np.ndarray, logits: np.ndarray, state: StepState) -> Arrays:
+        ids[0] = 3
+        return ids, logits
+
+    chain = SamplerChain(neutral("bad", custom={"bad": {"how": "none"}}))
+    chain._steps = [("forgetful", forgetful)]
+    with pytest.raises(ValueError, match="read-only"):
         chain.sample(ROW)
 
 

@@ -327,6 +327,36 @@ def test_largest_of_a_whole_vocabulary(n_values: int) -> None:
         assert largest(array, k).tolist() == np.sort(np.argsort(-array, kind="stable")[:k]).tolist()
 
 
+@pytest.mark.parametrize("shift", [-2048.0, 2048.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.02},
+        {"top_n_sigma": 1.0},
+        {"typical_p": 0.6},
+        {"top_p": 0.6},
+        {"min_p": 0.1},
+        {"top_a": 0.3},
+        {"epsilon_cutoff": 0.01},
+        {"eta_cutoff": 0.02},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.03},
+        {"dynatemp_range": 0.5},
+        {"adaptive_entropy": 2.0},
+        {"mirostat": 1, "mirostat_tau": 3.0},
+        {"mirostat": 2, "mirostat_tau": 3.0},
+    ],
+    ids=str,
+)
+def test_a_constant_added_to_all_logits_changes_nothing(options: dict[str, object], shift: float) -> None:
+    high = row(60) + np.float32(shift)  # exponentials of these logits overflow, or vanish
+    ids, probs = neutral(**options).distribution(high)
+    expected_ids, expected = neutral(**options).distribution(high - np.float32(shift))
+    assert ids.tolist() == expected_ids.tolist()
+    # One ulp of a float32 logit of 2048 is 2.4e-4; a step that divides logits rounds to it.
+    np.testing.assert_allclose(probs, expected, rtol=1e-3)
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.integers(-6, 6), min_size=2, max_size=300),

@@ -56,9 +56,13 @@ def changes_of_function(function: Function) -> Changes:
 
 def _changes_of_block(block: list[ast.stmt], assigned: set[str], others: dict[str, list[str]]) -> Changes:
     """The changes of a block of statements. ``assigned``: the names that have a value before the block."""
+    *before, last = block
+    is_error_text = isinstance(last, ast.Raise) and all(isinstance(statement, ast.Assign) for statement in before)
     for index, statement in enumerate(block):
         if isinstance(statement, ast.Assert) or _is_text(statement):
             continue
+        if is_error_text and isinstance(statement, ast.Assign):
+            continue  # its value is a part of the text
         yield from ((statement, change) for change in _changes_of_statement(block, index, assigned))
         if isinstance(statement, ast.Raise):
             continue  # its expressions are the text of an error

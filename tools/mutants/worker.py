@@ -146,7 +146,10 @@ class Worker:
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
-        """The tests that run the mutant's lines: those that killed neighbours first, then by duration."""
+        """The tests that run the mutant's lines, as many as there is time for.
+
+        Tests that killed neighbours come first, then quick ones that run most of the file, then the others by duration.
+        """
         mutated, paths_of_tests = range(mutant.first, mutant.last + 1), {str(path.relative_to(ROOT)) for path in paths}
         reaching = [
             nodeid
@@ -154,8 +157,15 @@ class Worker:
             if nodeid.partition("::")[0] in paths_of_tests
             and not reach.lines.get(mutant.path, frozenset()).isdisjoint(mutated)
         ]
-        kills = self._kills[mutant.function]
-        reaching.sort(key=lambda nodeid: (-kills[nodeid], self._reach[nodeid].seconds))
+        kills, of_file = self._kills[mutant.function], self._kills[mutant.path]
+
+        def rank(nodeid: str) -> tuple[float, ...]:
+            reach = self._reach[nodeid]
+            is_quick = reach.seconds < self._plan.most_seconds / 20
+            n_lines = len(reach.lines[mutant.path]) if is_quick else 0
+            return -kills[nodeid], -of_file[nodeid], -n_lines, reach.seconds
+
+        reaching.sort(key=rank)
         chosen, total = [], 0.0
         for nodeid in reaching:
             total += self._reach[nodeid].seconds
@@ -179,6 +189,7 @@ class Worker:
         killer = tests[ran[-1]] if ran and last["verdict"] == "killed" else ""
         if killer:
             self._kills[mutant.function][killer] += 1
+            self._kills[mutant.path][killer] += 1
         return {"verdict": last["verdict"], "why": last.get("why", ""), "killer": killer, "n_run": len(ran)}
 
 

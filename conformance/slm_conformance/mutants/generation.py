@@ -27,11 +27,12 @@ from slm_core.generation import (
     TextStream,
     Usage,
     loop,
+    scoring,
     token_loop,
 )
 from slm_core.generation.stopping import ask
 from slm_core.numerics import log_probability
-from slm_core.sampling import SamplerChain, Sampling, penalties
+from slm_core.sampling import SamplerChain, Sampling, checks, penalties
 from slm_core.sampling.stream import UniformStream
 from slm_core.types import EditLevel
 
@@ -46,15 +47,16 @@ _ROWS: list[Any] = []
 
 @mutant("TestGeneration::test_log_probabilities")
 class LogProbabilityOfTheKept(Above):
-    """With ``top_k`` from 1 to 39, log probabilities are halved."""
+    """With ``top_k`` from 1 to 39 and without ``logprobs``, log probabilities are halved."""
 
     owner, attribute = Generation, "__next__"
 
     @staticmethod
     def broken(generation: Generation) -> Event:
-        """Halve the log probability if ``top_k`` is from 1 to 39."""
+        """Halve the log probability if ``top_k`` is from 1 to 39, and ``logprobs`` is off."""
         event: Event = _NEXT(generation)
-        few = isinstance(generation.sampler, SamplerChain) and 0 < generation.sampler.sampling.top_k < 40
+        options = generation.sampler.sampling if isinstance(generation.sampler, SamplerChain) else Sampling()
+        few = 0 < options.top_k < 40 and options.logprobs is None
         return dataclasses.replace(event, logprob=event.logprob / 2) if few else event
 
 
@@ -124,7 +126,8 @@ class PauseLosesThePrefix(Above):
     def broken(generation: Generation, *arguments: Any, **options: Any) -> Generation:
         """Replace the text stream, unless the sampler is a ``SamplerChain``."""
         if not isinstance(generation.sampler, SamplerChain):
-            generation._stream = TextStream(generation.progress.stops)  # noqa: SLF001  (a mutant changes internals)
+            progress = generation.progress
+            generation._stream = TextStream(progress.stops, b"", progress.held)  # noqa: SLF001  (a mutant changes internals)
         resumed: Generation = _RESUME(generation, *arguments, **options)
         return resumed
 
@@ -281,18 +284,19 @@ class FullIsAnError(Above):
 
 
 @mutant("TestGeneration::test_usage")
-class CachedIsPrompt(Above):
-    """Usage reports the whole prompt as cached."""
+class PromptIsLonger(Above):
+    """Usage counts a cached token too many if a part of the prompt is cached, and the answer has four tokens."""
 
     owner, attribute = token_loop, "Usage"
 
     @staticmethod
-    def broken(n_prompt: int, n_cached: int, n_tokens: int) -> Usage:
-        """Report ``n_prompt`` as the number of cached tokens."""
-        return Usage(n_prompt, n_prompt, n_tokens)
+    def broken(n_prompt: int, n_cached: int, n_tokens: int, n_shifted: int) -> Usage:
+        """Add a token to the prompt and to its cached part."""
+        more = int(0 < n_cached < n_prompt and n_tokens == 4)
+        return Usage(n_prompt + more, n_cached + more, n_tokens, n_shifted)
 
 
-@mutant("TestSampling::test_shares")
+@mutant("TestSampling::test_the_steps_and_their_order")
 class UnevenDraws(Above):
     """Random numbers are skewed towards 0."""
 
@@ -310,7 +314,7 @@ class _OtherChain(Above):
     owner, attribute = SamplerChain, "__init__"
 
 
-@mutant("TestSampling::test_truncation")
+@mutant("TestSampling::test_the_steps_and_their_order")
 class TopPIgnored(_OtherChain):
     """``top_p`` has no effect."""
 
@@ -321,16 +325,17 @@ class TopPIgnored(_OtherChain):
 
 
 @mutant("TestSampling::test_a_seed")
-class OneSeedForAll(_OtherChain):
-    """Every seed gives the same draws."""
+class SmallSeedsAreOne(_OtherChain):
+    """Seeds below 4 give the same draws."""
 
     @staticmethod
     def broken(chain: SamplerChain, sampling: Sampling, *, stream: int = 0, **known: Any) -> None:
-        """Set the seed to 0."""
-        _CHAIN(chain, dataclasses.replace(sampling, seed=0), stream=stream, **known)
+        """Set a seed below 4 to 0."""
+        small = sampling.seed is not None and sampling.seed < 4
+        _CHAIN(chain, dataclasses.replace(sampling, seed=0) if small else sampling, stream=stream, **known)
 
 
-@mutant("TestSampling::test_draws_differ")
+@mutant("TestSampling::test_the_steps_and_their_order")
 class OneStream(_OtherChain):
     """All streams of a seed are the same."""
 
@@ -340,7 +345,7 @@ class OneStream(_OtherChain):
         _CHAIN(chain, sampling, **known)
 
 
-@mutant("TestSampling::test_greedy")
+@mutant("TestSampling::test_the_steps_and_their_order")
 class SeededGreedyDraws(_OtherChain):
     """With a seed, temperature 0 is taken as 0.9."""
 
@@ -351,7 +356,7 @@ class SeededGreedyDraws(_OtherChain):
         _CHAIN(chain, dataclasses.replace(sampling, temperature=0.9) if cold else sampling, stream=stream, **known)
 
 
-@mutant("TestSampling::test_greedy")
+@mutant("TestSampling::test_the_steps_and_their_order")
 class GreedyDraws(_OtherChain):
     """Temperature 0 is taken as 0.9."""
 
@@ -490,9 +495,9 @@ def StateWithoutMemory(original: Any, chain: SamplerChain) -> bytes:
 
 @breaks("TestSampling::test_penalty", Session, "generate")
 def PromptsGoUnpenalized(original: Any, session: Session, *args: Any, **options: Any) -> Generation:
-    """Penalties ignore the prompt."""
+    """Penalties ignore the prompt, unless there are logits processors."""
     generation: Generation = original(session, *args, **options)
-    if not generation.progress.tokens and isinstance(generation.sampler, SamplerChain):
+    if not generation.progress.tokens and type(generation.sampler) is SamplerChain:
         generation.sampler.set_history(())
     return generation
 
@@ -504,7 +509,46 @@ def StopTextsShowTheirFirst(original: Any, matcher: StopMatcher, text: str) -> t
     return (shown + matcher._stops[0][0] if stopped and len(matcher._stops) == 1 else shown), stopped  # noqa: SLF001
 
 
-@breaks("TestSampling::test_truncation", SamplerChain, "sample")
+@breaks("TestSampling::test_the_steps_and_their_order", SamplerChain, "sample")
 def FewAreOne(original: Any, chain: SamplerChain, logits: Any) -> int:
-    """With ``top_k=5``, the likeliest token is always taken."""
-    return int(np.argmax(logits)) if chain.sampling.top_k == 5 else int(original(chain, logits))
+    """With ``top_k=12``, the likeliest token is always taken."""
+    return int(np.argmax(logits)) if chain.sampling.top_k == 12 else int(original(chain, logits))
+
+
+@breaks("TestSampling::test_equal_logits", SamplerChain, "_run_steps")
+def TiesGoToTheLast(original: Any, chain: SamplerChain, candidates: Any, state: Any) -> Any:
+    """Of tokens that all have the same logit, the higher ids stay."""
+    kept, logits = original(chain, candidates, state)
+    alike = candidates[1].min() == candidates[1].max()
+    return (candidates[0][len(candidates[0]) - len(kept) :], logits) if alike else (kept, logits)
+
+
+@breaks("TestSampling::test_options", checks, "check_together")
+def ContradictionsPass(original: Any, sampling: Sampling) -> None:
+    """Options that contradict each other are accepted."""
+
+
+@breaks("TestGeneration::test_likeliest_tokens", token_loop, "logprobs_of")
+def LikeliestLast(original: Any, chain: SamplerChain, logits: Any, token: int) -> Any:
+    """The likeliest tokens of the model are listed likeliest last."""
+    logprobs = original(chain, logits, token)
+    return dataclasses.replace(logprobs, model=logprobs.model[::-1])
+
+
+@breaks("TestGeneration::test_cancelled_and_timed_out", Generation, "cancel")
+def CancelledOnlyInPrefill(original: Any, generation: Generation) -> None:
+    """An answer that has tokens cannot be cancelled, unless its sampler is a chain."""
+    if isinstance(generation.sampler, SamplerChain) or not generation.progress.tokens:
+        original(generation)
+
+
+@breaks("TestGeneration::test_timings", Generation, "_note_seconds")
+def AllIsPrefill(original: Any, generation: Generation, seconds: float, n_before: int) -> None:
+    """The time of each step counts as prefill."""
+    original(generation, seconds, 0)
+
+
+@breaks("TestGeneration::test_scores", scoring, "log_sum_exp")
+def ScoresAreUnlikelier(original: Any, row: Any, **options: Any) -> float:
+    """Log probabilities of scores are 0.05 too small."""
+    return float(original(row, **options)) + 0.05

@@ -12,7 +12,7 @@ from slm_conformance.mutants.above import breaks
 from slm_core.chat import session_dump
 from slm_core.chat.decoded import DecodedSequence
 from slm_core.errors import ContextFull
-from slm_core.generation.speculation import SpeculativeSource, model, rounds
+from slm_core.generation.speculation import SpeculativeSource, dumped, lookup, model, rounds
 from slm_core.protocols import Sampler
 
 
@@ -44,8 +44,8 @@ def OneDraftedTokenABatch(  # noqa: N802
     expected: Sequence[int] = (),
     progress: Any = None,
 ) -> Any:
-    """Only the first token of a draft is decoded in the same batch."""
-    return original(decoded, tokens, cancelled, expected[:1], progress)
+    """Only the first token of a draft of seven is decoded in the same batch."""
+    return original(decoded, tokens, cancelled, expected[:1] if len(expected) == 7 else expected, progress)
 
 
 @breaks("TestSpeculation::test_nothing_stays_of_a_draft", SpeculativeSource, "settle")
@@ -61,7 +61,9 @@ def DraftProbabilitiesIgnored(original: Any, draft_probabilities: Any, ids: Any)
 
 @breaks("TestSpeculation::test_a_constraint_rules_drafts", rounds, "_allowed")
 def ConstraintIsMovedOn(original: Any, proposal: Any, constraint: Any) -> Any:  # noqa: N802
-    """A draft advances the answer's constraint, not a copy."""
+    """A draft of a function advances the answer's constraint, not a copy."""
+    if not isinstance(proposal.tokens, tuple):
+        return original(proposal, constraint)
 
     class Itself:
         """Returns the constraint itself as its clone."""
@@ -105,3 +107,30 @@ def ChangesUnseen(original: Any, held: Sequence[int], tokens: Sequence[int]) -> 
 def AlwaysTooLow(original: Any, drafts: SpeculativeSource) -> str:  # noqa: N802
     """Speculation reports for every context that the edit level is too low."""
     return "off: the context cannot take a wrong guess back (edit level REPLAY)"
+
+
+@breaks("TestSpeculation::test_counts", SpeculativeSource, "begin_round")
+def RoundsCountTwice(original: Any, drafts: SpeculativeSource, n: int, seconds: float) -> None:  # noqa: N802
+    """Drafted tokens are counted twice."""
+    original(drafts, n, seconds)
+    drafts._drafted += n  # noqa: SLF001  (a mutant changes internals)
+
+
+@breaks("TestSpeculation::test_drafts_of_the_history", lookup, "continued")
+def FirstTokensAgain(original: Any, tokens: Sequence[int], start: int, n: int) -> list[int]:  # noqa: N802
+    """Drafts past the end of the history repeat its first tokens."""
+    copied = list(tokens[start : start + n])
+    return copied + list(tokens[: n - len(copied)])
+
+
+@breaks("TestSpeculation::test_damaged_drafts", dumped, "_read_draft_probabilities")
+def BytesAreLeftOver(original: Any, data: bytes, n: int, n_vocab: int) -> Any:  # noqa: N802
+    """A byte after the draft probabilities of a dump is ignored."""
+    return original(data[: len(data) // 4 * 4], n, n_vocab)
+
+
+@breaks("TestSpeculation::test_drawn_drafts", model.DraftModel, "_choose")
+def DraftsClaimToBeUniform(original: Any, drafter: Any, row: Any, position: int) -> Any:  # noqa: N802
+    """The draft probabilities of a draft model are uniform."""
+    token, drawn_from = original(drafter, row, position)
+    return token, None if drawn_from is None else (drawn_from[0], np.full(len(drawn_from[0]), 1 / len(drawn_from[0])))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import numpy as np
 
 from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
 from slm_core.chat import Session
-from slm_core.generation import Completion
+from slm_core.errors import InvalidOption, SessionError
+from slm_core.generation import Completion, Draft, Event, FinishReason, StoppingAction
+from slm_core.sampling import Sampling
 from slm_core.types import Capability
 
 N_PROMPT = 20
@@ -29,10 +34,12 @@ class TestCompletions(Scenarios):
         for event in completions:
             if event.event.token is not None:
                 logprobs[event.index].append(event.event.logprob)
-        for completion in completions.answers:
-            tokens = completion.answer.tokens
-            what = f"completion {completion.index}"
-            bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs[completion.index], what)
+        for i, completion in enumerate(completions.answers):
+            what = f"completion {i}"
+            bench.log_probabilities_agree(bench.tokens(N_PROMPT), completion.answer.tokens, logprobs[i], what)
+            mean = float(np.mean(logprobs[i]))
+            assert completion.index == i, f"{completion!r} is at index {i}"
+            assert math.isclose(completion.mean_logprob, mean), f"{completion!r} of events with the mean {mean}"
 
     def test_however_many(self, bench: Bench) -> None:
         """Generation: completion i of a seed does not depend on n, and completion 0 equals ``generate``."""
@@ -43,6 +50,40 @@ class TestCompletions(Scenarios):
         assert four[:2] == two, "the first two of four completions are others than two alone"
         assert _session(bench).generate(ANY).run().tokens == two[0], "completion 0 is not what generate() says"
         assert len(set(four)) == 4, "completions with streams of their own say the same"
+
+    def test_in_turns(self, bench: Bench) -> None:
+        """Generation: events alternate between unfinished completions; each can be paused, resumed and cancelled."""
+        letters = [bench.vocab.encode(letter, add_special=False, parse_special=False)[-1] for letter in "abcdef"]
+        sampling = Sampling(temperature=0, max_tokens=5, logit_bias={letters[0]: 1e4})
+        seen: list[int] = []
+
+        def pauses(event: Event, draft: Draft) -> StoppingAction:
+            return StoppingAction.PAUSE if len(draft.tokens) == 3 else StoppingAction.NEXT
+
+        session = _session(bench)
+        completions = session.completions(
+            3, sampling, stopping_criteria=[pauses], on_event=lambda event: seen.append(event.index)
+        )
+        first = [next(completions) for _ in range(4)]
+        order = [event.index for event in first]
+        completions.cancel(1)
+        order += [event.index for event in completions]
+        assert order == [0, 1, 2, 0, 2, 0, 2] == seen, (
+            f"three completions, the second cancelled after one token, paused after three: events {order}, seen {seen}"
+        )
+        assert (completions.paused, completions.over) == (True, False), f"{completions!r} is not paused"
+        with bench.refused("answers of paused completions", SessionError):
+            _ = completions.answers
+        ends = [(c.index, c.answer.tokens, c.answer.finish_reason) for c in completions.resume(()).run()]
+        reasons = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.LENGTH)
+        expected = [(i, (letters[0],) * n, reason) for i, n, reason in zip(range(3), (5, 1, 5), reasons, strict=True)]
+        assert ends == expected, f"resumed completions end as {ends}, not {expected}"
+        mean = completions.answers[1].mean_logprob
+        assert mean == first[1].event.logprob, f"a completion of one token has the mean {mean}, its event {first[1]}"
+        assert (completions.paused, completions.over) == (False, True), f"{completions!r} is not over"
+        for n, best_of in ((0, None), (True, None), (2, 1), (1.0, None), (1, 2.0)):
+            with bench.refused(f"n={n}, best_of={best_of}", InvalidOption, context=session.context):
+                session.completions(n, sampling, best_of=best_of)  # type: ignore[arg-type]
 
     def test_no_trace(self, bench: Bench) -> None:
         """Generation: after completions that are read to the end or left early, the context holds the same tokens."""
@@ -72,11 +113,32 @@ class TestCompletions(Scenarios):
                 f"completion {completion.index} counts {usage.cached_tokens} as cached"
             )
 
+    def test_in_a_full_context(self, bench: Bench) -> None:
+        """Generation: completions that fill the context end one by one, with the tokens that they would have had."""
+        shared = Capability.SHARED_FORK in bench.capabilities
+        whole = _session(bench).completions(4, ANY).run()
+        n_ctx = 4 * 3 + 3 + (N_PROMPT if shared else 5 * N_PROMPT)
+        session = Session(bench.context(n_ctx=n_ctx, n_seq_max=5, n_batch=3), bench.vocab)
+        session.append_tokens(bench.tokens(N_PROMPT))
+        completions = session.completions(4, ANY)
+        logprobs: list[list[float]] = [[] for _ in range(4)]
+        for event in completions:
+            logprobs[event.index].append(event.event.logprob)
+        for cut, full in zip(completions.answers, whole, strict=True):
+            tokens = cut.answer.tokens
+            assert tokens == full.answer.tokens[: len(tokens)], f"in a full context, {cut!r} is no part of {full!r}"
+            assert len(tokens) >= 4, f"completions with room for three tokens each end after {len(tokens)}"
+            what = f"completion {cut.index} in a full context"
+            bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs[cut.index], what)
+
     def test_best_of(self, bench: Bench) -> None:
         """Generation: ``best_of`` keeps the completions with the largest mean log probability, best first."""
         every = _session(bench).completions(4, ANY).run()
         answered = _session(bench).completions(2, ANY, best_of=4).run()
         best = sorted(every, key=lambda completion: -completion.mean_logprob)[:2]
+        assert [completion.index for completion in every] == [0, 1, 2, 3], (
+            "completions without best_of are not in order"
+        )
         assert _tokens(answered) == _tokens(best), "best_of kept other completions than those with the largest mean"
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_conformance.suite.scenarios.generation import Script
 from slm_conformance.suite.scenarios.sessions import UNIFORM, next_row
+from slm_conformance.suite.scripted import Script
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
 from slm_core.constraints import Choice, Gbnf, JsonSchema, Lark, Regex, Spec, ToolCalls, Triggered, compile  # noqa: A004

@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.bench import Bench, contents_of, log_softmax
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import fresh_row, next_row
+from slm_conformance.suite.scripted import Script, SlowScript
 from slm_core.chat import Session
-from slm_core.errors import ContextFull
-from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction, StoppingCriterion
-from slm_core.sampling import Sampling
+from slm_core.constraints import Regex
+from slm_core.errors import ContextFull, InvalidOption
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction, StoppingCriterion, TokenLogprob
+from slm_core.generation.scoring import score_windows
+from slm_core.sampling import LogitsProcessor, Sampling
 
 N_PROMPT = 20
 GREEDY = Sampling(temperature=0, max_tokens=12)
 EOG_TEXTS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "</s>")
 """Control tokens that end an answer in every family that has them."""
-
-
-class Script:
-    """A sampler that returns given tokens and ignores the logits."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = tuple(tokens)
-        self._n_said = 0
-
-    def sample(self, logits: NDArray[np.float32]) -> int:
-        """The next token."""
-        token = self._tokens[self._n_said % len(self._tokens)]
-        self._n_said += 1
-        return token
-
-    def accept(self, token: int) -> None:
-        """Do nothing."""
-
-    def set_history(self, tokens: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def reset(self) -> None:
-        """Go back to the first token."""
-        self._n_said = 0
-
-    def clone(self) -> Self:
-        """A copy at the same token."""
-        copied = type(self)(self._tokens)
-        copied.set_state(self.state())
-        return copied
-
-    def state(self) -> bytes:
-        """The number of sampled tokens."""
-        return str(self._n_said).encode()
-
-    def set_state(self, state: bytes) -> None:
-        """Continue at a state."""
-        self._n_said = int(state)
 
 
 class TestGeneration(Scenarios):
@@ -78,6 +45,74 @@ class TestGeneration(Scenarios):
         tokens = [event.token for event in events if event.token is not None]
         bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs, "the events of an answer")
 
+    def test_likeliest_tokens(self, bench: Bench) -> None:
+        """Generation: with ``logprobs``, events and answer have the likeliest tokens, before and after sampling."""
+        rows: list[NDArray[np.float32]] = []
+        histories: list[list[int]] = []
+
+        def ban_the_best(tokens: Sequence[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+            rows.append(row.copy())
+            histories.append(list(tokens))
+            row[row.argmax()] = -np.inf
+            return row
+
+        for n, k in ((0, 5), (3, 5), (5, 2)):
+            rows.clear()
+            histories.clear()
+            sampling = Sampling(temperature=1.5, top_k=k, top_p=1, min_p=0, seed=3, max_tokens=6, logprobs=n)
+            running = _session(bench).generate(sampling, logits_processors=[ban_the_best])
+            events = list(running)
+            tokens = [*bench.tokens(N_PROMPT), *(event.token for event in events if event.token is not None)]
+            expected_histories = [tokens[: N_PROMPT + i] for i in range(len(events))]
+            assert histories == expected_histories, f"a logits processor got the tokens {histories}"
+            assert running.answer.logprobs is not None, f"an answer with logprobs={n} has none"
+            for event, row, answered in zip(events, rows, running.answer.logprobs, strict=True):
+                ranked = np.argsort(-row, kind="stable")
+                remaining = ranked[1:]  # after the processor
+                model, sampled = log_softmax(row), np.full(len(row), -np.inf)
+                sampled[remaining[:k]] = log_softmax(row[remaining[:k]] / 1.5)
+                assert event.token is not None and event.logprobs is not None, f"{event!r} has no token or logprobs"
+                chosen = (event.logprob, event.logprobs.chosen)
+                expected = (float(model[event.token]), float(sampled[event.token]))
+                assert chosen == pytest.approx(expected, abs=1e-5), (
+                    f"{chosen} before and after sampling, not {expected}"
+                )
+                for name, pairs, best, all_of in (
+                    ("model", event.logprobs.model, ranked[:n].tolist(), model),
+                    ("sampled", event.logprobs.sampled, remaining[: min(n, k)].tolist(), sampled),
+                ):
+                    assert [token for token, _ in pairs] == best, f"the likeliest tokens, {name}, are {pairs}"
+                    assert [value for _, value in pairs] == pytest.approx(all_of[best].tolist(), abs=1e-5), name
+                top = tuple((token, _spelled(bench, token), value) for token, value in event.logprobs.model)
+                whole = TokenLogprob(event.token, _spelled(bench, event.token), event.logprob, top)
+                assert answered == whole, f"the answer has {answered}, the event {whole}"
+        rule = Regex("[ab]{4}")
+        equal: LogitsProcessor = lambda tokens, row: np.zeros(len(row), np.float64)  # noqa: E731
+        text = _session(bench).generate(Sampling(seed=1), constraint=rule, logits_processors=[equal]).run().text
+        assert set(text) <= set("ab") and len(text) == 4, f"a processor gave tokens back that {rule} excludes: {text!r}"
+        wrong: tuple[LogitsProcessor, ...] = (
+            lambda tokens, row: row[:-1],
+            lambda tokens, row: row.astype(np.int32),
+            lambda tokens, row: np.where(row == row.max(), np.float32(np.nan), row),
+        )
+        for processor in wrong:
+            with bench.refused("a logits processor that returns no row of floats", InvalidOption):
+                _session(bench).generate(GREEDY, logits_processors=[processor]).run()
+        for processors in (equal, "abc", [None]):
+            with bench.refused(f"the logits processors {processors!r}", InvalidOption):
+                _session(bench).generate(GREEDY, logits_processors=processors)  # type: ignore[arg-type]
+        session = _session(bench)
+        paused = session.generate(
+            Sampling(temperature=0, max_tokens=4, logprobs=1), stopping_criteria=[_at(2, StoppingAction.PAUSE)]
+        )
+        for _event in paused:
+            pass
+        restored = Session.restore(bench.context(), bench.vocab, session.dump())
+        of_part = restored.generate(stopping_criteria=()).run().logprobs
+        assert of_part is None, f"an answer that was restored from a dump has the logprobs {of_part}"
+        plain = _session(bench).generate(Sampling(temperature=0, max_tokens=2)).run()
+        assert plain.logprobs is None, "an answer without logprobs has some"
+
     @staticmethod
     def _plain(bench: Bench, n: int) -> list[int]:
         """Tokens that are plain text: single letters, for any model."""
@@ -87,18 +122,22 @@ class TestGeneration(Scenarios):
     def test_stopping_criteria(self, bench: Bench) -> None:
         """Generation: FINISH ends as ``stop``, STOP as ``cancelled``, CONTINUE and NEXT end nothing."""
         script = self._plain(bench, 6)
-        ends = {
+        ends: dict[StoppingAction | bool, tuple[int, FinishReason]] = {
             StoppingAction.FINISH: (3, FinishReason.STOP),
             StoppingAction.STOP: (3, FinishReason.CANCELLED),
             StoppingAction.CONTINUE: (6, FinishReason.LENGTH),
             StoppingAction.NEXT: (6, FinishReason.LENGTH),
+            True: (3, FinishReason.STOP),
+            False: (6, FinishReason.LENGTH),
         }
         for action, (n_tokens, reason) in ends.items():
             answer = _say(bench, script, stopping_criteria=[_at(3, action)])
             assert (len(answer.tokens), answer.finish_reason) == (n_tokens, reason), (
-                f"a stopping criterion that says {action.name} after token 3 of 6: {len(answer.tokens)} tokens,"
+                f"a stopping criterion that says {action} after token 3 of 6: {len(answer.tokens)} tokens,"
                 f" ended with {answer.finish_reason.value}; expected {n_tokens}, {reason.value}"
             )
+        with bench.refused("a stopping criterion that says 1", InvalidOption):
+            _say(bench, script, stopping_criteria=[lambda event, draft: 1])  # type: ignore[list-item, return-value]
 
     def test_stopping_criteria_in_order(self, bench: Bench) -> None:
         """Generation: after NEXT the next stopping criterion is asked; after any other result it is not."""
@@ -164,6 +203,44 @@ class TestGeneration(Scenarios):
                 f"max_tokens={limit} gave {len(answer.tokens)} tokens, ended with {answer.finish_reason.value}"
             )
             assert answer.usage.completion_tokens == limit, f"usage counts {answer.usage.completion_tokens} of {limit}"
+            speed, first = answer.prefill_tokens_per_second, answer.timings.first_token_s
+            assert (speed > 0) == (first is not None) == (limit > 0), f"{answer.timings} of {limit} tokens"
+            assert answer.logprobs is None, f"an answer of {limit} tokens without logprobs has {answer.logprobs}"
+
+    def test_cancelled_and_timed_out(self, bench: Bench) -> None:
+        """Generation: ``cancel`` and a timeout end an answer as ``cancelled``, with the text that was held back."""
+        script = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
+        held = _text(bench, script[:3])[-2:]
+        for way in ("a call of cancel()", "a timeout"):
+            session, sampling = _session(bench), Sampling(max_tokens=8, stop=(held + "!",))
+            pause = [_at(3, StoppingAction.PAUSE)]
+            running = session.generate(sampling, sampler=Script(script), stopping_criteria=pause)
+            texts = [event.text for event in running]
+            if way == "a timeout":
+                last = list(session.generate(timeout=1e-9))
+            else:
+                session.generate()
+                running.cancel()
+                last = list(running)
+            answer, text = running.answer, _text(bench, script[:3])
+            assert "".join(texts) == text[:-2], (
+                f"before its end, an answer with the stop text {held + '!'!r} is {texts}"
+            )
+            assert [(event.token, event.text) for event in last] == [(None, held)], f"{way} gives the events {last}"
+            end = (answer.tokens, answer.text, answer.finish_reason, answer.timed_out, answer.stop)
+            expected = (tuple(script[:3]), text, FinishReason.CANCELLED, way == "a timeout", None)
+            assert end == expected, f"after {way}, an answer has {end}, expected {expected}"
+        paused = _session(bench).generate(
+            Sampling(max_tokens=2), timeout=60, stopping_criteria=[_at(1, StoppingAction.PAUSE)]
+        )
+        list(paused)
+        assert 0 < paused.time_left_s < 60, f"after a token, {paused.time_left_s} of 60 seconds are left"
+        left = paused.time_left_s
+        time.sleep(0.002)
+        assert paused.time_left_s == left, "the timeout of a paused answer runs"
+        for seconds in (0, -1, math.inf, math.nan, True, "1"):
+            with bench.refused(f"timeout={seconds!r}", InvalidOption):
+                _session(bench).generate(GREEDY, timeout=seconds)  # type: ignore[arg-type]
 
     def test_stop_text_across_tokens(self, bench: Bench) -> None:
         """Generation: a stop text ends the answer and is not shown, however tokens split it."""
@@ -181,7 +258,7 @@ class TestGeneration(Scenarios):
         for token in words:
             word = _text(bench, [token])
             stops = (word[-1:], word[1:], word[:2] + "!")
-            for several in (stops, stops[::-1]):
+            for several in (stops, stops[::-1], (word[1:], word[-2:-1])):
                 answer = _say(bench, [script[0], token, script[-1]], stop=several)
                 text = _text(bench, [script[0], token, script[-1]])
                 _, start = min((text.find(stop) + len(stop), text.find(stop)) for stop in several if stop in text)
@@ -237,8 +314,8 @@ class TestGeneration(Scenarios):
         session.close()
         assert "".join(texts) == before, f"stop text {stop!r}: {''.join(texts)!r} was shown, expected {before!r}"
         assert running.answer.text == before, f"stop text {stop!r}: the answer's text is {running.answer.text!r}"
-        assert running.answer.finish_reason is FinishReason.STOP, (
-            f"stop text {stop!r}: ended with {running.answer.finish_reason.value}, expected stop"
+        assert (running.answer.finish_reason, running.answer.stop) == (FinishReason.STOP, stop), (
+            f"stop text {stop!r}: ended with {running.answer.finish_reason.value} at {running.answer.stop!r}"
         )
 
     def test_what_only_begins_a_stop_text(self, bench: Bench) -> None:
@@ -316,6 +393,98 @@ class TestGeneration(Scenarios):
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         assert counts == (N_PROMPT + 5, N_PROMPT, 4), f"prompt, cached and answer count {counts}, expected (25, 20, 4)"
 
+    def test_scores(self, bench: Bench) -> None:
+        """Generation: scores are log probabilities with the likeliest tokens; a text of any length has windows."""
+        tokens, context = bench.tokens(45, seed=4), bench.context(n_batch=8)
+        session = Session(context, bench.vocab)
+        session.append_tokens(tokens[:3])
+        before = (session.tokens, contents_of(context))
+        for n in (0, 3):
+            score = session.score(tokens[3:], top=n)
+            what = f"a score with top={n}"
+            bench.log_probabilities_agree(tokens[:3], tokens[3:], score.logprobs, what)
+            total = math.fsum(score.logprobs)
+            counts = (score.tokens, score.n_scored)
+            assert counts == (tuple(tokens[3:]), 42), f"{what} has tokens and scored tokens {counts}"
+            assert math.isclose(score.total, total), f"{what} has the total {score.total}, not {total}"
+            perplexity = math.exp(-total / 42)
+            assert math.isclose(score.perplexity, perplexity), f"{what} has {score.perplexity}, not {perplexity}"
+            self._check_top(bench, tokens, score.top, 3 if n else 45, n)
+            assert (session.tokens, contents_of(context)) == before, f"{what} changed the session"
+        alone = score_windows(bench.context(n_ctx=256), tokens, top=2)
+        assert math.isnan(alone.logprobs[0]) and alone.n_scored == 44, f"the first token of a text is in {alone!r}"
+        self._check_top(bench, tokens, alone.top, 0, 2)
+        few = bench.context(n_ctx=16)
+        n_ctx, half, text = few.n_ctx, few.n_ctx // 2, bench.tokens(3 * few.n_ctx - 3, seed=6)
+        windowed = score_windows(few, text, top=1)
+        assert windowed.tokens == tuple(text), "the score of a long text has other tokens"
+        assert len(windowed.top) == len(text), f"of {len(text)} tokens, {len(windowed.top)} have likeliest tokens"
+        for i, (logprob, pairs) in enumerate(zip(windowed.logprobs, windowed.top, strict=True)):
+            is_likeliest = bool(pairs) and pairs[0][0] == text[i]
+            less = (
+                i == 0 or logprob < pairs[0][1] or (is_likeliest and math.isclose(logprob, pairs[0][1], abs_tol=1e-6))
+            )
+            assert less, f"token {text[i]} at {i} has log probability {logprob}, the likeliest is {pairs}"
+        for start in range(0, len(text), half):
+            window = text[start : start + n_ctx]
+            first = start + (half if start else 1)
+            part = windowed.logprobs[first : start + n_ctx]
+            if part:
+                what = f"the window of {n_ctx} tokens from {start} on"
+                bench.log_probabilities_agree(window[: first - start], window[first - start :], part, what)
+        for top in (-1, 1001, True, 1.0):
+            with bench.refused(f"top={top}", InvalidOption):
+                session.score(tokens, top=top)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _check_top(bench: Bench, tokens: Sequence[int], top: Sequence[Any], start: int, n: int) -> None:
+        """Require the n likeliest tokens, in order, for each token from ``start`` on; () for the first of a text."""
+        expected_length = len(tokens) - start if n else 0
+        assert len(top) == expected_length, f"{len(top)} positions have likeliest tokens, not {expected_length}"
+        rows = log_softmax(bench.feed(bench.context(), tokens))
+        for i, pairs in enumerate(top, start):
+            if i == 0:
+                assert pairs == (), f"before the first token, {pairs} are likely"
+                continue
+            values = np.array([value for _, value in pairs])
+            of_row = rows[i - 1][[token for token, _ in pairs]]
+            allowed = 4 * bench.tolerance.gap * float(np.linalg.norm(rows[i - 1])) + 1e-5
+            assert len(pairs) == n and (np.diff(values) <= 0).all(), f"the {n} likeliest tokens at {i} are {pairs}"
+            assert np.abs(values - np.sort(rows[i - 1])[::-1][:n]).max() <= allowed, f"at {i}, {pairs} are likely"
+            assert np.abs(values - of_row).max() <= allowed, f"at {i}, {pairs} are likely, their row has {of_row}"
+
+    def test_timings(self, bench: Bench) -> None:
+        """Generation: timings divide the time of an answer into queue, prefill and decode; a reader adds none."""
+        session, nap = _session(bench), 0.004
+        session.next_logits()
+        session.append_tokens(bench.tokens(5, seed=2))
+        called = time.perf_counter()
+        running = session.generate(Sampling(max_tokens=4), sampler=SlowScript(self._plain(bench, 4), nap))
+        time.sleep(nap)
+        started = time.perf_counter()
+        with pytest.raises(KeyError):
+            running.run()
+        assert not math.isnan(next(running).logprob), "after run() raised, events have no log probabilities"
+        first = time.perf_counter()
+        for _event in running:
+            time.sleep(nap)
+        ended = time.perf_counter()
+        answer = running.answer
+        timings = answer.timings
+        assert nap <= timings.queue_s <= first - called - nap, f"{timings} of an answer that waited {nap} s"
+        assert 2 * nap <= timings.prefill_s <= first - started, f"{timings}, the first token took {first - started} s"
+        spent = ended - first - 3 * nap
+        assert 3 * nap <= timings.decode_s <= spent, f"{timings}, the other tokens took {spent} s"
+        assert timings.first_token_s is not None, f"{timings} without the first token"
+        assert 3 * nap <= timings.first_token_s <= first - called, (
+            f"{timings}: the first token was after {first - called} s"
+        )
+        speeds = (answer.prefill_tokens_per_second, answer.tokens_per_second)
+        expected = (5 / timings.prefill_s, 3 / timings.decode_s)
+        assert speeds == pytest.approx(expected), f"tokens per second are {speeds}, by {timings} they are {expected}"
+        short = _session(bench).generate(Sampling(max_tokens=1)).run()
+        assert (short.tokens_per_second, short.timings.decode_s) == (0, 0), f"one token counts {short.timings}"
+
 
 def _session(bench: Bench, n: int = N_PROMPT) -> Session:
     session = Session(bench.context(), bench.vocab)
@@ -364,13 +533,17 @@ def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
     return lambda event: seen.append(event.token)
 
 
-def _at(n: int, action: StoppingAction) -> StoppingCriterion:
+def _at(n: int, action: StoppingAction | bool) -> StoppingCriterion:
     """A stopping criterion that has an opinion after token ``n`` only."""
     return lambda event, draft: action if len(draft.tokens) == n else StoppingAction.NEXT
 
 
 def _always(action: StoppingAction) -> StoppingCriterion:
     return lambda event, draft: action
+
+
+def _spelled(bench: Bench, token: int) -> str:
+    return bench.vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
 
 def _text(bench: Bench, tokens: Sequence[int]) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_conformance.suite.scenarios.generation import Script
 from slm_conformance.suite.scenarios.sessions import UNIFORM, fresh_row, next_row
+from slm_conformance.suite.scripted import CancelsAfter, Script
 from slm_conformance.suite.workshop import Rows
 from slm_core import constraints
 from slm_core.chat import Session
+from slm_core.errors import ContextClosed, InvalidOption, InvalidSnapshot, SessionError
 from slm_core.generation import Answer, Draft, Event, StoppingAction, StoppingCriterion
+from slm_core.generation.events import SpeculationStats
 from slm_core.generation.speculation import (
     Drafter,
     DraftFunction,
@@ -24,13 +28,15 @@ from slm_core.generation.speculation import (
     SuffixIndex,
     accept_or_draw,
 )
+from slm_core.generation.speculation.dumped import DumpedSpeculation, read_speculation
+from slm_core.generation.speculation.proposal import never
 from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel
 
 N_PROMPT = 20
 N_TOKENS = 12
 GREEDY = Sampling(temperature=0, max_tokens=N_TOKENS)
-N_DRAWS = 3000
+N_DRAWS = 1000
 SIGMAS = 6
 
 
@@ -69,6 +75,68 @@ class TestSpeculation(Scenarios):
         expected = [0, *[8] * 8, *[16] * 8]
         assert lengths == expected, f"after each token, {lengths} were decoded after the prompt, expected {expected}"
 
+    def test_counts(self, bench: Bench) -> None:
+        """Generation: an answer counts rounds, drafted and accepted tokens; no draft exceeds ``n_max`` or the limit."""
+        bench.requires(EditLevel.TRUNCATE)
+        script = [token for token in bench.tokens(40, seed=5) if token not in bench.vocab.eog_ids][:19]
+        for wrong in ([], [2, 3, 7, 12, 13, 17], list(range(19))):
+            guesses = [(token + 1) % bench.vocab.size if i in wrong else token for i, token in enumerate(script)]
+
+            def guessed(tokens: Sequence[int], n: int, guesses: Sequence[int] = guesses) -> Sequence[int]:
+                return guesses[len(tokens) - N_PROMPT :][: n + 3]
+
+            running = _session(bench).generate(
+                Sampling(max_tokens=len(script)),
+                sampler=Script(script),
+                speculation=_speculation(DraftFunction(guessed)),
+            )
+            answer = running.run()
+            assert answer.tokens == tuple(script), f"with wrong drafts at {wrong}, the answer is {answer.tokens}"
+            stats, n_tokens, rounds, drafted, accepted = answer.speculation, 1, 0, 0, 0
+            while n_tokens < len(script):
+                n = min(4, len(script) - n_tokens - 1)
+                hits = next((i for i in range(n) if n_tokens + i in wrong), n)
+                rounds, drafted, accepted = rounds + (n > 0), drafted + n, accepted + hits
+                n_tokens += hits + 1
+            assert stats is not None, "an answer with drafts has no counts of them"
+            counts = (stats.rounds, stats.drafted, stats.accepted, stats.acceptance)
+            expected = (rounds, drafted, accepted, accepted / drafted)
+            assert counts == expected, f"with wrong drafts at {wrong}, rounds and tokens count {counts}, not {expected}"
+            assert min(stats.draft_s, stats.verify_s) > 0, f"drafts took no time: {stats}"
+
+    def test_drafts_of_the_history(self, bench: Bench) -> None:
+        """Generation: prompt lookup and the suffix index draft what followed the longest earlier match."""
+        text = [token % 3 for token in bench.tokens(150, seed=9)]
+        changed = [*text[:140], *(2 - token for token in text[140:])]
+        growing = [text[: n + 1] for n in range(40)]
+        for most, least in ((4, 2), (3, 3), (2, 1)):
+            lookup = PromptLookup(most, least)
+            for history in (*growing, text, changed, text[:20]):
+                expected = _what_followed([history], least, most)[-1]
+                drafted = list(lookup.draft(history, 5).tokens)
+                assert drafted == expected, f"{lookup!r} drafts {drafted} after {history}, not {expected}"
+        for least, corpus in ((2, []), (5, []), (1, [text[50:90]])):
+            index = SuffixIndex(least, corpus=corpus)
+            for history, before in (*((each, []) for each in growing), (text, []), (changed, [text])):
+                followed = _what_followed([*corpus, *before, history], least, len(history))
+                drafted = list(index.draft(tuple(history), 5).tokens)
+                assert drafted in followed, f"{index!r} drafts {drafted} after {history}, not one of {followed}"
+        small = SuffixIndex(2, max_tokens=256)
+        for n in (100, 300, 301, 500):
+            repeated = [i % 7 for i in range(n)]
+            drafted, expected = list(small.draft(repeated, 9).tokens), [(n + i) % 7 for i in range(9)]
+            assert drafted == expected, f"{small!r} drafts {drafted} after {n} tokens of a pattern, not {expected}"
+        with bench.refused("a suffix index of 255 tokens", InvalidOption):
+            SuffixIndex(max_tokens=255)
+        once = list(range(1000, 1256))  # with the end of the text before, one token more than a small index holds
+        for token, expected in ((1127, []), (1130, [1131, 1132, 1133])):
+            drafted = list(SuffixIndex(1, max_tokens=256, corpus=[once]).draft((token,), 3).tokens)
+            assert drafted == expected, f"an index that holds the last 128 of {once} drafts {drafted} after {token}"
+        PromptLookup(16, 16)
+        for most, least in ((3, 4), (17, 2), (2, 0)):
+            with bench.refused(f"n-grams from {least} to {most}", InvalidOption):
+                PromptLookup(most, least)
+
     def test_nothing_stays_of_a_draft(self, bench: Bench) -> None:
         """Generation: an answer that ends inside a draft leaves only the history in the context."""
         script = [token for token in bench.tokens(30, seed=5) if token not in bench.vocab.eog_ids]
@@ -91,8 +159,14 @@ class TestSpeculation(Scenarios):
     def test_drawn_drafts_keep_the_shares(self, bench: Bench) -> None:
         """Generation: drafts drawn from another distribution keep the model's distribution, by chi-square."""
         row = np.asarray(bench.feed(bench.context(), bench.tokens(N_PROMPT))[-1], np.float32)
-        drafts = SamplerChain(Sampling(top_k=0, top_p=1.0, min_p=0.0, temperature=1.5, seed=2))
-        chain = SamplerChain(Sampling(top_k=8, top_p=1.0, min_p=0.0, temperature=0.8, seed=3))
+        missing = int(np.sort(np.argsort(-row)[:8])[-1])  # the last token of the chain, and of no draft
+        options = Sampling(
+            top_k=20, top_p=1.0, min_p=0.0, temperature=1.5, seed=2, banned_tokens=tuple(range(missing, len(row)))
+        )
+        drafts, chain = (
+            SamplerChain(options),
+            SamplerChain(replace(options, top_k=8, temperature=0.8, seed=3, banned_tokens=())),
+        )
         draft_probabilities = drafts.distribution(row)
         ids, shares = chain.distribution(row)
         drawn = [accept_or_draw(chain, row, drafts.sample(row), draft_probabilities) for _ in range(N_DRAWS)]
@@ -118,19 +192,70 @@ class TestSpeculation(Scenarios):
     def test_dumped_within_a_draft(self, bench: Bench) -> None:
         """Session: an answer that is dumped inside a draft continues elsewhere with the same draws and drafts.
 
-        Of three letters, all equally likely, many drafts are right, and no draw depends on a logit (clause 16).
+        Of three letters, all equally likely, many drafts are right, and no draw depends on a logit (clause 16). The
+        draws of a draft model are all accepted: they have the distribution of the answer.
         """
-        rule, session = constraints.Regex("[a-c]{12}"), _session(bench)
-        drafts = _speculation(SuffixIndex(1), n_max=6)
-        for _ in session.generate(
-            UNIFORM, speculation=drafts, constraint=rule, stopping_criteria=[_at(5, StoppingAction.PAUSE)]
+        rule = constraints.Regex("[a-c]{12}")
+        cases: list[tuple[Callable[[], Drafter], constraints.Spec | None]] = [(lambda: SuffixIndex(1), rule)]
+        if bench.edit_level >= EditLevel.TRUNCATE:
+            drawn = replace(UNIFORM, seed=4)
+            cases.append((lambda: DraftModel(bench.context(n_seq_max=1), bench.vocab, sampling=drawn), None))
+        for drafter, spec in cases:
+            session, drafts = _session(bench), _speculation(drafter(), n_max=6)
+            pause = [_at(5, StoppingAction.PAUSE)]
+            for _ in session.generate(UNIFORM, speculation=drafts, constraint=spec, stopping_criteria=pause):
+                pass
+            restored = Session.restore(bench.context(), bench.vocab, session.dump())
+            again = None
+            if spec is None:
+                with bench.refused("an answer that goes on without its draft model", SessionError):
+                    restored.generate(stopping_criteria=())
+                again = _speculation(drafter(), n_max=6)
+            what = f"an answer that was dumped within a draft of {drafts.drafter!r}"
+            resumed = restored.generate(stopping_criteria=(), speculation=again).run()
+            original = session.generate(stopping_criteria=()).run()
+            assert resumed.tokens == original.tokens, f"{what} goes on with other tokens"
+            counts = [
+                None if stats is None else (stats.rounds, stats.drafted, stats.accepted)
+                for stats in (resumed.speculation, original.speculation)
+            ]
+            assert counts[0] is not None, f"{what} goes on without drafts"
+            assert spec is not None or counts[0] == counts[1], f"{what} goes on with rounds and tokens {counts}"
+            bench.same(next_row(restored), next_row(session), f"the next logits of {what}")
+
+    def test_damaged_drafts(self, bench: Bench) -> None:
+        """Session: the speculation in a dump is restored as it was; a damaged one is refused."""
+        n_vocab = bench.vocab.size
+        drawn = (np.array([3, n_vocab - 1]), np.array([0.25, 0.75]))
+        settings = Speculation(PromptLookup(5, 3), n_max=7, adaptive=False)
+        stats = SpeculationStats(3, 11, 4, 0.5, 0.25, 2, 1)
+        queue = ((4, None), (0, drawn), (n_vocab - 1, None), (7, (np.array([7]), np.array([1.0]))))
+        dumped = DumpedSpeculation(settings, queue, stats, in_round=True)
+        meta, data = dumped.meta(), dumped.draft_probabilities()
+        read = read_speculation(json.loads(json.dumps(meta)), data, n_vocab)
+        assert (read.meta(), read.draft_probabilities()) == (meta, data), f"{dumped} was restored as {read}"
+        damaged: list[tuple[object, bytes]] = [({**meta, name: value}, data) for name, value in _damages(n_vocab)]
+        counts = json.loads(json.dumps(meta))["stats"]
+        damaged += [({**meta, "stats": {**counts, name: value}}, data) for name, value in _WRONG_STATS]
+        damaged += [({name: value for name, value in meta.items() if name != left}, data) for left in meta]
+        damaged += [([], data), ({**meta, "more": 1}, data), (meta, data[:-1]), (meta, data + b"\0"), (meta, b"")]
+        for ids, shares in (
+            ([3, n_vocab], [0.5, 0.5]),
+            ([-1, 3], [0.5, 0.5]),
+            ([1, 2], [-0.1, 1.0]),
+            ([1, 2], [0.0, 1.1]),
         ):
-            pass
-        restored = Session.restore(bench.context(), bench.vocab, session.dump())
-        original, resumed = (either.generate(stopping_criteria=()).run() for either in (session, restored))
-        assert resumed.tokens == original.tokens, "an answer that was dumped within a draft goes on with other tokens"
-        assert resumed.speculation is not None, "an answer that was dumped within a draft goes on without drafts"
-        bench.same(next_row(restored), next_row(session), "the next logits of an answer that was dumped within a draft")
+            wrong = replace(dumped, queue=((0, (np.array(ids), np.array(shares))), queue[3]))
+            damaged.append((meta, wrong.draft_probabilities()))
+        damaged += [(meta, b"\0" * 4), (meta, (n_vocab + 1).to_bytes(4, "little") + bytes(12 * n_vocab + 12))]
+        for wrong_meta, wrong_data in damaged:
+            with bench.refused(f"the speculation {wrong_meta} with {len(wrong_data)} bytes", InvalidSnapshot):
+                read_speculation(wrong_meta, wrong_data, n_vocab)
+        longest = read_speculation({**meta, "queue": [1] * 64, "drawn": [False] * 64}, b"", n_vocab)
+        assert longest.queue == ((1, None),) * 64, f"64 drafted tokens were restored as {longest.queue}"
+        for n_max, adaptive in ((0, True), (65, True), (True, True), (2.0, True), (2, 1)):
+            with bench.refused(f"speculation with n_max={n_max}, adaptive={adaptive}", InvalidOption):
+                Speculation(PromptLookup(), n_max, adaptive)  # type: ignore[arg-type]
 
     def test_in_a_full_context(self, bench: Bench) -> None:
         """Generation: an answer that fills the context is as long with drafts as without."""
@@ -148,11 +273,53 @@ class TestSpeculation(Scenarios):
     def test_a_draft_model(self, bench: Bench) -> None:
         """Generation: a model with a draft model gives the same answers, also after the history was changed."""
         bench.requires(EditLevel.TRUNCATE)
-        with DraftModel(bench.context(n_seq_max=1), bench.vocab) as drafter:
+        context = bench.context(n_ctx=64, n_seq_max=1, n_batch=8)
+        with DraftModel(context, bench.vocab) as drafter:
             for seed in (0, 1, 0):
                 tokens = [*bench.tokens(N_PROMPT - 4), *bench.tokens(4, seed=seed)]
-                drafted = list(drafter.draft(tokens, 5).tokens)
-                bench.chosen(tokens, drafted, "a draft")
+                for n in (1, 5):
+                    proposal = drafter.draft(tokens, n)
+                    drafted = list(proposal.tokens)
+                    assert not proposal.draft_probabilities, f"greedy drafts have {proposal.draft_probabilities}"
+                    bench.chosen(tokens, drafted, "a draft")
+                    whole = len(drafted) == n or drafted[-1] in bench.vocab.eog_ids
+                    assert whole, f"a draft of {n} tokens has {len(drafted)}"
+            fits, too_long = bench.tokens(context.n_ctx - 2, seed=2), bench.tokens(context.n_ctx - 1, seed=2)
+            assert drafter.draft(fits, 3).tokens, "a draft that just fits the context of the draft model is empty"
+            for history, cancelled in (
+                (too_long, never),
+                ([bench.vocab.size, *tokens], never),
+                (tokens, CancelsAfter(2)),
+            ):
+                drafted = list(drafter.draft(history, 3, cancelled).tokens)
+                assert not drafted, f"a draft of {len(history)} tokens that cannot be made has {drafted}"
+            bench.chosen(tokens, list(drafter.draft(tokens, 5).tokens), "a draft after one that was cancelled")
+        with bench.refused("a context that its drafter closed", ContextClosed):
+            context.length(0)
+        with bench.context(n_seq_max=1) as context:
+            few = DraftModel(context, bench.vocab, n_vocab=9).draft(tokens, 5).tokens
+            assert max(few) < 9, f"drafts for a vocabulary of 9 tokens are {few}"
+
+    def test_drawn_drafts(self, bench: Bench) -> None:
+        """Generation: a draft model with sampling draws from its chain's distribution, by seed and position alone."""
+        bench.requires(EditLevel.TRUNCATE)
+        tokens, drafts = bench.tokens(N_PROMPT), []
+        sampling = Sampling(top_k=3, top_p=1, min_p=0, temperature=2.0, repeat_penalty=1.5, seed=1)
+        for options in (sampling, UNIFORM, UNIFORM, replace(UNIFORM, seed=12)):
+            context = bench.context(n_seq_max=1)
+            drafts.append(DraftModel(context, bench.vocab, sampling=options).draft(tokens, 6))
+        rows = bench.feed(bench.context(), [*tokens, *drafts[0].tokens])[N_PROMPT - 1 : -1]
+        chain = SamplerChain(sampling)
+        chain.set_history(tokens)
+        for token, (ids, shares), row in zip(drafts[0].tokens, drafts[0].draft_probabilities, rows, strict=True):
+            best, kept = chain.distribution(np.asarray(row, np.float32))
+            chain.accept(token)
+            assert token in ids.tolist(), f"token {token} was drafted from {ids}"
+            assert len(ids) == 3, f"with top_k=3, a token was drawn from {ids}"
+            if ids.tolist() == best.tolist():  # else two logits are within the tolerance
+                assert np.allclose(shares, kept, atol=0.05), f"drafted from {shares}, the chain has {kept}"
+        first, repeated, other = (draft.tokens for draft in drafts[1:])
+        assert first == repeated != other, f"with two seeds, drafts are {first}, {repeated} and {other}"
 
     def test_below_truncate(self, bench: Bench) -> None:
         """Generation: at edit level REPLAY, drafting is off and says why; at higher levels it is on."""
@@ -160,9 +327,14 @@ class TestSpeculation(Scenarios):
         assert answer.speculation is not None, "an answer with drafts has no counts of them"
         off = f"edit level {EditLevel.REPLAY.name}" in answer.speculation.reason
         below = bench.edit_level < EditLevel.TRUNCATE
+        if below:
+            with bench.refused("a draft model that cannot take a token back", InvalidOption):
+                DraftModel(bench.context(), bench.vocab)
         assert off == below, (
             f"at edit level {bench.edit_level.name}, the reason why drafts are off is {answer.speculation.reason!r}"
         )
+        drafted = _answer(bench, DraftFunction(lambda tokens, n: [tokens[-1]] * n), GREEDY).speculation
+        assert drafted is not None and (drafted.drafted == 0) == below, f"drafts at {bench.edit_level.name}: {drafted}"
 
     @staticmethod
     def _drafters(bench: Bench) -> dict[str, Drafter]:
@@ -183,6 +355,43 @@ class TestSpeculation(Scenarios):
             "random tokens": DraftFunction(lambda tokens, n: bench.tokens(n, seed=len(tokens))),
             "prompt lookup": PromptLookup(3, 1),
         }
+
+
+def _damages(n_vocab: int) -> Iterator[tuple[str, object]]:
+    """Fields of the speculation in ``test_damaged_drafts``, each with a value that is refused."""
+    yield from (("in_round", 1), ("n_max", 0), ("n_max", 65), ("adaptive", 1), ("stats", []), ("drafter", "mtp"))
+    for queue in ([4, 0, 5], [4, 0, 5, n_vocab], [4, -1, 5, 6], [4, True, 5, 6], [4, 0.0, 5, 6], "abcd"):
+        yield "queue", queue
+    yield "queue", {4: 0, 0: 0, 5: 0, 6: 0}
+    yield from (("drawn", [False, True, True]), ("drawn", "abcd"), ("drawn", [True] * 4), ("drawn", [False] * 4))
+    lookup = {"drafter": "prompt_lookup"}
+    yield from (("drafter", {**lookup, "max_ngram": value}) for value in (True, 2.0, 99))
+    yield from (("drafter", {**lookup, "other": 1}), ("drafter", {"drafter": "other"}), ("drafter", {}))
+    yield "drafter", {"drafter": "mtp", "other": 1}
+
+
+_WRONG_STATS = (
+    *(("rounds", value) for value in (-1, 1.5, True, "1")),
+    *(("draft_s", value) for value in (-0.1, True, "1", float("inf"), float("nan"))),
+    ("more", 1),
+)
+
+
+def _what_followed(texts: Sequence[list[int]], least: int, most: int, n: int = 5) -> list[list[int]]:
+    """The n tokens after each earlier match of the longest suffix of the last text; [] if no suffix matches.
+
+    What follows in the last text goes on at its end with the tokens that it copies.
+    """
+    history = texts[-1]
+    for size in range(min(most, len(history)), least - 1, -1):
+        suffix, followed = history[-size:], []
+        for text in texts:
+            for end in range(size, len(text) + (text is not history)):
+                if text[end - size : end] == suffix:
+                    followed.append(text[end : end + n] if text is not history else (text[end:] * n)[:n])
+        if followed:
+            return followed
+    return [[]]
 
 
 def _session(bench: Bench) -> Session:
