@@ -40,6 +40,7 @@ _SIMILAR |= {"startswith": "endswith", "lstrip": "rstrip", "partition": "rpartit
 _SIMILAR |= {other: name for name, other in _SIMILAR.items() if name != "append"}
 _COPY_FUNCTIONS = ("list", "tuple", "dict", "set", "bytes", "copy", "deepcopy", "array", "frozenset")
 _COPY_METHODS = ("copy", "clone")
+_SYMMETRIC = ("min", "max", "minimum", "maximum", "array_equal", "gcd", "logaddexp")
 
 Changes = Iterator[tuple[ast.stmt, Change]]
 
@@ -205,7 +206,7 @@ def _other_calls(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     name = _name_of(call.func)
     for index in range(len(call.args) - 1):
         left, right = call.args[index : index + 2]
-        if _is_variable(left) and _is_variable(right) and name != "isinstance":
+        if _is_variable(left) and _is_variable(right) and name not in (*_SYMMETRIC, "isinstance"):
             swapped = [*call.args[:index], right, left, *call.args[index + 2 :]]
             yield "swapped arguments", ast.Call(call.func, swapped, call.keywords)
     if (

@@ -74,7 +74,7 @@ PACKAGES = (
         "windows (`slm_native.kv`)",
         ("backends/slm_native/kv/window.py",),
         ("native_windows",),
-        ("tests/native/test_windows.py",),
+        _each("tests/native/test_{}.py", "window_cache windows"),
     ),
     Package(
         "contexts (`slm_llamacpp`)",
@@ -85,14 +85,18 @@ PACKAGES = (
         ("llamacpp",),
         _each(
             "tests/llamacpp/test_{}.py",
-            "bidirectional_blocks edits encoders failures lifecycle mrope_positions payload positions windowed",
+            "batchbuffers bidirectional_blocks edits encoders failures lifecycle mrope_positions payload positions"
+            " windowed",
         ),
     ),
     Package(
         "contexts (`slm_onnx`)",
         _each("backends/slm_onnx/{}.py", "cells context feeding kvstore positions rows"),
-        ("onnx",),
-        _each("tests/onnx/test_{}.py", "backend buckets cells cuts bidirectional_blocks logits mrope_positions"),
+        ("onnx", "onnx_directory"),
+        _each(
+            "tests/onnx/test_{}.py",
+            "backend buckets cells cuts bidirectional_blocks directories logits mrope_positions splitting",
+        ),
     ),
     Package("chats (`slm_core.chat`)", ("slm_core/chat/*.py",), _HOST, ("tests/chat",)),
     Package("generation (`slm_core.generation`)", ("slm_core/generation/**/*.py",), _HOST, ("tests/generation",)),
