@@ -12,6 +12,7 @@ import pytest
 from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, EditLevel, KvType, Pos
+from slm_llamacpp.context import can_rotate, check_key_type
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
 from tests.llamacpp.models import recurrent_model
@@ -197,6 +198,30 @@ class TestContextOptions:
         with pytest.raises(InvalidOption, match=words) as caught:
             load(qwen2_file).new_context(options)
         assert "\n" not in str(caught.value)
+
+    def test_quantized_keys_need_heads_of_whole_blocks(self) -> None:
+        for kv_type in (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0):
+            check_key_type(kv_type, 64)
+            with pytest.raises(InvalidOption, match="heads are 48 wide"):
+                check_key_type(kv_type, 48)
+            with pytest.raises(InvalidOption, match="heads are of several widths"):
+                check_key_type(kv_type, None)
+        for kv_type in (KvType.F32, KvType.F16, KvType.BF16):
+            check_key_type(kv_type, None)
+            check_key_type(kv_type, 48)
+
+    def test_which_keys_llamacpp_can_rotate(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert all(can_rotate(kv_type, width) for kv_type in (KvType.F32, KvType.F16) for width in (None, 48, 64))
+        assert not can_rotate(KvType.BF16, 64)
+        assert [can_rotate(KvType.Q8_0, width) for width in (None, 32, 64, 96, 128)] == [
+            False,
+            False,
+            True,
+            False,
+            True,
+        ]
+        monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+        assert (can_rotate(KvType.Q8_0, 64), can_rotate(KvType.F16, 64)) == (False, True)
 
     def test_quantized_values_without_flash_attention(self, load: LoadModel, llama_file: Path) -> None:
         with pytest.raises(InvalidOption, match="needs flash attention"):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_core.context.ledger import Ledger
+from slm_core.context.payload import SectionWriter
 from slm_core.errors import InvalidOption
 from slm_core.types import KvType
 from slm_native.kv import PAGE_TOKENS, PagedKvCache, PageLayout, codec_of
@@ -21,6 +22,7 @@ def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: s
     return PageLayout(range(n_layers), n_kv_heads, head_dim, codec, codec)
 
 
+N_REPLAYED = 70
 HEADS = ((3, 4), (1, 6), (3, 4))
 """Heads and head width of each layer: two groups, of which one has the layers before and after the other."""
 
@@ -34,7 +36,8 @@ class Model:
     def __init__(self, n_ctx: int, n_seq_max: int) -> None:
         outer, inner = layout(), layout(n_kv_heads=1, head_dim=6)
         layouts = [replace(outer, blocks=(0, 2)), replace(inner, blocks=(1,))]
-        self.cache = PagedKvCache(layouts, PagedKvCache.n_pages_for(n_ctx, n_seq_max), n_seq_max)
+        n_pages = PagedKvCache.n_pages_for(n_ctx, n_seq_max)
+        self.cache = PagedKvCache(layouts, n_pages, n_seq_max, n_replayed=N_REPLAYED)
         self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
         self.n_seq_max = n_seq_max
         self.expected_tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
@@ -83,6 +86,36 @@ class Model:
         self.ledger.drop(seq_id)
         self.expected_tokens[seq_id] = []
 
+    def copy(self, src: int, dst: int, start: int) -> bool:
+        """Export the tokens of a sequence from ``start`` on, and import them into an empty one that shares the rest."""
+        tokens = self.expected_tokens[src]
+        if len(tokens) - start > self.ledger.n_free:
+            return False
+        payload = b"".join(self.cache.export(src, len(tokens), start))
+        pages = self.cache.continued(src, start, len(tokens)) if start else self.cache.free(len(tokens))
+        assert pages is not None, "an empty sequence leaves room for what the ledger has room for"
+        SectionWriter(self.cache.sections(None, len(tokens), start)).write(memoryview(payload))
+        writer = SectionWriter(self.cache.sections(pages, len(tokens), start))
+        writer.write(memoryview(payload))
+        writer.check_whole()
+        self.cache.put(dst, pages, 0)
+        self.ledger.fork(src, dst, start)
+        self.ledger.append(dst, tokens[start:])
+        self.expected_tokens[dst] = list(tokens)
+        return True
+
+    def replay(self, seq_id: int, start: int) -> None:
+        """Write other numbers for the tokens from ``start`` on: they must go to scratch pages."""
+        length = len(self.expected_tokens[seq_id])
+        plan = self.cache.replay(seq_id, start, length)
+        (run,) = plan.runs
+        assert (run.start, run.n_held, run.rows) == (start, length, slice(0, length - start))
+        places = {(int(page), int(slot)) for page, slot in zip(plan.pages, plan.slots, strict=True)}
+        assert len(places) == length - start
+        others = np.full(length - start, -1)
+        for i, layer in enumerate(self.cache.layers):
+            layer.write(plan.pages, plan.slots, self.numbers(others, i), self.numbers(others, i))
+
     def rotate(self, keys: np.ndarray, delta: int, blocks) -> np.ndarray:
         return keys + delta * (np.array(blocks, np.float32)[:, None, None] + 1)
 
@@ -107,7 +140,9 @@ class Model:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "append all", "fail", "fork", "truncate", "cut", "drop"]),
+        st.sampled_from(
+            ["append", "append", "append all", "fail", "fork", "truncate", "cut", "drop", "copy", "copy tail", "replay"]
+        ),
         st.integers(0, 3),
         st.integers(0, 3),
         st.floats(0, 1),
@@ -132,6 +167,10 @@ def apply(model: Model, operation) -> None:
         model.truncate(a, low)
     elif name == "cut" and low < high < length:
         model.cut(a, low, high)
+    elif name in ("copy", "copy tail") and length and a != b and not model.expected_tokens[b]:
+        model.copy(a, b, low if name == "copy tail" else 0)
+    elif name == "replay" and length:
+        model.replay(a, max(low, length - N_REPLAYED) if low < length else length - 1)
     elif name == "drop" and length:
         model.drop(a)
 
