@@ -97,6 +97,44 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_repaired(context: Any) 
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
 
 
+EDITS: dict[str, Callable[[Any], object]] = {
+    "decode": lambda context: feed(context, [8, 9]),
+    "fork": lambda context: context.fork(0, 1, 9),
+    "truncate": lambda context: context.truncate(Pos(0, 9)),
+    "cut": lambda context: context.cut(Pos(0, 1), Pos(0, 3)),
+    "dump": lambda context: context.restore(1, context.dump(0)),
+    "dump of a context": lambda context: b"".join(context.dump_context()),
+    "drop": lambda context: context.drop(0),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_call_after_an_interrupt_repairs_the_sequence(context: Any, name: str, has_more: bool) -> None:
+    """Before the call, llama.cpp holds fewer or more tokens than the ledger, as an interrupt may leave it."""
+    expected = new_context(context._model)
+    for each in (context, expected):
+        feed(each, some_tokens(12))
+        each.cut(Pos(0, 2), Pos(0, 4))
+        each.fork(0, 2, 8)
+        feed(each, [1])
+    if has_more:
+        zeros, positions = np.zeros(3, np.int32), np.arange(11, 14)
+        context._run(context._buffers.fill(zeros, zeros, positions, np.zeros(3, np.bool_)))
+    else:
+        context._memory.remove(0, 5)
+    for each in (context, expected):
+        EDITS[name](each)
+    if name == "dump of a context":
+        dumps = [b"".join(each.dump_context()) for each in (context, expected)]
+        for each, data in zip((context, expected), dumps, strict=True):
+            each.clear()
+            each.restore_context([data])
+    for seq_id in range(3):
+        assert context.tokens(seq_id) == expected.tokens(seq_id)
+        assert error(feed(context, [5, 6, 7], seq_id), feed(expected, [5, 6, 7], seq_id)) <= EXACT
+
+
 def test_missing_logits_are_a_failure(context: Any) -> None:
     feed(context, some_tokens(3))
     api = patch_api(context, llama_get_logits=lambda pointer: None)

@@ -287,6 +287,32 @@ def test_f16_rounds_to_nearest_and_saturates():
     np.testing.assert_array_equal(codec.decode(codec.encode(x)), expected)
 
 
+@pytest.mark.parametrize(
+    ("kv_type", "largest", "too_large"),
+    [
+        ("f32", [1e12, -1e12, 0], [np.nextafter(np.float32(1e12), np.float32(2e12)), -np.inf, np.nan]),
+        ("bf16", [9.9e11, -9.9e11, 0], [1.01e12, -1.01e12, np.nan]),
+        ("f16", [65504, -65504, 0], [np.nan]),
+        ("f8_e4m3", [448, -448, 0], [np.nan]),
+    ],
+)
+def test_numbers_that_no_model_computes_are_not_bounded(kv_type, largest, too_large):
+    codec = codec_of(kv_type, 1)
+    assert codec.is_bounded(codec.encode(np.array(largest, np.float32)))
+    for number in too_large:
+        assert not codec.is_bounded(codec.encode(np.array([0, number, 0], np.float32)))
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q5_0", "q4_0"])
+def test_scales_of_blocks_are_bounded_if_they_are_finite(kv_type):
+    codec = codec_of(kv_type, 32)
+    planes = [np.array(plane) for plane in codec.encode(np.full((2, 32), 3e6, np.float32))]
+    assert codec.is_bounded(planes)
+    for scale in (np.inf, -np.inf, np.nan):
+        planes[1][1] = scale
+        assert not codec.is_bounded(planes)
+
+
 @pytest.mark.parametrize("kv_type", KvType)
 def test_reads_are_contiguous_for_any_number_of_heads_and_pages(kv_type):
     for n_kv_heads, n_tokens in ((1, 10), (1, 100), (2, 64), (3, 130)):

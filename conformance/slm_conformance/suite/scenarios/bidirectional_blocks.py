@@ -79,15 +79,15 @@ class TestBidirectionalBlocks(Scenarios):
         bench.agree(context.decode(batch).copy(), expected[12:], "a block of 4 tokens and 4 rows, after 12 tokens")
 
     def test_side_by_side(self, bench: Bench) -> None:
-        """Clauses 7 and 14: the first of two adjacent blocks does not attend to the second, nor to other sequences."""
+        """Clauses 7 and 14: of adjacent blocks, the shortest first, none attends to the next or to other sequences."""
         ours, theirs = bench.tokens(20), bench.tokens(12, seed=1)
-        context, blocks = _context(bench), ((3, 8), (8, 14))
+        context, blocks = _context(bench), ((3, 5), (5, 8), (8, 14))
         batch = context.new_batch()
         batch.extend(theirs[:6], Pos(1, 0))
         _add(batch, ours, blocks, 0)
         batch.extend(theirs[6:], Pos(1, 6))
         expected, after = _decode(bench.reference(), ours, blocks), bench.reference()
-        bench.agree(context.decode(batch).copy(), expected, "two adjacent blocks, among tokens of another sequence")
+        bench.agree(context.decode(batch).copy(), expected, "three adjacent blocks, among tokens of another sequence")
         after.decode(theirs)
         bench.agree(bench.feed(context, ours[:4], seq_id=1), after.decode(ours[:4]), "the other sequence")
 
