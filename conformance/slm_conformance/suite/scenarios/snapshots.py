@@ -53,7 +53,7 @@ class TestDumpRestore(Scenarios):
     def test_in_the_same_sequence(self, bench: Bench) -> None:
         """Clause 6: restoring an earlier dump undoes the tokens that were decoded since, in a full context, too."""
         for n_ctx, n in ((256, 20), (224, 200)):
-            context, tokens = bench.context(n_ctx=n_ctx, n_seq_max=1), bench.tokens(n + 10)
+            context, tokens = bench.context(n_ctx=n_ctx, n_seq_max=1, n_batch=n_ctx), bench.tokens(n + 10)
             bench.feed(context, tokens[:n])
             data = context.dump(0)
             bench.feed(context, bench.tokens(12, seed=1))

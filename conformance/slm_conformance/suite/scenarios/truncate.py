@@ -94,12 +94,12 @@ class TestTruncate(Scenarios):
 
     def test_anywhere_in_a_long_sequence(self, bench: Bench) -> None:
         """Clause 3: a long sequence is truncated far back, then at each of the positions of a page or block."""
-        context, tokens = bench.context(n_ctx=512, n_seq_max=1), bench.tokens(500)
-        bench.feed(context, tokens)
+        context, tokens = bench.context(n_ctx=512, n_seq_max=2), bench.tokens(500)
+        bench.feed(context, tokens, seq_id=1)
         expected = bench.oracle().decode(tokens)
-        for index in (490, *range(400, 335, -1)):
-            context.truncate(Pos(0, index))
-            rows = bench.feed(context, tokens[index : index + 1])
+        for index in range(400, 336, -1):
+            context.truncate(Pos(1, index))
+            rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
             bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
