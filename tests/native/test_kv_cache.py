@@ -210,6 +210,37 @@ def test_a_cut_of_exclusive_positions_works_without_free_pages():
     model.check()
 
 
+def test_a_replay_has_as_many_pages_of_its_own_as_it_can_need():
+    """Tokens from the last slot of a page on, so that they are on one page more than they fill."""
+    model = Model(n_ctx=200, n_seq_max=2)
+    model.append({0: 63 + N_REPLAYED})
+    model.replay(0, 63)
+    model.check()
+    outer, inner = 2 * 2 * 3 * 4, 2 * 1 * 6  # numbers of a token
+    assert model.cache.n_bytes == (PagedKvCache.n_pages_for(200, 2) + 3) * PAGE_TOKENS * 4 * (outer + inner)
+
+
+def test_tokens_that_the_ledger_does_not_know_are_overwritten():
+    """As after an interrupt between ``commit`` and the ledger."""
+    model = Model(n_ctx=300, n_seq_max=2)
+    model.append({0: 60})
+    model.cache.commit(model.cache.plan(np.zeros(70, np.int32), np.arange(60, 130, dtype=np.int32)))
+    model.append({0: 2})
+    model.check()
+
+
+def test_an_export_has_pieces_of_a_limited_size(monkeypatch):
+    model = Model(n_ctx=200, n_seq_max=2)
+    model.append({0: 70})
+    whole, n_pieces = b"".join(model.cache.export(0, 70)), []
+    for piece_bytes in (1, 300, 1 << 20):
+        monkeypatch.setattr("slm_native.kv.stores.PIECE_BYTES", piece_bytes)
+        pieces = list(model.cache.export(0, 70))
+        assert b"".join(pieces) == whole
+        n_pieces.append(len(pieces))
+    assert n_pieces == [4 * 70, 2 * 24 + 2 * 6, 4], "one token, 3 of 96 or 12 of 24 bytes, or all 70 at a time"
+
+
 def test_pages_of_one_sequence_are_contiguous_if_possible():
     model = Model(n_ctx=640, n_seq_max=2)
     for _ in range(5):

@@ -54,6 +54,7 @@ class Model:
         while position < length:
             stop = min(length, position + self.n_replayed)
             plan, held = self.cache.replay(seq_id, held, position, stop)
+            assert [run.rows for run in plan.runs] == [slice(0, stop - position)]
             self.write(plan, self.tokens[seq_id][position:stop])
             self.check_run(plan, seq_id, self.tokens[seq_id][:stop], position, first * PAGE_TOKENS)
             position = stop
