@@ -86,7 +86,7 @@ PACKAGES = (
         _each(
             "tests/llamacpp/test_{}.py",
             "batchbuffers bidirectional_blocks edits encoders failures lifecycle mrope_positions payload positions"
-            " windowed",
+            " shifts windowed",
         ),
     ),
     Package(
