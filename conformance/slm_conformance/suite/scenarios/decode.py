@@ -141,13 +141,17 @@ class TestDecodeLimits(Scenarios):
         bench.agree(rows, expected, "what follows a batch that was too large")
 
     def test_the_batch_has_a_capacity(self, bench: Bench) -> None:
-        """Batch: ``new_batch`` has room for ``n_batch`` tokens; a run that does not fit is refused whole."""
+        """Batch: ``new_batch`` has room for ``n_batch`` tokens; a run that does not fit, or of no ids, is refused."""
         context = bench.context(n_batch=24)
         batch = context.new_batch()
         assert batch.capacity == 24, f"new_batch() has room for {batch.capacity} tokens, not for n_batch, 24"
         batch.extend(bench.tokens(20), Pos(0, 0))
         with bench.refused("5 tokens into a batch with room for 4", BatchFull):
             batch.extend(bench.tokens(5), Pos(0, 20))
+        wrong = {"fractions": [1, 1.5], "a table": [[1, 2]], "id -1": [1, -1], "id 2^31": [1, 2**31]}
+        for what, tokens in wrong.items():
+            with bench.refused(f"{what} in place of a run of token ids", InvalidToken):
+                batch.extend(tokens, Pos(0, 20))  # type: ignore[arg-type]
         assert len(batch) == 20, f"a refused extend left {len(batch)} tokens in the batch instead of 20"
 
     def test_n_ctx_exactly(self, bench: Bench) -> None:

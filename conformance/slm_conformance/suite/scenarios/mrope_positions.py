@@ -14,7 +14,7 @@ from slm_conformance.suite.workshop import Rows
 from slm_conformance.toy.backend import ToyBackend
 from slm_core.chat import Session
 from slm_core.context.snapshot import SequenceSnapshot
-from slm_core.errors import SnapshotMismatch, UnsupportedInput
+from slm_core.errors import InvalidEmbedding, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
@@ -30,8 +30,17 @@ class TestMropePositions(Scenarios):
     models = ("qwen2vl-f32",)
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: offsets work if ``MROPE_POSITIONS`` is declared, and raise ``UnsupportedInput`` otherwise."""
+        """Clauses 2 and 15: offsets [n, 3] work if ``MROPE_POSITIONS`` is declared, else raise ``UnsupportedInput``."""
         context = bench.context()
+        batch, right = context.new_batch(), np.array(_OFFSETS[:3])
+        for what, offsets in (
+            ("in two dimensions", right[:, :2]),
+            ("of another number of rows", right[:2]),
+            ("with fractions", right + 0.5),
+        ):
+            with bench.refused(f"offsets {what}", InvalidEmbedding):
+                batch.add_embeddings(_rows(bench)[:3], Pos(0, 0), offsets=offsets)
+        assert len(batch) == 0, f"refused rows left {len(batch)} inputs in the batch"
         batch = _batch(bench, context, 0, _LAST)
         if Capability.MROPE_POSITIONS not in bench.capabilities:
             with bench.refused("offsets for a context that declares none", UnsupportedInput, context=context):
