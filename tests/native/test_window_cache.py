@@ -144,7 +144,7 @@ def test_windows_hold_the_written_tokens_and_pages_never_run_out(operations, win
         model.check()
 
 
-@pytest.mark.parametrize(("window", "n_batch", "n_replayed"), [(1, 3, 64), (65, 3, 256), (66, 3, 192), (130, 640, 64)])
+@pytest.mark.parametrize(("window", "n_batch", "n_replayed"), [(3, 3, 64), (67, 3, 256), (66, 3, 192), (131, 640, 64)])
 def test_pages_suffice_in_the_worst_case(window, n_batch, n_replayed):
     """All sequences hold as many pages as they can; then each is truncated far back, and all grow at once."""
     model, counts = Model(window, n_batch, n_replayed), []
@@ -156,7 +156,7 @@ def test_pages_suffice_in_the_worst_case(window, n_batch, n_replayed):
     while model.cache.n_held(0) < most:
         model.append(dict.fromkeys(range(N_SEQ), 1))
     n_pages = WindowCache.n_pages_for(window, n_batch, N_SEQ, n_replayed)
-    assert model.cache.tables.n_free == n_pages - N_SEQ * most
+    assert model.cache.tables.n_free == n_pages - N_SEQ * most >= N_SEQ, "each may need a page before it frees one"
     model.append(dict.fromkeys(range(N_SEQ), n_batch // N_SEQ), fail=True)
     for seq_id in (1, 2):
         at = len(model.tokens[seq_id]) - PAGE_TOKENS - window - seq_id
