@@ -151,6 +151,16 @@ def test_dumps_of_every_kv_type_can_be_restored(load: LoadModel, llama_file: Pat
     assert context.n_free == n_free + N_TOKENS + 1 - 4, "a restored sequence shares no cells"
 
 
+def test_a_dump_has_pieces_of_a_limited_size(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = context.dump(0)
+    payload = SequenceSnapshot.from_bytes(whole).payload
+    monkeypatch.setattr("slm_llamacpp.context.PIECE_BYTES", 1000)
+    pieces = list(context._engine_export(0).pieces)  # type: ignore[attr-defined]
+    assert [len(piece) for piece in pieces[:-1]] == [1000] * (len(payload) // 1000)
+    assert b"".join(pieces) == payload
+    assert context.dump(0) == whole
+
+
 def test_a_dump_of_another_kv_type_is_replayed(load: LoadModel, llama_file: Path) -> None:
     model = load(llama_file)
     exact, halved = (new_context(model, kv_type=kv_type) for kv_type in (KvType.F32, KvType.F16))

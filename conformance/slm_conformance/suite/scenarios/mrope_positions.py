@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.suite.bench import Bench
@@ -33,11 +36,12 @@ class TestMropePositions(Scenarios):
         """Clauses 2 and 15: offsets [n, 3] work if ``MROPE_POSITIONS`` is declared, else raise ``UnsupportedInput``."""
         context = bench.context()
         batch, right = context.new_batch(), np.array(_OFFSETS[:3])
-        for what, offsets in (
-            ("in two dimensions", right[:, :2]),
-            ("of another number of rows", right[:2]),
-            ("with fractions", right + 0.5),
-        ):
+        wrong: dict[str, NDArray[Any]] = {
+            "in two dimensions": right[:, :2],
+            "of another number of rows": right[:2],
+            "with fractions": right + 0.5,
+        }
+        for what, offsets in wrong.items():
             with bench.refused(f"offsets {what}", InvalidEmbedding):
                 batch.add_embeddings(_rows(bench)[:3], Pos(0, 0), offsets=offsets)
         assert len(batch) == 0, f"refused rows left {len(batch)} inputs in the batch"
