@@ -74,7 +74,7 @@ class LlamaCppContext(ContextBase):
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
         n_batch = min(options.n_batch, options.n_ctx)
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
-        self._used: AdapterSet = ()  # those that llama.cpp computes with
+        self._used: AdapterSet = ()  # keeps them alive: llama.cpp computes with pointers to them
         self._keys_lag = False  # whether keys are still to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         longest_block = min(api.llama_n_ubatch(self._pointer), model.longest_block)

@@ -59,7 +59,7 @@ class LlamaCppEncoder(ContextBase):
             n_embd=api.llama_model_n_embd_out(model_pointer),
             adapters=model.loaded_adapters,
         )
-        self._used: AdapterSet = ()  # those that llama.cpp computes with
+        self._used: AdapterSet = ()  # keeps them alive: llama.cpp computes with pointers to them
 
     def _engine_use(self, adapters: AdapterSet) -> None:
         self._model.lora.use(self._pointer, adapters)

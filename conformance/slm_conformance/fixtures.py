@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -41,6 +41,8 @@ class BackendFixtures:
             (quantized activations). The tolerances follow from it (clause 9).
         kv_types: the KV types that the backend supports; all others must be refused. If empty, the suite tries all.
             Scenarios use the first one: put the most exact type first.
+        declares: the edit level and the capabilities that contexts of ``models`` must declare, as
+            ``{"cut", "shared_fork"}``. Empty: any; then a capability that gets lost is skipped, and the run passes.
         required: whether the run fails if the backend is not installed; otherwise its scenarios are skipped.
         above_contract: the models for scenarios of sessions, chats, generation, sampling and constraints: one for each
             scenario, "in turn"; "each model", in each chat format; or "elsewhere": another module of the project runs
@@ -60,6 +62,7 @@ class BackendFixtures:
     load_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
     precision: ClassVar[Mapping[str, str]] = MappingProxyType({"f32": "float32", "f16": "float16", "q8_0": "quantized"})
     kv_types: ClassVar[tuple[str, ...]] = ()
+    declares: ClassVar[Collection[str]] = ()
     required: ClassVar[bool] = False
     above_contract: ClassVar[Literal["in turn", "each model", "elsewhere"]] = "in turn"
     isolated: ClassVar[bool] = False

@@ -163,7 +163,8 @@ class TokenBatch:
             raise InvalidOption(f"a block of {n!r} tokens (accepted: 1 to {self._length}, as many as were added)")
         run = slice(self._length - n, self._length)
         seq_ids, steps = self._seq_ids[run], np.diff(self._positions[run])
-        if (seq_ids != seq_ids[0]).any() or (steps != 1).any() or self._ahead[run].any():
+        in_blocks = self._ahead[max(0, run.start - 1) : run.stop]  # a block before the run may end in it
+        if (seq_ids != seq_ids[0]).any() or (steps != 1).any() or in_blocks.any():
             raise InvalidOption(
                 f"the last {n} tokens are no bidirectional block (accepted: one sequence, positions without gaps, none"
                 " in a block yet)"

@@ -10,3 +10,4 @@ class Fixtures(BackendFixtures):
     backend = "llamacpp"
     required = find_spec("llama_cpp") is not None
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    declares = ("cut", "adapters", "bidirectional_blocks", "embedding_input", "embeddings", "kv_payload", "shared_fork")

@@ -12,3 +12,13 @@ class Fixtures(BackendFixtures):
     above_contract = "each model"
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    declares = (
+        "cut",
+        "adapters",
+        "bidirectional_blocks",
+        "embedding_input",
+        "embeddings",
+        "kv_payload",
+        "layer_states",
+        "shared_fork",
+    )

@@ -12,3 +12,4 @@ class Fixtures(BackendFixtures):
     precision = {"f32": "float32"}  # noqa: RUF012
     volume = 0.25
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    declares = ("truncate", "adapters", "embedding_input", "embeddings", "kv_payload", "layer_states", "shared_fork")

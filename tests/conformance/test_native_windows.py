@@ -31,3 +31,4 @@ class Fixtures(BackendFixtures):
     models = (_model(),)
     precision = {"f32": "float32"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "f8_e4m3")  # heads are 16 wide
+    declares = ("truncate", "adapters", "embedding_input", "embeddings", "kv_payload", "layer_states", "shared_fork")

@@ -17,3 +17,4 @@ class Fixtures(BackendFixtures):
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32",)
     expected_failures = {"TestBackend::test_info": "info.path is the directory, not the file it was made from"}  # noqa: RUF012
+    declares = ("cut", "kv_payload")

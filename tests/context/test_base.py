@@ -13,6 +13,7 @@ import pytest
 
 from slm_core.context import ContextBase
 from slm_core.context.batch import TokenBatch
+from slm_core.context.sequence_adapters import part_of
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     BatchFull,
@@ -527,3 +528,52 @@ def test_an_error_names_its_sequence():
             call()
         assert caught.value.seq_id == seq_id
         assert str(caught.value).startswith("" if seq_id is None else f"sequence {seq_id}: ")
+
+
+@pytest.mark.parametrize(
+    ("seq_ids", "positions", "ahead"),
+    [
+        ([0, 0, 0], [0, 1, 2], [1, 1, 0]),  # a block in a block
+        ([0, 0, 0], [0, 1, 2], [0, 0, 1]),  # past the end
+        ([0, 0, 1], [0, 1, 0], [2, 1, 0]),  # the last is of another sequence
+        ([0, 1, 1], [0, 0, 1], [2, 1, 0]),
+        ([1, 0, 0], [0, 0, 1], [1, 0, 0]),
+    ],
+)
+def test_blocks_that_are_no_run_of_one_sequence_are_refused(seq_ids, positions, ahead):
+    context = Engine(able=ALL | {Capability.BIDIRECTIONAL_BLOCKS})
+    arrays = {"seq_ids": seq_ids, "positions": positions, "ahead": ahead, "tokens": [3, 4, 5]}
+    batch = TokenBatch.from_arrays(
+        **{name: np.array(numbers, np.int32) for name, numbers in arrays.items()},
+        logits_mask=np.ones(3, np.bool_),
+        embeddings=np.empty((0, 0), np.float32),
+        offsets=np.empty((0, 3), np.int32),
+    )
+    with assert_refused(context, InvalidOption, match="no run of one sequence"):
+        context.decode(batch)
+
+
+def test_the_part_of_one_sequence_is_the_batch_of_its_inputs():
+    """Sequences take turns: tokens, rows with and without offsets, and a block."""
+
+    def add(batch, seq_id):
+        rows = np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * seq_id
+        return [
+            lambda: batch.extend([seq_id, 7], Pos(seq_id, 0), logits="last"),
+            lambda: batch.add_embeddings(rows, Pos(seq_id, 2), offsets=np.array([(0, 0, seq_id), (0, 1, 0)])),
+            lambda: (batch.extend([8, 9, seq_id], Pos(seq_id, 4), logits="all"), batch.join_block(2)),
+            lambda: batch.add_embeddings(rows[:1], Pos(seq_id, 7)),
+        ]
+
+    whole = TokenBatch(30)
+    for turn in range(4):
+        for seq_id in (1, 3, 5):
+            add(whole, seq_id)[turn]()
+    for seq_ids in ([1], [5, 3], [1, 3, 5]):
+        expected, actual = TokenBatch(30), part_of(whole, seq_ids)
+        for turn in range(4):
+            for seq_id in (1, 3, 5):
+                if seq_id in seq_ids:
+                    add(expected, seq_id)[turn]()
+        for name in ("tokens", "seq_ids", "positions", "logits_mask", "ahead", "embeddings", "offsets"):
+            np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)

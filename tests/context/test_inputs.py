@@ -184,7 +184,12 @@ def test_a_block_is_one_run_of_one_sequence():
     batch.join_block(2)
     with pytest.raises(InvalidOption, match="none in a block yet"):
         batch.join_block(2)
-    assert batch.ahead.tolist() == [0, 0, 0, 0, 1, 0]
+    batch.extend([7], Pos(1, 9))
+    for n in (2, 3):
+        with pytest.raises(InvalidOption, match="none in a block yet"):
+            batch.join_block(n)
+    batch.join_block(1)
+    assert batch.ahead.tolist() == [0, 0, 0, 0, 1, 0, 0]
 
 
 def test_chunks_do_not_split_blocks():

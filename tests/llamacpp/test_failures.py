@@ -12,6 +12,7 @@ import pytest
 from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, EditLevel, KvType, Pos
+from slm_llamacpp.context import can_rotate, check_key_type
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
 from tests.llamacpp.models import recurrent_model
@@ -94,6 +95,44 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_repaired(context: Any) 
     feed(expected, some_tokens(12))
     expected.cut(Pos(0, 2), Pos(0, 4))
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
+EDITS: dict[str, Callable[[Any], object]] = {
+    "decode": lambda context: feed(context, [8, 9]),
+    "fork": lambda context: context.fork(0, 1, 9),
+    "truncate": lambda context: context.truncate(Pos(0, 9)),
+    "cut": lambda context: context.cut(Pos(0, 1), Pos(0, 3)),
+    "dump": lambda context: context.restore(1, context.dump(0)),
+    "dump of a context": lambda context: b"".join(context.dump_context()),
+    "drop": lambda context: context.drop(0),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_call_after_an_interrupt_repairs_the_sequence(context: Any, name: str, has_more: bool) -> None:
+    """Before the call, llama.cpp holds fewer or more tokens than the ledger, as an interrupt may leave it."""
+    expected = new_context(context._model)
+    for each in (context, expected):
+        feed(each, some_tokens(12))
+        each.cut(Pos(0, 2), Pos(0, 4))
+        each.fork(0, 2, 8)
+        feed(each, [1])
+    if has_more:
+        zeros, positions = np.zeros(3, np.int32), np.arange(11, 14)
+        context._run(context._buffers.fill(zeros, zeros, positions, np.zeros(3, np.bool_)))
+    else:
+        context._memory.remove(0, 5)
+    for each in (context, expected):
+        EDITS[name](each)
+    if name == "dump of a context":
+        dumps = [b"".join(each.dump_context()) for each in (context, expected)]
+        for each, data in zip((context, expected), dumps, strict=True):
+            each.clear()
+            each.restore_context([data])
+    for seq_id in range(3):
+        assert context.tokens(seq_id) == expected.tokens(seq_id)
+        assert error(feed(context, [5, 6, 7], seq_id), feed(expected, [5, 6, 7], seq_id)) <= EXACT
 
 
 def test_missing_logits_are_a_failure(context: Any) -> None:
@@ -197,6 +236,30 @@ class TestContextOptions:
         with pytest.raises(InvalidOption, match=words) as caught:
             load(qwen2_file).new_context(options)
         assert "\n" not in str(caught.value)
+
+    def test_quantized_keys_need_heads_of_whole_blocks(self) -> None:
+        for kv_type in (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0):
+            check_key_type(kv_type, 64)
+            with pytest.raises(InvalidOption, match="heads are 48 wide"):
+                check_key_type(kv_type, 48)
+            with pytest.raises(InvalidOption, match="heads are of several widths"):
+                check_key_type(kv_type, None)
+        for kv_type in (KvType.F32, KvType.F16, KvType.BF16):
+            check_key_type(kv_type, None)
+            check_key_type(kv_type, 48)
+
+    def test_which_keys_llamacpp_can_rotate(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert all(can_rotate(kv_type, width) for kv_type in (KvType.F32, KvType.F16) for width in (None, 48, 64))
+        assert not can_rotate(KvType.BF16, 64)
+        assert [can_rotate(KvType.Q8_0, width) for width in (None, 32, 64, 96, 128)] == [
+            False,
+            False,
+            True,
+            False,
+            True,
+        ]
+        monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+        assert (can_rotate(KvType.Q8_0, 64), can_rotate(KvType.F16, 64)) == (False, True)
 
     def test_quantized_values_without_flash_attention(self, load: LoadModel, llama_file: Path) -> None:
         with pytest.raises(InvalidOption, match="needs flash attention"):

@@ -149,6 +149,22 @@ def test_an_edit_that_fails_in_an_image_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    "edit",
+    [lambda c: c.fork(0, 1, 66), lambda c: c.truncate(Pos(0, 66)), lambda c: c.restore(1, c.dump(0))],
+    ids=["fork", "truncate", "dump"],
+)
+def test_a_call_after_an_interrupt_repairs_the_sequence(example, context, assert_close, edit) -> None:
+    """An interrupted call may leave llama.cpp without some of the cells; it marks their number as unknown."""
+    feed(context, example, 0, 70)
+    context._counted[0] = -1
+    context._memory.remove(0, 30)
+    edit(context)
+    for seq_id in range(2):
+        if length := context.length(seq_id):
+            assert_close(feed(context, example, length, N, seq_id), example.expected[length:], BOUND)
+
+
+@pytest.mark.parametrize(
     "offsets",
     [
         [(0, 0, 0), (0, 0, 0)],  # equal positions

@@ -100,6 +100,29 @@ def test_a_hostile_payload_is_refused(context: Context, name: str) -> None:
     assert feed(context, [5], 1).shape[0] == 1
 
 
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_payload_does_not_reach_llamacpp(context: Context, name: str) -> None:
+    payload = SequenceSnapshot.from_bytes(context.dump(0)).payload
+    check_payload(payload, N_TOKENS, KvType.F32, KvType.F32)
+    with pytest.raises(InvalidSnapshot):
+        check_payload(bytes(HOSTILE[name](bytearray(payload))), N_TOKENS, KvType.F32, KvType.F32)
+
+
+def test_each_cell_must_be_of_one_sequence(context: Context) -> None:
+    payload = SequenceSnapshot.from_bytes(context.dump(0)).payload
+    for cell in range(N_TOKENS):
+        changed = bytes(set_at("<I", HEADER + cell * CELL + 4, 2)(bytearray(payload)))
+        with pytest.raises(InvalidSnapshot, match="positions"):
+            check_payload(changed, N_TOKENS, KvType.F32, KvType.F32)
+
+
+def test_a_payload_that_ends_early_is_refused_wherever_it_ends(context: Context) -> None:
+    payload = SequenceSnapshot.from_bytes(context.dump(0)).payload
+    for end in (*range(DATA + 9), *range(DATA + 9, len(payload), 97), len(payload) - 1):
+        with pytest.raises(InvalidSnapshot, match="ends early"):
+            check_payload(payload[:end], N_TOKENS, KvType.F32, KvType.F32)
+
+
 @pytest.mark.parametrize("kv_type", [KvType.F32, KvType.F16])
 def test_unchecked_nan_would_spread_to_another_sequence(load: LoadModel, llama_file: Path, kv_type: KvType) -> None:
     """Why payloads are checked: without the check, a NaN in one sequence changes the logits of another."""
@@ -126,6 +149,16 @@ def test_dumps_of_every_kv_type_can_be_restored(load: LoadModel, llama_file: Pat
     n_free = context.n_free
     context.truncate(Pos(1, 4))
     assert context.n_free == n_free + N_TOKENS + 1 - 4, "a restored sequence shares no cells"
+
+
+def test_a_dump_has_pieces_of_a_limited_size(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = context.dump(0)
+    payload = SequenceSnapshot.from_bytes(whole).payload
+    monkeypatch.setattr("slm_llamacpp.context.PIECE_BYTES", 1000)
+    pieces = list(context._engine_export(0).pieces)  # type: ignore[attr-defined]
+    assert [len(piece) for piece in pieces[:-1]] == [1000] * (len(payload) // 1000)
+    assert b"".join(pieces) == payload
+    assert context.dump(0) == whole
 
 
 def test_a_dump_of_another_kv_type_is_replayed(load: LoadModel, llama_file: Path) -> None:

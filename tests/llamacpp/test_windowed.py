@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slm_core.errors import DecodeFailed
 from slm_core.protocols import BackendModel, Context
 from slm_core.types import Capability, EditLevel, Pos
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import error, feed, new_context, some_tokens
 from tests.llamacpp.models import windowed_model
+from tests.llamacpp.test_failures import patch_api, restore_api
 
 pytestmark = pytest.mark.usefixtures("no_rebuild")
 
@@ -64,6 +67,21 @@ def test_forks_share_and_diverge(context: Context) -> None:
     context.drop(0)
     context.truncate(Pos(1, 25))
     assert error(feed(context, tokens[25:], 1), rows[25:]) <= TOLERANCE
+
+
+def test_a_failed_decode_is_undone_without_decoding_again(context: Any) -> None:
+    tokens = some_tokens(40)
+    rows = feed(context, tokens)
+    context.truncate(Pos(0, 30))
+
+    def decode_and_fail(pointer: int, llama_batch: Any) -> int:
+        return api.llama_decode(pointer, llama_batch) or 2
+
+    api = patch_api(context, llama_decode=decode_and_fail)
+    with pytest.raises(DecodeFailed, match="aborted"):
+        feed(context, [1, 2, 3])
+    restore_api(context, api)
+    assert error(feed(context, tokens[30:]), rows[30:]) <= TOLERANCE
 
 
 def test_a_dump_replays(context: Context) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_core.context.ledger import Ledger
+from slm_core.context.payload import SectionWriter
 from slm_core.errors import InvalidOption
 from slm_core.types import KvType
 from slm_native.kv import PAGE_TOKENS, PagedKvCache, PageLayout, codec_of
@@ -21,6 +22,7 @@ def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: s
     return PageLayout(range(n_layers), n_kv_heads, head_dim, codec, codec)
 
 
+N_REPLAYED = 70
 HEADS = ((3, 4), (1, 6), (3, 4))
 """Heads and head width of each layer: two groups, of which one has the layers before and after the other."""
 
@@ -34,7 +36,8 @@ class Model:
     def __init__(self, n_ctx: int, n_seq_max: int) -> None:
         outer, inner = layout(), layout(n_kv_heads=1, head_dim=6)
         layouts = [replace(outer, blocks=(0, 2)), replace(inner, blocks=(1,))]
-        self.cache = PagedKvCache(layouts, PagedKvCache.n_pages_for(n_ctx, n_seq_max), n_seq_max)
+        n_pages = PagedKvCache.n_pages_for(n_ctx, n_seq_max)
+        self.cache = PagedKvCache(layouts, n_pages, n_seq_max, n_replayed=N_REPLAYED)
         self.ledger = Ledger(n_ctx, n_seq_max, share_forks=True)
         self.n_seq_max = n_seq_max
         self.expected_tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
@@ -83,6 +86,36 @@ class Model:
         self.ledger.drop(seq_id)
         self.expected_tokens[seq_id] = []
 
+    def copy(self, src: int, dst: int, start: int) -> bool:
+        """Export the tokens of a sequence from ``start`` on, and import them into an empty one that shares the rest."""
+        tokens = self.expected_tokens[src]
+        if len(tokens) - start > self.ledger.n_free:
+            return False
+        payload = b"".join(self.cache.export(src, len(tokens), start))
+        pages = self.cache.continued(src, start, len(tokens)) if start else self.cache.free(len(tokens))
+        assert pages is not None, "an empty sequence leaves room for what the ledger has room for"
+        SectionWriter(self.cache.sections(None, len(tokens), start)).write(memoryview(payload))
+        writer = SectionWriter(self.cache.sections(pages, len(tokens), start))
+        writer.write(memoryview(payload))
+        writer.check_whole()
+        self.cache.put(dst, pages, 0)
+        self.ledger.fork(src, dst, start)
+        self.ledger.append(dst, tokens[start:])
+        self.expected_tokens[dst] = list(tokens)
+        return True
+
+    def replay(self, seq_id: int, start: int) -> None:
+        """Write other numbers for the tokens from ``start`` on: they must go to scratch pages."""
+        length = len(self.expected_tokens[seq_id])
+        plan = self.cache.replay(seq_id, start, length)
+        (run,) = plan.runs
+        assert (run.start, run.n_held, run.rows) == (start, length, slice(0, length - start))
+        places = {(int(page), int(slot)) for page, slot in zip(plan.pages, plan.slots, strict=True)}
+        assert len(places) == length - start
+        others = np.full(length - start, -1)
+        for i, layer in enumerate(self.cache.layers):
+            layer.write(plan.pages, plan.slots, self.numbers(others, i), self.numbers(others, i))
+
     def rotate(self, keys: np.ndarray, delta: int, blocks) -> np.ndarray:
         return keys + delta * (np.array(blocks, np.float32)[:, None, None] + 1)
 
@@ -107,7 +140,9 @@ class Model:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "append all", "fail", "fork", "truncate", "cut", "drop"]),
+        st.sampled_from(
+            ["append", "append", "append all", "fail", "fork", "truncate", "cut", "drop", "copy", "copy tail", "replay"]
+        ),
         st.integers(0, 3),
         st.integers(0, 3),
         st.floats(0, 1),
@@ -132,6 +167,10 @@ def apply(model: Model, operation) -> None:
         model.truncate(a, low)
     elif name == "cut" and low < high < length:
         model.cut(a, low, high)
+    elif name in ("copy", "copy tail") and length and a != b and not model.expected_tokens[b]:
+        model.copy(a, b, low if name == "copy tail" else 0)
+    elif name == "replay" and length:
+        model.replay(a, max(low, length - N_REPLAYED) if low < length else length - 1)
     elif name == "drop" and length:
         model.drop(a)
 
@@ -169,6 +208,37 @@ def test_a_cut_of_exclusive_positions_works_without_free_pages():
     assert model.ledger.n_free == 0
     assert model.cut(1, 10, 330)
     model.check()
+
+
+def test_a_replay_has_as_many_pages_of_its_own_as_it_can_need():
+    """Tokens from the last slot of a page on, so that they are on one page more than they fill."""
+    model = Model(n_ctx=200, n_seq_max=2)
+    model.append({0: 63 + N_REPLAYED})
+    model.replay(0, 63)
+    model.check()
+    outer, inner = 2 * 2 * 3 * 4, 2 * 1 * 6  # numbers of a token
+    assert model.cache.n_bytes == (PagedKvCache.n_pages_for(200, 2) + 3) * PAGE_TOKENS * 4 * (outer + inner)
+
+
+def test_tokens_that_the_ledger_does_not_know_are_overwritten():
+    """As after an interrupt between ``commit`` and the ledger."""
+    model = Model(n_ctx=300, n_seq_max=2)
+    model.append({0: 60})
+    model.cache.commit(model.cache.plan(np.zeros(70, np.int32), np.arange(60, 130, dtype=np.int32)))
+    model.append({0: 2})
+    model.check()
+
+
+def test_an_export_has_pieces_of_a_limited_size(monkeypatch):
+    model = Model(n_ctx=200, n_seq_max=2)
+    model.append({0: 70})
+    whole, n_pieces = b"".join(model.cache.export(0, 70)), []
+    for piece_bytes in (1, 300, 1 << 20):
+        monkeypatch.setattr("slm_native.kv.stores.PIECE_BYTES", piece_bytes)
+        pieces = list(model.cache.export(0, 70))
+        assert b"".join(pieces) == whole
+        n_pieces.append(len(pieces))
+    assert n_pieces == [4 * 70, 2 * 24 + 2 * 6, 4], "one token, 3 of 96 or 12 of 24 bytes, or all 70 at a time"
 
 
 def test_pages_of_one_sequence_are_contiguous_if_possible():
@@ -246,6 +316,32 @@ def test_f16_rounds_to_nearest_and_saturates():
     x = np.array([[1.0005, -3e-8, 1e6, -70000.0]], np.float32)
     expected = np.array([[np.float32(np.float16(1.0005)), np.float32(np.float16(-3e-8)), 65504, -65504]], np.float32)
     np.testing.assert_array_equal(codec.decode(codec.encode(x)), expected)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "largest", "too_large"),
+    [
+        ("f32", [1e12, -1e12, 0], [np.nextafter(np.float32(1e12), np.float32(2e12)), -np.inf, np.nan]),
+        ("bf16", [9.9e11, -9.9e11, 0], [1.01e12, -1.01e12, np.nan]),
+        ("f16", [65504, -65504, 0], [np.nan]),
+        ("f8_e4m3", [448, -448, 0], [np.nan]),
+    ],
+)
+def test_numbers_that_no_model_computes_are_not_bounded(kv_type, largest, too_large):
+    codec = codec_of(kv_type, 1)
+    assert codec.is_bounded(codec.encode(np.array(largest, np.float32)))
+    for number in too_large:
+        assert not codec.is_bounded(codec.encode(np.array([0, number, 0], np.float32)))
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q5_0", "q4_0"])
+def test_scales_of_blocks_are_bounded_if_they_are_finite(kv_type):
+    codec = codec_of(kv_type, 32)
+    planes = [np.array(plane) for plane in codec.encode(np.full((2, 32), 3e6, np.float32))]
+    assert codec.is_bounded(planes)
+    for scale in (np.inf, -np.inf, np.nan):
+        planes[1][1] = scale
+        assert not codec.is_bounded(planes)
 
 
 @pytest.mark.parametrize("kv_type", KvType)

@@ -29,7 +29,12 @@ class Memory:
 
 
 operation = st.tuples(
-    st.sampled_from(["append", "append", "append", "fork", "truncate", "cut", "cut", "drop", "compact", "see"]),
+    st.sampled_from(
+        [
+            *["append", "append", "append", "fork", "truncate", "cut", "cut", "drop", "compact", "see"],
+            *["exchange", "exchange and undo", "share"],
+        ]
+    ),
     st.integers(0, N_SEQ - 1),
     st.integers(0, 8),
     st.integers(0, 8),
@@ -78,6 +83,26 @@ def test_every_sequence_reads_the_tokens_of_its_list(operations) -> None:
         elif name == "drop":
             table.drop(seq)
             lists[seq] = []
+        elif name in ("exchange", "exchange and undo", "share"):
+            shared = None
+            if name == "share":  # with the first tokens of another sequence
+                src = (seq + 1) % N_SEQ
+                table.drop(seq)
+                lists[seq] = []
+                shared = src, min(b, len(lists[src]))
+            n = min(a, N_CELLS - table.n_used)
+            new = [PlacedToken(next(token), n_positions) for n_positions in position_counts[:n]]
+            kept = [] if shared is None else lists[shared[0]][: shared[1]]
+            first = b if shared is None else table.first_angle(shared[0])
+            for i, one in enumerate(new):
+                memory.cells[table.n_used + i] = (one.token, first + next_position([*kept, *new[:i]]))
+            before = table.holding(seq)
+            table.exchange(seq, first, n, shared)
+            assert table.first_angle(seq) == first
+            if name == "exchange and undo":
+                table.hold(seq, before)
+            else:
+                lists[seq] = [*kept, *new]
         elif name == "compact":
             memory.run(table.compact())
             assert table.n_idle == 0, "unused cells are left after a compaction"

@@ -129,10 +129,11 @@ def _changes_of_expression(
         yield Change("dropped filter", node.iter, node, "ifs", [])
     if isinstance(node, ast.JoinedStr):
         return  # a text or a name; its parts may be shared
+    is_shape = isinstance(node, ast.Call) and _name_of(node.func) == "reshape"
     for field, value in ast.iter_fields(node):
         if isinstance(value, list):
             for index, item in enumerate(value):
-                if isinstance(item, ast.AST):
+                if isinstance(item, ast.AST) and not (is_shape and _is_negative(item)):
                     yield from _changes_in_list(value, index, item, others)
         elif isinstance(value, ast.AST):
             yield from _changes_of_expression(node, field, value, others)
@@ -307,6 +308,11 @@ def _is_variable(node: ast.expr) -> bool:
 
 def _is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 0
+
+
+def _is_negative(node: ast.AST) -> bool:
+    """Whether an expression is a negative number; NumPy takes any for the dimension that it computes."""
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
 
 
 def _name_of(function: ast.expr) -> str:

@@ -68,7 +68,7 @@ PACKAGES = (
         "KV cache (`slm_native.kv`)",
         _each("backends/slm_native/kv/{}.py", "__init__ cache codecs plan store stores tables"),
         ("native", "native_states"),
-        _each("tests/native/test_{}.py", "kv_cache edits"),
+        _each("tests/native/test_{}.py", "kv_cache kv_plan edits"),
     ),
     Package(
         "windows (`slm_native.kv`)",
@@ -86,7 +86,7 @@ PACKAGES = (
         _each(
             "tests/llamacpp/test_{}.py",
             "batchbuffers bidirectional_blocks edits encoders failures lifecycle mrope_positions payload positions"
-            " windowed",
+            " shifts windowed",
         ),
     ),
     Package(

@@ -53,6 +53,18 @@ class TruncateLeaksPositions(ToyContext):
         return returned
 
 
+@mutant("TestTruncate::test_anywhere_in_a_long_sequence")
+class WindowLosesItsFirstToken(ToyContext):
+    """A truncate that ends one token before a page forgets an earlier token, if the sequence is long."""
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Replace a cell by its neighbour."""
+        returned, cells = super().truncate(pos), self.cells[pos.seq_id]
+        if len(cells) > 256 and len(cells) % 64 == 63:
+            self.cells[pos.seq_id] = [*cells[:-48], cells[-47], *cells[-47:]]
+        return returned
+
+
 class _Moves(ToyContext):
     """A context whose cuts move the later cells with ``move``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 
@@ -167,6 +168,19 @@ class CountedAsShared(ToyContext):
         copies = self.__dict__.setdefault("copies", [])
         copies.append([(cell.keys.copy(), cell.values.copy()) for cell in cells])
         return cells
+
+
+@mutant("TestBadDumps::test_with_numbers_that_are_none")
+class HugeNumbersPass(ToyContext):
+    """A payload with finite numbers is loaded, however large they are."""
+
+    def unpack_payload(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], Sequence[Edit]]:
+        """Replace numbers that are too large."""
+        numbers = np.frombuffer(snapshot.payload[: len(snapshot.payload) // 4 * 4], np.float32)
+        if len(snapshot.payload) % 4 or not np.isfinite(numbers).all():
+            return super().unpack_payload(snapshot)
+        bounded = np.clip(numbers, -1e12, 1e12).astype(np.float32)
+        return super().unpack_payload(dataclasses.replace(snapshot, payload=bounded.tobytes()))
 
 
 @mutant("TestBadDumps::test_with_numbers_that_are_none")

@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_conformance.toy.engine import Array, Cell, Run, ToyEngine
 from slm_core.adapters import AdapterSet, LoadedAdapters, stacked, summed_directions
-from slm_core.container import PART_BYTES, pack, unpack
+from slm_core.container import PART_BYTES, check_numbers, pack, unpack
 from slm_core.context.batch import TokenBatch
 from slm_core.context.checks import check_part_bytes
 from slm_core.context.inputs import (
@@ -460,8 +460,7 @@ class ToyContext:
         if len(snapshot.payload) != 4 * int(np.prod(dims)):
             raise InvalidSnapshot("the dump's payload does not fit its tokens")
         keys_and_values = np.frombuffer(snapshot.payload, np.float32).reshape(dims)
-        if not np.isfinite(keys_and_values).all():
-            raise InvalidSnapshot("the dump's payload holds numbers that are infinite or none")
+        check_numbers(keys_and_values, "the dump's payload")
         return [Cell(token, *keys_and_values[i]) for i, token in enumerate(snapshot.held())], snapshot.edits
 
     def dumped_adapters(self, snapshot: SequenceSnapshot) -> AdapterSet:

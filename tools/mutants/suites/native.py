@@ -11,3 +11,13 @@ class Fixtures(BackendFixtures):
     models = ("llama-f32",)
     precision = {"f32": "float32"}  # noqa: RUF012
     kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    declares = (
+        "cut",
+        "adapters",
+        "bidirectional_blocks",
+        "embedding_input",
+        "embeddings",
+        "kv_payload",
+        "layer_states",
+        "shared_fork",
+    )

@@ -15,7 +15,7 @@ from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_conformance.suite.workshop import Rows
 from slm_conformance.toy.backend import ToyBackend
 from slm_core.context.snapshot import SequenceSnapshot
-from slm_core.errors import InvalidPosition, InvalidSnapshot, SnapshotMismatch, UnsupportedInput
+from slm_core.errors import InvalidOption, InvalidPosition, InvalidSnapshot, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
@@ -27,8 +27,18 @@ class TestBidirectionalBlocks(Scenarios):
     """Clause 14: a token of a bidirectional block attends to the whole block and to all earlier tokens."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: blocks work if ``BIDIRECTIONAL_BLOCKS`` is declared, and raise ``UnsupportedInput`` otherwise."""
+        """Clause 2: blocks of one run work if ``BIDIRECTIONAL_BLOCKS`` is declared, else raise ``UnsupportedInput``."""
         context = bench.context()
+        batch = bench.batch(context, (0, 0, bench.tokens(2)), (1, 0, bench.tokens(4)))
+        batch.join_block(3)
+        batch.extend(bench.tokens(1), Pos(1, 4))
+        wrong = {0: "of no tokens", 2: "with the end of another", 4: "with all of another", 8: "that is too long"}
+        for n, why in wrong.items():
+            with bench.refused(f"a block {why}", InvalidOption):
+                batch.join_block(n)
+        batch = bench.batch(context, (1, 0, bench.tokens(2)), (0, 0, bench.tokens(3)))
+        with bench.refused("a block of two sequences", InvalidOption):
+            batch.join_block(4)
         batch = bench.batch(context, (0, 0, bench.tokens(5)))
         batch.join_block(3)
         if Capability.BIDIRECTIONAL_BLOCKS not in bench.capabilities:
@@ -79,15 +89,15 @@ class TestBidirectionalBlocks(Scenarios):
         bench.agree(context.decode(batch).copy(), expected[12:], "a block of 4 tokens and 4 rows, after 12 tokens")
 
     def test_side_by_side(self, bench: Bench) -> None:
-        """Clauses 7 and 14: the first of two adjacent blocks does not attend to the second, nor to other sequences."""
+        """Clauses 7 and 14: of adjacent blocks, the shortest first, none attends to the next or to other sequences."""
         ours, theirs = bench.tokens(20), bench.tokens(12, seed=1)
-        context, blocks = _context(bench), ((3, 8), (8, 14))
+        context, blocks = _context(bench), ((3, 5), (5, 8), (8, 14))
         batch = context.new_batch()
         batch.extend(theirs[:6], Pos(1, 0))
         _add(batch, ours, blocks, 0)
         batch.extend(theirs[6:], Pos(1, 6))
         expected, after = _decode(bench.reference(), ours, blocks), bench.reference()
-        bench.agree(context.decode(batch).copy(), expected, "two adjacent blocks, among tokens of another sequence")
+        bench.agree(context.decode(batch).copy(), expected, "three adjacent blocks, among tokens of another sequence")
         after.decode(theirs)
         bench.agree(bench.feed(context, ours[:4], seq_id=1), after.decode(ours[:4]), "the other sequence")
 

@@ -46,6 +46,10 @@ class TestContextDumps(Scenarios):
             context.drop(seq_id)
             other.drop(seq_id)
             assert other.n_free == context.n_free, f"after dropping sequence {seq_id}, another number is free"
+        for one, name in ((context, "dumped"), (other, "restored")):
+            one.clear()
+            bench.feed(one, bench.tokens(_N_CTX, seed=9), seq_id=2)
+            assert one.n_free == 0, f"{_N_CTX} tokens do not fill a context that was {name} and cleared"
 
     def test_after_edits(self, bench: Bench) -> None:
         """Clause 18: cuts before and after a fork are restored, with the same room."""

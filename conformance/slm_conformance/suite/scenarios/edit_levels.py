@@ -15,12 +15,17 @@ class TestDeclarations(Scenarios):
     """Clause 2: capabilities and edit level are declared; a call beyond them raises the standard error."""
 
     def test_are_of_the_contract(self, bench: Bench) -> None:
-        """Clause 2: contexts declare a frozen set of ``Capability`` and an ``EditLevel``."""
+        """Clause 2: contexts declare a frozen set of ``Capability`` and an ``EditLevel``: as the adopter names."""
         context = bench.context()
         assert isinstance(context.capabilities, frozenset), "capabilities are not a frozenset"
         foreign = [name for name in context.capabilities if not isinstance(name, Capability)]
         assert not foreign, f"{foreign} are no capabilities of the contract ({', '.join(Capability)})"
         assert isinstance(context.edit_level, EditLevel), f"the edit level is {context.edit_level!r}"
+        fixtures = bench.workshop.fixtures
+        if fixtures.declares and bench.name in fixtures.models:
+            declared, expected = {context.edit_level.name.lower(), *context.capabilities}, set(fixtures.declares)
+            missing, unknown = sorted(expected - declared), sorted(declared - expected)
+            assert not (missing or unknown), f"not declared any more: {missing}; declared, but not expected: {unknown}"
 
     def test_truncate_as_declared(self, bench: Bench) -> None:
         """Clause 2: ``truncate`` works from level TRUNCATE on, and raises ``UnsupportedEdit`` below."""

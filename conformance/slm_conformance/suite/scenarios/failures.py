@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,8 @@ from slm_core.types import Capability, Pos
 
 _SHARES = (0.25, 0.5)
 """When to interrupt a call, as a share of its calls of Python functions, while the engine works."""
+_SOON_AFTER = 0.9
+"""When to interrupt a decode after the engine has worked."""
 
 
 class TestFailures(Scenarios):
@@ -59,7 +62,7 @@ class TestFailures(Scenarios):
             batch = bench.batch(context, (0, 20, tokens[20:]), (1, 5, others[5:]))
             return context, lambda: context.decode(batch)
 
-        for context, share in _interrupted(prepare):
+        for context, share in _interrupted(prepare, (*_SHARES, _SOON_AFTER)):
             what = f"a sequence whose decode was interrupted after {share:.0%} of it"
             bench.agree(bench.feed(context, others[5:], seq_id=1), expected[1], what)
             bench.agree(bench.feed(context, tokens[20:]), expected[0], what)
@@ -151,15 +154,18 @@ class _UnreadableBatch(TokenBatch):
         return self._read(super().logits_mask)
 
 
-def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) -> list[tuple[Context, float]]:
+def _interrupted(
+    prepare: Callable[[], tuple[Context, Callable[[], object]]], shares: Sequence[float] = _SHARES
+) -> list[tuple[Context, float]]:
     """Contexts after an interrupted call, and how far it had come; fails if one has changed."""
+    prepare()[1]()  # the first call of a context may have more to prepare than later ones
     n_calls = _watch(prepare()[1], None)
     done = []
-    for share in _SHARES:
+    for share in shares:
         context, call = prepare()
         before = contents_of(context)
         try:
-            _watch(call, int(n_calls * share))
+            _watch(call, max(1, int(n_calls * share)))
         except KeyboardInterrupt:
             assert contents_of(context) == before, (
                 f"a call was interrupted after {share:.0%} of it, and the context has changed"
@@ -167,6 +173,9 @@ def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) ->
             done.append((context, share))
         except SlmError as error:
             raise AssertionError(f"a call was interrupted, and raised {type(error).__name__} ({error})") from error
+        else:
+            with contextlib.suppress(KeyboardInterrupt):  # a call that succeeds may leave the interrupt to the next
+                context.clear()
     return done
 
 

@@ -133,20 +133,20 @@ class TestFork(Scenarios):
 
     def test_what_it_decodes_again(self, bench: Bench) -> None:
         """Clause 5: ``fork_cost`` counts the tokens to decode again: 0 for the whole sequence, or plain attention."""
-        context, tokens = bench.context(), bench.tokens(30)
+        context, tokens = bench.context(), bench.tokens(200)
         bench.feed(context, tokens)
         before, is_plain = contents_of(context), bench.name.partition("-")[0] in SHAPES | SMALL_SHAPES
-        assert context.fork_cost(0) == context.fork_cost(0, 30) == 0, "a fork of a whole sequence decodes nothing again"
+        assert context.fork_cost(0) == context.fork_cost(0, 200) == 0, "a fork of a whole sequence decodes tokens again"
         assert context.fork_cost(0, 0) == context.fork_cost(1) == 0, "a fork of nothing decodes nothing again"
-        for end in (29, 17, 1) if bench.edit_level >= EditLevel.TRUNCATE else ():
+        for end in (199, 130, 17, 1) if bench.edit_level >= EditLevel.TRUNCATE else ():
             cost, most = context.fork_cost(0, end), 0 if is_plain else end
             assert 0 <= cost <= most, f"fork_cost(0, {end}) is {cost} (accepted: 0 to {most})"
             assert context.fork_cost(0, end) == cost, f"fork_cost(0, {end}) is {cost}, and then another number"
         assert contents_of(context) == before, "fork_cost has changed the context"
         with bench.refused("fork_cost of a sequence that is not there", InvalidSequence, context=context):
             context.fork_cost(4)
-        for end in (31, -1):
-            with bench.refused(f"fork_cost of 30 tokens with end={end}", InvalidPosition, context=context):
+        for end in (201, -1):
+            with bench.refused(f"fork_cost of 200 tokens with end={end}", InvalidPosition, context=context):
                 context.fork_cost(0, end)
 
     def test_shared_storage_takes_no_memory(self, bench: Bench) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.suite.bench import Bench
@@ -14,7 +17,7 @@ from slm_conformance.suite.workshop import Rows
 from slm_conformance.toy.backend import ToyBackend
 from slm_core.chat import Session
 from slm_core.context.snapshot import SequenceSnapshot
-from slm_core.errors import SnapshotMismatch, UnsupportedInput
+from slm_core.errors import InvalidEmbedding, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
@@ -30,8 +33,18 @@ class TestMropePositions(Scenarios):
     models = ("qwen2vl-f32",)
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 2: offsets work if ``MROPE_POSITIONS`` is declared, and raise ``UnsupportedInput`` otherwise."""
+        """Clauses 2 and 15: offsets [n, 3] work if ``MROPE_POSITIONS`` is declared, else raise ``UnsupportedInput``."""
         context = bench.context()
+        batch, right = context.new_batch(), np.array(_OFFSETS[:3])
+        wrong: dict[str, NDArray[Any]] = {
+            "in two dimensions": right[:, :2],
+            "of another number of rows": right[:2],
+            "with fractions": right + 0.5,
+        }
+        for what, offsets in wrong.items():
+            with bench.refused(f"offsets {what}", InvalidEmbedding):
+                batch.add_embeddings(_rows(bench)[:3], Pos(0, 0), offsets=offsets)
+        assert len(batch) == 0, f"refused rows left {len(batch)} inputs in the batch"
         batch = _batch(bench, context, 0, _LAST)
         if Capability.MROPE_POSITIONS not in bench.capabilities:
             with bench.refused("offsets for a context that declares none", UnsupportedInput, context=context):
@@ -80,6 +93,8 @@ class TestMropePositions(Scenarios):
         """Clauses 3, 5 and 15: a fork or truncate inside an image keeps the M-RoPE positions of the first rows."""
         context = _context(bench)
         _feed(bench, context, 0, 30)
+        bench.feed(context, bench.tokens(12, seed=3), seq_id=1)
+        context.drop(1)
         context.fork(0, 1, 12)
         bench.agree(
             _feed(bench, context, 12, _N, seq_id=1), _expected(bench)[12:], "the text after a fork inside an image"
@@ -105,11 +120,14 @@ class TestMropePositions(Scenarios):
             bench.agree(bench.feed(context, more), reference.decode(more), f"8 tokens after a cut of [{start}, {end})")
 
     def test_dump_and_restore(self, bench: Bench) -> None:
-        """Clauses 6 and 15: a dump with an image continues in another context of the same backend."""
-        context, other = _context(bench), bench.context(n_ctx=64)
+        """Clauses 6 and 15: a dump with an image replaces text of the same length, with room for both or for one."""
+        context = _context(bench)
         _feed(bench, context, 0, 25)
-        other.restore(1, context.dump(0))
-        bench.agree(_feed(bench, other, 25, _N, seq_id=1), _expected(bench)[25:], "a restored dump with an image")
+        for n_ctx in (64, 48):
+            other = bench.context(n_ctx=n_ctx)
+            bench.feed(other, bench.tokens(25, seed=3), seq_id=1)
+            other.restore(1, context.dump(0))
+            bench.agree(_feed(bench, other, 25, _N, seq_id=1), _expected(bench)[25:], "a restored dump with an image")
 
     def test_decoded_again(self, bench: Bench) -> None:
         """Clauses 6 and 15: rows of an image in another backend's dump are decoded again at their M-RoPE positions."""

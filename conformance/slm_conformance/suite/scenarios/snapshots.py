@@ -51,14 +51,17 @@ class TestDumpRestore(Scenarios):
         self._goes_on(bench, context, 3, tokens, "the sequence it was taken from")
 
     def test_in_the_same_sequence(self, bench: Bench) -> None:
-        """Clause 6: restoring an earlier dump undoes the tokens that were decoded since."""
-        context, tokens = bench.context(), bench.tokens(30)
-        bench.feed(context, tokens[:20])
-        data = context.dump(0)
-        bench.feed(context, bench.tokens(12, seed=1))
-        context.restore(0, data)
-        assert context.n_free == context.n_ctx - 20, "the tokens that restore replaced still take positions"
-        self._goes_on(bench, context, 0, tokens, "a dump restored over its own continuation")
+        """Clause 6: restoring an earlier dump undoes the tokens that were decoded since, in a full context, too."""
+        for n_ctx, n in ((256, 20), (224, 200)):
+            context, tokens = bench.context(n_ctx=n_ctx, n_seq_max=1, n_batch=n_ctx), bench.tokens(n + 10)
+            bench.feed(context, tokens[:n])
+            data = context.dump(0)
+            bench.feed(context, bench.tokens(12, seed=1))
+            context.restore(0, data)
+            assert context.n_free == n_ctx - n, "the tokens that restore replaced still take positions"
+            assert context.tokens(0) == tuple(tokens[:n]), "a restored sequence holds other tokens than were dumped"
+            expected = bench.oracle().decode(tokens)[n:]
+            bench.agree(bench.feed(context, tokens[n:]), expected, f"a dump of {n} tokens, over its own continuation")
 
     def test_in_place_of_another_history(self, bench: Bench) -> None:
         """Clause 6: ``restore`` replaces the tokens of one sequence, and changes nothing else."""
@@ -202,15 +205,19 @@ class TestBadDumps(Scenarios):
         self._refused(bench, ((f"a payload that is {name}, rightly checksummed", data) for name, data in hostile))
 
     def test_with_numbers_that_are_none(self, bench: Bench) -> None:
-        """Clause 6: a payload with NaN or infinity in keys or values is refused."""
+        """Clause 6: a payload with NaN, infinity or magnitudes above 1e12 in keys or values is refused."""
         snapshot = SequenceSnapshot.from_bytes(self._data(bench))
         payload, n = snapshot.payload, len(snapshot.payload) // 8
         if Capability.KV_PAYLOAD not in bench.capabilities or bench.kv_type in KV_LEVELS:
             return  # all integers are finite numbers
-        # All bits set are NaN in each of the remaining types.
-        spoilt = [payload[: i * n] + b"\xff" * n + payload[(i + 1) * n :] for i in range(8)]
-        dumps = (dataclasses.replace(snapshot, payload=data).to_bytes() for data in spoilt)
-        self._refused(bench, ((f"a payload without numbers in its eighth {i}", data) for i, data in enumerate(dumps)))
+        # Equal bytes, as the numbers may begin at any byte. All bits set are NaN in each of the remaining types.
+        bad = {"NaN": 0xFF}
+        if bench.kv_type in (KvType.F32, KvType.BF16):
+            bad |= {"1.5e13": 0x55, "-2.9e13": 0xD5}
+        for number, byte in bad.items():
+            spoilt = [payload[: i * n] + bytes([byte]) * n + payload[(i + 1) * n :] for i in range(8)]
+            dumps = (dataclasses.replace(snapshot, payload=data).to_bytes() for data in spoilt)
+            self._refused(bench, ((f"a payload with {number} in its eighth {i}", data) for i, data in enumerate(dumps)))
 
     def test_with_tokens_that_do_not_exist(self, bench: Bench) -> None:
         """Clause 6: tokens outside the vocabulary are refused, in dumps of any backend."""

@@ -14,6 +14,7 @@ class TestTruncate(Scenarios):
     """Clause 3, at edit level TRUNCATE or above."""
 
     level = EditLevel.TRUNCATE
+    on_one_model = ("test_anywhere_in_a_long_sequence",)  # storage is the same for all weights
 
     def test_another_tail_gives_what_it_gives_alone(self, bench: Bench) -> None:
         """Clause 3: after a truncate, another tail gives the logits that it gives without the first tail."""
@@ -81,8 +82,8 @@ class TestTruncate(Scenarios):
         bench.agree(bench.feed(context, tokens[32:]), expected, "tokens in the freed positions")
 
     def test_a_hundred_times(self, bench: Bench) -> None:
-        """Clause 3: a hundred truncates do not add up errors."""
-        context, tokens = bench.context(n_ctx=36), bench.tokens(32)
+        """Clause 3: a hundred truncates do not add up errors, in a context with one sequence."""
+        context, tokens = bench.context(n_ctx=36, n_seq_max=1), bench.tokens(32)
         before = bench.feed(context, tokens)
         for i in range(100):
             index = 31 - i % 5
@@ -90,6 +91,16 @@ class TestTruncate(Scenarios):
             bench.feed(context, tokens[index:])
         context.truncate(Pos(0, 24))
         bench.same(bench.feed(context, tokens[24:]), before[24:], "the last rows after a hundred truncates")
+
+    def test_anywhere_in_a_long_sequence(self, bench: Bench) -> None:
+        """Clause 3: a long sequence is truncated far back, then at each of the positions of a page or block."""
+        context, tokens = bench.context(n_ctx=512, n_seq_max=2), bench.tokens(500)
+        bench.feed(context, tokens, seq_id=1)
+        expected = bench.oracle().decode(tokens)
+        for index in range(400, 336, -1):
+            context.truncate(Pos(1, index))
+            rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
+            bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences are truncated and decoded alternately."""
