@@ -164,7 +164,7 @@ class TestBeam(Scenarios):
         cancelled = session.beam_search(Beams(2, n_best=2, logit_bias={a: BIAS}), cancelled=CancelsAfter(2))
         ends = [(hypothesis.finish_reason, len(hypothesis.tokens)) for hypothesis in cancelled.hypotheses]
         assert ends == [(FinishReason.CANCELLED, 3)] * 2, f"a search that is cancelled after three steps ends as {ends}"
-        words = Beams(1, force_words=("ab",), max_tokens=9)
+        words = Beams(1, force_words=("zqxjk",), max_tokens=9)  # a word of several tokens, in every vocabulary
         none = session.beam_search(words, cancelled=CancelsAfter(0)).hypotheses
         assert none == (), f"a search that is cancelled before its first hypothesis has {none}"
         with bench.refused("a search in which no token may follow", SamplingError):
