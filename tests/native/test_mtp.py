@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.families import family_model
+from slm_core.adapters import write_control_vector
 from slm_core.errors import (
     ContextFull,
     DecodeFailed,
@@ -153,6 +154,19 @@ def test_sequences_in_one_batch(context: Context, path: Path) -> None:
     context.decode(batch)
     check(context, path, TOKENS[:40], TOKENS[40])
     check(context, path, others, TOKENS[40], seq_id=1)
+
+
+def test_after_a_sequence_with_adapters(model: BackendModel, context: Context, path: Path, tmp_path: Path) -> None:
+    """The state of a restored sequence is computed again, without the adapters of the sequence before."""
+    direction = 30 * np.random.default_rng(1).standard_normal(model.info.n_embd).astype(np.float32)
+    write_control_vector({1: direction}, tmp_path / "vector.gguf")
+    model.adapters.load(tmp_path / "vector.gguf", "vector")
+    feed(context, TOKENS[:20], seq_id=2)
+    context.restore(0, context.dump(2))
+    context.set_adapters(1, {"vector": 1.0})
+    feed(context, TOKENS[:9], seq_id=1)
+    check(context, path, TOKENS[:20], TOKENS[20])
+    model.adapters.unload("vector")
 
 
 def test_drafts_do_not_disturb_shared_pages(context: Context, path: Path) -> None:

@@ -13,7 +13,7 @@ from mutants.edits import Mutant
 from mutants.packages import PACKAGES, ROOT
 from mutants.worker import digest_of_file
 
-EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+EQUIVALENT, SURVIVORS = (Path(__file__).with_name(f"{name}.toml") for name in ("equivalent", "survivors"))
 
 
 class Results:
@@ -29,7 +29,8 @@ class Results:
             for line in path.read_text().splitlines():
                 result = json.loads(line)
                 self._results[result["id"]] = result
-        self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
+        self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text())
+        self._why: dict[str, str] = tomllib.loads(SURVIVORS.read_text())
 
     def was_asked(self, mutant: Mutant, kind: str) -> bool:
         """Whether the suite, or the unit tests, have already run on a mutant of the current file."""
@@ -78,10 +79,13 @@ class Results:
             _HEADER.format(date=time.strftime("%Y-%m-%d"), command=command, n_all=len(mutants), n_run=len(results))
         ]
         lines += [self.table(mutants), "## Survivors", ""]
-        lines += ["No test that was asked notices these.", "", "| mutant | function | change |", "|---|---|---|"]
         lines += [
-            _cells(r["id"] + note, r["path"], r["line"], r["function"], r["before"], r["after"]) for r, note in rows
+            "No test that was asked notices these.",
+            "",
+            "| mutant | function | change | why |",
+            "|---|---|---|---|",
         ]
+        lines += [f"{_cells(r, note)} {self._why.get(r['id'], 'not known yet')} |" for r, note in rows]
         lines += ["", "## Equivalent", "", "These change nothing that a caller could see.", ""]
         lines += ["| mutant | function | why |", "|---|---|---|"]
         lines += [f"| {m.id} | `{m.path}` `{m.function}` | {self._equivalent[m.id]} |" for m in equivalent]
@@ -114,18 +118,18 @@ assertions, defaults of arguments and code that runs when a module is imported a
 
 A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it
 fails, if the process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests
-that noticed another mutant of the same function are asked first, then the quickest. `--most` bounds the seconds of
-tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it is. Unit
-tests are those of the package alone.
+that noticed another mutant of the same function or file are asked first, then the quickest. `--most` bounds the
+seconds of tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it
+is. Unit tests are those of the package alone.
 
 The suite runs on one tiny float32 model on each of a few backends: for code above the contract, the native engine with
 a transformer and with recurrent layers, and a toy that replays; for the code of a backend, that backend.
 """
 
 
-def _cells(mutant: str, path: str, line: int, function: str, before: str, after: str) -> str:
-    change = f"`{before}` becomes `{after}`".replace("|", "\\|")
-    return f"| {mutant} | `{path}:{line}` `{function}` | {change} |"
+def _cells(result: dict[str, Any], note: str) -> str:
+    change = f"`{result['before']}` becomes `{result['after']}`".replace("|", "\\|")
+    return f"| {result['id']}{note} | `{result['path']}:{result['line']}` `{result['function']}` | {change} |"
 
 
 def _row(name: str, results: list[dict[str, Any]]) -> str:
