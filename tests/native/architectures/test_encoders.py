@@ -123,7 +123,7 @@ def test_capabilities_and_refused_calls_of_encoders(expected, tier, load, tokens
     model = load(expected.path, tier)
     with model.new_context(OPTIONS) as context:
         outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.ADAPTERS}
-        assert context.capabilities == {*outputs_and_inputs, Capability.ENCODER}
+        assert context.capabilities == {*outputs_and_inputs, Capability.ENCODER, Capability.LAYER_STATES}
         batch = context.new_batch()
         batch.extend(tokens[:5], Pos(0, 0), logits="last")
         with pytest.raises(UnsupportedOutput, match="is an encoder"):
