@@ -193,7 +193,8 @@ def _typed_states(
     for first, second in pairs:
         batch.clear()
         batch.extend(first, Pos(0, 0), logits="all")
-        batch.add_embeddings(second_type.rows(second), Pos(0, len(first)), logits="all")
+        if second:
+            batch.add_embeddings(second_type.rows(second), Pos(0, len(first)), logits="all")
         try:
             yield context.embed(batch).copy()
         finally:

@@ -136,7 +136,7 @@ class Checks:
         """Check numbers of layers and return them; raises ``InvalidOption``."""
         n = self._declared.n_layers
         numbers = [int(layer) for layer in layers if isinstance(layer, int | np.integer)]
-        if not layers or len(numbers) < len(layers) or not all(0 <= layer < n for layer in numbers):
+        if not numbers or len(numbers) < len(layers) or not all(0 <= layer < n for layer in numbers):
             raise InvalidOption(f"layers={list(layers)[:20]} (accepted: one or more of 0 to {n - 1})")
         return numbers
 

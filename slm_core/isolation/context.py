@@ -225,7 +225,8 @@ class IsolatedContext(Closing):
     def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
         """Run a batch; returns hidden states after layers, float32 [len(layers), n_rows, E]."""
         with self._call():
-            arrays, numbers = _arrays(batch), list(layers)
+            arrays = _arrays(batch)
+            numbers = [int(layer) if isinstance(layer, np.integer) else layer for layer in layers]
             n_rows = int(np.count_nonzero(arrays["logits_mask"]))
             n_bytes = 4 * len(numbers) * n_rows * self.n_embd
             rows = self._ask("layer_states", arrays, numbers, most_bytes=n_bytes + _SMALL)

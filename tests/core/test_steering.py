@@ -57,6 +57,13 @@ def test_the_principal_component_leaves_out_what_varies_less() -> None:
     np.testing.assert_allclose(_principal(-differences), -direction)
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_numbers_of_layers_may_be_numpys(isolated: bool) -> None:
+    with slm.load(slm.demo_model_path(), backend="native", isolated=isolated) as model:
+        states = model.hidden_states("a b", layers=np.array([1, 4]))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(states, model.hidden_states("a b", layers=[1, 4]))
+
+
 def test_all_layers_but_the_first_have_a_direction(model: slm.Model) -> None:
     shares: list[float] = []
     directions = model.control_vector(POSITIVE, NEGATIVE, progress=shares.append)

@@ -12,6 +12,7 @@ from slm_core.checkpoints.changes import WithoutFirst
 from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.decoder import LAYER, decoder, read_sizes, with_biases
 from slm_core.checkpoints.recipe import Part, Recipe, weights
+from slm_core.errors import InvalidModelFile
 from slm_core.gguf import RANK_EOS_TWICE, PlainValue
 
 _BLOCK = with_biases(
@@ -76,6 +77,8 @@ def encoder(
         max_position_embeddings=512,
     )
     n_ctx = sizes.n_ctx - first
+    if n_ctx < 1:
+        raise InvalidModelFile(f"{config.source}: 'pad_token_id' is {first - 1}, beyond the {sizes.n_ctx} positions")
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "absolute")
     config.neutral("attention_probs_dropout_prob", "directionality", "output_past", "tie_word_embeddings")

@@ -211,7 +211,8 @@ def test_exported_files_rank_alike(saved: tuple[Path, Any, Any], tmp_path: Path)
         ({"id2label": {"0": "no", "1": "yes"}}, "a classifier of 2 labels"),
         ({"id2label": None}, "a classifier of 2 labels"),
         ({"pad_token_id": -1}, "'pad_token_id' is -1"),
-        ({"pad_token_id": 97}, "no matrix of more than 98 rows"),
+        ({"pad_token_id": 97}, "'pad_token_id' is 97, beyond the 98 positions"),
+        ({"pad_token_id": 2**31 - 1}, "'pad_token_id' is 2147483647, beyond"),
     ],
 )
 def test_other_classifiers_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from slm_core.model import Model
 from slm_core.sampling import Sampling
 from slm_core.types import Message, Role
 
-TOLD = ChatOptions(Sampling(temperature=0, max_tokens=40))
+GREEDY_CHAT = ChatOptions(Sampling(temperature=0, max_tokens=40))
 TRANSCRIPT = (
     "<|im_start|>system\nYou are Pip.<|im_end|>\n<|im_start|>user\nMy name is Ada.<|im_end|>\n<|im_start|>assistant\n"
     "Nice to meet you!<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
@@ -141,7 +141,7 @@ class TestMeaning(Scenarios):
 
     def test_a_transcript(self, bench: Bench) -> None:
         """Chat: a recorded conversation has the same tokens, in prompts and greedy answers."""
-        chat = chat_of(bench, (Message(Role.SYSTEM, "You are Pip."),), options=TOLD)
+        chat = chat_of(bench, (Message(Role.SYSTEM, "You are Pip."),), options=GREEDY_CHAT)
         for text in ("My name is Ada.", "What is my name?"):
             chat.send(text)
         assert bench.vocab.decode(chat.session.tokens, special=True) == TRANSCRIPT, "the conversation reads otherwise"
@@ -244,6 +244,6 @@ def _scores(bench: Bench, question: str, options: Sequence[str]) -> tuple[NDArra
 
 
 def _chat_that_knows_a_name(bench: Bench) -> Chat:
-    chat = chat_of(bench, (), options=TOLD)
+    chat = chat_of(bench, (), options=GREEDY_CHAT)
     chat.send("My name is Ada.")
     return chat

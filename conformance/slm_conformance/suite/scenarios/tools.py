@@ -95,11 +95,13 @@ class TestTools(Scenarios):
         with Chat(session, model.formatter, options=ChatOptions(GREEDY, tools)) as chat:
             answer = chat.send("x", sampler=says, on_event=seen.append, max_rounds=1)
             results = [event.result.content for event in seen if event.result is not None]
-            told = [message.content for message in chat.messages if message.role is Role.TOOL]
-            assert told[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {told}"
-            assert told[1].startswith("Error: ChatBusy: "), f"a tool that uses its chat is told {told[1]!r}"
+            contents = [message.content for message in chat.messages if message.role is Role.TOOL]
+            assert contents[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {contents}"
+            assert contents[1].startswith("Error: ChatBusy: "), f"a tool that uses its chat gives {contents[1]!r}"
             assert len(dumps) == 1, "a tool cannot dump the chat that calls it"
-            assert "\n\nError: a tool call could not be read" in told[1], f"a broken call is not complained of: {told}"
+            assert "\n\nError: a tool call could not be read" in contents[1], (
+                f"a broken call is not an error: {contents}"
+            )
             assert results == [result.content for result in answer.results], f"the results of events are {results}"
             begun = [delta.name for event in seen for delta in event.calls if isinstance(delta, CallStart)]
             assert begun == ["_add", "_fail", "_add"], f"the calls that events begin are {begun}"
