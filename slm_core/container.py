@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import InvalidSnapshot, SlmError, SnapshotMismatch
+from slm_core.interrupts import uninterrupted
 
 FORMAT_VERSION = 1
 LARGEST_NUMBER = np.float32(1e12)  # not a Python float, which NumPy would convert to an infinite float16
@@ -244,7 +245,8 @@ class Incoming:
 
     def _pull(self) -> memoryview | None:
         try:
-            part = next(self._parts, None)
+            with uninterrupted.paused():  # a pipe may give no part for a long time
+                part = next(self._parts, None)
             if part is not None and not isinstance(part, bytes | bytearray | memoryview):
                 raise InvalidSnapshot(f"a part of the dump is {type(part).__name__} (accepted: bytes)")
             return None if part is None else memoryview(part).cast("B")

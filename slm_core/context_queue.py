@@ -12,6 +12,7 @@ from collections import deque
 from types import TracebackType
 
 from slm_core.errors import ContextBusy, InvalidOption
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Context
 
 DEADLINE_S = 300.0
@@ -49,7 +50,8 @@ class ContextQueue:
             place = _Place(me)
             self._waiting.append(place)
         try:
-            in_time = place.wait(self.deadline_s)
+            with uninterrupted.paused():
+                in_time = place.wait(self.deadline_s)
         except BaseException:
             self._leave(place)
             raise

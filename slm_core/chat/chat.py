@@ -32,6 +32,7 @@ from slm_core.embedding_rows import EmbeddingRows, joined_parts
 from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionError, SlmError
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
+from slm_core.interrupts import uninterrupted
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling, chain_for
@@ -374,6 +375,7 @@ class Chat(Talking, Closing):
         """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
         before, inputs = (self._messages, self.options, self._n_answers), self.session.inputs
 
+        @uninterrupted
         def undo() -> None:
             self._messages, self.options, self._n_answers = before
             self._stream = self._turn = None
@@ -477,6 +479,7 @@ class Chat(Talking, Closing):
         dropped = Overflowed(name_of(options.overflow), fitted.dropped, fitted.summary, n_tokens, level)
         return fitted.messages, dropped
 
+    @uninterrupted
     def _forget(self, start: int, end: int) -> EditLevel:
         """Cut messages out of the KV cache; see ``forget``."""
         messages = (*self._messages[:start], *self._messages[end:])
@@ -513,6 +516,7 @@ class Chat(Talking, Closing):
         if self._turn is not None:
             self._turn.end()
 
+    @uninterrupted
     def _become(self, messages: tuple[Message, ...]) -> None:
         self.session.follow(self._encode(messages))
         self._messages = messages

@@ -14,6 +14,7 @@ from slm_core.errors import SessionError
 from slm_core.generation import Answer, Event, EventStream, StoppingCriterion
 from slm_core.generation.aio import in_thread
 from slm_core.generation.events import Overflowed
+from slm_core.interrupts import uninterrupted
 
 
 class Caller:
@@ -125,14 +126,21 @@ class ChatStream(EventStream):
         return self
 
     def run(self) -> Answer:
-        """Iterate to the end; returns the answer.
+        """Iterate to the end; returns the answer. If anything raises, the chat is as before the turn.
 
         Raises:
             SessionError: a tool has to be awaited; nothing changed.
         """
-        with self._guard:
-            self._begun().check_nothing_awaited()
-        return super().run()
+        with uninterrupted:
+            try:
+                with uninterrupted.paused():
+                    with self._guard:
+                        self._begun().check_nothing_awaited()
+                    return super().run()
+            except BaseException:
+                if self._turn is not None:
+                    self._turn.undo()
+                raise
 
     def __next__(self) -> Event:
         self._reader = Caller()

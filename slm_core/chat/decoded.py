@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from slm_core.context.inputs import Held, add_held, block_boundary
 from slm_core.context_queue import queue_of
 from slm_core.generation.top import Row, TopRow
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Batch, Context
 from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
 
@@ -57,6 +58,7 @@ class DecodedSequence:
         """Set the logits after the history; None if they are not known."""
         self._rows = deque() if row is None else deque([row])
 
+    @uninterrupted
     def take(self, token: int) -> None:
         """Add a token to the history: keep the rows ahead if it is the expected token, else drop them."""
         if self._ahead and self._ahead[0] != token:
@@ -72,6 +74,7 @@ class DecodedSequence:
         if self._ahead:
             self.forget_from(self.n_held)
 
+    @uninterrupted
     def forget_from(self, length: int) -> None:
         """Remove decoded inputs from ``length`` on; those still in the history are decoded again."""
         with self._queue:
@@ -83,6 +86,7 @@ class DecodedSequence:
         while len(self._rows) > 1:
             self._rows.pop()
 
+    @uninterrupted
     def clear(self) -> None:
         """Remove all tokens."""
         self._ahead.clear()
@@ -112,8 +116,7 @@ class DecodedSequence:
             return self._rows[0]
         if self.n_held == len(inputs):
             self.forget_from(block_boundary(inputs, len(inputs) - 1))
-        rows = self.decode(inputs, cancelled, expected, progress)
-        self._rows.extend(() if rows is None else rows)
+        self._run(self._copied_rows, inputs, cancelled, expected, progress, keep=self._rows.extend)
         return self.row
 
     def next_top(
@@ -136,15 +139,12 @@ class DecodedSequence:
 
         return self._run(top_row, inputs, cancelled, (), progress)
 
-    def decode(
-        self,
-        inputs: Sequence[Held],
-        cancelled: Callable[[], bool],
-        expected: Sequence[int] = (),
-        progress: PrefillProgress | None = None,
-    ) -> Logits | None:
-        """Decode the pending inputs; see ``next_row``. The rows are a copy."""
-        return self._run(lambda batch: self.context.decode(batch).copy(), inputs, cancelled, expected, progress)
+    def decode(self, inputs: Sequence[Held], cancelled: Callable[[], bool]) -> Logits | None:
+        """Decode the pending inputs; returns a copy of the last row, float32 [1, V]. See ``next_row``."""
+        return self._run(self._copied_rows, inputs, cancelled, (), None)
+
+    def _copied_rows(self, batch: Batch) -> Logits:
+        return self.context.decode(batch).copy()
 
     def _run(
         self,
@@ -153,8 +153,9 @@ class DecodedSequence:
         cancelled: Callable[[], bool],
         expected: Sequence[int],
         progress: PrefillProgress | None,
+        keep: Callable[[R], None] | None = None,
     ) -> R | None:
-        """The result of ``decode`` for the last batch; None if there was no batch.
+        """The result of ``decode`` for the last batch, given to ``keep``, too; None if there was no batch.
 
         ``decode`` copies its rows: the next call of another thread overwrites them.
         """
@@ -172,12 +173,15 @@ class DecodedSequence:
             last = held + len(chunk) == length
             batch.clear()
             add_held(batch, chunk, Pos(self.seq_id, held), logits="last" if last else "none")
-            with self._queue:
-                ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
-                if ahead:
-                    batch.extend(ahead, Pos(self.seq_id, length), logits="all")
-                rows = decode(batch)
-            self._ahead.extend(ahead)
+            with uninterrupted:
+                with self._queue:
+                    ahead = expected[: self._room_beside(len(chunk), batch)] if last and expected else ()
+                    if ahead:
+                        batch.extend(ahead, Pos(self.seq_id, length), logits="all")
+                    rows = decode(batch)
+                self._ahead.extend(ahead)
+                if last and keep is not None:
+                    keep(rows)
             if progress is not None:
                 progress(held + len(chunk) - first, length - first)
         return rows

@@ -17,6 +17,7 @@ from slm_core.context_queue import ContextQueue
 from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import ContextFull, InvalidMark, InvalidSequence, SessionError
 from slm_core.generation import Infill
+from slm_core.interrupts import uninterrupted
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Vocab
 from slm_core.types import EditLevel, Segment
@@ -67,6 +68,7 @@ class SessionHistory(ABC):
         """The adapters of the session, by name, with their scales."""
         return self.context.adapters(self.seq_id)
 
+    @uninterrupted
     def set_adapters(self, scales: Mapping[str, float]) -> None:
         """Continue with these adapters of the model, by name, in place of the present ones.
 
@@ -153,6 +155,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self._append(context_inputs(self.context, EmbeddingRows(rows, blocks, offsets)))
 
+    @uninterrupted
     def follow(self, inputs: Sequence[Held]) -> None:
         """Make ``inputs`` the history: the longest common prefix is kept, later inputs are decoded when needed.
 
@@ -190,6 +193,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self.truncate(self._source.marks.place(mark))
 
+    @uninterrupted
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens and embedding rows.
 
@@ -227,6 +231,7 @@ class SessionHistory(ABC):
             raise InvalidMark(f"the end mark (at {last}) is before the start mark (at {first})")
         return self.remove_span(first, last, exact=exact)
 
+    @uninterrupted
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
         """Like ``remove``, by positions: remove [start, end) of the history.
 
@@ -250,6 +255,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self._source.settle()
 
+    @uninterrupted
     def _append(self, inputs: Sequence[Held]) -> None:
         self._check_settled()
         needed = self.n_pending + len(inputs)

@@ -33,6 +33,7 @@ from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation, in_sequence
 from slm_core.generation.token_loop import Progress
+from slm_core.interrupts import uninterrupted
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import LogitsProcessor, SamplerChain, Sampling, chain_for
@@ -379,23 +380,27 @@ class Session(SessionHistory, Closing):
         try:
             yield self
         finally:
-            self._return_to(inputs, n_held)
-            self._source.decoded.keep(row)
-            self._generation = generation
-            self._sampler.set_state(sampler)
-            self._source.marks.bring_back(marks)
+            with uninterrupted:
+                self._return_to(inputs, n_held)
+                self._source.decoded.keep(row)
+                self._generation = generation
+                self._sampler.set_state(sampler)
+                self._source.marks.bring_back(marks)
+            with contextlib.suppress(ContextFull):  # a fork may share removed tokens: removing them freed no room
+                self._source.decoded.decode(inputs[:n_held], lambda: False)
 
     def close(self) -> None:
         """Drop and release the sequence, or close the context if the session owns it. Twice is fine."""
         if self._source.closed:
             return
-        self._source.closed = True
-        release(self.context, self.seq_id)
-        with contextlib.suppress(ContextClosed):
-            self._source.decoded.clear()
-        if self._owns_context:
-            with self._queue:
-                self.context.close()
+        with uninterrupted.closing():
+            self._source.closed = True
+            release(self.context, self.seq_id)
+            with contextlib.suppress(ContextClosed):
+                self._source.decoded.clear()
+            if self._owns_context:
+                with self._queue:
+                    self.context.close()
 
     # Steps that several calls share.
 
@@ -417,14 +422,12 @@ class Session(SessionHistory, Closing):
             self._generation = None
 
     def _return_to(self, inputs: list[Held], n_held: int) -> None:
-        """Make ``inputs`` the history again, with the first ``n_held`` decoded; the others may have no room now."""
+        """Make ``inputs`` the history again, of which at most the first ``n_held`` stay decoded."""
         self._check_settled()
         kept = block_boundary(inputs, min(common_prefix(self._source.inputs, inputs), n_held))
         if kept < self._source.decoded.n_held:
             self._source.decoded.forget_from(kept)
         self._edited(inputs)
-        with contextlib.suppress(ContextFull):  # a fork may share the removed tokens, so removing them freed no room
-            self._source.decoded.decode(inputs[:n_held], lambda: False)
 
     def _edited(self, inputs: list[Held]) -> None:
         self._abandon()

@@ -17,6 +17,7 @@ from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.speculation import in_sequence
 from slm_core.generation.speculation.dumped import DumpedSpeculation, MissingDrafter
 from slm_core.generation.top import Row
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos, PrefillProgress
 
@@ -115,6 +116,7 @@ class SessionSource:
         self._check_continuable()
         return self.decoded.next_top(self.inputs, k, cancelled, progress)
 
+    @uninterrupted
     def take(self, token: int) -> None:
         """Add a chosen token."""
         self.decoded.take(token)
@@ -146,6 +148,7 @@ class SessionSource:
         self.settle()
         return self.take_out(start, end)
 
+    @uninterrupted
     def take_out(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
         """Remove [start, end) of the history, with nothing decoded ahead; see ``Session.remove``."""
         level, n_held = self._context.edit_level, self.decoded.n_held

@@ -12,6 +12,7 @@ from slm_core.chat.tools import RunningTurn, ToolErrors
 from slm_core.constraints import Spec
 from slm_core.generation import Answer, Event, StoppingCriterion
 from slm_core.generation.speculation import Speculation
+from slm_core.interrupts import uninterrupted
 from slm_core.keywords import checked_keywords
 from slm_core.protocols import Constraint, Sampler
 from slm_core.sampling import LogitsProcessor, Sampling
@@ -107,6 +108,7 @@ class Talking(ABC):
         sent = as_messages(content)
         return self._begun(lambda: self._answered(sent, steering))
 
+    @uninterrupted  # no interrupt comes between the beginning of the turn and ``run``, which can undo it
     @checked_keywords
     def send(
         self,

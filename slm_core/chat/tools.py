@@ -203,6 +203,11 @@ class RunningTurn(EventStream):
         for _ in self:
             pass
 
+    def undo(self) -> None:
+        """Undo the turn, unless it is over."""
+        if self._answer is None:
+            self._turn.undo()
+
     def check_nothing_awaited(self) -> None:
         """Undo the turn and raise ``SessionError`` if a tool has to be awaited."""
         with self._all_or_nothing():

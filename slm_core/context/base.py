@@ -85,7 +85,7 @@ class ContextBase(ContextCore):
                 self._exchange(seq_id, snapshot, received.writer, adapters)
             else:
                 self._replace(seq_id, snapshot, received.payload(), adapters)
-        return Pos(seq_id, len(snapshot.tokens))
+            return Pos(seq_id, len(snapshot.tokens))
 
     def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         """Restore a dump into an empty sequence, about one part a step. Other sequences may change between steps."""

@@ -41,6 +41,7 @@ from slm_core.errors import (
     InvalidSequence,
     UnsupportedOutput,
 )
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
@@ -301,7 +302,7 @@ class ContextCore(EngineCalls):
                     self._engine_fork(src, dst, length)
                 self._ledger.fork(src, dst, length, n_copied)
             self._adapters.put(dst, self._adapters.of(src))
-        return Pos(dst, length)
+            return Pos(dst, length)
 
     def fork_cost(self, src: int, end: int | None = None) -> int:
         """The number of tokens that ``fork(src, dst, end)`` would decode again."""
@@ -353,31 +354,36 @@ class ContextCore(EngineCalls):
 
     def close(self) -> None:
         """Free the memory now. A second call does nothing."""
-        if not self._lock.acquire(blocking=False):
-            raise ContextBusy("another thread is inside a call of this context: let it return before close()")
-        try:
-            if not self._closed:
-                self._closed = True
-                for steps in self._steps:
-                    steps.forget()
-                self._writers.clear()
-                self._engine_close()
-                self._ledger.clear()
-                self._adapters.put_back({})
-        finally:
-            self._lock.release()
+        with uninterrupted.closing():
+            if not self._lock.acquire(blocking=False):
+                raise ContextBusy("another thread is inside a call of this context: let it return before close()")
+            try:
+                if not self._closed:
+                    self._close()
+            finally:
+                self._lock.release()
+
+    def _close(self) -> None:
+        self._closed = True
+        for steps in self._steps:
+            steps.forget()
+        self._writers.clear()
+        self._engine_close()
+        self._ledger.clear()
+        self._adapters.put_back({})
 
     # Checks.
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
-        try:
-            self._check_open()
-            yield
-        finally:
-            self._lock.release()
+        with uninterrupted:  # outside of the lock, which would stay locked if an interrupt came before its release
+            if not self._lock.acquire(blocking=False):
+                raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
+            try:
+                self._check_open()
+                yield
+            finally:
+                self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:

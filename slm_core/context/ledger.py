@@ -210,9 +210,8 @@ class Ledger:
         self._revisions[seq_id] += 1
         self._reserved.pop(seq_id, None)
         self._forget_alone(seq_id)
-        empty = SequenceRecord()  # first: an interrupt between the next two lines would free the cells twice
         self._release(self._sequences[seq_id].cells)
-        self._sequences[seq_id] = empty
+        self._sequences[seq_id] = SequenceRecord()
 
     def exchange(self, seq_id: int, inputs: Iterable[Held], edits: Iterable[Edit]) -> None:
         """Record new contents of a sequence, without shared cells."""
@@ -252,7 +251,6 @@ class Ledger:
         if (self._references[released] == 2).any():
             self._n_alone.clear()  # another sequence holds these cells alone now
         np.subtract.at(self._references, released, 1)
-        # No Python function is called here: an interrupt in one could leave cells without an owner.
         freed = released[self._references[released] == 0].tolist()
         self._released += freed
         return len(freed)

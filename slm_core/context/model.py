@@ -9,6 +9,7 @@ import weakref
 from slm_core.adapters import LoadedAdapters
 from slm_core.closing import Closing
 from slm_core.errors import ModelClosed
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Adapters, Context, Vocab
 from slm_core.types import ContextOptions, ModelInfo
 
@@ -78,7 +79,7 @@ class ModelBase(Closing):
         Raises:
             ContextBusy: another thread is inside a call of a context; the model stays open.
         """
-        with self._lock:
+        with uninterrupted.closing(), self._lock:
             for context in list(self._contexts):
                 context.close()
             if not self._closed:

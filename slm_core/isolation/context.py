@@ -18,11 +18,11 @@ from slm_core.container import PART_BYTES
 from slm_core.context import picture
 from slm_core.context.batch import TokenBatch
 from slm_core.errors import BackendCrashed, ContextBusy, ContextClosed, InvalidOption, ModelClosed
+from slm_core.interrupts import uninterrupted
 from slm_core.isolation.channel import ANY_LENGTH, Channel
 from slm_core.isolation.process import Process
 from slm_core.isolation.raised import rebuilt
 from slm_core.isolation.shared_rows import N_BYTES, SharedRows
-from slm_core.isolation.uninterrupted import postponed
 from slm_core.isolation.values import Garbled, Message, pack
 from slm_core.protocols import BackendModel, Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, ModelInfo, Pos, States, TopLogits
@@ -311,27 +311,25 @@ class IsolatedContext(Closing):
 
     def close(self) -> None:
         """Free the memory now. A second call does nothing."""
-        if not self._lock.acquire(blocking=False):
-            raise ContextBusy("another thread is inside a call of this context: let it return before close()")
-        try:
-            if not self._closed:
-                self._closed = True
-                self._rows.close()
-                try:
-                    self._close()
-                finally:
-                    self._channel.close()
-        finally:
-            self._lock.release()
+        with uninterrupted.closing():
+            if not self._lock.acquire(blocking=False):
+                raise ContextBusy("another thread is inside a call of this context: let it return before close()")
+            try:
+                if not self._closed:
+                    self._closed = True
+                    self._rows.close()
+                    try:
+                        self._close()
+                    finally:
+                        self._channel.close()
+            finally:
+                self._lock.release()
 
     def _close(self) -> None:
         try:
-            reply, interrupt = self._process.exchange(self._channel, "close", pack(["close", []]), most_bytes=_SMALL)
-            match reply:
+            match self._process.exchange(self._channel, "close", pack(["close", []]), most_bytes=_SMALL):
                 case ["error", error]:
                     raise rebuilt(error)
-                case _ if interrupt is not None:
-                    postponed.postpone()
         except (BackendCrashed, ModelClosed, Garbled):
             pass  # the memory is free, too
 
@@ -359,13 +357,14 @@ class IsolatedContext(Closing):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
-        try:
-            self._check_open()
-            yield
-        finally:
-            self._lock.release()
+        with uninterrupted:  # outside of the lock, which would stay locked if an interrupt came before its release
+            if not self._lock.acquire(blocking=False):
+                raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
+            try:
+                self._check_open()
+                yield
+            finally:
+                self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -379,33 +378,26 @@ class IsolatedContext(Closing):
         most_bytes: int = _SMALL,
         parts: Iterator[bytes] | None = None,
     ) -> Any:
-        """Make a call in the process; returns its value.
-
-        An interrupt that comes while the process works is raised now if the call failed, else by the next call.
-        """
-        postponed.raise_due()
+        """Make a call in the process; returns its value."""
         if call not in _READING:
             self._exclusive = None
         abandoned = [self._abandoned.popleft() for _ in range(len(self._abandoned))]
         message = pack([call, abandoned, *arguments])
-        reply, interrupt = self._process.exchange(self._channel, call, message, most_bytes=most_bytes)
+        reply = self._process.exchange(self._channel, call, message, most_bytes=most_bytes)
         failure: BaseException | None = None
         while parts is not None and reply[0] == "next":
-            answer, failure = _next_part(parts, failure or interrupt)
-            reply, later = self._process.exchange(self._channel, call, answer, most_bytes=most_bytes)
-            interrupt = interrupt or later
+            answer, failure = _next_part(parts, failure)
+            reply = self._process.exchange(self._channel, call, answer, most_bytes=most_bytes)
         try:
             match reply:
                 case ["ok", value, int() as n_free, list() as lengths]:
                     self._note(n_free, lengths)
                 case ["error", error]:
-                    raise failure or interrupt or rebuilt(error)
+                    raise failure or rebuilt(error)
                 case _:
                     raise Garbled("no reply")
         except Garbled:
             raise self._garbled(call) from None
-        if interrupt is not None:
-            postponed.postpone()
         return value
 
     def _note(self, n_free: int, lengths: list[Any]) -> None:
@@ -494,7 +486,9 @@ def _next_part(parts: Iterator[bytes], failure: BaseException | None) -> tuple[M
     """The message with the next part, and the error if there is none."""
     if failure is None:
         try:
-            return pack(["part", next(parts)]), None
+            with uninterrupted.paused():  # a pipe may give no part for a long time
+                part = next(parts)
+            return pack(["part", part]), None
         except StopIteration:
             return pack(["end"]), None
         except BaseException as error:

@@ -10,7 +10,6 @@ from slm_core.errors import BackendCrashed
 from slm_core.isolation.channel import ANY_LENGTH
 from slm_core.isolation.process import Process, deadline_after
 from slm_core.isolation.raised import rebuilt
-from slm_core.isolation.uninterrupted import postponed
 from slm_core.isolation.values import Garbled, pack
 
 
@@ -42,15 +41,12 @@ class Control:
             most_bytes: the longest payload of the reply.
             sent: descriptors of files that are sent after the call.
         """
-        postponed.raise_due()
         message, control = pack([call, *arguments]), self.process.control
         send = (lambda: control.send_files(sent)) if sent else None
         with self._lock:
-            reply, interrupt = self.process.exchange(
+            reply = self.process.exchange(
                 control, call, message, deadline=deadline_after(timeout_s), most_bytes=most_bytes, before_reply=send
             )
-        if interrupt is not None:
-            raise interrupt
         return self.settled(call, reply)
 
     def settled(self, call: str, reply: object) -> Any:

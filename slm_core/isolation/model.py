@@ -132,9 +132,7 @@ def _loaded(process: Process, source: ModelSource, request: Message, options: Mo
     deadline, message = deadline_after(process.isolation.load_timeout_s), request
     call = "load" if isinstance(source, bytes) else f"the load of {source}"
     while True:
-        reply, interrupt = process.exchange(process.control, call, message, deadline=deadline, at_once=True)
-        if interrupt is not None:
-            raise interrupt
+        reply = process.exchange(process.control, call, message, deadline=deadline, at_once=True)
         match reply:
             case ["progress", float() | int() as share] if options.progress is not None and 0 <= share <= 1:
                 options.progress(share)

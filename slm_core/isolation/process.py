@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from slm_core.errors import BackendCrashed, BackendUnavailable, ModelClosed
+from slm_core.interrupts import uninterrupted
 from slm_core.isolation.channel import ANY_LENGTH, Channel
 from slm_core.isolation.options import Isolation
-from slm_core.isolation.uninterrupted import uninterrupted
 from slm_core.isolation.values import Garbled, Message
 
 _log = logging.getLogger("slm_core.isolation")
@@ -95,10 +95,10 @@ class Process:
         most_bytes: int = ANY_LENGTH,
         before_reply: Callable[[], None] | None = None,
         at_once: bool = False,
-    ) -> tuple[list[Any], BaseException | None]:
-        """Send a message and receive the reply; returns also an interrupt that came meanwhile, if any.
+    ) -> list[Any]:
+        """Send a message and receive the reply: a list whose first item is a string.
 
-        A reply is a list whose first item is a string.
+        Handlers of signals wait until the end (``interrupts.uninterrupted``): half a message would end the connection.
 
         Args:
             channel: the channel.
@@ -107,7 +107,7 @@ class Process:
             deadline: the latest end; None for the timeout of calls.
             most_bytes: the longest payload of the reply.
             before_reply: called after the message was sent.
-            at_once: whether the first interrupt kills the process, and not the second.
+            at_once: whether the first signal kills the process, and not the second.
 
         Raises:
             BackendCrashed: the process ended, did not answer in time, or sent no valid message.
@@ -116,7 +116,15 @@ class Process:
         if deadline is None:
             deadline = deadline_after(self.isolation.call_timeout_s)
 
-        def work() -> list[Any]:
+        is_given_up = False
+
+        def give_up(n_signals: int) -> None:
+            nonlocal is_given_up
+            if at_once or n_signals > 1:
+                is_given_up = True
+                self._child.kill()
+
+        with uninterrupted, uninterrupted.calling(give_up), self._calling():
             try:
                 channel.send(message, deadline)
                 if before_reply is not None:
@@ -127,13 +135,7 @@ class Process:
             except Garbled as error:
                 raise self.fail(f"was killed: its answer to {call} is malformed ({error})") from None
             except (EOFError, OSError):
-                raise self.fail(None, call) from None
-
-        def give_up() -> None:
-            self.fail(f"was killed: {call} was interrupted")
-
-        with self._calling():
-            return uninterrupted(work, give_up, at_once=at_once)
+                raise self.fail(f"was killed: {call} was interrupted" if is_given_up else None, call) from None
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -378,6 +379,26 @@ def test_a_decode_that_fails_midway_changes_nothing(
             assert context.tokens(seq_id) == untouched.tokens(seq_id)
             more = random_tokens(30, seed=8)
             np.testing.assert_array_equal(feed(context, more, seq_id), feed(untouched, more, seq_id))
+
+
+def test_an_interrupted_decode_ends_before_its_next_layer(backend, path, feed, random_tokens, monkeypatch):
+    with backend.load(path, ModelOptions(backend_options={"tier": "reference"})) as model:
+        context = model.new_context(ContextOptions(n_ctx=512))
+        feed(context, random_tokens(20))
+        kernels, layers = context._transformer._kernels, []
+        attention = kernels.attention
+
+        def interrupted(*args):
+            layers.append(len(layers))
+            signal.raise_signal(signal.SIGINT)
+            return attention(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "attention", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                feed(context, random_tokens(20, seed=1))
+        assert len(layers) == 1 < context._transformer.spec.n_layers
+        assert context.length(0) == 20
 
 
 def test_a_cut_that_fails_midway_changes_nothing(backend, path, feed, random_tokens, monkeypatch):

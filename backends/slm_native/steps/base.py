@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.interrupts import uninterrupted
 from slm_native.kernels.ops import Ops
 from slm_native.kernels.parameters import LayerPositions, Linear, Norm
 from slm_native.kv import Array, BatchPlan, KvLayer
@@ -73,6 +74,7 @@ class Step(ABC):
 def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
     """``x`` after all steps; stops early if no row is left to compute."""
     for step in steps:
+        uninterrupted.check()  # nothing is recorded yet of what this pass computes
         x = step.run(x, inputs)
         if len(x) == 0:
             return x

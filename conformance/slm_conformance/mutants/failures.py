@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -19,6 +20,17 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import ContextOptions, Logits, Pos
 
 
+class _BrokenOff(ToyContext):
+    """An interrupt breaks off calls, which is right only before anything has changed."""
+
+    @contextmanager
+    def _call(self, *, closing: bool = False) -> Iterator[None]:
+        with self.alone():
+            if not closing:
+                self._check_open()
+            yield
+
+
 @mutant("TestFailures::test_a_batch_that_cannot_be_read")
 class RowsAskedLast(ToyContext):
     """``logits_mask`` is read from the batch after its tokens were added to the sequence."""
@@ -29,7 +41,7 @@ class RowsAskedLast(ToyContext):
 
 
 @mutant("TestFailures::test_an_interrupted_decode")
-class TokensBeforeTheirTurn(ToyContext):
+class TokensBeforeTheirTurn(_BrokenOff):
     """A sequence keeps each token as soon as it has run, even if the batch fails later."""
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
@@ -43,8 +55,62 @@ class TokensBeforeTheirTurn(ToyContext):
         return rows[mask]
 
 
+@mutant("TestFailures::test_an_interrupted_truncate")
+class TruncatesTokenByToken(_BrokenOff):
+    """``truncate`` removes one token after the other, and an interrupt leaves some."""
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Truncate in steps."""
+        for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1):
+            super().truncate(Pos(pos.seq_id, end))
+        return super().truncate(pos)
+
+
+@mutant("TestFailures::test_an_interrupted_cut")
+class KeysMoveOneByOne(_BrokenOff):
+    """``cut`` moves the keys of one token after the other in place, and an interrupt leaves some of them moved."""
+
+    def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
+        """Move the keys of the cells that the sequence still has."""
+        new_cells, new_edits = super().cut_cells(cells, edits, first, last)
+        for cell, moved in zip(cells[last:], new_cells[first:], strict=True):
+            self._move(cell, moved)
+        return new_cells, new_edits
+
+    def _move(self, cell: Cell, moved: Cell) -> None:
+        cell.keys[:] = moved.keys
+
+
+@mutant("TestFailures::test_an_interrupted_fork")
+class ForksTokenByToken(_BrokenOff):
+    """``fork`` fills the copy token by token, and an interrupt leaves a part of it."""
+
+    def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
+        """Add one cell after the other."""
+        pos = super().fork(src, dst, end)
+        cells, self.cells[dst] = self.cells[dst], []
+        for cell in cells:
+            self._add(dst, cell)
+        return pos
+
+    def _add(self, dst: int, cell: Cell) -> None:
+        self.cells[dst].append(cell)
+
+
+@mutant("TestFailures::test_an_interrupted_drop")
+class LosesInterrupts(_BrokenOff):
+    """An interrupt during ``drop`` is lost."""
+
+    def drop(self, seq_id: int) -> None:
+        """Drop again after an interrupt."""
+        try:
+            super().drop(seq_id)
+        except KeyboardInterrupt:
+            super().drop(seq_id)
+
+
 @mutant("TestFailures::test_an_interrupted_restore")
-class RestoresInPlace(ToyContext):
+class RestoresInPlace(_BrokenOff):
     """``restore`` empties the sequence after the checks, and an interrupt leaves it empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
@@ -60,7 +126,7 @@ class RestoresInPlace(ToyContext):
 
 
 @mutant("TestFailures::test_an_interrupted_restore_over_a_fork")
-class MadeAnewWhereThereIsRoom(ToyContext):
+class MadeAnewWhereThereIsRoom(_BrokenOff):
     """After an interrupt, ``restore`` puts the old cells back only if there are free positions for all of them."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:

@@ -81,7 +81,7 @@ def DumpWithoutDrafts(original: Any, answer: Any) -> Any:  # noqa: N802
     return original(dataclasses.replace(answer, speculation=None))
 
 
-@breaks("TestSpeculation::test_in_a_full_context", DecodedSequence, "decode")
+@breaks("TestSpeculation::test_in_a_full_context", DecodedSequence, "next_row")
 def DraftsNeedRoom(  # noqa: N802
     original: Any,
     decoded: DecodedSequence,

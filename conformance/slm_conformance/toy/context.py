@@ -52,6 +52,7 @@ from slm_core.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
+from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
@@ -510,11 +511,17 @@ class ToyContext:
 
     @contextmanager
     def _call(self, *, closing: bool = False) -> Iterator[None]:
+        with uninterrupted, self.alone():
+            if not closing:
+                self._check_open()
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads out of a call."""
         if not self._lock.acquire(blocking=False):
             raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
         try:
-            if not closing:
-                self._check_open()
             yield
         finally:
             self._lock.release()

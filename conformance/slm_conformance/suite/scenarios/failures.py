@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,12 +22,12 @@ from slm_core.context.batch import TokenBatch
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import ContextFull, SlmError
 from slm_core.protocols import Context
-from slm_core.types import Capability, Pos
+from slm_core.types import Capability, EditLevel, Pos
 
-_SHARES = (0.25, 0.5)
-"""When to interrupt a call, as a share of its calls of Python functions, while the engine works."""
-_SOON_AFTER = 0.9
-"""When to interrupt a decode after the engine has worked."""
+_SHARES = (0.25, 0.5, 0.9, 1.0)
+"""When to interrupt a call, as a share of its calls of Python functions; the record of a change is made at the end."""
+_ARRIVES_S = 5.0
+"""Seconds after which an interrupt that no call has raised is lost."""
 
 
 class TestFailures(Scenarios):
@@ -51,28 +53,83 @@ class TestFailures(Scenarios):
         bench.agree(rows, bench.oracle().decode(tokens)[20:], f"a batch that failed to be read {n_reads} times")
 
     def test_an_interrupted_decode(self, bench: Bench) -> None:
-        """Clause 1: an interrupt (Ctrl-C) in the middle of ``decode`` leaves two sequences as they were."""
+        """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``decode``, for both of its sequences."""
         tokens, others = bench.tokens(50), bench.tokens(20, seed=1)
-        expected = bench.oracle().decode(tokens)[20:], bench.oracle().decode(others)[5:]
 
         def prepare() -> tuple[Context, Callable[[], object]]:
             context = bench.context()
             bench.feed(context, tokens[:20])
             bench.feed(context, others[:5], seq_id=1)
-            batch = bench.batch(context, (0, 20, tokens[20:]), (1, 5, others[5:]))
+            batch = bench.batch(context, (0, 20, tokens[20:45]), (1, 5, others[5:15]))
             return context, lambda: context.decode(batch)
 
-        for context, share in _interrupted(prepare, (*_SHARES, _SOON_AFTER)):
-            what = f"a sequence whose decode was interrupted after {share:.0%} of it"
-            bench.agree(bench.feed(context, others[5:], seq_id=1), expected[1], what)
-            bench.agree(bench.feed(context, tokens[20:]), expected[0], what)
+        for context, what in _interrupted(prepare):
+            _goes_on(bench, context, others, what, seq_id=1)
+            _goes_on(bench, context, tokens, what)
+
+    def test_an_interrupted_truncate(self, bench: Bench) -> None:
+        """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``truncate``."""
+        bench.requires(EditLevel.TRUNCATE)
+        tokens = bench.tokens(30)
+
+        def prepare() -> tuple[Context, Callable[[], object]]:
+            context = bench.context()
+            bench.feed(context, tokens[:20])
+            return context, lambda: context.truncate(Pos(0, 10))
+
+        for context, what in _interrupted(prepare):
+            _goes_on(bench, context, tokens, what)
+
+    def test_an_interrupted_cut(self, bench: Bench) -> None:
+        """Clauses 1 and 4: an interrupt (Ctrl-C) takes effect before or after a ``cut``."""
+        bench.requires(EditLevel.CUT)
+        tokens = bench.tokens(30)
+        oracle = bench.oracle()
+        oracle.decode(tokens[:20])
+        oracle.cut(3, 10)
+        after_cut = oracle.decode(tokens[20:])
+
+        def prepare() -> tuple[Context, Callable[[], object]]:
+            context = bench.context()
+            bench.feed(context, tokens[:20])
+            return context, lambda: context.cut(Pos(0, 3), Pos(0, 10))
+
+        for context, what in _interrupted(prepare):
+            if context.length(0) == 20:
+                _goes_on(bench, context, tokens, what)
+            else:
+                bench.agree(bench.feed(context, tokens[20:]), after_cut, what)
+
+    def test_an_interrupted_fork(self, bench: Bench) -> None:
+        """Clauses 1 and 5: an interrupt (Ctrl-C) takes effect before or after a ``fork``."""
+        tokens = bench.tokens(30)
+
+        def prepare() -> tuple[Context, Callable[[], object]]:
+            context = bench.context()
+            bench.feed(context, tokens[:20])
+            return context, lambda: context.fork(0, 1)
+
+        for context, what in _interrupted(prepare):
+            _goes_on(bench, context, tokens, what, seq_id=1)
+            _goes_on(bench, context, tokens, what)
+
+    def test_an_interrupted_drop(self, bench: Bench) -> None:
+        """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``drop``."""
+        tokens = bench.tokens(30)
+
+        def prepare() -> tuple[Context, Callable[[], object]]:
+            context = bench.context()
+            bench.feed(context, tokens[:20])
+            return context, lambda: context.drop(0)
+
+        for context, what in _interrupted(prepare):
+            _goes_on(bench, context, tokens, what)
 
     def test_an_interrupted_restore(self, bench: Bench) -> None:
-        """Clauses 1 and 6: an interrupt (Ctrl-C) in ``restore`` leaves the sequence as it was."""
-        tokens, source = bench.tokens(30), bench.context()
-        bench.feed(source, bench.tokens(40, seed=1))
+        """Clauses 1 and 6: an interrupt (Ctrl-C) takes effect before or after a ``restore``."""
+        tokens, others, source = bench.tokens(30), bench.tokens(50, seed=1), bench.context()
+        bench.feed(source, others[:40])
         dump_of_source = source.dump(0)
-        expected = bench.oracle().decode(tokens)[20:]
         for data in (dump_of_source, foreign(SequenceSnapshot.from_bytes(dump_of_source)).to_bytes()):
 
             def prepare(data: bytes = data) -> tuple[Context, Callable[[], object]]:
@@ -80,9 +137,8 @@ class TestFailures(Scenarios):
                 bench.feed(context, tokens[:20])
                 return context, lambda: context.restore(0, data)
 
-            for context, share in _interrupted(prepare):
-                what = f"a sequence, after a restore that was interrupted after {share:.0%} of it"
-                bench.agree(bench.feed(context, tokens[20:]), expected, what)
+            for context, what in _interrupted(prepare):
+                _goes_on(bench, context, tokens if context.length(0) == 20 else others, what)
 
     def test_an_interrupted_restore_over_a_fork(self, bench: Bench) -> None:
         """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no additional room.
@@ -92,10 +148,9 @@ class TestFailures(Scenarios):
         """
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: shared_fork")
-        tokens, source = bench.tokens(24), bench.context()
-        bench.feed(source, bench.tokens(3, seed=1))
+        tokens, others, source = bench.tokens(24), bench.tokens(7, seed=1), bench.context()
+        bench.feed(source, others[:3])
         data = source.dump(0)
-        expected = bench.oracle().decode(tokens)[20:]
 
         def prepare() -> tuple[Context, Callable[[], object]]:
             context = bench.context(n_ctx=48, n_seq_max=3)
@@ -110,10 +165,9 @@ class TestFailures(Scenarios):
         except ContextFull:
             assert context.tokens(1) == tuple(tokens[:20]), "a restore was refused, and the fork has changed"
             return
-        for context, share in _interrupted(prepare):
+        for context, what in _interrupted(prepare):
             context.drop(2)
-            what = f"a fork, after a restore over it that was interrupted after {share:.0%} of it"
-            bench.agree(bench.feed(context, tokens[20:], seq_id=1), expected, what)
+            _goes_on(bench, context, tokens if context.length(1) == 20 else others, what, seq_id=1)
 
 
 class _Unreadable(Exception):
@@ -154,29 +208,61 @@ class _UnreadableBatch(TokenBatch):
         return self._read(super().logits_mask)
 
 
-def _interrupted(
-    prepare: Callable[[], tuple[Context, Callable[[], object]]], shares: Sequence[float] = _SHARES
-) -> list[tuple[Context, float]]:
-    """Contexts after an interrupted call, and how far it had come; fails if one has changed."""
-    prepare()[1]()  # the first call of a context may have more to prepare than later ones
+def _goes_on(bench: Bench, context: Context, tokens: Sequence[int], what: str, *, seq_id: int = 0) -> None:
+    """Check that a sequence continues: the rest of ``tokens``, of which it has the first."""
+    n_held = context.length(seq_id)
+    rows = bench.feed(context, tokens[n_held:], seq_id=seq_id)
+    bench.agree(rows, bench.oracle().decode(tokens)[n_held:], what)
+
+
+def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) -> list[tuple[Context, str]]:
+    """Contexts after an interrupted call, and what was done; fails if one is as neither before nor after the call."""
+    done_context, call = prepare()
+    call()  # the first call of a context may have more to prepare than later ones
+    after = contents_of(done_context)
     n_calls = _watch(prepare()[1], None)
     done = []
-    for share in shares:
+    for share in _SHARES:
         context, call = prepare()
-        before = contents_of(context)
-        try:
-            _watch(call, max(1, int(n_calls * share)))
-        except KeyboardInterrupt:
-            assert contents_of(context) == before, (
-                f"a call was interrupted after {share:.0%} of it, and the context has changed"
-            )
-            done.append((context, share))
-        except SlmError as error:
-            raise AssertionError(f"a call was interrupted, and raised {type(error).__name__} ({error})") from error
+        before, what = contents_of(context), f"a call that was interrupted after {share:.0%} of it"
+        has_returned = _raises_in_time(context, call, max(1, int(n_calls * share)), what)
+        if has_returned:
+            assert contents_of(context) == after, f"{what} has returned, without the effect of the call"
         else:
-            with contextlib.suppress(KeyboardInterrupt):  # a call that succeeds may leave the interrupt to the next
-                context.clear()
+            assert contents_of(context) == before, f"{what} has raised the interrupt, and the context has changed"
+        done.append((context, what))
     return done
+
+
+def _raises_in_time(context: Context, call: Callable[[], object], stop: int, what: str) -> bool:
+    """Interrupt a call at the ``stop``-th call of a Python function; whether it returned before that was raised."""
+    has_returned = False
+
+    def noted() -> None:
+        nonlocal has_returned
+        call()
+        has_returned = True
+
+    with _ctrl_c_raises():
+        try:
+            if _watch(noted, stop + 1) <= stop:
+                return True  # this time it made fewer calls
+            context.fork_cost(0)  # the next call, which raises the interrupt; or it comes a little later
+            time.sleep(_ARRIVES_S)
+        except KeyboardInterrupt:
+            return has_returned
+        except SlmError as error:
+            raise AssertionError(f"{what} raised {type(error).__name__} ({error})") from error
+    raise AssertionError(f"{what} has returned, and the interrupt is lost")
+
+
+@contextlib.contextmanager
+def _ctrl_c_raises() -> Iterator[None]:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _watch(call: Callable[[], object], stop: int | None) -> int:
@@ -192,7 +278,7 @@ def _watch(call: Callable[[], object], stop: int | None) -> int:
             return
         n += 1
         if n == stop:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     before = sys.getprofile()
     sys.setprofile(count)
