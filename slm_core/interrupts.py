@@ -98,27 +98,33 @@ class _Uninterrupted:
         if self._arrived and _is_main_thread() and sys.exc_info()[0] is None:
             self._run(self._handlers, postpones=False)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> _Pause:
         """A block in which handlers run at any time: it may wait for long, and it may raise."""
+        return _Pause(self)
+
+    def pause(self) -> int:
+        """Let handlers run at any time, for ``go_on`` with the result; 0 if this is not in a block."""
         if not self._depth or not _is_main_thread():
-            yield
-            return
+            return 0
+        self.check()
         depth, self._depth = self._depth, 0
-        handlers = self._handlers
         self._let_go()
+        while self._arrived:  # as the block was left
+            self._hold()
+            self._end(postpones=False)
+        return depth
+
+    def go_on(self, depth: int) -> None:
+        """Let handlers wait again."""
+        if not depth:
+            return
         try:
-            if self._arrived:
-                self._run(handlers, postpones=False)
-            yield
+            self._hold()
+        except BaseException:
+            self._hold()
+            raise
         finally:
-            try:
-                self._hold()
-            except BaseException:
-                self._hold()
-                raise
-            finally:
-                self._depth = depth
+            self._depth = depth
 
     @contextmanager
     def calling(self, hook: Callable[[int], None]) -> Iterator[None]:
@@ -207,6 +213,23 @@ class _Uninterrupted:
             _thread.interrupt_main(number)
         else:  # ends a wait in the main thread, too
             signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+class _Pause:
+    """See ``_Uninterrupted.paused``.
+
+    It is no generator: one that was left by an interrupt would let handlers wait when it is collected as garbage.
+    """
+
+    def __init__(self, block: _Uninterrupted) -> None:
+        self._block = block
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth = self._block.pause()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._block.go_on(self._depth)
 
 
 def _is_main_thread() -> bool:

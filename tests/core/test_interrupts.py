@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from interrupting import interrupted, n_calls_of
 from slm_core.interrupts import uninterrupted
 
 INTERRUPT = signal.SIGINT
@@ -230,3 +232,25 @@ def test_closing_begins_also_if_an_interrupt_is_due() -> None:
     assert closed
     with pytest.raises(KeyboardInterrupt):
         wait()
+
+
+def test_no_interrupt_leaves_a_block_behind() -> None:
+    def nested() -> None:
+        with uninterrupted:
+            with uninterrupted:
+                uninterrupted.check()
+            with uninterrupted.paused():
+                with uninterrupted, uninterrupted.closing():
+                    pass
+                with uninterrupted.paused():  # in no block
+                    pass
+            with uninterrupted.paused():
+                pass
+
+    n_calls = n_calls_of(nested)
+    for stop in range(1, n_calls + 1):
+        interrupted(nested, stop)
+        gc.collect()
+        assert signal.getsignal(INTERRUPT) is signal.default_int_handler, f"after call {stop} of {n_calls}"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(INTERRUPT)

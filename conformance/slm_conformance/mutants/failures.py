@@ -21,14 +21,23 @@ from slm_core.types import ContextOptions, Logits, Pos
 
 
 class _BrokenOff(ToyContext):
-    """An interrupt breaks off calls, which is right only before anything has changed."""
+    """An interrupt breaks off some calls, which is right only before anything has changed."""
+
+    _breaks_off = False
 
     @contextmanager
     def _call(self, *, closing: bool = False) -> Iterator[None]:
-        with self.alone():
-            if not closing:
-                self._check_open()
+        with self.alone() if self._breaks_off else super()._call(closing=closing):
             yield
+
+    @contextmanager
+    def _broken_off(self) -> Iterator[None]:
+        """Calls in this block can be broken off."""
+        self._breaks_off = True
+        try:
+            yield
+        finally:
+            self._breaks_off = False
 
 
 @mutant("TestFailures::test_a_batch_that_cannot_be_read")
@@ -43,6 +52,11 @@ class RowsAskedLast(ToyContext):
 @mutant("TestFailures::test_an_interrupted_decode")
 class TokensBeforeTheirTurn(_BrokenOff):
     """A sequence keeps each token as soon as it has run, even if the batch fails later."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Decode, unless an interrupt comes."""
+        with self._broken_off():
+            return super().decode(batch)
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         if batch.ahead.any():
@@ -61,14 +75,20 @@ class TruncatesTokenByToken(_BrokenOff):
 
     def truncate(self, pos: Pos) -> Pos:
         """Truncate in steps."""
-        for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1):
-            super().truncate(Pos(pos.seq_id, end))
-        return super().truncate(pos)
+        with self._broken_off():
+            for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1):
+                super().truncate(Pos(pos.seq_id, end))
+            return super().truncate(pos)
 
 
 @mutant("TestFailures::test_an_interrupted_cut")
 class KeysMoveOneByOne(_BrokenOff):
     """``cut`` moves the keys of one token after the other in place, and an interrupt leaves some of them moved."""
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Cut, unless an interrupt comes."""
+        with self._broken_off():
+            return super().cut(start, end)
 
     def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Move the keys of the cells that the sequence still has."""
@@ -87,11 +107,12 @@ class ForksTokenByToken(_BrokenOff):
 
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Add one cell after the other."""
-        pos = super().fork(src, dst, end)
-        cells, self.cells[dst] = self.cells[dst], []
-        for cell in cells:
-            self._add(dst, cell)
-        return pos
+        with self._broken_off():
+            pos = super().fork(src, dst, end)
+            cells, self.cells[dst] = self.cells[dst], []
+            for cell in cells:
+                self._add(dst, cell)
+            return pos
 
     def _add(self, dst: int, cell: Cell) -> None:
         self.cells[dst].append(cell)
@@ -104,7 +125,8 @@ class LosesInterrupts(_BrokenOff):
     def drop(self, seq_id: int) -> None:
         """Drop again after an interrupt."""
         try:
-            super().drop(seq_id)
+            with self._broken_off():
+                super().drop(seq_id)
         except KeyboardInterrupt:
             super().drop(seq_id)
 
@@ -119,7 +141,8 @@ class RestoresInPlace(_BrokenOff):
         self._check_snapshot(self._checked(seq_id), SequenceSnapshot.from_bytes(data))
         before, self.cells[seq_id] = self.cells[seq_id], []
         try:
-            return super().restore(seq_id, data)
+            with self._broken_off():
+                return super().restore(seq_id, data)
         except Exception:
             self.cells[seq_id] = before
             raise
@@ -135,7 +158,8 @@ class MadeAnewWhereThereIsRoom(_BrokenOff):
         before = self.cells[self._checked(seq_id)]
         self.cells[seq_id] = []
         try:
-            return super().restore(seq_id, data)
+            with self._broken_off():
+                return super().restore(seq_id, data)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and len(before) > self.n_free:
                 raise ContextFull(len(before), self.n_free) from None
