@@ -27,7 +27,12 @@ class _BrokenOff(ToyContext):
 
     @contextmanager
     def _call(self, *, closing: bool = False) -> Iterator[None]:
-        with self.alone() if self._breaks_off else super()._call(closing=closing):
+        if not self._breaks_off:
+            with super()._call(closing=closing):
+                yield
+            return
+        with self.alone():
+            self._check_open()
             yield
 
     @contextmanager
@@ -59,7 +64,7 @@ class TokensBeforeTheirTurn(_BrokenOff):
             return super().decode(batch)
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
-        if batch.ahead.any():
+        if batch.ahead.any() or any(self.sets):
             return super()._run_batch(batch, run, width)
         mask, rows = batch.logits_mask.copy(), np.empty((len(batch), width), np.float32)
         inputs = batch_inputs(batch)
@@ -133,12 +138,15 @@ class LosesInterrupts(_BrokenOff):
 
 @mutant("TestFailures::test_an_interrupted_restore")
 class RestoresInPlace(_BrokenOff):
-    """``restore`` empties the sequence after the checks, and an interrupt leaves it empty."""
+    """``restore`` empties a sequence that shares nothing after the checks, and an interrupt leaves it empty."""
 
     def restore(self, seq_id: int, data: bytes) -> Pos:
         """Put the old cells back after errors, but not after an interrupt."""
         self._check_open()
         self._check_snapshot(self._checked(seq_id), SequenceSnapshot.from_bytes(data))
+        others = {id(cell) for i, cells in enumerate(self.cells) if i != seq_id for cell in cells}
+        if any(id(cell) in others for cell in self.cells[seq_id]):
+            return super().restore(seq_id, data)
         before, self.cells[seq_id] = self.cells[seq_id], []
         try:
             with self._broken_off():

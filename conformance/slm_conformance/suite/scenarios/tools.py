@@ -19,7 +19,7 @@ from slm_core.chat.tools import ToolUse
 from slm_core.constraints import Regex
 from slm_core.errors import InvalidOption, SessionError, ToolError
 from slm_core.formatting import formatter
-from slm_core.generation import Draft, Event, FinishReason, StoppingAction
+from slm_core.generation import Answer, Draft, Event, FinishReason, StoppingAction
 from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.types import CallStart, EditLevel, Message, Role
@@ -94,69 +94,14 @@ class TestTools(Scenarios):
         seen: list[Event] = []
         with Chat(session, model.formatter, options=ChatOptions(GREEDY, tools)) as chat:
             answer = chat.send("x", sampler=says, on_event=seen.append, max_rounds=1)
-            results = [event.result.content for event in seen if event.result is not None]
-            contents = [message.content for message in chat.messages if message.role is Role.TOOL]
-            assert contents[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {contents}"
-            assert contents[1].startswith("Error: ChatBusy: "), f"a tool that uses its chat gives {contents[1]!r}"
             assert len(dumps) == 1, "a tool cannot dump the chat that calls it"
-            assert "\n\nError: a tool call could not be read" in contents[1], (
-                f"a broken call is not an error: {contents}"
-            )
-            assert results == [result.content for result in answer.results], f"the results of events are {results}"
-            begun = [delta.name for event in seen for delta in event.calls if isinstance(delta, CallStart)]
-            assert begun == ["_add", "_fail", "_add"], f"the calls that events begin are {begun}"
-            assert isinstance(answer.rounds, tuple), f"rounds of an answer, which is immutable: {answer.rounds!r}"
-            assert isinstance(answer.results, tuple), f"results of an answer, which is immutable: {answer.results!r}"
-            calls = (*answer.rounds[0].tool_calls, *answer.tool_calls)
-            assert len({call.id for call in calls}) == len(calls) == 3, f"the calls have the ids of others: {calls}"
-            ids = [message.tool_call_id for message in chat.messages if message.role is Role.TOOL]
-            assert ids == [call.id for call in calls[:2]], "results have the ids of other calls"
-            assert answer.finish_reason is FinishReason.TOOL_CALLS, "a call is left, and the answer does not say so"
-            before = (*session.tokens[: answer.rounds[0].usage.prompt_tokens], *answer.rounds[0].tokens)
-            prompt = _rendered(bench, chat, chat.messages[:-1])
-            assert list(session.tokens[: answer.usage.prompt_tokens]) == prompt, "the second prompt has other messages"
-            n_shared = n_shared_tokens(before[:-1], prompt)
-            if n_shared == len(before) - 1 or bench.edit_level >= EditLevel.TRUNCATE:
-                n_cached = answer.usage.cached_tokens
-                assert n_cached == n_shared, f"{n_shared} tokens of the second prompt were held, {n_cached} were used"
+            _check_results(chat, answer, seen)
+            _check_second_prompt(bench, chat, answer)
             data = chat.dump()
         with Chat.restore(model, data, tools=tools) as chat:
-            stream = chat.proceed(sampler=says)
-            with bench.refused("an answer before its tools have run", SessionError, context=chat.session.context):
-                _ = stream.answer
-            answer = stream.run()
-            assert [result.content for result in answer.results] == ["[4.0, [0, 0], []]"], (
-                f"the call that was left gives {answer}"
-            )
-            assert [call.name for call in answer.tool_calls] == ["look"], f"the caller's calls are {answer.tool_calls}"
-            with bench.refused("a call that the caller answers", SessionError, context=chat.session.context):
-                chat.proceed(sampler=says)
-            result = Message(Role.TOOL, "ok", name="look", tool_call_id=answer.tool_calls[0].id)
-            assert chat.send(result, sampler=says).text.strip() == "so", "the answer to the caller's result is another"
-            prompt = _rendered(bench, chat, chat.messages[:-1])
-            assert list(chat.session.tokens[: len(prompt)]) == prompt, "the last prompt has other messages"
+            _check_left_call(bench, chat, says)
             unchanged = (chat.messages, chat.session.tokens)
-            with bench.refused("a call that could not be read", ToolError):
-                chat.send("x", sampler=says, tool_errors="raise")
-            both: dict[str, Any] = {"sampler": says, "logits_processors": [lambda tokens, row: row]}
-            wrong_options: tuple[dict[str, Any], ...] = (
-                {"max_rounds": -1},
-                {"max_rounds": True},
-                {"max_rounds": 0.5},
-                {"strict_tools": 1},
-                {"tool_errors": "ignore"},
-                {"tool_choice": "required", "tools": []},
-                {"tools": [LOOK, LOOK]},
-                both,
-            )
-            for wrong in wrong_options:
-                with bench.refused(f"a turn with {wrong}", InvalidOption, context=chat.session.context):
-                    chat.send("x", **wrong)
-            for choice in ("nobody", "", "auto "):
-                with bench.refused(f"tool_choice={choice!r}", InvalidOption, context=chat.session.context):
-                    chat.send("x", tool_choice=choice)
-            with bench.refused("a constraint and a tool_choice", InvalidOption, context=chat.session.context):
-                chat.send("x", constraint=Regex("a"), tool_choice="look")
+            _check_refused_turns(bench, chat, says)
             assert (chat.messages, chat.session.tokens) == unchanged, "a refused call or option changed the chat"
             ToolUse(max_rounds=0)  # is accepted
             answer = chat.send("x", sampler=says, tools=[LOOK])
@@ -253,3 +198,74 @@ def _options(bench: Bench) -> ChatOptions:
     """Greedy and without white space, with which a random model would fill its answer."""
     blank = [i for i in range(bench.vocab.size) if (data := bench.vocab.token_bytes(i)) and not data.strip()]
     return ChatOptions(Sampling(temperature=0, max_tokens=64, logit_bias=dict.fromkeys(blank, -1000.0)))
+
+
+def _check_results(chat: Chat, answer: Answer, events: Sequence[Event]) -> None:
+    """The results and calls of two rounds, of which the last call is left."""
+    results = [event.result.content for event in events if event.result is not None]
+    contents = [message.content for message in chat.messages if message.role is Role.TOOL]
+    assert contents[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {contents}"
+    assert contents[1].startswith("Error: ChatBusy: "), f"a tool that uses its chat gives {contents[1]!r}"
+    assert "\n\nError: a tool call could not be read" in contents[1], f"a broken call is not an error: {contents}"
+    assert results == [result.content for result in answer.results], f"the results of events are {results}"
+    begun = [delta.name for event in events for delta in event.calls if isinstance(delta, CallStart)]
+    assert begun == ["_add", "_fail", "_add"], f"the calls that events begin are {begun}"
+    assert isinstance(answer.rounds, tuple), f"rounds of an answer, which is immutable: {answer.rounds!r}"
+    assert isinstance(answer.results, tuple), f"results of an answer, which is immutable: {answer.results!r}"
+    calls = (*answer.rounds[0].tool_calls, *answer.tool_calls)
+    assert len({call.id for call in calls}) == len(calls) == 3, f"the calls have the ids of others: {calls}"
+    ids = [message.tool_call_id for message in chat.messages if message.role is Role.TOOL]
+    assert ids == [call.id for call in calls[:2]], "results have the ids of other calls"
+    assert answer.finish_reason is FinishReason.TOOL_CALLS, "a call is left, and the answer does not say so"
+
+
+def _check_second_prompt(bench: Bench, chat: Chat, answer: Answer) -> None:
+    """The prompt of the second round has the new messages, and what it shares with the first is not decoded again."""
+    first, tokens = answer.rounds[0], chat.session.tokens
+    before = (*tokens[: first.usage.prompt_tokens], *first.tokens)
+    prompt = _rendered(bench, chat, chat.messages[:-1])
+    assert list(tokens[: answer.usage.prompt_tokens]) == prompt, "the second prompt has other messages"
+    n_shared = n_shared_tokens(before[:-1], prompt)
+    if n_shared == len(before) - 1 or bench.edit_level >= EditLevel.TRUNCATE:
+        n_cached = answer.usage.cached_tokens
+        assert n_cached == n_shared, f"{n_shared} tokens of the second prompt were held, {n_cached} were used"
+
+
+def _check_left_call(bench: Bench, chat: Chat, says: Says) -> None:
+    """A restored chat runs the call that was left, then leaves the caller's call, and takes its result."""
+    stream = chat.proceed(sampler=says)
+    with bench.refused("an answer before its tools have run", SessionError, context=chat.session.context):
+        _ = stream.answer
+    answer = stream.run()
+    results = [result.content for result in answer.results]
+    assert results == ["[4.0, [0, 0], []]"], f"the call that was left gives {answer}"
+    assert [call.name for call in answer.tool_calls] == ["look"], f"the caller's calls are {answer.tool_calls}"
+    with bench.refused("a call that the caller answers", SessionError, context=chat.session.context):
+        chat.proceed(sampler=says)
+    result = Message(Role.TOOL, "ok", name="look", tool_call_id=answer.tool_calls[0].id)
+    assert chat.send(result, sampler=says).text.strip() == "so", "the answer to the caller's result is another"
+    prompt = _rendered(bench, chat, chat.messages[:-1])
+    assert list(chat.session.tokens[: len(prompt)]) == prompt, "the last prompt has other messages"
+
+
+def _check_refused_turns(bench: Bench, chat: Chat, says: Says) -> None:
+    """A call that cannot be read raises if it is to; wrong options of a turn raise."""
+    with bench.refused("a call that could not be read", ToolError):
+        chat.send("x", sampler=says, tool_errors="raise")
+    wrong_options: tuple[dict[str, Any], ...] = (
+        {"max_rounds": -1},
+        {"max_rounds": True},
+        {"max_rounds": 0.5},
+        {"strict_tools": 1},
+        {"tool_errors": "ignore"},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": "nobody"},
+        {"tool_choice": ""},
+        {"tool_choice": "auto "},
+        {"tools": [LOOK, LOOK]},
+        {"sampler": says, "logits_processors": [lambda tokens, row: row]},
+        {"constraint": Regex("a"), "tool_choice": "look"},
+    )
+    for wrong in wrong_options:
+        with bench.refused(f"a turn with {wrong}", InvalidOption, context=chat.session.context):
+            chat.send("x", **wrong)
