@@ -17,6 +17,8 @@ _POOLINGS = (
     None,
 )  # by GGUF's numbers; 4: rerankers
 _RANK = 4
+_NOT_OF_GGML = {KvType.F8_E4M3: (1, 1), KvType.Q6_0: (32, 26)}
+"""KV types that ggml lacks: numbers and bytes of a block."""
 EMBEDDING_TENSOR = "token_embd.weight"
 
 
@@ -118,10 +120,12 @@ def _state_bytes(gguf: WeightSource, kv_type: KvType, *, swa_full: bool) -> tupl
 
 
 def _bytes_of(n_values: int, kv_type: KvType) -> int:
-    if kv_type is KvType.F8_E4M3:  # ggml has no such type
-        return n_values
-    ggml_type = GgmlType[kv_type.name]
-    return n_values // ggml_type.block_size * ggml_type.block_bytes
+    if kv_type in _NOT_OF_GGML:
+        block_size, block_bytes = _NOT_OF_GGML[kv_type]
+    else:
+        ggml_type = GgmlType[kv_type.name]
+        block_size, block_bytes = ggml_type.block_size, ggml_type.block_bytes
+    return n_values // block_size * block_bytes
 
 
 def _size(gguf: WeightSource, key: str) -> int:

@@ -120,6 +120,8 @@ class KvType(StrEnum):
     F16 = "f16"
     BF16 = "bf16"
     Q8_0 = "q8_0"
+    Q6_0 = "q6_0"
+    """Blocks of 32 codes from -32 to 31 with a float16 scale, as in ik_llama.cpp; ggml has no such type."""
     Q5_0 = "q5_0"
     Q4_0 = "q4_0"
     F8_E4M3 = "f8_e4m3"

@@ -11,7 +11,7 @@ class Fixtures(BackendFixtures):
     models = (*DEFAULT_MODELS, "demo")
     above_contract = "each model"
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
-    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0")
     declares = (
         "cut",
         "adapters",

@@ -12,4 +12,4 @@ class Fixtures(BackendFixtures):
     load_options = {"tier": "reference"}  # noqa: RUF012
     models = ("llama-f32", "qwen3-q8_0")
     precision = {"f32": "float32", "q8_0": "float32"}  # noqa: RUF012
-    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "f8_e4m3")
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "f8_e4m3")

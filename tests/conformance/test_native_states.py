@@ -11,5 +11,5 @@ class Fixtures(BackendFixtures):
     models = ("small_lfm2-f32", "small_mamba2-f32", "small_rwkv7-f32")
     precision = {"f32": "float32"}  # noqa: RUF012
     volume = 0.25
-    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0")
     declares = ("truncate", "adapters", "embedding_input", "embeddings", "kv_payload", "layer_states", "shared_fork")

@@ -157,7 +157,7 @@ def test_contexts_have_the_requested_sizes_and_types(known: FakeRegistry) -> Non
         pass
     assert known.backends["fast"].loaded[0].context_options == [ContextOptions(99, 2, 7, KvType.Q8_0, KvType.F16)]
     with pytest.raises(
-        InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0, f8_e4m3\)"
+        InvalidOption, match=r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q6_0, q5_0, q4_0, f8_e4m3\)"
     ):
         model.new_context(kv_type_k="q3")
 

@@ -34,7 +34,8 @@ def test_all_fields_are_filled(tmp_path, weight_type, name):
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "bytes_of_32"), [(KvType.F32, 128), (KvType.F16, 64), (KvType.Q8_0, 34), (KvType.Q5_0, 22)]
+    ("kv_type", "bytes_of_32"),
+    [(KvType.F32, 128), (KvType.F16, 64), (KvType.Q8_0, 34), (KvType.Q6_0, 26), (KvType.Q5_0, 22)],
 )
 def test_the_state_size_depends_on_the_kv_type(tmp_path, kv_type, bytes_of_32):
     path = make_tiny_model("qwen2").write(tmp_path / "m.gguf")

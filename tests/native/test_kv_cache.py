@@ -272,6 +272,22 @@ def test_a_codec_of_few_bits_rounds_as_ggml_does(kv_type, steps):
     assert len(np.unique(actual[5, 0, :32])) > steps
 
 
+def test_six_bits_round_to_the_nearest_of_64_steps():
+    """Q6_0 of ik_llama.cpp: the number of largest magnitude is -32 steps, and the most in its other direction is 31."""
+    x = np.random.default_rng(0).standard_normal((70, 3, 64)).astype(np.float32) * 10
+    x[2, 1] = 0
+    blocks, decoded = x.reshape(-1, 32), encode_and_decode("q6_0", x).reshape(-1, 32)
+    extremes = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(axis=1)]
+    step = (extremes / -32).astype(np.float16).astype(np.float32)[:, None]
+    codes = np.divide(decoded, step, out=np.zeros_like(decoded), where=step != 0)
+    np.testing.assert_array_equal(codes, np.rint(codes))
+    assert (codes.min(), codes.max()) == (-32, 31)
+    # The scale is rounded to 11 bits, which moves 32 steps by 1/128 of a step.
+    exact = np.divide(blocks, step, out=np.zeros_like(blocks), where=step != 0)
+    assert (np.abs(codes - exact)[exact < 31] <= 0.5 + 1 / 64).all()
+    assert (codes[exact >= 31] == 31).all()
+
+
 def encode_and_decode(kv_type, x):
     codec = codec_of(kv_type, x.shape[-1])
     return codec.decode(codec.encode(x))
@@ -334,7 +350,7 @@ def test_numbers_that_no_model_computes_are_not_bounded(kv_type, largest, too_la
         assert not codec.is_bounded(codec.encode(np.array([0, number, 0], np.float32)))
 
 
-@pytest.mark.parametrize("kv_type", ["q8_0", "q5_0", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["q8_0", "q6_0", "q5_0", "q4_0"])
 def test_scales_of_blocks_are_bounded_if_they_are_finite(kv_type):
     codec = codec_of(kv_type, 32)
     planes = [np.array(plane) for plane in codec.encode(np.full((2, 32), 3e6, np.float32))]
@@ -364,7 +380,7 @@ def test_reads_are_contiguous_for_any_number_of_heads_and_pages(kv_type):
 @pytest.mark.parametrize(
     ("kv_type", "head_dim", "message"),
     [
-        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q5_0, q4_0, f8_e4m3\)"),
+        ("q3", 32, r"unknown KV type 'q3' \(accepted: f32, f16, bf16, q8_0, q6_0, q5_0, q4_0, f8_e4m3\)"),
         ("q8_0", 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16, f8_e4m3\)"),
         (KvType.Q4_0, 48, r"multiple of 32, this model's is 48 \(accepted: f32, f16, bf16, f8_e4m3\)"),
     ],

@@ -141,6 +141,21 @@ def _decode_q5_0(planes: Planes) -> FloatArray:
     return _scaled((codes.astype(np.int8) - np.int8(16)).reshape(*codes.shape[:-2], -1), scales)
 
 
+def _encode_q6_0(x: FloatArray) -> Planes:
+    """Like Q5_0, with six bits: the lower half of the third plane has the fifth bits, the upper half the sixth bits."""
+    codes, scales = _encode_from_zero(x, 32)
+    high = np.packbits(np.stack([codes >> 4 & 1, codes >> 5], axis=-2), axis=-1, bitorder="little")
+    return _packed(codes), scales, high.reshape(*high.shape[:-2], 8).view("<u8")[..., 0]
+
+
+def _decode_q6_0(planes: Planes) -> FloatArray:
+    nibbles, scales, high = planes
+    flags = np.ascontiguousarray(high)[..., None].view(np.uint8)
+    bits = np.unpackbits(flags, axis=-1, bitorder="little")
+    codes = _unpacked(nibbles) | bits[..., :_BLOCK] << 4 | bits[..., _BLOCK:] << 5
+    return _scaled((codes.astype(np.int8) - np.int8(32)).reshape(*codes.shape[:-2], -1), scales)
+
+
 def _encode_e4m3(x: FloatArray) -> Planes:
     """Rounded to nearest, ties to even; larger magnitudes are clamped. https://arxiv.org/abs/2209.05433, section 3."""
     magnitude = np.minimum(np.abs(x), _E4M3_MAX)
@@ -184,7 +199,7 @@ def _is_bounded_e4m3(planes: Planes) -> bool:
 
 
 _F32, _F16, _I8, _U8 = np.dtype("<f4"), np.dtype("<f2"), np.dtype("i1"), np.dtype("u1")
-_U16, _U32 = np.dtype("<u2"), np.dtype("<u4")
+_U16, _U32, _U64 = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
 _SCALE = (_F16, _BLOCK)
 _CODECS: dict[str, KvCodec] = {
     codec.kv_type: codec
@@ -199,6 +214,7 @@ _CODECS: dict[str, KvCodec] = {
         KvCodec(KvType.F16, ((_F16, 1),), _encode_f16, lambda planes: planes[0].astype(np.float32, "C"), _are_bounded),
         KvCodec(KvType.BF16, ((_U16, 1),), _encode_bf16, _decode_bf16, _is_bounded_bf16),
         KvCodec(KvType.Q8_0, ((_I8, 1), _SCALE), _encode_q8_0, _decode_q8_0, _are_bounded),
+        KvCodec(KvType.Q6_0, ((_U8, 2), _SCALE, (_U64, _BLOCK)), _encode_q6_0, _decode_q6_0, _are_bounded),
         KvCodec(KvType.Q5_0, ((_U8, 2), _SCALE, (_U32, _BLOCK)), _encode_q5_0, _decode_q5_0, _are_bounded),
         KvCodec(KvType.Q4_0, ((_U8, 2), _SCALE), _encode_q4_0, _decode_q4_0, _are_bounded),
         KvCodec(KvType.F8_E4M3, ((_U8, 1),), _encode_e4m3, _decode_e4m3, _is_bounded_e4m3),

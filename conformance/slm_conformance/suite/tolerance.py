@@ -38,7 +38,7 @@ N_ROW_SAMPLES = 4
 UNKNOWN_MODEL = 0.02
 """The error of quantized activations from clause 9, for models without a reference."""
 
-KV_LEVELS = {KvType.Q8_0: 127, KvType.Q5_0: 16, KvType.Q4_0: 8}
+KV_LEVELS = {KvType.Q8_0: 127, KvType.Q6_0: 32, KvType.Q5_0: 16, KvType.Q4_0: 8}
 """For types with blocks: steps from zero to the largest value of a block."""
 
 
@@ -124,7 +124,7 @@ def random_tokens(n_vocab: int, n: int, seed: int = 0) -> Sequence[int]:
 
 
 def round_blocks(x: Array, levels: int) -> Array:
-    """Round as ggml's Q8_0, Q5_0 and Q4_0 do: blocks of 32 share a scale, with ``levels`` steps to the largest."""
+    """Round as Q8_0, Q6_0, Q5_0 and Q4_0 do: blocks of 32 share a scale, with ``levels`` steps to the largest."""
     blocks = x.reshape(-1, min(32, x.shape[-1]))
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / levels
     scale[scale == 0] = 1

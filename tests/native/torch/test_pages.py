@@ -16,7 +16,7 @@ from slm_native.kernels.torch.codecs import device_codec  # noqa: E402
 from slm_native.kernels.torch.pages import TorchPageStore, place  # noqa: E402
 
 CPU = torch.device("cpu")
-KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "f8_e4m3"]
+KV_TYPES = ["f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "f8_e4m3"]
 
 
 def new_store(layout, n_pages):

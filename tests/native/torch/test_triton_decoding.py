@@ -114,7 +114,7 @@ def test_groups_and_widths(n_heads, n_kv_heads, width):
 @pytest.mark.parametrize(
     ("keys", "values"),
     [
-        *(("f32", "f16"), ("f16", "q8_0"), ("q8_0", "bf16"), ("bf16", "q5_0")),
+        *(("f32", "f16"), ("f16", "q8_0"), ("q8_0", "bf16"), ("bf16", "q6_0"), ("q6_0", "q5_0")),
         *(("q5_0", "q4_0"), ("q4_0", "f8_e4m3"), ("f8_e4m3", "f32")),
     ],
 )

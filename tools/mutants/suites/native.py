@@ -10,7 +10,7 @@ class Fixtures(BackendFixtures):
     n_threads = 1  # a forked process has no other threads
     models = ("llama-f32",)
     precision = {"f32": "float32"}  # noqa: RUF012
-    kv_types = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
+    kv_types = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0")
     declares = (
         "cut",
         "adapters",

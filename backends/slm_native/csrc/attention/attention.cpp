@@ -161,11 +161,10 @@ void run_tasks(const AttentionKernels& attention, Pool& pool, const KvLayer& lay
 }  // namespace
 
 void token_bytes(KvType type, std::size_t head_dim, std::size_t (&bytes)[most_planes]) {
-    const bool in_blocks = type == KvType::q8_0 || type == KvType::q5_0 || type == KvType::q4_0;
-    bytes[0] = type == KvType::f32 ? 4 * head_dim : in_blocks ? head_dim : 2 * head_dim;
-    if (type == KvType::q5_0 || type == KvType::q4_0) bytes[0] = head_dim / 2;
+    const bool in_blocks = type >= KvType::q8_0, has_nibbles = type > KvType::q8_0;
+    bytes[0] = type == KvType::f32 ? 4 * head_dim : has_nibbles ? head_dim / 2 : in_blocks ? head_dim : 2 * head_dim;
     bytes[1] = in_blocks ? head_dim / 32 * 2 : 0;
-    bytes[2] = type == KvType::q5_0 ? head_dim / 32 * 4 : 0;
+    bytes[2] = type == KvType::q6_0 ? head_dim / 32 * 8 : type == KvType::q5_0 ? head_dim / 32 * 4 : 0;
 }
 
 KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_bytes, KvType keys, KvType values,

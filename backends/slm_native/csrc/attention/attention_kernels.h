@@ -10,14 +10,14 @@ namespace slm {
 constexpr std::size_t page_tokens = 64;
 
 // Number format of keys or values; slm_native/kv/codecs.py defines the planes. From q8_0 on, blocks have 32 values.
-enum class KvType { f32, f16, bf16, q8_0, q5_0, q4_0 };
+enum class KvType { f32, f16, bf16, q8_0, q6_0, q5_0, q4_0 };
 
-constexpr std::size_t n_kv_types = 6, most_planes = 3;
+constexpr std::size_t n_kv_types = 7, most_planes = 3;
 
 // Keys or values of one layer. A plane is [n_pages][K][64][...]; its parts on two pages are `page_bytes` apart.
 struct KvPlanes {
     KvType type;
-    std::uint8_t* at[most_planes];        // numbers or codes; scales; fifth bits
+    std::uint8_t* at[most_planes];        // numbers or codes; scales; bits above the fourth
     std::size_t head_bytes[most_planes];  // of one head of one page
 };
 

@@ -30,7 +30,7 @@ struct Weights {
 };
 
 inline KvType find_kv_type(const std::string& name) {
-    static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"};
+    static const char* const names[n_kv_types] = {"f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0"};
     for (std::size_t i = 0; i < n_kv_types; ++i)
         if (name == names[i]) return KvType(i);
     fail("no kernel for KV type '", name, "'");

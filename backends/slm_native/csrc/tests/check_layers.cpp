@@ -20,7 +20,7 @@ constexpr std::size_t n_pages = 4;
 
 // The error from rounding keys and values, relative to the largest result: some steps of their codes. For floats, sums
 // of 60 terms lose at most 60 * 2 ** -24; ten products follow each other.
-constexpr double tolerance[n_kv_types] = {4e-5, 2e-3, 2e-2, 2e-2, 0.1, 0.25};
+constexpr double tolerance[n_kv_types] = {4e-5, 2e-3, 2e-2, 2e-2, 0.05, 0.1, 0.25};
 
 // The caches of all layers, and their memory.
 struct Caches {

@@ -103,7 +103,7 @@ class CpuKernels(CpuRecurrentKernels):
     BF16 weights and more than six rows, activations are rounded to bf16 if the processor has AVX512-BF16. Types without
     a kernel (IQ1, IQ2, IQ3) are dequantized, as in the reference tier.
 
-    Attention reads keys and values as they are stored. For a few queries and keys in q8_0, q5_0 or q4_0, the queries
+    Attention reads keys and values as they are stored. For a few queries and keys in blocks of 32, the queries
     are rounded to int8 in the same way.
 
     Args:

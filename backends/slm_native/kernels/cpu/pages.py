@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from slm_native import _native
 
-KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q5_0, KvType.Q4_0)
+KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q6_0, KvType.Q5_0, KvType.Q4_0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ PLANE_TYPES = {
     "|u1": torch.uint8,
     "<u2": torch.int16,
     "<u4": torch.int32,
+    "<u8": torch.int64,
 }
 """Torch type of a plane, by its NumPy type; signed, as torch supports few operations on unsigned integers."""
 
@@ -155,11 +156,28 @@ def _decode_q5_0(planes: Planes) -> Tensor:
     return _scaled((codes - 16).flatten(-2), scales)
 
 
+def _encode_q6_0(x: Tensor) -> Planes:
+    """Like Q5_0, with six bits: the lower half of the third plane has the fifth bits, the upper half the sixth bits."""
+    codes, scales = _encode_from_zero(x, 32)
+    shifts = torch.arange(_BLOCK, device=x.device)
+    high = (codes >> 4 & 1).long() << shifts | (codes >> 5).long() << shifts + _BLOCK
+    return _packed(codes), scales, high.sum(dim=-1)
+
+
+def _decode_q6_0(planes: Planes) -> Tensor:
+    nibbles, scales, high = planes
+    shifts = torch.arange(_BLOCK, device=nibbles.device)
+    fifth, sixth = high[..., None] >> shifts & 1, high[..., None] >> shifts + _BLOCK & 1
+    codes = _unpacked(nibbles).to(torch.int8) | (fifth << 4 | sixth << 5).to(torch.int8)
+    return _scaled((codes - 32).flatten(-2), scales)
+
+
 _CODECS = {
     KvType.F32: (_encode_f32, _decode_f32),
     KvType.F16: (_encode_f16, _decode_f16),
     KvType.BF16: (_encode_bf16, _decode_bf16),
     KvType.Q8_0: (_encode_q8_0, _decode_q8_0),
+    KvType.Q6_0: (_encode_q6_0, _decode_q6_0),
     KvType.Q5_0: (_encode_q5_0, _decode_q5_0),
     KvType.Q4_0: (_encode_q4_0, _decode_q4_0),
     KvType.F8_E4M3: (_encode_e4m3, _decode_e4m3),

@@ -23,6 +23,7 @@ _KV_BYTES = {
     KvType.F16: 2,
     KvType.BF16: 2,
     KvType.Q8_0: 34 / 32,
+    KvType.Q6_0: 26 / 32,
     KvType.Q5_0: 22 / 32,
     KvType.Q4_0: 18 / 32,
     KvType.F8_E4M3: 1,

@@ -26,7 +26,7 @@ _PROGRAMS = 128  # enough to fill a GPU; with fewer, the tiles of a sequence are
 _MOST_SPLITS = 64  # of a sequence: more cost more to combine than they save
 WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}
 """The types in which kernels write keys and values; torch encodes the others."""
-_NIBBLES = (KvType.Q5_0, KvType.Q4_0)
+_NIBBLES = (KvType.Q6_0, KvType.Q5_0, KvType.Q4_0)
 _MIN_GROUP = 16  # smallest number of rows in tl.dot
 _STAGES = 2  # tiles that are loaded at a time
 _WIDE = 512  # heads from this width on have more warps, so that registers do not spill
@@ -36,16 +36,21 @@ _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 @triton.jit
-def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask):  # noqa: N803  (Triton's custom)
+def _read(plane, scales, high, d, t, D: tl.constexpr, KIND: tl.constexpr, mask):  # noqa: N803  (Triton's custom)
     """Keys or values [TILE, D padded] of one head, float32."""
-    if KIND == "q4_0" or KIND == "q5_0":
+    if KIND == "q4_0" or KIND == "q5_0" or KIND == "q6_0":
         at = t[:, None] * (D // 2) + d[None, :] // 32 * 16 + d[None, :] % 16
         code = tl.load(plane + at, mask=mask, other=0).to(tl.int32) >> d[None, :] % 32 // 16 * 4 & 15
         if KIND == "q4_0":
             x = (code - 8).to(tl.float32)
         else:
-            bits = tl.load(fifth + t[:, None] * (D // 32) + d[None, :] // 32, mask=mask, other=0)
-            x = ((code | (bits >> d[None, :] % 32 & 1) << 4) - 16).to(tl.float32)
+            bits = tl.load(high + t[:, None] * (D // 32) + d[None, :] // 32, mask=mask, other=0)
+            code |= ((bits >> d[None, :] % 32 & 1) << 4).to(tl.int32)
+            if KIND == "q5_0":
+                x = (code - 16).to(tl.float32)
+            else:
+                code |= ((bits >> d[None, :] % 32 + 32 & 1) << 5).to(tl.int32)
+                x = (code - 32).to(tl.float32)
     else:
         stored = tl.load(plane + t[:, None] * D + d[None, :], mask=mask, other=0)
         if KIND == "bf16":
@@ -56,7 +61,7 @@ def _read(plane, scales, fifth, d, t, D: tl.constexpr, KIND: tl.constexpr, mask)
             x = tl.where(code > 127, -x, x)
         else:
             x = stored.to(tl.float32)
-    if KIND == "q8_0" or KIND == "q5_0" or KIND == "q4_0":
+    if KIND == "q8_0" or KIND == "q6_0" or KIND == "q5_0" or KIND == "q4_0":
         x *= tl.load(scales + t[:, None] * (D // 32) + d[None, :] // 32, mask=mask, other=0.0).to(tl.float32)
     return x
 
@@ -112,10 +117,10 @@ def _attend_pages(
     slots,
     k_ptr,
     k_scales,
-    k_fifth,
+    k_high,
     v_ptr,
     v_scales,
-    v_fifth,
+    v_high,
     row_ids,
     tables,
     n_held,
@@ -137,10 +142,10 @@ def _attend_pages(
     v_row,
     k_page,
     k_scale_page,
-    k_fifth_page,
+    k_high_page,
     v_page,
     v_scale_page,
-    v_fifth_page,
+    v_high_page,
     H: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     G: tl.constexpr,  # noqa: N803
@@ -214,8 +219,8 @@ def _attend_pages(
         lines = head * PAGE + slot
         k_at = k_ptr + number * k_page + lines * KW
         k_scales_at = k_scales + number * k_scale_page + lines * (D // 32)
-        k_fifth_at = k_fifth + number * k_fifth_page + lines * (D // 32)
-        k = _read(k_at, k_scales_at, k_fifth_at, d, t, D, KEYS, mask).to(DTYPE)
+        k_high_at = k_high + number * k_high_page + lines * (D // 32)
+        k = _read(k_at, k_scales_at, k_high_at, d, t, D, KEYS, mask).to(DTYPE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [G, TILE]
         scores = _scored(scores, seen, held - 1 - position, slopes + head * GROUP + g, real, softcap, CAPPED, SLOPED)
         higher = tl.maximum(largest, tl.max(scores, axis=1))
@@ -223,8 +228,8 @@ def _attend_pages(
         shares, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
         v_at = v_ptr + number * v_page + lines * VW
         v_scales_at = v_scales + number * v_scale_page + lines * (D // 32)
-        v_fifth_at = v_fifth + number * v_fifth_page + lines * (D // 32)
-        v = _read(v_at, v_scales_at, v_fifth_at, d, t, D, VALUES, mask).to(DTYPE)
+        v_high_at = v_high + number * v_high_page + lines * (D // 32)
+        v = _read(v_at, v_scales_at, v_high_at, d, t, D, VALUES, mask).to(DTYPE)
         total = total * kept + tl.sum(shares, axis=1)
         mixed = mixed * kept[:, None] + tl.dot(shares.to(DTYPE), v, input_precision="ieee")
         largest = higher
@@ -455,7 +460,7 @@ def _tile(width: int, dtype: torch.dtype) -> int:
 
 
 def _three(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The planes of values, scales and fifth bits; any tensor for a plane that the type does not have."""
+    """The planes of values, scales and bits above the fourth; any tensor for a plane that the type does not have."""
     return planes[0], planes[min(1, len(planes) - 1)], planes[-1]
 
 
