@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
+from slm_core.gguf.cursor import is_checkpoint
 from slm_core.hints import did_you_mean
 from slm_core.plugins import Registry
 from slm_core.protocols import Backend, BackendModel, Context
@@ -153,9 +154,8 @@ def refused_kind(engine: Backend, source: ModelSource) -> str | None:
     kind = kind_of(source)
     if kind in engine.source_kinds:
         return None
-    remedy = (
-        f": slm convert {_shown(source)} model.gguf --to gguf writes a file" if kind is SourceKind.DIRECTORY else ""
-    )
+    is_convertible = isinstance(source, Path) and is_checkpoint(source)
+    remedy = f": slm convert {_shown(source)} model.gguf --to gguf writes a file" if is_convertible else ""
     return f"{_shown(source)}: {engine.name} reads {', '.join(sorted(engine.source_kinds))}, not {kind}{remedy}"
 
 

@@ -52,7 +52,7 @@ class MappedFile:
             mode = path.stat().st_mode
             if not stat.S_ISREG(mode):  # before opening it, because opening a pipe would wait for a writer
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                remedy = f" (slm convert {path} model.gguf --to gguf writes one)" if _is_model(path) else ""
+                remedy = f" (slm convert {path} model.gguf --to gguf writes one)" if is_checkpoint(path) else ""
                 raise InvalidModelFile(f"{path}: {kind}, but {wanted} is wanted{remedy}")
             with path.open("rb") as file:
                 # Map the present size, so that the mapping equals self.size even if the file grows or shrinks.
@@ -278,6 +278,6 @@ class Cursor:
         return texts
 
 
-def _is_model(folder: Path) -> bool:
+def is_checkpoint(folder: Path) -> bool:
     """Whether a directory contains a Hugging Face model."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))

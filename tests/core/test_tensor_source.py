@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,19 @@ def test_supports_reads_no_tensor_and_load_needs_no_path(
         assert again.info.fingerprint == model.info.fingerprint
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_closed_model_holds_no_source(path: Path, name: str) -> None:
+    source = FileTensors(path)
+    model = slm.load(source, backend=name)
+    alive = weakref.ref(source)
+    del source
+    assert alive() is not None or name == "llamacpp", "llama.cpp has a copy; other engines may read again"
+    model.close()
+    gc.collect()
+    assert alive() is None
+    assert model.info.backend.startswith(name)
+
+
 def test_the_native_engine_reads_each_tensor_once(path: Path) -> None:
     source = FileTensors(path)
     with slm.load(source, backend="native") as model:
@@ -180,6 +195,17 @@ def test_a_backend_that_does_not_declare_objects_is_never_called_with_one(
         assert message in model.info.reason
     with pytest.raises(slm.UnsupportedModel, match=r"^these 7 bytes: llamacpp reads file, not bytes$"):
         slm.load(b"content", backend="llamacpp")
+
+
+def test_a_directory_that_a_backend_does_not_read_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(slm.UnsupportedModel, match=r"llamacpp reads bytes, file, tensors, not directory$"):
+        slm.load(tmp_path, backend="llamacpp")
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).touch()
+    with pytest.raises(
+        slm.UnsupportedModel, match=r"not directory: slm convert .* model.gguf --to gguf writes a file$"
+    ):
+        slm.load(tmp_path, backend="llamacpp")
 
 
 @pytest.mark.parametrize(
