@@ -17,6 +17,12 @@ from slm_core.protocols import Backend, BackendModel, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, SourceKind, Support
 
 BACKEND_VARIABLE = "SLM_BACKEND"
+_KINDS = {
+    SourceKind.FILE: "a file",
+    SourceKind.DIRECTORY: "a directory",
+    SourceKind.BYTES: "bytes",
+    SourceKind.TENSORS: "an object with tensors",
+}
 _SMALL = ContextOptions(n_ctx=32, n_seq_max=1, n_batch=32)
 
 Candidate: TypeAlias = tuple[str, str]
@@ -155,8 +161,9 @@ def refused_kind(engine: Backend, source: ModelSource) -> str | None:
     if kind in engine.source_kinds:
         return None
     is_convertible = isinstance(source, Path) and is_checkpoint(source)
-    remedy = f": slm convert {_shown(source)} model.gguf --to gguf writes a file" if is_convertible else ""
-    return f"{_shown(source)}: {engine.name} reads {', '.join(sorted(engine.source_kinds))}, not {kind}{remedy}"
+    remedy = f" (slm convert {_shown(source)} model.gguf --to gguf writes a file)" if is_convertible else ""
+    accepted = ", ".join(text for each, text in _KINDS.items() if each in engine.source_kinds)
+    return f"{_shown(source)}: {_KINDS[kind]}, but {engine.name} reads {accepted}{remedy}"
 
 
 def _preferred(plugins: Registry, source: ModelSource, names: Sequence[str], device: str) -> dict[str, Support]:

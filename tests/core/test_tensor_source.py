@@ -187,24 +187,24 @@ def test_a_backend_that_does_not_declare_objects_is_never_called_with_one(
     monkeypatch.setattr(LlamaCppBackend, "source_kinds", frozenset({SourceKind.FILE}))
     for call in ("supports", "load"):
         monkeypatch.setattr(LlamaCppBackend, call, lambda *_: pytest.fail("called"))
-    source, message = FileTensors(path), "this FileTensors: llamacpp reads file, not tensors"
+    source, message = FileTensors(path), "this FileTensors: an object with tensors, but llamacpp reads a file"
     assert slm.supports(source)["llamacpp"] == slm.types.Support(False, message)
     with pytest.raises(slm.UnsupportedModel, match=f"^{message}$"):
         slm.load(source, backend="llamacpp")
     with slm.load(source, backend=["llamacpp", "native"]) as model:
         assert message in model.info.reason
-    with pytest.raises(slm.UnsupportedModel, match=r"^these 7 bytes: llamacpp reads file, not bytes$"):
+    with pytest.raises(slm.UnsupportedModel, match=r"^these 7 bytes: bytes, but llamacpp reads a file$"):
         slm.load(b"content", backend="llamacpp")
 
 
 def test_a_directory_that_a_backend_does_not_read_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(slm.UnsupportedModel, match=r"llamacpp reads bytes, file, tensors, not directory$"):
+    with pytest.raises(
+        slm.UnsupportedModel, match=r": a directory, but llamacpp reads a file, bytes, an object with tensors$"
+    ):
         slm.load(tmp_path, backend="llamacpp")
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).touch()
-    with pytest.raises(
-        slm.UnsupportedModel, match=r"not directory: slm convert .* model.gguf --to gguf writes a file$"
-    ):
+    with pytest.raises(slm.UnsupportedModel, match=r"tensors \(slm convert .* model.gguf --to gguf writes a file\)$"):
         slm.load(tmp_path, backend="llamacpp")
 
 
