@@ -13,7 +13,7 @@ from slm_core.backend_choice import Needs, candidates, first_that_has, ranked, r
 from slm_core.errors import InvalidOption, TemplateError, UnsupportedModel
 from slm_core.formatting import choose
 from slm_core.formatting import source_of as template_source_of
-from slm_core.isolation import Isolation, check_passes, isolation_of
+from slm_core.isolation import Isolation, isolation_of, refuse_object
 from slm_core.isolation import isolated as in_a_process
 from slm_core.model import Model
 from slm_core.paths import source_of
@@ -88,7 +88,7 @@ def load(
     plugins = registry()
     isolation = isolation_of(isolated)
     if isolation is not None:
-        check_passes(source)
+        refuse_object(source)
     needs = Needs.of(require)
     options = ModelOptions(device, n_threads, progress, backend_options)
 

@@ -29,7 +29,7 @@ def isolated(backend: Backend, target: str, isolation: Isolation | None = None) 
     return IsolatedBackend(backend, target, Isolation() if isolation is None else isolation)
 
 
-def check_passes(source: ModelSource) -> None:
+def refuse_object(source: ModelSource) -> None:
     """Refuse a source that cannot be passed to a process.
 
     Raises:
@@ -79,5 +79,5 @@ class IsolatedBackend:
             BackendCrashed: the process ended, or did not load the model in time.
             InvalidOption: ``source`` is an object.
         """
-        check_passes(source)
+        refuse_object(source)
         return IsolatedModel.load(self.name, self._target, source, options, self._isolation)
