@@ -18,7 +18,17 @@ import numpy as np
 from slm_core.context import ContextBase, ModelBase
 from slm_core.isolation import isolated
 from slm_core.protocols import BackendModel, Batch, Context
-from slm_core.types import BackendStatus, ContextOptions, EditLevel, Logits, ModelInfo, ModelOptions, Pos, Support
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    EditLevel,
+    Logits,
+    ModelInfo,
+    ModelOptions,
+    Pos,
+    SourceKind,
+    Support,
+)
 
 N_TOKENS = 1000
 SIZES = (32_000, 150_000)
@@ -75,6 +85,7 @@ class StoredModel(ModelBase):
 class Stored:
     name = "stored"
     load_options = {"n_vocab": "the size of the vocabulary"}  # noqa: RUF012
+    source_kinds = frozenset({SourceKind.FILE})
 
     def status(self) -> BackendStatus:
         return BackendStatus(self.name, installed=True)

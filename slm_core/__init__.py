@@ -92,6 +92,7 @@ from slm_core.model import Model
 from slm_core.plugins import add_plugin
 from slm_core.ranking import Ranking
 from slm_core.sampling import SamplerChain, Sampling
+from slm_core.tensor_source import TensorSource
 from slm_core.types import (
     AdapterInfo,
     AnswerDelta,
@@ -112,6 +113,7 @@ from slm_core.types import (
     Pos,
     Role,
     Segment,
+    SourceKind,
     Support,
     ToolCall,
 )
@@ -209,12 +211,14 @@ __all__ = [
     "SlmError",
     "SnapshotError",
     "SnapshotMismatch",
+    "SourceKind",
     "Speculation",
     "StoppingAction",
     "SuffixIndex",
     "Summarize",
     "Support",
     "TemplateError",
+    "TensorSource",
     "TokenLogprob",
     "TokenShift",
     "ToolCall",

@@ -6,15 +6,23 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
+from slm_core.gguf.cursor import is_checkpoint
 from slm_core.hints import did_you_mean
 from slm_core.plugins import Registry
 from slm_core.protocols import Backend, BackendModel, Context
-from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, Support
+from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, SourceKind, Support
 
 BACKEND_VARIABLE = "SLM_BACKEND"
+_KINDS = {
+    SourceKind.FILE: "a file",
+    SourceKind.DIRECTORY: "a directory",
+    SourceKind.BYTES: "bytes",
+    SourceKind.TENSORS: "an object with tensors",
+}
 _SMALL = ContextOptions(n_ctx=32, n_seq_max=1, n_batch=32)
 
 Candidate: TypeAlias = tuple[str, str]
@@ -130,12 +138,32 @@ def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Su
     Raises:
         InvalidModelFile: the file is missing or damaged.
     """
+    if (refusal := refused_kind(engine, source)) is not None:
+        return Support(False, refusal)
     try:
         return engine.supports(source, device)
     except InvalidModelFile as error:
-        if isinstance(source, bytes) or not source.is_dir():
+        if kind_of(source) is not SourceKind.DIRECTORY:
             raise
         return Support(False, str(error))
+
+
+def kind_of(source: ModelSource) -> SourceKind:
+    """The kind of a source."""
+    if isinstance(source, Path):
+        return SourceKind.DIRECTORY if source.is_dir() else SourceKind.FILE
+    return SourceKind.BYTES if isinstance(source, bytes) else SourceKind.TENSORS
+
+
+def refused_kind(engine: Backend, source: ModelSource) -> str | None:
+    """Why a backend does not read sources of this kind, in one line; None if it declares the kind."""
+    kind = kind_of(source)
+    if kind in engine.source_kinds:
+        return None
+    is_convertible = isinstance(source, Path) and is_checkpoint(source)
+    remedy = f" (slm convert {_shown(source)} model.gguf --to gguf writes a file)" if is_convertible else ""
+    accepted = ", ".join(text for each, text in _KINDS.items() if each in engine.source_kinds)
+    return f"{_shown(source)}: {_KINDS[kind]}, but {engine.name} reads {accepted}{remedy}"
 
 
 def _preferred(plugins: Registry, source: ModelSource, names: Sequence[str], device: str) -> dict[str, Support]:
@@ -162,4 +190,6 @@ def _missing(needs: Needs, model: BackendModel) -> list[str]:
 
 
 def _shown(source: ModelSource) -> str:
-    return f"these {len(source)} bytes" if isinstance(source, bytes) else str(source)
+    if isinstance(source, Path):
+        return str(source)
+    return f"these {len(source)} bytes" if isinstance(source, bytes) else f"this {type(source).__name__}"

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slm_core.backend_choice import Needs, candidates, first_that_has, ranked
-from slm_core.errors import InvalidOption, TemplateError
-from slm_core.formatting import choose, source_of
-from slm_core.isolation import Isolation, isolation_of
+from slm_core.backend_choice import Needs, candidates, first_that_has, ranked, refused_kind
+from slm_core.errors import InvalidOption, TemplateError, UnsupportedModel
+from slm_core.formatting import choose
+from slm_core.formatting import source_of as template_source_of
+from slm_core.isolation import Isolation, isolation_of, refuse_object
 from slm_core.isolation import isolated as in_a_process
 from slm_core.model import Model
-from slm_core.paths import local
+from slm_core.paths import source_of
 from slm_core.plugins import Registry, registry
 from slm_core.protocols import BackendModel, Formatter, Vocab
+from slm_core.tensor_source import TensorSource
 from slm_core.types import (
     BackendStatus,
     Capability,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: str | os.PathLike[str] | bytes,
+    path: str | os.PathLike[str] | bytes | TensorSource,
     *,
     backend: str | Sequence[str] | None = None,
     require: Collection[Capability | EditLevel | str] = (),
@@ -51,7 +53,8 @@ def load(
 
     Args:
         path: a file, any shard of a sharded model, a directory, or a model of the Hugging Face Hub, such as
-            "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name.
+            "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name. A ``TensorSource`` is an object
+            that has the metadata and the tensors; it stays the caller's, who may close it after the model.
         backend: the name of a backend; or names in the order of preference: the first that is installed, supports file
             and device, and has what is required. None for the value of ``SLM_BACKEND``, or else for all backends, best
             first. ``info.reason`` says why.
@@ -71,18 +74,21 @@ def load(
         backend_options: options that the backend's ``load_options`` lists.
 
     Raises:
-        InvalidModelFile, UnsupportedModel: the file is damaged, or no installed backend can run it.
+        InvalidModelFile, UnsupportedModel: the file or source is damaged, or no installed backend can run it.
         UnknownBackend, BackendUnavailable: the backend does not exist, or is not installed completely.
         BackendCrashed: ``isolated``, and the process ended or exceeded its timeout.
         UnknownOption, InvalidOption: an option that the backend does not have, or an invalid value, such as a
-            ``tokenizer`` with another number of tokens than the model.
+            ``tokenizer`` with another number of tokens than the model; an object that is no source; a source that is
+            an object, and ``isolated``.
         TemplateError: the template, or the named chat format, is missing or invalid.
     """
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
-    source = path if isinstance(path, bytes) else local(path)
+    source = source_of(path)
     plugins = registry()
     isolation = isolation_of(isolated)
+    if isolation is not None:
+        refuse_object(source)
     needs = Needs.of(require)
     options = ModelOptions(device, n_threads, progress, backend_options)
 
@@ -90,6 +96,8 @@ def load(
         engine = plugins.backend(name)
         if isolation is not None:
             engine = in_a_process(engine, plugins.backend_target(name), isolation)
+        if (refusal := refused_kind(engine, source)) is not None:
+            raise UnsupportedModel(refusal)
         return engine.load(source, options)
 
     model, reason = first_that_has(needs, candidates(plugins, source, backend, device), loaded)
@@ -109,7 +117,7 @@ def backends() -> list[BackendStatus]:
     return registry().statuses()
 
 
-def supports(path: str | os.PathLike[str] | bytes, *, device: str = "auto") -> dict[str, Support]:
+def supports(path: str | os.PathLike[str] | bytes | TensorSource, *, device: str = "auto") -> dict[str, Support]:
     """Which backends can run a model here, best first; reads only headers.
 
     Args:
@@ -120,9 +128,10 @@ def supports(path: str | os.PathLike[str] | bytes, *, device: str = "auto") -> d
         From the name of each backend to its answer: whether it can, its rank, and why.
 
     Raises:
-        InvalidModelFile: the file is missing or damaged.
+        InvalidModelFile: the file is missing or damaged, or a source is damaged.
+        InvalidOption: an object that is no source.
     """
-    return ranked(registry(), path if isinstance(path, bytes) else local(path), device)
+    return ranked(registry(), source_of(path), device)
 
 
 def demo_model_path() -> Path:
@@ -149,7 +158,7 @@ def _formatter(
     """The chat format and its origin; if the model has none, the error to raise when a chat format is needed."""
     if requested is not None and not isinstance(requested, str):
         return requested, requested.name
-    source, has_token = source_of(model)
+    source, has_token = template_source_of(model)
     try:
         return choose(plugins, source, has_token, name=requested, template=template)
     except TemplateError as error:

@@ -6,8 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from slm_core.errors import InvalidModelFile, ModelFileNotFound
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelFileNotFound
 from slm_core.hub import fetch, is_reference
+from slm_core.tensor_source import TENSOR_SOURCE_MEMBERS, TensorSource
+from slm_core.types import ModelSource
 
 _URL = re.compile(
     r"https?:/{1,2}(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -16,6 +18,37 @@ _URL = re.compile(
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?::[\w.-]+)?", re.ASCII)
 _MAIN = "main"
+
+
+def source_of(model: str | os.PathLike[str] | bytes | TensorSource) -> ModelSource:
+    """The source of a model that a caller gave; a path is made ``local``.
+
+    Raises:
+        InvalidOption: an object of another kind; the message names what it lacks.
+        InvalidModelFile, ModelFileNotFound, UnsupportedModel: see ``local``.
+    """
+    if isinstance(model, bytes):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return local(model)
+    lacking = [name for name in TENSOR_SOURCE_MEMBERS if not _has_member(model, name)]
+    if lacking:
+        raise InvalidOption(
+            f"{type(model).__name__} is no source of a model: it has no {', '.join(lacking)} (accepted: a path, bytes,"
+            " or an object with the members of slm.TensorSource)"
+        )
+    return model
+
+
+def _has_member(source: object, name: str) -> bool:
+    """Whether an object of the caller's has a member; an error in a property is reported when the source is read."""
+    try:
+        getattr(source, name)
+    except AttributeError:
+        return False
+    except Exception:
+        return True
+    return True
 
 
 def local(path: str | os.PathLike[str]) -> Path:

@@ -19,6 +19,7 @@ from slm_core.embedding_rows import EmbeddingRows, check_marks, joined_parts
 from slm_core.errors import InvalidOption
 from slm_core.hints import did_you_mean
 from slm_core.openai_shapes import call_shape
+from slm_core.tensor_source import TensorSource
 
 Logits: TypeAlias = NDArray[np.float32]
 """Rows of logits, float32 [n_rows, V], valid until the next call on the context that returned them."""
@@ -297,8 +298,22 @@ class CallEnd:
     call: ToolCall | MalformedCall
 
 
-ModelSource: TypeAlias = Path | bytes
-"""The source of a model: a file, a directory, or the content of a file."""
+ModelSource: TypeAlias = Path | bytes | TensorSource
+"""The source of a model: a file, a directory, the content of a file, or an object that has the tensors."""
+
+
+class SourceKind(StrEnum):
+    """The kinds of sources that a backend reads. They are declared, never guessed."""
+
+    FILE = "file"
+    """The path of a file."""
+    DIRECTORY = "directory"
+    """The path of a directory."""
+    BYTES = "bytes"
+    """The content of a GGUF file."""
+    TENSORS = "tensors"
+    """A ``TensorSource``: an object that has the metadata and the tensors."""
+
 
 AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
 """An item of a stream parser's result."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from slm_core.errors import InvalidOption
 from slm_core.gguf import GgufFile
-from slm_core.paths import local
+from slm_core.paths import local, source_of
 from slm_core.protocols import Vocab
+from slm_core.tensor_source import TensorSource
 
 
-def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
-    """The vocabulary of a model file or directory; the file may contain only a vocabulary.
+def load_vocab(path: str | os.PathLike[str] | bytes | TensorSource) -> Vocab:
+    """The vocabulary of a model; a file or an object may contain only a vocabulary.
 
     Args:
         path: as for ``load``.
@@ -22,7 +23,7 @@ def load_vocab(path: str | os.PathLike[str] | bytes) -> Vocab:
     """
     from slm_core.tokenization import build_vocab, directory_vocab
 
-    source = path if isinstance(path, bytes) else local(path)
+    source = source_of(path)
     if isinstance(source, Path) and source.is_dir():
         return directory_vocab(source)
     with GgufFile.open(source) as file:

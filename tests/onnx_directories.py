@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slm_core.gguf import GgufFile
-from slm_core.types import ModelOptions, ModelSource, Support
+from slm_core.types import ModelOptions, ModelSource, SourceKind, Support
 from slm_onnx.backend import OnnxBackend
 from slm_onnx.model import OnnxModel
 
@@ -18,6 +18,8 @@ _KEPT: list[
 
 class DirectoryBackend(OnnxBackend):
     """ONNX Runtime on converted directories."""
+
+    source_kinds = frozenset({SourceKind.FILE, SourceKind.DIRECTORY})
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Supports the files that the converter supports."""

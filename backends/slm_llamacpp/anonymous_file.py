@@ -1,4 +1,4 @@
-"""A file of bytes, for llama.cpp, which reads models from files alone."""
+"""A file of bytes or of an object's tensors, for llama.cpp, which reads models from files alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -15,7 +16,7 @@ class AnonymousFile:
     On Linux it is in memory, and has no name in any folder; elsewhere it is a temporary file.
 
     Args:
-        data: the content.
+        pieces: the content, in pieces.
 
     Attributes:
         path: the path of the file, for this process.
@@ -24,19 +25,23 @@ class AnonymousFile:
         OSError: there is no room.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
         if sys.platform == "linux":
             descriptor = os.memfd_create("model.gguf")
             self.path = Path(f"/proc/self/fd/{descriptor}")
             self._finalizer = weakref.finalize(self, os.close, descriptor)
-            with os.fdopen(descriptor, "wb", closefd=False) as file:
-                file.write(data)
+            file = os.fdopen(descriptor, "wb", closefd=False)
         else:
             descriptor, name = tempfile.mkstemp(suffix=".gguf")
             self.path = Path(name)
             self._finalizer = weakref.finalize(self, self.path.unlink, missing_ok=True)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+            file = os.fdopen(descriptor, "wb")
+        try:
+            with file:
+                file.writelines(pieces)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Free it. What llama.cpp has mapped stays readable. Twice is fine."""

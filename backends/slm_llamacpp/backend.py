@@ -8,7 +8,7 @@ from pathlib import Path
 from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, SourceKind, Support
 from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe, status_probe
 from slm_llamacpp.anonymous_file import AnonymousFile
 from slm_llamacpp.model import LlamaCppModel
@@ -30,6 +30,11 @@ class LlamaCppBackend:
     def load_options(self) -> Mapping[str, str]:
         """The options of ``ModelOptions.backend_options``."""
         return DESCRIPTIONS
+
+    @property
+    def source_kinds(self) -> frozenset[SourceKind]:
+        """Every kind but directories."""
+        return frozenset(SourceKind) - {SourceKind.DIRECTORY}
 
     def status(self) -> BackendStatus:
         """Whether llama.cpp is installed, its version and devices.
@@ -69,7 +74,7 @@ class LlamaCppBackend:
             api = library.load()
             choice = devices.choose(options.device, devices.all_devices())
             asked.check_gpus(len(choice.gpus), api.llama_max_devices())
-            settings, file = Settings(choice, n_threads, repack, asked), _file(source)
+            settings, file = Settings(choice, n_threads, repack, asked), _file(source, gguf)
             try:
                 return LlamaCppModel(api, gguf, file, settings, options.progress)
             except BaseException:
@@ -85,13 +90,14 @@ def _has_gpus(device: str) -> bool:
     return bool(devices.choose(device, devices.all_devices()).gpus)
 
 
-def _file(source: ModelSource) -> Path | AnonymousFile:
-    if not isinstance(source, bytes):
+def _file(source: ModelSource, gguf: GgufFile) -> Path | AnonymousFile:
+    """The file that llama.cpp reads, which it copies bytes and objects to."""
+    if isinstance(source, Path):
         return source
     try:
-        return AnonymousFile(source)
+        return AnonymousFile(gguf.pieces())
     except OSError as error:
-        raise BackendUnavailable(f"{len(source)} bytes for llama.cpp cannot be put into a file: {error}") from error
+        raise BackendUnavailable(f"{gguf.size_bytes} bytes for llama.cpp cannot be put into a file: {error}") from error
 
 
 def _n_threads(asked: int | None) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from slm_core.architectures import check_tensors, read_spec
 from slm_core.checkpoints import open_model
 from slm_core.errors import BackendUnavailable, InvalidOption, SlmError, UnknownOption, UnsupportedModel
-from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, ModelSource, Support
+from slm_core.types import BackendStatus, DeviceStatus, ModelOptions, ModelSource, SourceKind, Support
 from slm_native import torch_devices
 from slm_native.context import BACKEND
 from slm_native.kernels.select import HOST_DEVICES, TIERS, KernelChoice, select_kernels, tuned_types, uses_torch
@@ -52,6 +52,11 @@ class NativeBackend:
     def load_options(self) -> Mapping[str, str]:
         """The options of ``ModelOptions.backend_options``."""
         return _OPTIONS
+
+    @property
+    def source_kinds(self) -> frozenset[SourceKind]:
+        """Every kind."""
+        return frozenset(SourceKind)
 
     def status(self) -> BackendStatus:
         """List the kernel tiers, with reasons for missing ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -165,6 +166,7 @@ class OffloadedLayers(Layers):
     def walk(self) -> Iterator[StepsAt]:
         """Wait for another thread's pass to end, then run one."""
         with self._pass_lock:
+            self._forget_failed()
             try:
                 yield self._block
             finally:
@@ -212,8 +214,10 @@ class OffloadedLayers(Layers):
             self._stats.stalled_seconds += time.perf_counter() - start
         try:
             return loading.result()
-        except Exception as error:
+        except BaseException as error:
             self._hold(-self._sizes[i])
+            if not isinstance(error, Exception):
+                raise
             raise DecodeFailed(f"layer {i} could not be loaded: {type(error).__name__}: {error}") from error
 
     def _release(self) -> None:
@@ -239,17 +243,26 @@ class OffloadedLayers(Layers):
         self._ahead.append((i, self._worker.submit(self._loaded, i)))
 
     def _loaded(self, i: int) -> Steps:
-        block = self._load(i)
+        try:
+            block = self._load(i)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # a caller may keep the error, and with it half a layer
+            raise
         self._settle()
         return block
 
-    def _forget_until(self, i: int) -> None:
-        """Drop blocks that were loaded for a pass that ended early."""
+    def _forget_until(self, i: int | None) -> None:
+        """Drop blocks that were loaded for a pass that ended early; None drops all."""
         while self._ahead and self._ahead[0][0] != i:
             other, loading = self._ahead.popleft()
             if not loading.cancel():
                 wait([loading])
             self._hold(-self._sizes[other])
+
+    def _forget_failed(self) -> None:
+        """Drop loads that failed after the last pass: what they read may be readable again."""
+        if any(loading.done() and loading.exception() is not None for _, loading in self._ahead):
+            self._forget_until(None)
 
     def _hold(self, n_bytes: int) -> None:
         self._stats.held_bytes += n_bytes

@@ -436,7 +436,7 @@ class Transformer:
     def _offloaded(
         self, gguf: WeightSource, sizes: Sequence[int], offload: Offload, progress: Callable[[float], None]
     ) -> OffloadedLayers:
-        reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file)
+        reader = WeightReader(gguf, self.spec, self._kernels, in_memory=self._kernels.reads_file and gguf.is_mapped)
         reader.check_blocks()
         lowering, weights = self._lowering, self._weights
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.architectures import DENSE, TEXT_TYPES, ExpertsSpec, LayerSpec, ModelSpec, alibi_slopes
 from slm_core.gguf import GgmlType, WeightSource
-from slm_core.quant import QuantizedTensor, check_tensor
+from slm_core.quant import QuantizedTensor, check_size, check_tensor
 from slm_native.altup_weights import (
     Streams,
     read_altup,
@@ -103,7 +103,7 @@ class WeightReader:
         gguf: the file.
         spec: the model's architecture and sizes.
         kernels: the kernel set that uses the weights.
-        in_memory: copy tensors into memory now, instead of mapping the file.
+        in_memory: copy tensors of mapped files into memory now.
     """
 
     def __init__(self, gguf: WeightSource, spec: ModelSpec, kernels: KernelSet, *, in_memory: bool = False) -> None:
@@ -111,6 +111,7 @@ class WeightReader:
         self._spec = spec
         self._kernels = kernels
         self._in_memory = in_memory
+        self._rope_factors: dict[str, Array | None] = {}  # contexts need them again
 
     def model(self) -> Weights:
         """The weights outside the blocks."""
@@ -186,19 +187,23 @@ class WeightReader:
         return WeightBytes(embedding, blocks, output, tied=not self._has("output.weight"))
 
     def check_blocks(self) -> None:
-        """Check the tensors of all blocks, so that preparing them later cannot fail.
+        """Check the types and sizes of the tensors of all blocks, so that preparing them later cannot fail.
+
+        No tensor is read: a source may be far away.
 
         Raises:
-            UnsupportedModel, InvalidModelFile: see ``slm_core.quant.check_tensor``.
+            UnsupportedModel, InvalidModelFile: see ``slm_core.quant.check_size``.
         """
         for name, info in self._gguf.tensors.items():
             if name.startswith("blk."):
-                check_tensor(self._gguf.tensor_data(name), info.ggml_type, info.shape)
+                check_size(info.n_bytes, info.ggml_type, info.shape)
 
     def rope_factors(self, name: str) -> Array | None:
         """A table of RoPE divisors [R/2], in host memory."""
-        values = self._vector(name)
-        return None if values is None else self._kernels.to_host(values)
+        if name not in self._rope_factors:
+            values = self._vector(name)
+            self._rope_factors[name] = None if values is None else self._kernels.to_host(values)
+        return self._rope_factors[name]
 
     @property
     def _around(self) -> StreamTensors:

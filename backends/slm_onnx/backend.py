@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slm_core.cpu import usable_cores
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
-from slm_core.types import BackendStatus, ModelOptions, ModelSource, Progress, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, Progress, SourceKind, Support
 from slm_onnx import BACKEND, INSTALL_HINT, devices, runtime
 from slm_onnx.coverage import read_supported
 from slm_onnx.layouts import find_layout
@@ -34,6 +34,11 @@ class OnnxBackend:
     def load_options(self) -> Mapping[str, str]:
         """The options of ``ModelOptions.backend_options``."""
         return DESCRIPTIONS
+
+    @property
+    def source_kinds(self) -> frozenset[SourceKind]:
+        """Every kind; a directory is one of ONNX models."""
+        return frozenset(SourceKind)
 
     def status(self) -> BackendStatus:
         """Whether ONNX Runtime is installed, its version and its execution providers."""

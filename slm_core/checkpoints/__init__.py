@@ -12,6 +12,7 @@ from slm_core.checkpoints.gguf_config import config_of
 from slm_core.checkpoints.reading import WORLD, Sources, family_names, sources_of, vocabulary_of
 from slm_core.checkpoints.store import INDEX, SINGLE
 from slm_core.gguf import GgufFile
+from slm_core.types import ModelSource
 
 __all__ = [
     "INDEX",
@@ -27,8 +28,8 @@ __all__ = [
 ]
 
 
-def open_model(source: Path | bytes) -> GgufFile | Checkpoint:
-    """Open a GGUF file, its content in memory, or a model's directory.
+def open_model(source: ModelSource) -> GgufFile | Checkpoint:
+    """Open a GGUF file, its content in memory, an object with tensors, or a model's directory.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``GgufFile.open`` and ``Checkpoint``.

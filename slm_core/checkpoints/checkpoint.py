@@ -49,11 +49,14 @@ class Checkpoint(Closing):
         tensors: shapes and types, by GGUF's names.
         config: the content of ``config.json``.
         ends: tokens that end an answer, from the configuration.
+        is_mapped: see ``gguf.WeightSource``.
 
     Raises:
         InvalidModelFile: a file is missing or damaged, or a tensor is missing.
         UnsupportedModel: the directory's kind, or one of its settings, is not implemented.
     """
+
+    is_mapped = True
 
     def __init__(self, folder: Path, *, with_unread: bool = False) -> None:
         self.path = folder

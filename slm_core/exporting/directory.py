@@ -47,6 +47,7 @@ class ExportedDirectory(Closing):
         metadata: the metadata, with the vocabulary and the chat templates.
         tensors: shapes and types, by GGUF's names.
         size_bytes: the size of the directory's weights.
+        is_mapped: see ``gguf.WeightSource``.
 
     Raises:
         InvalidModelFile, UnsupportedModel: see ``Checkpoint`` and ``vocabulary_metadata``.
@@ -54,6 +55,7 @@ class ExportedDirectory(Closing):
     """
 
     alignment = 32
+    is_mapped = True
 
     def __init__(self, folder: Path) -> None:
         self.path = folder

@@ -52,7 +52,7 @@ class MappedFile:
             mode = path.stat().st_mode
             if not stat.S_ISREG(mode):  # before opening it, because opening a pipe would wait for a writer
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                remedy = f" (slm convert {path} model.gguf --to gguf writes one)" if _is_model(path) else ""
+                remedy = f" (slm convert {path} model.gguf --to gguf writes one)" if is_checkpoint(path) else ""
                 raise InvalidModelFile(f"{path}: {kind}, but {wanted} is wanted{remedy}")
             with path.open("rb") as file:
                 # Map the present size, so that the mapping equals self.size even if the file grows or shrinks.
@@ -97,6 +97,13 @@ class MappedFile:
         finally:
             data.madvise(mmap.MADV_NORMAL)
 
+    def stated_fingerprint(self) -> None:
+        """A file states none: it is computed from the content."""
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The content of the whole file."""
+        yield memoryview(self.data)
+
     def close(self) -> None:
         """Release the mapping; existing views keep it alive."""
         self._map = None
@@ -105,13 +112,17 @@ class MappedFile:
 class HeldBytes:
     """Bytes in memory instead of a file.
 
+    Args:
+        data: the bytes.
+        path: the path in messages.
+
     Attributes:
         path: the path in messages.
         size: the number of bytes.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.path = Path("<bytes>")
+    def __init__(self, data: bytes, path: Path = Path("<bytes>")) -> None:
+        self.path = path
         self.size = len(data)
         if not data:
             raise InvalidModelFile(f"{self.path}: there are none")
@@ -136,6 +147,14 @@ class HeldBytes:
     def scattered_reads(self) -> Iterator[None]:
         """Nothing to do: all bytes are in memory."""
         yield
+
+    def stated_fingerprint(self) -> str | None:
+        """None: it is computed from the content."""
+        return None
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The content of the whole file."""
+        yield self.data
 
     def close(self) -> None:
         """Release the bytes; existing views keep them alive."""
@@ -259,6 +278,6 @@ class Cursor:
         return texts
 
 
-def _is_model(folder: Path) -> bool:
+def is_checkpoint(folder: Path) -> bool:
     """Whether a directory contains a Hugging Face model."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))

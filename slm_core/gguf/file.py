@@ -5,6 +5,7 @@ The format is described in ggml's docs/gguf.md; this reader follows the descript
 
 from __future__ import annotations
 
+import os
 import re
 from hashlib import blake2b
 from pathlib import Path
@@ -15,14 +16,16 @@ from slm_core.closing import Closing
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf.cursor import Cursor, FileData, HeldBytes, MappedFile, shown
 from slm_core.gguf.metadata import MIN_PAIR_BYTES, Metadata
+from slm_core.gguf.source_file import SourceFile
 from slm_core.gguf.tensors import MIN_TENSOR_BYTES, TensorInfo, read_tensors
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from slm_core.tensor_source import TensorSource
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -46,7 +49,7 @@ class _Shard(NamedTuple):
 
 
 class GgufFile(Closing):
-    """A GGUF file, or its shards, mapped read-only.
+    """A GGUF file, or its shards, mapped read-only; or a ``TensorSource``, presented as the file that it would be.
 
     Opening reads and checks only the header: every name, type, length and offset, so that later reads cannot fail.
     Threads can share the file.
@@ -74,19 +77,23 @@ class GgufFile(Closing):
         self._fingerprint: str | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | bytes) -> Self:
-        """Open a file, or all shards of a model through any of them.
+    def open(cls, path: str | os.PathLike[str] | bytes | TensorSource) -> Self:
+        """Open a file, or all shards of a model through any of them, or a source.
 
         Args:
             path: a ``.gguf`` file; vocabulary-only files have no tensors. Shards have llama.cpp's names,
-                ``NAME-00001-of-00003.gguf``, in one folder. Bytes are the content of a file, not its name.
+                ``NAME-00001-of-00003.gguf``, in one folder. Bytes are the content of a file, not its name. A source
+                stays the caller's: ``close`` does not close it.
 
         Raises:
             InvalidModelFile: the file cannot be read, is damaged, or a shard is missing; the message has the location.
+                Or the source raised, or returned something that cannot be in a model file.
             UnsupportedModel: the file is valid, but its version, byte order or a type is unknown.
         """
         if isinstance(path, bytes):
             return cls([_read_whole(path)])
+        if not isinstance(path, str | os.PathLike):
+            return cls([_read_shard(SourceFile(path), 0)])
         file_path = Path(path)
         shard = _read_shard(MappedFile(file_path), 0)
         n_shards = _n_shards(shard)
@@ -109,10 +116,11 @@ class GgufFile(Closing):
 
         Returns:
             uint8 ``[n_bytes]``, read-only. It shares the mapping, which stays in memory as long as the array exists,
-            even after ``close()``.
+            even after ``close()``; or the memory that a source returned.
 
         Raises:
             UnsupportedModel: there is no such tensor.
+            InvalidModelFile: a source raised, or returned something else than the tensor's blocks.
             ModelClosed: after ``close()``.
         """
         if name not in self.tensors:
@@ -127,11 +135,14 @@ class GgufFile(Closing):
         pieces of 4 KiB of each tensor, including the first and the last piece, or the whole tensor if it is smaller.
         Training changes every weight, and quantizing again changes every block, so the samples of different models
         differ, while a large file needs only a few thousand page reads. The fingerprint distinguishes models; it does
-        not detect damage. A sharded copy has another fingerprint.
+        not detect damage. A sharded copy has another fingerprint. A source states its own.
 
         Raises:
+            InvalidModelFile: the source raised, or stated something else.
             ModelClosed: after ``close()``, unless the fingerprint is cached.
         """
+        if self._fingerprint is None:
+            self._fingerprint = self._shards[0].file.stated_fingerprint()
         if self._fingerprint is None:
             digest = blake2b(digest_size=32)
             for shard in self._shards:
@@ -142,6 +153,20 @@ class GgufFile(Closing):
                             digest.update(shard.file.view(tensor.offset + start, n_bytes).data)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ``tensor_data`` returns views of mapped files, whose pages are read when they are used."""
+        return any(isinstance(shard.file, MappedFile) for shard in self._shards)
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The content of the file, for an engine that reads files alone; shards are files each.
+
+        Raises:
+            InvalidModelFile: see ``tensor_data``.
+        """
+        for shard in self._shards:
+            yield from shard.file.pieces()
 
     def close(self) -> None:
         """Release the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""

@@ -19,7 +19,7 @@ D = TypeVar("D")
 
 
 class WeightSource(Protocol):
-    """Metadata and tensors by their GGUF names; see ``GgufFile``."""
+    """Metadata and tensors by their GGUF names; see ``GgufFile``, which presents a user's ``TensorSource`` this way."""
 
     @property
     def path(self) -> Path:
@@ -36,6 +36,11 @@ class WeightSource(Protocol):
         """Shape and type of each tensor, by name."""
         ...
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ``tensor_data`` returns views of mapped files, whose pages are read when they are used."""
+        ...
+
     def require(self, key: str, type_: type[T]) -> T:
         """The metadata value of ``key``, strictly typed."""
         ...
@@ -49,6 +54,7 @@ class WeightSource(Protocol):
 
         Raises:
             UnsupportedModel: there is no such tensor.
+            InvalidModelFile: it cannot be read.
             ModelClosed: after ``close()``.
         """
         ...

@@ -6,7 +6,7 @@ the parent. ``child`` is the program of the child, ``served_context`` its contex
 hostile file may have taken it over.
 """
 
-from slm_core.isolation.backend import IsolatedBackend, isolated
+from slm_core.isolation.backend import IsolatedBackend, isolated, refuse_object
 from slm_core.isolation.options import Isolation, isolation_of
 
-__all__ = ["IsolatedBackend", "Isolation", "isolated", "isolation_of"]
+__all__ = ["IsolatedBackend", "Isolation", "isolated", "isolation_of", "refuse_object"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from slm_core.errors import InvalidOption
 from slm_core.isolation.model import IsolatedModel
 from slm_core.isolation.options import Isolation
 from slm_core.protocols import Backend
-from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, SourceKind, Support
 
 
 def isolated(backend: Backend, target: str, isolation: Isolation | None = None) -> IsolatedBackend:
@@ -26,6 +27,18 @@ def isolated(backend: Backend, target: str, isolation: Isolation | None = None) 
     if sys.platform == "win32":
         raise InvalidOption("isolated models need Linux or macOS: Windows has no Unix sockets to pass to a process")
     return IsolatedBackend(backend, target, Isolation() if isolation is None else isolation)
+
+
+def refuse_object(source: ModelSource) -> None:
+    """Refuse a source that cannot be passed to a process.
+
+    Raises:
+        InvalidOption: it is an object.
+    """
+    if not isinstance(source, Path | bytes):
+        raise InvalidOption(
+            f"a {type(source).__name__} cannot be passed to the process of an isolated model (accepted: a path, bytes)"
+        )
 
 
 class IsolatedBackend:
@@ -46,6 +59,11 @@ class IsolatedBackend:
         """The backend's options."""
         return self._backend.load_options
 
+    @property
+    def source_kinds(self) -> frozenset[SourceKind]:
+        """The backend's, without objects, which stay in this process."""
+        return self._backend.source_kinds - {SourceKind.TENSORS}
+
     def status(self) -> BackendStatus:
         """The backend's status. Never raises."""
         return self._backend.status()
@@ -59,5 +77,7 @@ class IsolatedBackend:
 
         Raises:
             BackendCrashed: the process ended, or did not load the model in time.
+            InvalidOption: ``source`` is an object.
         """
+        refuse_object(source)
         return IsolatedModel.load(self.name, self._target, source, options, self._isolation)

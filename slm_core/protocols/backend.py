@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from slm_core.protocols.model import BackendModel
-from slm_core.types import BackendStatus, ModelOptions, ModelSource, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, SourceKind, Support
 
 
 class Backend(Protocol):
@@ -22,6 +22,11 @@ class Backend(Protocol):
         """The options accepted in ``ModelOptions.backend_options``: from name to a one-line description."""
         ...
 
+    @property
+    def source_kinds(self) -> frozenset[SourceKind]:
+        """The kinds of sources that ``supports`` and ``load`` take; slm-core calls them with no other."""
+        ...
+
     def status(self) -> BackendStatus:
         """Report whether the engine is installed, its version and devices, and why it is unavailable. Never raises."""
         ...
@@ -29,20 +34,22 @@ class Backend(Protocol):
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Whether this backend can run ``source`` on ``device`` here; reads only headers.
 
-        A source is a file, a directory, or the content of a file as bytes. The answer is no if the backend does not
-        support this kind of source, if the engine is not installed, and if the device is missing.
+        The kind of ``source`` is one of ``source_kinds``. The answer is no if the engine is not installed, and if the
+        device is missing.
 
         Raises:
-            InvalidModelFile: the file is missing or damaged.
+            InvalidModelFile: the file is missing or damaged, or a ``TensorSource`` is.
         """
         ...
 
     def load(self, source: ModelSource, options: ModelOptions) -> BackendModel:
-        """Load a model.
+        """Load a model. A ``TensorSource`` gives the logits and the fingerprint of a file with the same tensors.
+
+        The caller's source is never closed.
 
         Raises:
             BackendUnavailable: the engine is not installed, or the requested device is missing.
-            InvalidModelFile: the file is damaged.
+            InvalidModelFile: the file is damaged, or a ``TensorSource`` raises or returns something else than declared.
             UnsupportedModel: the file is valid, but this backend cannot run it.
             UnknownOption: a backend option that ``load_options`` does not list.
             InvalidOption: an invalid value.

@@ -6,6 +6,7 @@ every type.
 
 from slm_core.quant._format import Affine
 from slm_core.quant._registry import (
+    check_size,
     check_tensor,
     dequantize,
     dequantize_rows,
@@ -21,6 +22,7 @@ from slm_core.quant._tensor import QuantizedTensor
 __all__ = [
     "Affine",
     "QuantizedTensor",
+    "check_size",
     "check_tensor",
     "dequantize",
     "dequantize_rows",

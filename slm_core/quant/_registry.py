@@ -66,12 +66,19 @@ def check_tensor(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[i
         UnsupportedModel: the type has no format here.
         InvalidModelFile: rows are no whole number of blocks, or ``data`` has the wrong size.
     """
+    check_size(data.size, ggml_type, shape)
+
+
+def check_size(n_bytes: int, ggml_type: GgmlType, shape: Sequence[int]) -> None:
+    """Check that ``n_bytes`` of packed blocks can be dequantized to ``shape``.
+
+    Raises:
+        UnsupportedModel, InvalidModelFile: see ``check_tensor``.
+    """
     format_of(ggml_type)
     expected = math.prod(shape[:-1]) * row_bytes(ggml_type, shape[-1])
-    if data.size != expected:
-        raise InvalidModelFile(
-            f"{ggml_type.name} weights of shape {tuple(shape)} take {expected} bytes, got {data.size}"
-        )
+    if n_bytes != expected:
+        raise InvalidModelFile(f"{ggml_type.name} weights of shape {tuple(shape)} take {expected} bytes, got {n_bytes}")
 
 
 def dequantize(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[int]) -> NDArray[np.float32]:

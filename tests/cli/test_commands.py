@@ -425,6 +425,6 @@ def test_a_directory_becomes_a_gguf_file(run, tmp_path) -> None:
     of_file = run("convert", str(target), str(tmp_path / "x"), "--to", "gguf")
     assert "not a directory" in of_file.err
     refused = run("run", str(folder), "-p", "abc", "-b", "llamacpp")
-    assert f"(slm convert {folder} model.gguf --to gguf writes one)" in refused.err
+    assert f"(slm convert {folder} model.gguf --to gguf writes a file)" in refused.err
     plan = json.loads(run("quantize", str(folder), "x", "--type", "Q8_0", "--dry-run", "--json").out)
     assert {tensor["type"] for tensor in plan["tensors"]} >= {"F32", "Q8_0"}

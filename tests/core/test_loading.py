@@ -21,7 +21,7 @@ from slm_core.errors import (
     UnsupportedModel,
 )
 from slm_core.plugins import FormatterSource
-from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, ModelOptions, Support
+from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, ModelOptions, SourceKind, Support
 
 
 class FakeModel:
@@ -45,6 +45,7 @@ class FakeBackend:
     installed: bool = True
     devices: tuple[str, ...] = ("auto", "cpu")
     template: str | None = "a template"
+    source_kinds: frozenset[SourceKind] = frozenset({SourceKind.FILE})
     loaded: list[FakeModel] = field(default_factory=list)
 
     def status(self) -> BackendStatus:

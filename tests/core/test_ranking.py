@@ -15,6 +15,7 @@ import slm_core as slm
 from slm_conformance.oracle.factories import n_vocab
 from slm_conformance.oracle.families import _metadata, _random, family_of, family_tensors
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
+from slm_conformance.oracle.tensor_source import FileTensors
 from slm_core.cli.app import app
 from slm_core.gguf import GgufFile
 from slm_core.ranking import RankHead
@@ -226,3 +227,23 @@ def test_the_command_prints_the_best_texts_first(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["rerank", str(slm.demo_model_path()), "a", "b"])
     assert refused.exit_code == 1
     assert "demo.gguf is no reranker" in refused.stderr
+
+
+def test_a_reranker_of_an_object_scores_like_the_file(reranker: Path) -> None:
+    """Its head is read from the object at the first call; an error there is one line, and passes."""
+    down: list[str] = []
+
+    def read(name: str, data: bytes) -> bytes:
+        if down:
+            raise ConnectionError(f"no {name}")
+        return data
+
+    with (
+        slm.load(reranker, backend="native") as expected,
+        slm.load(FileTensors(reranker, read), backend="native") as model,
+    ):
+        down.append("the network")
+        with pytest.raises(slm.InvalidModelFile, match=r"^<FileTensors>: tensor 'cls\.[\w.]+' cannot be read: Connect"):
+            model.rerank(QUERY, TEXTS)
+        down.clear()
+        np.testing.assert_array_equal(model.rerank(QUERY, TEXTS).scores, expected.rerank(QUERY, TEXTS).scores)

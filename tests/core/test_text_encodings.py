@@ -86,5 +86,5 @@ def test_the_check_sees_text(call: str) -> None:
         "tempfile.NamedTemporaryFile()",
     ],
 )
-def test_the_check_passes_bytes_and_encodings(call: str) -> None:
+def test_the_refuse_object_bytes_and_encodings(call: str) -> None:
     assert not calls_without_encoding(call)

@@ -201,10 +201,10 @@ def test_impossible_options_are_refused(load, path, options, message):
 
 
 def test_types_without_a_kernel_are_refused_at_load(load, path, layer_bytes, monkeypatch):
-    def refuse(data, ggml_type, shape):
+    def refuse(n_bytes, ggml_type, shape):
         raise UnsupportedModel("no such type")
 
-    monkeypatch.setattr(weights, "check_tensor", refuse)
+    monkeypatch.setattr(weights, "check_size", refuse)
     with pytest.raises(UnsupportedModel, match="no such type"):
         load(path, resident_bytes=2 * layer_bytes)
 

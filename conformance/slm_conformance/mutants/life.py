@@ -23,7 +23,7 @@ from slm_conformance.toy.backend import ToyBackend, ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Cell, ToyEngine
 from slm_core.context.inputs import Held
-from slm_core.errors import ContextBusy, InvalidModelFile, SlmError
+from slm_core.errors import ContextBusy, InvalidModelFile, SlmError, UnsupportedModel
 from slm_core.protocols import Batch, Context
 from slm_core.types import (
     BackendStatus,
@@ -164,9 +164,57 @@ class RawErrors(ToyBackend):
         try:
             return super().load(source, options)
         except SlmError as error:
-            if isinstance(source, Path) and source.is_file():
+            if not isinstance(source, Path) or source.is_file():
                 raise
             raise FileNotFoundError(str(source)) from error
+
+
+@mutant("TestBackend::test_source_kinds")
+class ObjectsDeclared(ToyBackend):
+    """Objects with tensors are declared, but only files and bytes load."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Refuse objects."""
+        if not isinstance(source, Path | bytes):
+            raise UnsupportedModel(f"a {type(source).__name__} is no file")
+        return super().load(source, options)
+
+
+@mutant("TestBackend::test_source_kinds")
+class FingerprintOfTheKind(ToyModel):
+    """The fingerprint of an object with tensors is another than that of the file with the same tensors."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        if not isinstance(source, Path | bytes):
+            self.info = dataclasses.replace(self.info, fingerprint=self.info.fingerprint[::-1])
+
+
+class _InexactEngine(ToyEngine):
+    def _linear(self, name: str, x: Array) -> Array:
+        return super()._linear(name, x) * np.float32(1 + 2**-20)
+
+
+@mutant("TestBackend::test_source_kinds")
+class ObjectsRounded(ToyModel):
+    """The tensors of an object are rounded once more than those of a file."""
+
+    def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
+        super().__init__(source, edit_level, context_type)
+        if not isinstance(source, Path | bytes):
+            self.engine = _InexactEngine(Weights.read(source))
+
+
+@mutant("TestBackend::test_a_damaged_source")
+class RawSourceErrors(ToyBackend):
+    """An error in an object with tensors passes through as it is."""
+
+    def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
+        """Raise the object's own error."""
+        try:
+            return super().load(source, options)
+        except InvalidModelFile as error:
+            raise error.__cause__ or error from None
 
 
 @mutant("TestBackend::test_an_unknown_device")
@@ -212,6 +260,8 @@ class SupportsLies(ToyBackend):
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
         """Return that the file is not supported."""
+        if not isinstance(source, Path):
+            return super().supports(source, device)
         return dataclasses.replace(super().supports(source, device), supported=False, reason="no such kernel")
 
 

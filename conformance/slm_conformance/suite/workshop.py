@@ -32,7 +32,7 @@ from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tole
 from slm_core.errors import InvalidOption, UnsupportedModel
 from slm_core.loading import demo_model_path
 from slm_core.protocols import BackendModel
-from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Progress
+from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, ModelSource, Progress
 
 Rows = NDArray[np.floating]
 
@@ -123,9 +123,9 @@ class Workshop:
         support = self.backend.supports(self.source(name).path, self.fixtures.device)
         return None if support.supported else support.reason
 
-    def load(self, path: Path) -> BackendModel:
-        """Load a file again, with the adopter's options."""
-        return self.backend.load(path, self.options())
+    def load(self, source: ModelSource) -> BackendModel:
+        """Load a file again, or another source, with the adopter's options."""
+        return self.backend.load(source, self.options())
 
     def options(self, progress: Progress | None = None) -> ModelOptions:
         """The adopter's load options."""

@@ -35,6 +35,7 @@ from slm_core.types import (
     ModelInfo,
     ModelOptions,
     ModelSource,
+    SourceKind,
     Support,
 )
 
@@ -97,6 +98,7 @@ class ToyBackend:
     model_type: type[ToyModel] = ToyModel
     context_type: type[ToyContext] = ToyContext
     load_options = MappingProxyType({"edit_level": "the highest edit that contexts allow: replay, truncate or cut"})
+    source_kinds = frozenset({SourceKind.FILE, SourceKind.BYTES, SourceKind.TENSORS})
 
     def status(self) -> BackendStatus:
         """Always installed."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slm_conformance.oracle.factories import make_tiny_model, tiny_model
+from slm_conformance.oracle.tensor_source import FileTensors
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_core.errors import (
@@ -22,7 +24,7 @@ from slm_core.errors import (
     VocabError,
 )
 from slm_core.protocols import Vocab
-from slm_core.types import BackendStatus, ModelOptions, Support
+from slm_core.types import BackendStatus, ModelOptions, ModelSource, SourceKind, Support
 
 
 class TestBackend(Scenarios):
@@ -32,6 +34,8 @@ class TestBackend(Scenarios):
         "test_status",
         "test_a_missing_file",
         "test_a_damaged_file",
+        "test_source_kinds",
+        "test_a_damaged_source",
         "test_an_unknown_architecture",
         "test_a_file_without_a_vocabulary",
         "test_an_unknown_option",
@@ -114,6 +118,45 @@ class TestBackend(Scenarios):
             path.write_bytes(data)
             with bench.refused(f"loading {what}", InvalidModelFile):
                 bench.workshop.load(path)
+
+    def test_source_kinds(self, bench: Bench) -> None:
+        """Backend: bytes and an object, if declared, give the logits and the fingerprint of the file, bit for bit."""
+        kinds, file = bench.backend.source_kinds, SourceKind.FILE
+        assert file in kinds and kinds <= frozenset(SourceKind), (
+            f"source_kinds is {kinds}; the suite's models are files"
+        )
+        path = bench.sibling(bench.directory)
+        sources: Mapping[SourceKind, ModelSource] = {
+            file: path,
+            SourceKind.BYTES: path.read_bytes(),
+            SourceKind.TENSORS: FileTensors(path),
+        }
+        rows, fingerprints = {}, {}
+        for kind, source in sources.items():
+            if kind in kinds:
+                support = bench.backend.supports(source, bench.workshop.fixtures.device)
+                assert kind is file or support.supported, f"supports() says no to {kind}: {support.reason}"
+                with bench.workshop.load(source) as model:
+                    rows[kind] = bench.feed(bench.context(n_ctx=32, model=model), range(9)).copy()
+                    fingerprints[kind] = model.info.fingerprint
+        for kind in rows:
+            assert fingerprints[kind] == fingerprints[file], f"{kind} have another fingerprint than the file"
+            assert np.array_equal(rows[kind], rows[file]), f"{kind} give other logits than the file"
+
+    def test_a_damaged_source(self, bench: Bench) -> None:
+        """Backend: an object that raises, or returns other tensors than declared, raises ``InvalidModelFile``."""
+        if SourceKind.TENSORS not in bench.backend.source_kinds:
+            pytest.skip("declared absent: objects with tensors")
+        path, changed = bench.sibling(bench.directory), "token_embd.weight"
+        changes: Mapping[str, Callable[[str, bytes], object]] = {
+            "raises": lambda name, data: 1 // 0,
+            "returns None": lambda name, data: None,
+            "returns a byte less": lambda name, data: data[1:] if name == changed else data,
+            "returns a byte more": lambda name, data: data + b"0" if name == changed else data,
+        }
+        for what, change in changes.items():
+            with bench.refused(f"loading an object that {what}", InvalidModelFile):
+                bench.workshop.load(FileTensors(path, change)).close()
 
     def test_an_unknown_architecture(self, bench: Bench) -> None:
         """Backend: an unknown architecture raises ``UnsupportedModel``, and ``supports`` says no."""

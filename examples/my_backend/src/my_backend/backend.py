@@ -14,7 +14,16 @@ from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
 from slm_core.protocols import Backend
 from slm_core.tokenization import build_vocab
-from slm_core.types import BackendStatus, ContextOptions, DeviceStatus, KvType, ModelOptions, ModelSource, Support
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    DeviceStatus,
+    KvType,
+    ModelOptions,
+    ModelSource,
+    SourceKind,
+    Support,
+)
 
 
 class MyModel(ModelBase):
@@ -42,6 +51,7 @@ class MyBackend:
 
     name = "mine"
     load_options: Mapping[str, str] = MappingProxyType({})
+    source_kinds = frozenset({SourceKind.FILE, SourceKind.BYTES, SourceKind.TENSORS})  # what GgufFile opens
 
     def status(self) -> BackendStatus:
         """NumPy is always there."""
