@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "layers/moe.h"
+#include "tests/reference_arithmetic.h"
 
 namespace slm {
 
 namespace {
-
-using Wide = std::vector<double>;
 
 constexpr std::size_t width = 288, n_ff = 96, n_shared_ff = 128;  // more than a span, and less than one
 constexpr std::size_t n_experts = 7, n_used = 3;
@@ -91,7 +90,7 @@ Wide times(const Model& model, const double* x, const Linear& by) {
     Wide y;
     for (std::size_t r = 0; r < by.matrix->n_out; ++r) {
         const double* row = &weights->exact[r * by.matrix->n_in];
-        y.push_back(std::inner_product(row, row + by.matrix->n_in, x, 0.0) * double(by.scale) + double(by.bias[r]));
+        y.push_back(dot(row, x, by.matrix->n_in) * double(by.scale) + double(by.bias[r]));
     }
     return y;
 }

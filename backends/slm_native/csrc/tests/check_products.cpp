@@ -20,6 +20,7 @@
 #include "tests/check_layers.h"
 #include "tests/check_moe.h"
 #include "tests/check_pool.h"
+#include "tests/reference_arithmetic.h"
 #include "matmul/embedding.h"
 #include "isa.h"
 #include "matmul/products.h"
@@ -116,8 +117,7 @@ double worst_of_rows(const Case& c, const slm::IsaKernels& kernels, slm::Pool& p
     double worst = 0;
     for (std::size_t i = 0; i < c.exact.values.size(); ++i) {
         const float *x = &c.x[i / matrix.n_out * matrix.n_in], *row = &weights[i % matrix.n_out * matrix.n_in];
-        const double share =
-            std::abs(std::inner_product(x, x + matrix.n_in, row, 0.0) - c.exact.values[i]) / c.exact.bound[i];
+        const double share = std::abs(slm::dot(x, row, matrix.n_in) - c.exact.values[i]) / c.exact.bound[i];
         if (!(share <= worst)) worst = share;
     }
     return worst;

@@ -56,6 +56,10 @@ std::vector<std::size_t> chosen_of(const RoutingOptions& routing, Wide ranked) {
 
 }  // namespace
 
+double dot(const float* a, const float* b, std::size_t n) { return std::inner_product(a, a + n, b, 0.0); }
+
+double dot(const double* a, const double* b, std::size_t n) { return std::inner_product(a, a + n, b, 0.0); }
+
 Wide normed(const Wide& x, const Norm& norm) {
     if (!norm.weight) return x;
     Wide y(x.size());

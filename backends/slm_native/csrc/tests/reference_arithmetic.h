@@ -1,6 +1,7 @@
 // Reference products, norms, feed-forward layers and MoE layers in double precision.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <vector>
 
@@ -9,6 +10,10 @@
 namespace slm {
 
 using Wide = std::vector<double>;
+
+// The sum of n products.
+double dot(const float* a, const float* b, std::size_t n);
+double dot(const double* a, const double* b, std::size_t n);
 
 Wide normed(const Wide& x, const Norm& norm);
 Wide times(const Wide& x, const Linear& linear);
