@@ -5,10 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +24,7 @@ from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.state_reference import StateWeights
 from slm_conformance.oracle.twin import Oracle, Twin
 from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite.child import OtherProcess
 from slm_conformance.suite.tolerance import Tolerance, random_tokens, relative_errors
 from slm_conformance.suite.workshop import Rows, Workshop
 from slm_core.errors import SlmError, UnsupportedModel
@@ -233,29 +230,9 @@ class Bench:
             batch.extend(tokens, Pos(seq_id, first), logits="all")
         return batch
 
-    def in_another_process(self, task: str, tokens: Sequence[int]) -> bytes:
-        """Run a task of ``slm_conformance.suite.child`` with a context of this model; returns its output."""
-        fixtures = self.workshop.fixtures
-        arguments = {
-            "backend": fixtures.backend,
-            "isolated": fixtures.isolated,
-            "path": str(self.path),
-            "device": fixtures.device,
-            "n_threads": self.workshop.n_threads,
-            "load_options": dict(fixtures.load_options),
-            "kv_type": self.kv_type,
-            "tokens": list(tokens),
-        }
-        process = subprocess.run(  # noqa: S603  (this interpreter, our own code)
-            [sys.executable, "-m", "slm_conformance.suite.child", task, json.dumps(arguments)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            check=False,
-            timeout=120,
-        )
-        last = process.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        assert process.returncode == 0, f"{task} in another process ended with status {process.returncode}: {last}"
-        return process.stdout
+    def in_another_process(self) -> OtherProcess:
+        """A process that decoded 40 tokens of this model, ``tokens(40)``; started once for all scenarios."""
+        return self.workshop.other_process(self.name)
 
     # Checks of a scenario.
 

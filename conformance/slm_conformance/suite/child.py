@@ -1,23 +1,78 @@
-"""The subprocess of scenarios: ``python -m slm_conformance.suite.child TASK ARGUMENTS``."""
+"""The subprocess of scenarios, ``python -m slm_conformance.suite.child ARGUMENTS``, and the call that starts it."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from slm_conformance.suite.spec import make_backend
-from slm_core.protocols import Context
 from slm_core.types import ContextOptions, KvType, Logits, ModelOptions, Pos
 
+_LIMIT_S = 120
+_STAYS_OPEN: list[object] = []
+"""What the subprocess holds until its interpreter ends."""
 
-def main(task: str, arguments: str) -> None:
-    """Make a context from ``arguments`` (JSON), decode their tokens, and run the task.
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """A process that decoded tokens in one batch, and ended with an open context.
+
+    Attributes:
+        status: its exit status.
+        error: the last line that it wrote to standard error.
+        output: the logits after each token, float32, and the dump of the sequence; the size of the logits before them.
+    """
+
+    status: int
+    error: str
+    output: bytes
+
+    @property
+    def logits(self) -> Logits:
+        """The logits after each token, float32, [n * V]."""
+        return np.frombuffer(self._parts()[0], np.float32)
+
+    @property
+    def dump(self) -> bytes:
+        """The dump of the sequence."""
+        return self._parts()[1]
+
+    def check_status(self) -> None:
+        """Fail if the process crashed, or ended with an error."""
+        assert self.status == 0, f"another process ended with status {self.status}: {self.error}"
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        if not self.output:
+            self.check_status()
+        size, _, rest = self.output.partition(b"\n")
+        return rest[: int(size)], rest[int(size) :]
+
+
+def run(arguments: Mapping[str, object]) -> OtherProcess:
+    """Run ``main`` in another process."""
+    process = subprocess.run(  # noqa: S603  (this interpreter, our own code)
+        [sys.executable, "-m", "slm_conformance.suite.child", json.dumps(arguments)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=False,
+        timeout=_LIMIT_S,
+    )
+    error = process.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return OtherProcess(process.returncode, error, process.stdout)
+
+
+def main(arguments: str) -> None:
+    """Decode tokens in one batch, write the logits and a dump to standard output, and return without closing anything.
 
     Args:
-        task: "dump" writes a dump of the sequence to standard output, "logits" the logits after each token, and both
-            close the model; "exit" ends without closing anything.
-        arguments: backend, isolated, path, device, n_threads, load_options, kv_type, tokens.
+        arguments: backend, isolated, path, device, n_threads, load_options, kv_type and tokens, as JSON.
     """
     options_of_child = json.loads(arguments)
     options = ModelOptions(
@@ -27,16 +82,12 @@ def main(task: str, arguments: str) -> None:
     model = backend.load(Path(options_of_child["path"]), options)
     kv_type = KvType(options_of_child["kv_type"])
     context = model.new_context(ContextOptions(256, 4, 64, kv_type, kv_type))
-    logits = _feed(context, options_of_child["tokens"])
-    if task != "exit":
-        sys.stdout.buffer.write(context.dump(0) if task == "dump" else logits.tobytes())
-        model.close()
-
-
-def _feed(context: Context, tokens: list[int]) -> Logits:
+    _STAYS_OPEN.append(context)
     batch = context.new_batch()
-    batch.extend(tokens, Pos(0, 0), logits="all")
-    return context.decode(batch)
+    batch.extend(options_of_child["tokens"], Pos(0, 0), logits="all")
+    logits = context.decode(batch).tobytes()
+    sys.stdout.buffer.write(b"%d\n" % len(logits) + logits + context.dump(0))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

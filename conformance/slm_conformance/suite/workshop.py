@@ -27,6 +27,7 @@ from slm_conformance.oracle.family_table import SMALL, STATES
 from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.state_reference import read_states
 from slm_conformance.oracle.weights import Weights
+from slm_conformance.suite import child
 from slm_conformance.suite.spec import make_backend
 from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens
 from slm_core.errors import InvalidOption, UnsupportedModel
@@ -36,6 +37,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelO
 
 Rows = NDArray[np.floating]
 
+N_OTHER_PROCESS = 40  # tokens
 _KV_BLOCK = 32  # the head width must be a multiple of it for block types
 
 
@@ -93,6 +95,7 @@ class Workshop:
         self.adapter = functools.cache(self._adapter)
         self.control_vector = functools.cache(self._control_vector)
         self.adapted = functools.cache(self._adapted)
+        self.other_process = functools.cache(self._other_process)
 
     @functools.cached_property
     def absence(self) -> str | None:
@@ -173,6 +176,21 @@ class Workshop:
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"
         return reference_of(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+
+    def _other_process(self, name: str) -> child.OtherProcess:
+        """A process that decoded the first 40 random tokens of a model, with the adopter's options."""
+        return child.run(
+            {
+                "backend": self.fixtures.backend,
+                "isolated": self.fixtures.isolated,
+                "path": str(self.source(name).path),
+                "device": self.fixtures.device,
+                "n_threads": self.n_threads,
+                "load_options": dict(self.fixtures.load_options),
+                "kv_type": self.kv_types(name)[0],
+                "tokens": list(random_tokens(self.model(name).info.n_vocab, N_OTHER_PROCESS)),
+            }
+        )
 
     def _adapter(self, name: str, seed: int) -> RandomAdapter:
         """A random adapter of a model, loaded under the name ``adapter_name(seed)``."""

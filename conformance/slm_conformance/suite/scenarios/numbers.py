@@ -10,7 +10,7 @@ import pytest
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE, relative_errors
-from slm_conformance.suite.workshop import Rows
+from slm_conformance.suite.workshop import N_OTHER_PROCESS, Rows
 from slm_core.types import ContextOptions, KvType
 
 
@@ -44,15 +44,17 @@ class TestNumbers(Scenarios):
 
     def test_the_same_again(self, bench: Bench) -> None:
         """Context: the same calls give the same logits, bit for bit, in another context, thread or process."""
-        tokens = bench.tokens(40)
+        tokens = bench.tokens(N_OTHER_PROCESS)
         first = bench.feed(bench.context(), tokens)
         with ThreadPoolExecutor(1) as thread:
             in_a_thread = thread.submit(bench.feed, bench.context(), tokens).result()
-        in_a_process = np.frombuffer(bench.in_another_process("logits", tokens), first.dtype).reshape(first.shape)
+        in_a_process = bench.in_another_process().logits.reshape(first.shape)
         others = {"": bench.feed(bench.context(), tokens), " of another thread": in_a_thread}
         for where, second in {**others, " of another process": in_a_process}.items():
             differing = int((first != second).any(axis=1).sum())
-            assert differing == 0, f"the same calls on a new context{where}: {differing} of 40 rows of logits differ"
+            assert differing == 0, (
+                f"the same calls on a new context{where}: {differing} of {len(tokens)} rows of logits differ"
+            )
 
     def test_every_token(self, bench: Bench) -> None:
         """Clause 9: logits are within the bound after each token of the vocabulary, the first 512 of a larger one."""

@@ -12,6 +12,7 @@ from slm_conformance.oracle.twin import Oracle
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.tolerance import KV_LEVELS
+from slm_conformance.suite.workshop import N_OTHER_PROCESS
 from slm_conformance.toy.backend import ToyBackend
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import ContextFull, InvalidSequence, InvalidSnapshot, SlmError, SnapshotMismatch
@@ -160,9 +161,10 @@ class TestDumpRestore(Scenarios):
 
     def test_in_another_process(self, bench: Bench) -> None:
         """Clause 6: a dump can be restored in another process."""
-        tokens, context = bench.tokens(30), bench.context()
-        context.restore(0, bench.in_another_process("dump", tokens[:20]))
-        self._goes_on(bench, context, 0, tokens, "a dump made in another process")
+        first, context = bench.tokens(N_OTHER_PROCESS), bench.context()
+        context.restore(0, bench.in_another_process().dump)
+        tokens = [*first, *bench.tokens(10, seed=1)]
+        self._goes_on(bench, context, 0, tokens, "a dump made in another process", len(first))
 
     @staticmethod
     def _dump(bench: Bench) -> tuple[bytes, list[int]]:
@@ -172,9 +174,9 @@ class TestDumpRestore(Scenarios):
         return context.dump(0), tokens
 
     @staticmethod
-    def _goes_on(bench: Bench, context: Context, seq_id: int, tokens: list[int], what: str) -> None:
-        assert context.tokens(seq_id) == tuple(tokens[:20]), f"{what}: it holds other tokens than were dumped"
-        bench.agree(bench.feed(context, tokens[20:], seq_id), bench.oracle().decode(tokens)[20:], what)
+    def _goes_on(bench: Bench, context: Context, seq_id: int, tokens: list[int], what: str, n: int = 20) -> None:
+        assert context.tokens(seq_id) == tuple(tokens[:n]), f"{what}: it holds other tokens than were dumped"
+        bench.agree(bench.feed(context, tokens[n:], seq_id), bench.oracle().decode(tokens)[n:], what)
 
 
 class TestBadDumps(Scenarios):
