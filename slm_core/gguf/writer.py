@@ -6,7 +6,7 @@ import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ PlainValue: TypeAlias = "bool | int | float | str | Sequence[bool] | Sequence[in
 
 _VERSION = 3
 _ALIGNMENT = 32
+_LENGTH = struct.Struct("<Q")
 _ARRAY_TYPES = {"int32": ValueType.INT32, "float32": ValueType.FLOAT32}
 
 
@@ -150,8 +151,10 @@ def stored(value: PlainValue | NDArray[np.generic]) -> bytes:
     if isinstance(value, np.ndarray):
         raw = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes()
         return struct.pack("<IIQ", ValueType.ARRAY, _ARRAY_TYPES[value.dtype.name], value.size) + raw
-    items = [_scalar(item) for item in value]
-    return struct.pack("<IIQ", ValueType.ARRAY, items[0][0], len(items)) + b"".join(raw for _, raw in items)
+    kind, _ = _scalar(value[0])
+    is_text = kind is ValueType.STRING  # vocabularies are long: no look at the type of each string
+    parts = map(_string, cast("Sequence[str]", value)) if is_text else (_scalar(item)[1] for item in value)
+    return struct.pack("<IIQ", ValueType.ARRAY, kind, len(value)) + b"".join(parts)
 
 
 def header(metadata: Mapping[str, PlainValue | NDArray[np.generic]]) -> bytes:
@@ -171,4 +174,4 @@ def _scalar(value: bool | float | str) -> tuple[ValueType, bytes]:
 
 def _string(text: str) -> bytes:
     raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
+    return _LENGTH.pack(len(raw)) + raw
