@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from slm_core.errors import DecodeFailed, InvalidOption
+from slm_core.interrupts import uninterrupted
 from slm_native.steps import Step
 
 Steps: TypeAlias = Sequence[Step]
@@ -198,20 +199,26 @@ class OffloadedLayers(Layers):
         self._forget_until(i)
         if not self._ahead:
             self._send_for(i)
-        _, loading = self._ahead.popleft()
-        block = self._awaited(i, loading)
+        _, loading = self._ahead[0]
+        self._wait_for(loading)
+        self._ahead.popleft()
+        block = self._result(i, loading)
         self._in_use = i
         self._load_ahead()
         return block
 
-    def _awaited(self, i: int, loading: Future[Steps]) -> Steps:
+    def _wait_for(self, loading: Future[Steps]) -> None:
+        """Wait for a block. An interrupt ends the wait: the source may be slow, and the next pass may use the block."""
         if loading.done():
             self._stats.hits += 1
-        else:
-            start = time.perf_counter()
+            return
+        start = time.perf_counter()
+        with uninterrupted.paused():
             wait([loading])
-            self._stats.stalls += 1
-            self._stats.stalled_seconds += time.perf_counter() - start
+        self._stats.stalls += 1
+        self._stats.stalled_seconds += time.perf_counter() - start
+
+    def _result(self, i: int, loading: Future[Steps]) -> Steps:
         try:
             return loading.result()
         except BaseException as error:
@@ -254,9 +261,11 @@ class OffloadedLayers(Layers):
     def _forget_until(self, i: int | None) -> None:
         """Drop blocks that were loaded for a pass that ended early; None drops all."""
         while self._ahead and self._ahead[0][0] != i:
-            other, loading = self._ahead.popleft()
+            other, loading = self._ahead[0]
             if not loading.cancel():
-                wait([loading])
+                with uninterrupted.paused():
+                    wait([loading])
+            self._ahead.popleft()
             self._hold(-self._sizes[other])
 
     def _forget_failed(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
 import threading
 import weakref
 from collections import Counter
@@ -219,3 +220,32 @@ def test_an_interrupt_in_a_source_passes_and_the_next_decode_works(load, source,
     feed(context, [1, 2, 3])
     np.testing.assert_array_equal(feed(context, [4]), feed(expected, [4]))
     assert model.offload.most_held_bytes == 2 * layer_bytes, "the failed layer's bytes are counted no longer"
+
+
+def test_ctrl_c_ends_the_wait_for_a_slow_source(load, source, layer_bytes, feed):
+    model = load(source, resident_bytes=2 * layer_bytes)
+    context, expected = (model.new_context(ContextOptions(n_ctx=64)) for _ in range(2))
+    feed(expected, [1, 2, 3])
+    forget_what_is_read_ahead(model)
+    answers = threading.Event()
+
+    def stall(name: str) -> bool:
+        if name == "blk.4.attn_q.weight":
+            interrupt_main_thread()
+            answers.wait(60)
+        return False
+
+    source.fails = stall
+    with pytest.raises(KeyboardInterrupt):
+        feed(context, [1, 2, 3])
+    assert not answers.is_set()
+    assert context.length(0) == 0
+    source.fails = lambda name: False
+    answers.set()
+    feed(context, [1, 2, 3])
+    np.testing.assert_array_equal(feed(context, [4]), feed(expected, [4]))
+    assert source.most_held <= 2 * layer_bytes
+
+
+def interrupt_main_thread() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

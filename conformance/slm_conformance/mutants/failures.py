@@ -70,7 +70,7 @@ class TokensBeforeTheirTurn(_BrokenOff):
         inputs = batch_inputs(batch)
         for i, (token, seq_id) in enumerate(zip(inputs, batch.seq_ids.tolist(), strict=True)):
             cells, rows[i : i + 1] = run([token], self.cells[seq_id])
-            self.cells[seq_id] += cells
+            self.cells[seq_id] = self.cells[seq_id] + cells
         return rows[mask]
 
 
@@ -98,12 +98,12 @@ class KeysMoveOneByOne(_BrokenOff):
     def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Move the keys of the cells that the sequence still has."""
         new_cells, new_edits = super().cut_cells(cells, edits, first, last)
-        for cell, moved in zip(cells[last:], new_cells[first:], strict=True):
-            self._move(cell, moved)
+        for i in range(first, len(new_cells)):
+            cells[last - first + i] = self._moved(new_cells[i])
         return new_cells, new_edits
 
-    def _move(self, cell: Cell, moved: Cell) -> None:
-        cell.keys[:] = moved.keys
+    def _moved(self, cell: Cell) -> Cell:
+        return cell
 
 
 @mutant("TestFailures::test_an_interrupted_fork")
