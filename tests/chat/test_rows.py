@@ -69,6 +69,8 @@ def new_chat(model: ToyModel, messages: Sequence[Message] = (), formatter: objec
         ({"rows": np.full((2, 4), np.nan, np.float32)}, InvalidEmbedding, "row 0 of 2"),
         ({"offsets": np.zeros((2, 3), int)}, InvalidEmbedding, r"\[3, 3\]"),
         ({"offsets": np.zeros((3, 3))}, InvalidEmbedding, "float64"),
+        ({"bias": np.zeros(2, np.float32)}, InvalidEmbedding, r"\[3\]"),
+        ({"bias": np.full(3, np.nan, np.float32)}, InvalidEmbedding, "nan"),
         ({"blocks": [(0, 4)]}, InvalidOption, "of 3 rows"),
         ({"blocks": [(1, 1)]}, InvalidOption, "of 3 rows"),
         ({"blocks": [(0, 2), (1, 3)]}, InvalidOption, "in order"),
@@ -91,7 +93,9 @@ def test_rows_are_copied_and_compare_by_content() -> None:
     with pytest.raises(ValueError, match="read-only"):
         first.rows[0, 0] = 1
     others = [{"after": "y"}, {"rows": rows(3, 4, 1)}, {"offsets": np.zeros((3, 3), int)}, {"blocks": [(0, 2)]}]
+    others.append({"bias": np.array([0, 0, -1], np.float32)})
     assert all(dataclasses.replace(first, **change) != first for change in others)
+    assert dataclasses.replace(first, bias=np.zeros(3, np.float32)) == first, "a bias of 0 is none"
 
 
 def test_a_message_takes_parts() -> None:
@@ -271,7 +275,8 @@ def test_dumps_of_sessions_are_checked(model: ToyModel, session: Session) -> Non
 
 def test_rows_of_a_dump_are_the_same_rows() -> None:
     offsets = np.array([(0, y, x) for y in range(2) for x in range(3)])
-    image = EmbeddingRows(rows(6, 5), [(0, 2), (2, 5)], offsets, "<a>", "<b>")
+    bias = np.array([0, -np.inf, 2, 0, -1, 0], np.float32)
+    image = EmbeddingRows(rows(6, 5), [(0, 2), (2, 5)], offsets, "<a>", "<b>", bias)
     sections: list[bytes] = []
     stored = write_rows(image, sections)
     assert read_rows(stored, iter(sections)) == image
