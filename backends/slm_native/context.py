@@ -15,7 +15,7 @@ from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions, joined_top, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.biases import AttentionBiases
-from slm_core.context.inputs import add_held, biases_of
+from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter
 from slm_core.context.snapshot import SequenceSnapshot
@@ -93,7 +93,7 @@ class NativeContext(ContextBase):
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         super()._check_dumped_inputs(snapshot)
-        self._biases.in_use = self._biases.in_use or len(biases_of(snapshot.held())) > 0
+        self._biases.look_for(snapshot.held())
 
     def _engine_use(self, adapters: AdapterSet) -> None:
         self._adapted = self._transformer.adapted(adapters)

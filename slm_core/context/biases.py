@@ -29,14 +29,13 @@ class AttentionBiases:
     def __init__(self, held: HeldBy) -> None:
         self._held = held
         self._known: dict[int, tuple[int, NDArray[np.float32]]] = {}  # by sequence: its length, and its biases
-        self.in_use = False
-        """Whether a sequence may hold biases. A context sets it when it takes a dump that has some."""
+        self._in_use = False
 
     def of(self, batch: Batch) -> Mapping[int, NDArray[np.float32]]:
         """The biases of keys [n] by sequence, after a batch, without sequences that have none."""
         bias = batch.bias
-        self.in_use = self.in_use or len(bias) > 0
-        if not self.in_use:
+        self._in_use = self._in_use or len(bias) > 0
+        if not self._in_use:
             return {}
         of_batch = np.zeros(len(batch), np.float32)
         if len(bias):
@@ -52,6 +51,10 @@ class AttentionBiases:
             if len(before):
                 biases[seq_id] = before
         return biases
+
+    def look_for(self, held: Sequence[Held]) -> None:
+        """Look for biases from now on if inputs that are restored have some. Replays decode, and need no call."""
+        self._in_use = self._in_use or any(map(bias_of, held))
 
     def forget(self, seq_id: int) -> None:
         """Drop the cached biases of a sequence after an edit."""

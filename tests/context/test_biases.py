@@ -156,10 +156,8 @@ def test_biases_by_sequence() -> None:
         return found
 
     assert after((0, [1, 2]), (1, [3])) == {}
-    assert not biases.in_use
     first = [0, 0, *key_biases(held()).tolist()]
     assert after((0, held()), (1, [4])) == {0: first}
-    assert biases.in_use
     assert after((1, [5]), (0, [5])) == {0: first}
     assert after((0, held())) == {0: [*first, 0, 0, *key_biases(held()).tolist()]}
     del contents[0][4:]
@@ -178,7 +176,8 @@ def test_biases_by_sequence() -> None:
 def test_a_restored_sequence_is_looked_through() -> None:
     biases, batch = AttentionBiases(lambda _: held()), TokenBatch(1)
     batch.add(3, Pos(0, 6))
+    biases.look_for([1, 2])
     assert biases.of(batch) == {}, "nothing is looked for before the first bias"
-    biases.in_use = True
+    biases.look_for([1, *held()])
     assert biases.of(batch)[0].tolist() == key_biases(held()).tolist()
     assert all(bias_of(one) == 0 for one in batch_inputs(batch))

@@ -113,3 +113,26 @@ def test_drafts_add_biases(tmp_path: Path, tier: str, load: Any) -> None:
                 drafts[bias, factor] = np.concatenate([before, context.draft(0, 9, 3, 5).logits])
     assert relative_error(drafts[-np.inf, 3], drafts[-np.inf, 1]) < BOUND
     assert relative_error(drafts[0.0, 3], drafts[0.0, 1]) > 100 * BOUND
+
+
+@pytest.mark.parametrize("other", [KvType.F32, KvType.F16])
+def test_a_dump_of_a_context_keeps_the_biases_of_shared_rows(other: KvType, tmp_path: Path, load: Any) -> None:
+    """Two sequences share rows with biases. With another KV type, the dump is decoded again."""
+    model = load(family_model(tmp_path, "gemma2"), "cpu")
+    with (
+        model.new_context(exact(n_ctx=64, n_seq_max=3)) as context,
+        model.new_context(ContextOptions(64, 3, 64, other, other)) as restored,
+    ):
+        batch = context.new_batch()
+        batch.add_embeddings(rows(context, 6), Pos(0, 0), bias=np.float32([2, -np.inf, 0, 1.5, -2, 3]))
+        context.decode(batch)
+        context.fork(0, 2, 5)
+        restored.restore_context(context.dump_context())
+        assert restored.n_free == context.n_free
+        logits = []
+        for each in (context, restored):
+            batch.clear()
+            batch.extend(TOKENS[:4], Pos(2, 5), logits="all")
+            batch.extend(TOKENS[:4], Pos(0, 6), logits="all")
+            logits.append(each.decode(batch).copy())
+    assert relative_error(logits[1], logits[0]) < (BOUND if other is KvType.F32 else 1e-2)
