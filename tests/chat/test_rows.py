@@ -203,6 +203,27 @@ def test_refused_rows_leave_the_chat_as_it_was(model: ToyModel) -> None:
         assert (chat.messages, chat.session.tokens) == before
 
 
+def test_biases_of_a_message_are_part_of_the_history(model: ToyModel) -> None:
+    """Rows with another bias are other inputs; dumps of chats and sessions have them."""
+    from slm_core.chat import chat_dump
+
+    bias = np.array([0, -np.inf, 1.5, -2], np.float32)
+    with new_chat(model, [Message("user", ["a", part(model, bias=bias)])]) as chat:
+        assert [one.bias for one in chat.session.inputs if isinstance(one, HeldInput)] == bias.tolist()
+        chat.session.prefill()
+        n_before = len(chat.session.tokens)
+        chat.edit(0, ["a", part(model, bias=-2 * np.ones(4, np.float32))])
+        assert [one.bias for one in chat.session.inputs if isinstance(one, HeldInput)] == [-2] * 4
+        assert len(chat.session.tokens) == n_before
+        chat.edit(0, ["a", part(model, bias=bias)])
+        restored = Session.restore(model.new_context(ContextOptions(96, 2, 16)), model.vocab, chat.session.dump())
+        assert restored.inputs == chat.session.inputs
+        assert chat_dump.read(chat.dump()).messages == chat.messages
+        chat.session.context.capabilities = frozenset(Capability) - {Capability.ATTENTION_BIAS}
+        with pytest.raises(UnsupportedInput, match="attention bias of rows"):
+            chat.edit(0, ["b", part(model, bias=bias)])
+
+
 def test_forget_does_not_divide_blocks(model: ToyModel) -> None:
     """Two images whose first rows are equal: the first difference of the prompts lies within the second image."""
     numbers = rows(6, model.info.n_embd)
