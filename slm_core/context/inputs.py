@@ -200,9 +200,9 @@ def add_held(batch: Batch, held: Sequence[Held], start: Pos, *, logits: LogitsSe
             index += len(run)
             selected: LogitsSelection = logits if index == end else "none"
             if is_row:
-                bias = biases_of(run) if any(map(bias_of, run)) else None
+                offsets, bias = offsets_from_start(run), biases_of(run)
                 batch.add_embeddings(
-                    rows_of(run), position, offsets=offsets_from_start(run), bias=bias, logits=selected
+                    rows_of(run), position, offsets=offsets, bias=bias if len(bias) else None, logits=selected
                 )
             else:
                 batch.extend(token_ids(run), position, logits=selected)
