@@ -136,3 +136,17 @@ def test_a_dump_of_a_context_keeps_the_biases_of_shared_rows(other: KvType, tmp_
             batch.extend(TOKENS[:4], Pos(0, 6), logits="all")
             logits.append(each.decode(batch).copy())
     assert relative_error(logits[1], logits[0]) < (BOUND if other is KvType.F32 else 1e-2)
+
+
+def test_hidden_states_add_biases(tier: str, tmp_path: Path, load: Any) -> None:
+    """The states of a text after masked padding, at the end and after each layer, are those of the text alone."""
+    with load(family_model(tmp_path, "llama"), tier).new_context(exact(n_ctx=128, n_seq_max=4)) as context:
+        batch, states = context.new_batch(), []
+        for seq_id, padding in enumerate([rows(context, 0), rows(context, PADDING)]):
+            batch.clear()
+            batch.add_embeddings(padding, Pos(seq_id, 0), bias=np.full(len(padding), -np.inf, np.float32))
+            batch.extend(TOKENS, Pos(seq_id, len(padding)), logits="all")
+            of_layers = context.layer_states(batch, [1, 0])
+            context.drop(seq_id)
+            states.append(np.concatenate([of_layers, context.embed(batch)[None]]))
+    assert relative_error(states[1], states[0]) < BOUND

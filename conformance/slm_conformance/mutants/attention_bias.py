@@ -36,6 +36,12 @@ def with_bias(cell: Cell, bias: float) -> Cell:
     return Cell(dataclasses.replace(token, bias=bias), cell.keys, cell.values)
 
 
+def without_bias(batch: Batch) -> TokenBatch:
+    """The batch without attention biases."""
+    arrays = {name: getattr(batch, name) for name in _ARRAYS}
+    return TokenBatch.from_arrays(**arrays, bias=NO_BIAS)
+
+
 class OtherEngine(ToyContext):
     """A context with another engine."""
 
@@ -84,10 +90,15 @@ class RowsAloneLoseBiases(ToyContext):
     """A row that is the only one of its batch loses its attention bias."""
 
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
-        if len(batch.bias) == 1:
-            arrays = {name: getattr(batch, name) for name in _ARRAYS}
-            batch = TokenBatch.from_arrays(**arrays, bias=NO_BIAS)
-        return super()._run_batch(batch, run, width)
+        return super()._run_batch(without_bias(batch) if len(batch.bias) == 1 else batch, run, width)
+
+
+@mutant("TestAttentionBias::test_with_adapters")
+class AdaptersLoseBiases(ToyContext):
+    """Attention biases are not added in batches with adapters."""
+
+    def _run_adapted(self, batch: Batch, run: Run, width: int) -> Array:
+        return super()._run_adapted(without_bias(batch), run, width)
 
 
 class _BiasesOwnQueries(ToyEngine):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slm_conformance.oracle.adapters import adapter_name
 from slm_conformance.oracle.reference import Reference
+from slm_conformance.oracle.references import reference_of
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import next_row
@@ -133,6 +135,20 @@ class TestAttentionBias(Scenarios):
         states.append(reference.embed_rows(exact, bidirectional=True, bias=_BIAS.astype(np.float64)))
         bench.agree(rows, reference.logits(np.concatenate(states)), "a block of rows with biases")
         bench.agree(bench.feed(context, tokens[_LAST:]), reference.decode(tokens[_LAST:]), "the text after the block")
+
+    def test_with_adapters(self, bench: Bench) -> None:
+        """Clauses 19 and 22: sequences of one batch with different adapters add the biases of their rows."""
+        context, adapter = _context(bench), bench.adapter()
+        weights, allowed = bench.workshop.adapted(bench.name, bench.kv_type, (adapter, 1.0))
+        context.set_adapters(1, {adapter_name(1): 1.0})
+        batch = context.new_batch()
+        _add(bench, batch, 0, 9, seq_id=1)
+        _add(bench, batch, 0, _LAST, seq_id=0)
+        _add(bench, batch, 9, _LAST, seq_id=1)
+        owners, rows = batch.seq_ids.copy(), context.decode(batch).copy()
+        bench.agree(rows[owners == 0], _expected(bench)[:_LAST], "rows with biases, beside a sequence with an adapter")
+        expected = _decode(bench, reference_of(weights), 0, _LAST)
+        bench.agree(rows[owners == 1], expected, "rows with biases and an adapter", allowed)
 
     def test_forked_and_truncated(self, bench: Bench) -> None:
         """Clauses 3, 5 and 22: a fork or truncate inside the rows keeps the biases of the rows that remain."""
