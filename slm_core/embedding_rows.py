@@ -14,6 +14,9 @@ from slm_core.errors import InvalidEmbedding, InvalidOption
 MAX_OFFSET = 2**20
 """The largest M-RoPE offset. It is larger than any image, and bounds the sums of positions."""
 
+MAX_BIAS = 1000.0
+"""The largest attention bias. exp(1000) outweighs every score; float32 keeps the score beside it to 3e-5."""
+
 ROWS_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 """The character that stands for embedding rows in the content of a message that has rows; otherwise it is text."""
 
@@ -29,9 +32,11 @@ class EmbeddingRows:
             None for default positions.
         before: text before the rows in which control tokens are parsed, such as "<start_of_image>".
         after: text after the rows, likewise.
+        bias: attention bias of each row, float32 [n], as in ``Batch.add_embeddings``; None if all are 0.
 
     Raises:
-        InvalidEmbedding: no rows; rows that are not finite float32 [n, E]; offsets that are not integers [n, 3].
+        InvalidEmbedding: no rows; rows that are not finite float32 [n, E]; offsets that are not integers [n, 3]; a bias
+            that is not float32 [n], or that is NaN or above 1000.
         InvalidOption: blocks that are empty, overlap, or are not in order; ``before`` or ``after`` is not text.
     """
 
@@ -40,6 +45,7 @@ class EmbeddingRows:
     offsets: NDArray[np.integer] | None = None
     before: str = ""
     after: str = ""
+    bias: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         check_rows(self.rows)
@@ -50,6 +56,9 @@ class EmbeddingRows:
         if self.offsets is not None:
             check_offsets(self.offsets, len(self.rows))
             object.__setattr__(self, "offsets", _frozen(self.offsets.astype(np.int32)))
+        if self.bias is not None:
+            check_bias(self.bias, len(self.rows))
+            object.__setattr__(self, "bias", _frozen(self.bias.copy()) if self.bias.any() else None)
         for name in ("before", "after"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidOption(f"{name}={getattr(self, name)!r:.80} of embedding rows (accepted: a text)")
@@ -60,8 +69,8 @@ class EmbeddingRows:
         return self is other or (
             (self.blocks, self.before, self.after) == (other.blocks, other.before, other.after)
             and np.array_equal(self.rows, other.rows)
-            and (self.offsets is None) == (other.offsets is None)
-            and (self.offsets is None or other.offsets is None or np.array_equal(self.offsets, other.offsets))
+            and _are_equal(self.offsets, other.offsets)
+            and _are_equal(self.bias, other.bias)
         )
 
     def __hash__(self) -> int:
@@ -142,6 +151,24 @@ def check_offsets(offsets: object, n_rows: int) -> None:
         raise InvalidEmbedding(f"offsets are out of range (accepted: {-MAX_OFFSET} to {MAX_OFFSET})")
 
 
+def check_bias(bias: object, n_rows: int) -> None:
+    """Check the attention bias of embedding rows.
+
+    Args:
+        bias: the values.
+        n_rows: the number of rows.
+
+    Raises:
+        InvalidEmbedding: not float32 [n], NaN, or above 1000.
+    """
+    if not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (n_rows,):
+        shape_or_type = f"{bias.dtype} of shape {bias.shape}" if isinstance(bias, np.ndarray) else type(bias).__name__
+        raise InvalidEmbedding(f"the attention bias is {shape_or_type} (accepted: a NumPy array, float32 [{n_rows}])")
+    if not (bias <= MAX_BIAS).all():  # NaN is no number up to it either
+        bad = bias[~(bias <= MAX_BIAS)][0]
+        raise InvalidEmbedding(f"the attention bias has the number {bad} (accepted: -inf, and numbers to {MAX_BIAS:g})")
+
+
 def checked_blocks(blocks: Sequence[tuple[int, int]], n_rows: int) -> tuple[tuple[int, int], ...]:
     """The ranges of bidirectional blocks, if they are within ``n_rows`` rows, in order, and do not overlap.
 
@@ -161,6 +188,10 @@ def checked_blocks(blocks: Sequence[tuple[int, int]], n_rows: int) -> tuple[tupl
             )
         previous = end
     return ranges
+
+
+def _are_equal(one: NDArray[np.generic] | None, other: NDArray[np.generic] | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
 def _frozen(numbers: NDArray[np.generic]) -> NDArray[np.generic]:

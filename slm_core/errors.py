@@ -26,7 +26,7 @@ They form one tree, so that ``except SlmError`` catches exactly these::
     │   ├── ContextFull           the KV cache has no room (carries needed and free)
     │   ├── UnsupportedEdit       above the edit level that the context declares
     │   ├── UnsupportedOutput     logits of an encoder, or hidden states of a context that does not declare them
-    │   ├── UnsupportedInput      embedding rows, bidirectional blocks or offsets that are not declared
+    │   ├── UnsupportedInput      embedding rows, or their blocks, offsets or bias, that are not declared
     │   ├── ContextBusy           a second thread called while a call was running, or waited for its turn too long
     │   ├── ContextClosed         the context was used after close()
     │   └── DecodeFailed          the engine reported a failure; nothing changed
@@ -184,7 +184,7 @@ class UnsupportedOutput(ContextError):
 
 
 class UnsupportedInput(ContextError):
-    """Embedding rows, bidirectional blocks or offsets that a context does not declare, or an unsupported row order."""
+    """Embedding rows, blocks, offsets or an attention bias that a context does not declare, or an unsupported order."""
 
 
 class ContextBusy(ContextError):

@@ -93,6 +93,8 @@ class Capability(StrEnum):
     """A batch may contain bidirectional blocks: each token of a block attends to the whole block."""
     MROPE_POSITIONS = "mrope_positions"
     """Embedding rows may have M-RoPE positions: time, height and width."""
+    ATTENTION_BIAS = "attention_bias"
+    """Embedding rows may have an attention bias, which other tokens' attention scores on them get; -inf masks a row."""
     ADAPTERS = "adapters"
     """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices, control vectors."""
     MTP = "mtp"

@@ -14,15 +14,17 @@ from slm_core.architectures import KvShape, ModelSpec
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions, joined_top, no_top_logits
 from slm_core.context.batch import TokenBatch
+from slm_core.context.biases import AttentionBiases
 from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States, TopLogits
 from slm_native.adapted import Adapted
 from slm_native.host_batch import HostBatch
-from slm_native.kv import Array, PageLayout, Rotate, codec_of
+from slm_native.kv import Array, PageLayout, Rotate, codec_of, with_biases
 from slm_native.memory import REPLAY_TOKENS, KvLayouts, MemoryPlan, Past
 from slm_native.mtp import BatchStates, rows_of
 from slm_native.transformer import Transformer
@@ -73,6 +75,7 @@ class NativeContext(ContextBase):
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
+        self._biases = AttentionBiases(lambda seq_id: self._ledger.inputs(seq_id))
         self._states = transformer.new_states()
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
@@ -87,6 +90,10 @@ class NativeContext(ContextBase):
             adapters=adapters,
             n_layers=spec.n_layers,
         )
+
+    def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
+        super()._check_dumped_inputs(snapshot)
+        self._biases.look_for(snapshot.held())
 
     def _engine_use(self, adapters: AdapterSet) -> None:
         self._adapted = self._transformer.adapted(adapters)
@@ -121,7 +128,7 @@ class NativeContext(ContextBase):
             for position in range(length, length + n):
                 batch.clear()
                 batch.add(token, Pos(seq_id, position), logits=True)
-                plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
+                plan = self._planned(batch)
                 top, state = self._guarded(partial(self._predict, state=state, k=k), batch, plan)
                 self._memory.commit(plan)
                 rows.append(top)
@@ -135,13 +142,21 @@ class NativeContext(ContextBase):
     def _run(self, batch: Batch, forward: Callable[[HostBatch], R]) -> R:
         check_learned_positions(batch, self._transformer.spec.n_positions)
         around = self._states_around(batch)
-        plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
+        plan = self._planned(batch)
         rows = self._guarded(forward, batch, plan, around)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
         if self._states is not None and around is not None:
             self._states.keep(around)
         return rows
+
+    def _planned(self, batch: Batch) -> MemoryPlan:
+        plan = self._memory.plan(batch.seq_ids, batch.positions, batch.ahead)
+        return self._with_biases(plan, batch)
+
+    def _with_biases(self, plan: MemoryPlan, batch: Batch) -> MemoryPlan:
+        biases = self._biases.of(batch)
+        return replace(plan, pages=with_biases(plan.pages, biases)) if biases else plan
 
     def _states_around(self, batch: Batch) -> BatchStates | None:
         """The hidden states before a batch; None without an MTP layer."""
@@ -160,7 +175,7 @@ class NativeContext(ContextBase):
         if state is None:
             last = TokenBatch(1)
             add_held(last, self._ledger.inputs(seq_id)[length - 1 : length], Pos(seq_id, length - 1))
-            plan = self._memory.replay(seq_id, Past(length - 1, None, {}), length)
+            plan = self._with_biases(self._memory.replay(seq_id, Past(length - 1, None, {}), length), last)
             state = self._guarded(self._all_states, last, plan)
             self._states.put(seq_id, length - 1, state)
         return state
@@ -227,6 +242,7 @@ class NativeContext(ContextBase):
             self._states.forget(seq_id)
 
     def _forget_positions(self, seq_id: int) -> None:
+        self._biases.forget(seq_id)
         if self._mrope_positions is not None:
             self._mrope_positions.forget(seq_id)
 
@@ -325,7 +341,8 @@ def _capabilities(transformer: Transformer, layouts: KvLayouts) -> frozenset[Cap
     mrope = {Capability.MROPE_POSITIONS} if transformer.spec.has_sections else set()
     sampling = {Capability.DEVICE_SAMPLING} if transformer.picks_top else set()
     mtp = {Capability.MTP} if transformer.spec.n_mtp_layers else set()
-    return _DECODER | blocks | mrope | sampling | adapters | states | mtp
+    bias = {Capability.ATTENTION_BIAS} if _takes_bias(transformer, layouts) else set()
+    return _DECODER | blocks | mrope | sampling | adapters | states | mtp | bias
 
 
 def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:
@@ -333,6 +350,11 @@ def _takes_blocks(spec: ModelSpec, layouts: KvLayouts) -> bool:
     if layouts.windows or spec.alibi_max_bias is not None:
         return False
     return all(layer.recurrent is None and layer.chunk is None for layer in spec.layers)
+
+
+def _takes_bias(transformer: Transformer, layouts: KvLayouts) -> bool:
+    """Whether keys may have attention biases: not on every tier, nor with recurrent layers or windowed caches."""
+    return transformer.takes_bias and not layouts.windows and not transformer.spec.recurrent_layers
 
 
 def _edit_level(spec: ModelSpec, layouts: KvLayouts) -> EditLevel:

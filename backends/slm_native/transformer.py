@@ -309,6 +309,11 @@ class Transformer:
         output = adapted.output if shared and adapted is not None else self._mtp.weights.output
         return self._scaled(self._kernels.linear(state, output)), state
 
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the kernels add attention biases of keys."""
+        return self._kernels.takes_bias
+
     def new_states(self) -> KeptStates | None:
         """The hidden states that a context keeps for the MTP layer; None if the layer is not loaded."""
         return None if self._mtp is None else KeptStates(self._kernels, self.spec.n_embd)

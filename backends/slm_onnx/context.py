@@ -16,8 +16,10 @@ from slm_core.adapters import AdapterSet, LoadedAdapters, LowRank, stacked, summ
 from slm_core.architectures import EMBEDDING, ModelSpec, ReadFactors
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
+from slm_core.context.biases import AttentionBiases
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
+from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import InvalidOption, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
@@ -128,6 +130,7 @@ class OnnxContext(ContextBase):
         self._mrope_positions = (
             MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
         )
+        self._biases = AttentionBiases(lambda seq_id: self._ledger.inputs(seq_id))
         self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
         new_feed = partial(_new_feed, engine, self._store)  # no method of this object: it would live on in the cycle
         self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), new_feed)
@@ -146,6 +149,10 @@ class OnnxContext(ContextBase):
             n_embd=spec.n_embd,
             adapters=adapters,
         )
+
+    def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
+        super()._check_dumped_inputs(snapshot)
+        self._biases.look_for(snapshot.held())
 
     @on_device
     def _engine_use(self, adapters: AdapterSet) -> None:
@@ -193,7 +200,8 @@ class OnnxContext(ContextBase):
         distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
         outputs = np.flatnonzero(batch.logits_mask)
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
-        yield from self._positions.inputs(positions, angles, distances, dtype)
+        biases = self._key_biases(batch, len(tokens), sizes.cells)
+        yield from self._positions.inputs(positions, angles, distances, dtype, biases)
         yield "rows", np.arange(sizes.tokens, dtype=np.int64)[None]
         if self._kv_type is KvType.Q8_0:
             yield "to", np.array([self._cells.n_used], np.int64)
@@ -215,6 +223,19 @@ class OnnxContext(ContextBase):
             distances[:n, first : first + n][ends[:, None] == ends] = _BESIDE  # inside every window
         n_more = n_cells - distances.shape[1]
         return np.pad(distances, ((0, 0), (0, n_more)), constant_values=_UNSEEN) if n_more else distances
+
+    def _key_biases(self, batch: Batch, n_tokens: int, n_cells: int) -> NDArray[np.float32] | None:
+        """The attention bias of each cell for each token, [n_tokens, n_cells], 0 for its own cell; None without any."""
+        by_sequence = self._biases.of(batch)
+        if not by_sequence:
+            return None
+        of_cells, first = np.zeros(n_cells, np.float32), self._cells.n_used
+        for seq_id, biases in by_sequence.items():
+            cells = np.concatenate([self._cells.of(seq_id), first + np.flatnonzero(batch.seq_ids == seq_id)])
+            of_cells[cells[: len(biases)]] = biases
+        of_tokens, every = np.tile(of_cells, (n_tokens, 1)), np.arange(len(batch))
+        of_tokens[every, first + every] = 0
+        return of_tokens
 
     def _embedded(self, batch: Batch, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """The input of the first block, [n, E]; tokens and positions may be padded."""
@@ -266,6 +287,7 @@ class OnnxContext(ContextBase):
         self._edited(seq_id)
 
     def _edited(self, seq_id: int) -> None:
+        self._biases.forget(seq_id)
         if self._mrope_positions is not None:
             self._mrope_positions.forget(seq_id)
 
@@ -443,6 +465,8 @@ def _capabilities(engine: Engine, sessions: Sessions) -> frozenset[Capability]:
         capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
         capabilities.add(Capability.MROPE_POSITIONS)
+    if sessions.has_bias and engine.device.is_cpu:
+        capabilities.add(Capability.ATTENTION_BIAS)
     return frozenset(capabilities)
 
 

@@ -39,6 +39,7 @@ class Positions:
         angles: NDArray[np.int64],
         distances: NDArray[np.int32] | None,
         dtype: np.dtype[Any],
+        biases: NDArray[np.float32] | None = None,
     ) -> Iterator[tuple[str, NDArray[Any]]]:
         """The decoder's inputs, by name.
 
@@ -48,6 +49,7 @@ class Positions:
             distances: distance from each cell to each token [n, t]; negative if the token does not attend to it. None
                 for a graph without a bias.
             dtype: dtype of activations.
+            biases: the attention bias of each cell for each token [n, t]; None for none.
         """
         for kind, rope in enumerate(self._ropes):
             for name, table in zip(rotation(kind), rope.tables(angles), strict=True):
@@ -55,15 +57,18 @@ class Positions:
         for kind, spec in enumerate(self._kinds.temperatures):
             yield temperature(kind), temperatures(spec, positions).astype(dtype)[None, :, None]
         if distances is not None:
-            yield from self._biases(distances, dtype)
+            yield from self._biases(distances, dtype, biases)
 
-    def _biases(self, distances: NDArray[np.int32], dtype: np.dtype[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _biases(
+        self, distances: NDArray[np.int32], dtype: np.dtype[Any], biases: NDArray[np.float32] | None
+    ) -> Iterator[tuple[str, NDArray[Any]]]:
         hidden = np.finfo(dtype).min
+        visible = dtype.type(0) if biases is None else np.maximum(biases, hidden)  # -inf hides a cell, too
         for kind, window in enumerate(self._kinds.windows):
             unseen = distances < 0
             if window is not None:
                 unseen |= distances >= window
-            yield sight(kind), np.where(unseen, hidden, dtype.type(0))[None, None]
+            yield sight(kind), np.where(unseen, hidden, visible)[None, None]
         if self._is_sloped:
             yield "distances", distances.astype(dtype)[None, None]
 

@@ -138,6 +138,7 @@ class SessionHistory(ABC):
         *,
         blocks: Sequence[tuple[int, int]] = (),
         offsets: NDArray[np.integer] | None = None,
+        bias: NDArray[np.float32] | None = None,
     ) -> None:
         """Add embedding rows in place of tokens, such as an encoded image; they are copied.
 
@@ -145,15 +146,16 @@ class SessionHistory(ABC):
             rows: float32 [n, E].
             blocks: ranges [start, end) of rows that are bidirectional blocks; at most ``n_batch`` rows each.
             offsets: M-RoPE offsets of the rows, integers [n, 3]; see ``Batch.add_embeddings``.
+            bias: attention bias of the rows, float32 [n]; -inf masks a row; see ``Batch.add_embeddings``.
 
         Raises:
-            InvalidEmbedding: no rows, or rows that are not finite float32 [n, E]; invalid offsets.
+            InvalidEmbedding: no rows, or rows that are not finite float32 [n, E]; invalid offsets or bias.
             InvalidOption: invalid blocks, or a block that is longer than ``n_batch``.
-            UnsupportedInput: the context takes no rows, no blocks or no offsets.
+            UnsupportedInput: the context takes no rows, no blocks, no offsets or no bias.
             ContextFull: no room; nothing changed.
         """
         self._source.check_open()
-        self._append(context_inputs(self.context, EmbeddingRows(rows, blocks, offsets)))
+        self._append(context_inputs(self.context, EmbeddingRows(rows, blocks, offsets, bias=bias)))
 
     @uninterrupted
     def follow(self, inputs: Sequence[Held]) -> None:

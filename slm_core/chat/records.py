@@ -15,7 +15,7 @@ def context_inputs(context: Context, rows: EmbeddingRows) -> list[Held]:
     """Embedding rows as inputs that the context takes.
 
     Raises:
-        UnsupportedInput: the context takes no rows, no blocks or no offsets.
+        UnsupportedInput: the context takes no rows, no blocks, no offsets or no bias.
         InvalidEmbedding: the rows have another width than the model.
         InvalidOption: a block is longer than ``n_batch``.
     """
@@ -45,6 +45,7 @@ def _check_supported(context: Context, records: Sequence[HeldInput]) -> None:
         (Capability.EMBEDDING_INPUT, any(one.row is not None for one in records), "embedding rows"),
         (Capability.BIDIRECTIONAL_BLOCKS, any(one.ahead for one in records), "bidirectional blocks"),
         (Capability.MROPE_POSITIONS, any(any(one.offset) for one in records), "offsets of rows"),
+        (Capability.ATTENTION_BIAS, any(one.bias for one in records), "attention bias of rows"),
     )
     for capability, used, what in needed:
         if used and capability not in context.capabilities:

@@ -10,6 +10,7 @@ from slm_core.context.inputs import (
     Held,
     all_ahead_of,
     are_blocks,
+    biases_of,
     offsets_from_start,
     offsets_of,
     row_inputs,
@@ -34,6 +35,7 @@ def write_inputs(inputs: Sequence[Held]) -> bytes:
         rows=rows_of(inputs),
         ahead=all_ahead_of(inputs),
         offsets=offsets_of(inputs),
+        bias=biases_of(inputs),
     ).to_bytes()
 
 
@@ -71,7 +73,8 @@ def read_rows(stored: object, sections: Iterator[bytes]) -> EmbeddingRows:
     if not all(row_of(each) is not None for each in inputs):
         raise InvalidSnapshot("the dump's embedding rows are malformed")
     try:
-        return EmbeddingRows(rows_of(inputs), _blocks(inputs), offsets_from_start(inputs), **stored)
+        bias = biases_of(inputs) if len(biases_of(inputs)) else None
+        return EmbeddingRows(rows_of(inputs), _blocks(inputs), offsets_from_start(inputs), bias=bias, **stored)
     except (InvalidEmbedding, OptionError) as error:
         raise InvalidSnapshot(f"the dump's embedding rows are malformed: {error}") from error
 

@@ -22,6 +22,7 @@ from slm_core.context.inputs import (
     add_held,
     ahead_of,
     all_ahead_of,
+    biases_of,
     chunks_of,
     offsets_of,
     rows_of,
@@ -331,6 +332,7 @@ class ContextBase(ContextCore):
             rows=rows_of(held),
             ahead=all_ahead_of(held),
             offsets=offsets_of(held),
+            bias=biases_of(held),
             adapters=dumped_scales(self._adapters.of(seq_id)),
         )
 

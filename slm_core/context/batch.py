@@ -8,9 +8,9 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slm_core.context.inputs import NO_OFFSETS, NO_ROWS, from_each
+from slm_core.context.inputs import NO_BIAS, NO_OFFSETS, NO_ROWS, from_each
 from slm_core.display import count, signature
-from slm_core.embedding_rows import check_offsets, check_rows
+from slm_core.embedding_rows import check_bias, check_offsets, check_rows
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
 from slm_core.types import EMBEDDED, LogitsSelection, Pos
 
@@ -35,6 +35,7 @@ class TokenBatch:
         self._ahead = np.zeros(capacity, np.int32)
         self._rows: list[NDArray[np.float32]] = []
         self._offsets: list[NDArray[np.int32]] = []  # of the same runs
+        self._bias: list[NDArray[np.float32]] = []  # of the same runs
         self._length = 0
 
     def __repr__(self) -> str:
@@ -51,6 +52,7 @@ class TokenBatch:
         ahead: NDArray[np.int32],
         embeddings: NDArray[np.float32],
         offsets: NDArray[np.int32],
+        bias: NDArray[np.float32],
     ) -> Self:
         """The full batch with these arrays, which are not copied or checked; see ``protocols.Batch``."""
         batch = cls(max(1, len(tokens)))
@@ -60,6 +62,8 @@ class TokenBatch:
             batch._rows.append(embeddings)
         if len(offsets):
             batch._offsets.append(offsets)
+        if len(bias):
+            batch._bias.append(bias)
         return batch
 
     @property
@@ -82,6 +86,14 @@ class TokenBatch:
         """The M-RoPE offset of each row from its default position, int32 [n, 3]."""
         offsets = np.concatenate(self._offsets) if self._offsets else NO_OFFSETS
         return _readonly(offsets) if offsets.any() else NO_OFFSETS
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """The attention bias of each row, float32 [n]."""
+        if not self._bias:
+            return NO_BIAS
+        bias = np.concatenate(self._bias)
+        return _readonly(bias) if bias.any() else NO_BIAS
 
     @property
     def ahead(self) -> NDArray[np.int32]:
@@ -122,12 +134,15 @@ class TokenBatch:
         start: Pos,
         *,
         offsets: NDArray[np.integer] | None = None,
+        bias: NDArray[np.float32] | None = None,
         logits: LogitsSelection = "none",
     ) -> None:
         """Add a run of embedding rows from ``start`` on; see ``protocols.Batch.add_embeddings``."""
         check_rows(rows)
         if offsets is not None:
             check_offsets(offsets, len(rows))
+        if bias is not None:
+            check_bias(bias, len(rows))
         if self._rows and rows.shape[1] != self._rows[0].shape[1]:
             raise InvalidEmbedding(
                 f"embedding rows are {rows.shape[1]} wide (accepted: {self._rows[0].shape[1]}, as those in the batch)"
@@ -137,6 +152,7 @@ class TokenBatch:
             self._rows.append(rows.copy())
             as_tokens = np.zeros((len(rows), 3), np.int32)
             self._offsets.append(as_tokens if offsets is None else from_each(offsets.astype(np.int32)))
+            self._bias.append(np.zeros(len(rows), np.float32) if bias is None else bias.copy())
 
     def _add(self, ids: NDArray[np.integer], start: Pos, logits: LogitsSelection) -> None:
         if logits not in ("none", "last", "all"):
@@ -175,6 +191,7 @@ class TokenBatch:
         """Remove all tokens. The capacity stays."""
         self._rows.clear()
         self._offsets.clear()
+        self._bias.clear()
         self._length = 0
 
     @staticmethod

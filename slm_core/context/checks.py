@@ -15,6 +15,7 @@ from slm_core.context.inputs import (
     ahead_of,
     all_ahead_of,
     are_blocks,
+    biases_of,
     offsets_of,
     row_of,
     rows_of,
@@ -220,13 +221,15 @@ class Checks:
         return sequences
 
     def _batch_extras(self, batch: Batch) -> int:
-        """Check embedding rows, their offsets, and bidirectional blocks; returns the number of rows."""
+        """Check embedding rows, their offsets and biases, and bidirectional blocks; returns the number of rows."""
         rows = batch.embeddings
         if len(rows):
             self._supported(Capability.EMBEDDING_INPUT, "embedding rows")
             check_rows(rows, self._declared.n_embd)
         if len(batch.offsets):
             self._supported(Capability.MROPE_POSITIONS, "offsets of rows")
+        if len(batch.bias):
+            self._supported(Capability.ATTENTION_BIAS, "attention bias of rows")
         if batch.ahead.any():
             self._supported(Capability.BIDIRECTIONAL_BLOCKS, "bidirectional blocks")
             follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
@@ -267,7 +270,7 @@ class Checks:
     # A dump.
 
     def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Check tokens, rows, offsets and bidirectional blocks of a dump, as ``decode`` checks those of a batch.
+        """Check tokens, rows, their offsets, biases and blocks in a dump, as ``decode`` checks those of a batch.
 
         Raises:
             InvalidSnapshot: values that are invalid for this model.
@@ -283,6 +286,7 @@ class Checks:
         if (rows := rows_of(every)).size:
             self._dumped_rows(rows)
             self._dumped_offsets(every)
+            self._dumped_biases(every)
         ids = [token_of(one) for one in every if row_of(one) is None]
         if ids and not (min(ids) >= 0 and max(ids) < declared.n_vocab):
             raise InvalidSnapshot(
@@ -334,6 +338,13 @@ class Checks:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
                 f" model (restore it where {Capability.MROPE_POSITIONS} is declared)"
+            )
+
+    def _dumped_biases(self, every: Sequence[Held]) -> None:
+        if len(biases_of(every)) and Capability.ATTENTION_BIAS not in self._declared.capabilities:
+            raise SnapshotMismatch(
+                f"the dump holds rows with an attention bias, which the backend {self._declared.backend} does not take"
+                f" for this model (restore it where {Capability.ATTENTION_BIAS} is declared)"
             )
 
     def _dumped_blocks(self, runs: Sequence[Sequence[Held]]) -> None:

@@ -1,4 +1,4 @@
-"""The inputs of a sequence besides token ids: embedding rows, their M-RoPE offsets, and bidirectional blocks."""
+"""The inputs of a sequence besides token ids: embedding rows, with M-RoPE offsets and biases, bidirectional blocks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ NO_AHEAD: NDArray[np.int32] = np.empty(0, np.int32)
 NO_AHEAD.flags.writeable = False
 NO_OFFSETS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 NO_OFFSETS.flags.writeable = False
+NO_BIAS: NDArray[np.float32] = np.empty(0, np.float32)
+NO_BIAS.flags.writeable = False
 
 Offset: TypeAlias = tuple[int, int, int]
 """An M-RoPE offset in time, height and width."""
@@ -35,23 +37,30 @@ class HeldInput:
         row: the embedding row in place of a token, float32 [E]; None for a token.
         ahead: the number of later tokens in its bidirectional block when it was decoded.
         offset: its M-RoPE position, relative to the default position: that of a token at this index.
+        bias: the number added to attention scores of other tokens on an embedding row; never NaN.
     """
 
     token: int
     row: NDArray[np.float32] | None = None
     ahead: int = 0
     offset: Offset = _AS_A_TOKEN
+    bias: float = 0.0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HeldInput):
             return NotImplemented
-        return (self.token, self.ahead, self.offset) == (other.token, other.ahead, other.offset) and (
+        return self._numbers == other._numbers and (
             self.row is other.row
             or (self.row is not None and other.row is not None and np.array_equal(self.row, other.row))
         )
 
     def __hash__(self) -> int:
-        return hash((self.token, self.ahead, self.offset))
+        return hash(self._numbers)
+
+    @property
+    def _numbers(self) -> tuple[object, ...]:
+        """Everything but the row."""
+        return self.token, self.ahead, self.offset, self.bias
 
 
 Held: TypeAlias = int | HeldInput
@@ -88,12 +97,18 @@ def offset_of(held: Held) -> Offset:
     return held.offset if isinstance(held, HeldInput) else _AS_A_TOKEN
 
 
+def bias_of(held: Held) -> float:
+    """Its attention bias; 0 for none."""
+    return held.bias if isinstance(held, HeldInput) else 0.0
+
+
 def held_inputs(
     tokens: NDArray[np.int32],
     *,
     rows: NDArray[np.float32] = NO_ROWS,
     ahead: NDArray[np.int32] = NO_AHEAD,
     offsets: NDArray[np.int32] = NO_OFFSETS,
+    bias: NDArray[np.float32] = NO_BIAS,
 ) -> list[Held]:
     """The inputs of a sequence, from arrays.
 
@@ -102,16 +117,19 @@ def held_inputs(
         rows: the embedding rows, float32 [n, E].
         ahead: for each token, the number of later tokens in its bidirectional block, int32 [T]; [0] without blocks.
         offsets: the offset of each row, int32 [n, 3]; [0, 3] if all rows are at default positions.
+        bias: the attention bias of each row, float32 [n]; [0] if all are 0.
     """
     held: list[Held] = tokens.tolist()
     if not len(rows) and not ahead.any():
         return held
     offset_list = offsets.tolist() if len(offsets) else [_AS_A_TOKEN] * len(rows)
-    for index, row, offset in zip(np.flatnonzero(tokens == EMBEDDED).tolist(), rows, offset_list, strict=True):
-        held[index] = HeldInput(EMBEDDED, row, offset=tuple(offset))
+    bias_list = bias.tolist() if len(bias) else [0.0] * len(rows)
+    indices = np.flatnonzero(tokens == EMBEDDED).tolist()
+    for index, row, offset, each in zip(indices, rows, offset_list, bias_list, strict=True):
+        held[index] = HeldInput(EMBEDDED, row, offset=tuple(offset), bias=each)
     for index in np.flatnonzero(ahead).tolist():
         one = held[index]
-        held[index] = HeldInput(token_of(one), row_of(one), int(ahead[index]), offset_of(one))
+        held[index] = HeldInput(token_of(one), row_of(one), int(ahead[index]), offset_of(one), bias_of(one))
     return held
 
 
@@ -122,12 +140,13 @@ def row_inputs(rows: EmbeddingRows) -> list[Held]:
     for start, end in rows.blocks:
         ahead[start:end] = np.arange(end - start - 1, -1, -1)
     offsets = NO_OFFSETS if rows.offsets is None else from_each(rows.offsets.astype(np.int32))
-    return held_inputs(np.full(n, EMBEDDED, np.int32), rows=rows.rows, ahead=ahead, offsets=offsets)
+    bias = NO_BIAS if rows.bias is None else rows.bias
+    return held_inputs(np.full(n, EMBEDDED, np.int32), rows=rows.rows, ahead=ahead, offsets=offsets, bias=bias)
 
 
 def batch_inputs(batch: Batch) -> list[Held]:
     """The inputs of a batch, one per token."""
-    return held_inputs(batch.tokens, rows=batch.embeddings, ahead=batch.ahead, offsets=batch.offsets)
+    return held_inputs(batch.tokens, rows=batch.embeddings, ahead=batch.ahead, offsets=batch.offsets, bias=batch.bias)
 
 
 def rows_of(held: Iterable[Held]) -> NDArray[np.float32]:
@@ -140,6 +159,12 @@ def offsets_of(held: Iterable[Held]) -> NDArray[np.int32]:
     """The offsets of the embedding rows among inputs, int32 [n, 3]; [0, 3] if all are at default positions."""
     offsets = [offset_of(one) for one in held if row_of(one) is not None]
     return np.array(offsets, np.int32) if any(map(any, offsets)) else NO_OFFSETS
+
+
+def biases_of(held: Iterable[Held]) -> NDArray[np.float32]:
+    """The attention bias of each embedding row among inputs, float32 [n]; [0] if all are 0."""
+    biases = [bias_of(one) for one in held if row_of(one) is not None]
+    return np.array(biases, np.float32) if any(biases) else NO_BIAS
 
 
 def next_mrope_position(held: Iterable[Held], start: int = 0) -> int:
@@ -175,7 +200,10 @@ def add_held(batch: Batch, held: Sequence[Held], start: Pos, *, logits: LogitsSe
             index += len(run)
             selected: LogitsSelection = logits if index == end else "none"
             if is_row:
-                batch.add_embeddings(rows_of(run), position, offsets=offsets_from_start(run), logits=selected)
+                offsets, bias = offsets_from_start(run), biases_of(run)
+                batch.add_embeddings(
+                    rows_of(run), position, offsets=offsets, bias=bias if len(bias) else None, logits=selected
+                )
             else:
                 batch.extend(token_ids(run), position, logits=selected)
         if ahead_of(piece[0]):

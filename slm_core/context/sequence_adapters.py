@@ -124,6 +124,7 @@ def part_of(batch: Batch, seq_ids: Sequence[int]) -> TokenBatch:
         ahead=batch.ahead[which],
         embeddings=batch.embeddings[rows] if len(batch.embeddings) else batch.embeddings,
         offsets=batch.offsets[rows] if len(batch.offsets) else batch.offsets,
+        bias=batch.bias[rows] if len(batch.bias) else batch.bias,
     )
 
 

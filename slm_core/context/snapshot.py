@@ -13,11 +13,14 @@ from slm_core.adapters import MAX_SCALE
 from slm_core.container import Incoming, Pieces, check_numbers, is_count, pack, unpack
 from slm_core.context.inputs import (
     NO_AHEAD,
+    NO_BIAS,
     NO_OFFSETS,
     NO_ROWS,
     Held,
     ahead_of,
     all_ahead_of,
+    bias_of,
+    biases_of,
     held_inputs,
     offset_of,
     offsets_of,
@@ -25,7 +28,7 @@ from slm_core.context.inputs import (
     rows_of,
     token_ids,
 )
-from slm_core.embedding_rows import MAX_OFFSET
+from slm_core.embedding_rows import MAX_BIAS, MAX_OFFSET
 from slm_core.errors import InvalidSnapshot
 from slm_core.types import EMBEDDED
 
@@ -87,6 +90,7 @@ class SequenceSnapshot:
         ahead: for each token, the number of later tokens in its bidirectional block, int32 [S]; [0] without blocks.
         offsets: the M-RoPE offset of each of ``rows``, int32 [n, 3]; [0, 3] if all are at default positions.
         adapters: the scale of each adapter, by the adapter's fingerprint.
+        bias: the attention bias of each of ``rows``, float32 [n]; [0] if all are 0.
     """
 
     backend: str
@@ -99,10 +103,11 @@ class SequenceSnapshot:
     ahead: NDArray[np.int32] = field(default_factory=lambda: NO_AHEAD)
     offsets: NDArray[np.int32] = field(default_factory=lambda: NO_OFFSETS)
     adapters: Mapping[str, float] = field(default_factory=dict)
+    bias: NDArray[np.float32] = field(default_factory=lambda: NO_BIAS)
 
     def held(self) -> list[Held]:
         """The inputs of the sequence."""
-        return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets)
+        return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets, bias=self.bias)
 
     def every_input(self) -> list[Held]:
         """The inputs of the sequence, and those that its cuts removed."""
@@ -123,15 +128,20 @@ class SequenceSnapshot:
         }
 
     def sections(self, payload: bytes | Pieces) -> list[bytes | Pieces]:
-        """Tokens, removed tokens, payload, rows, blocks, offsets. Empty sections at the end are left out."""
+        """Tokens, removed tokens, payload, rows, blocks, offsets, biases. Empty sections at the end are left out."""
         removed = [one for e in self.edits for one in e.removed]
         ids = self.tokens.astype("<i4").tobytes(), np.array(token_ids(removed), "<i4").tobytes()
         more = [
             b"".join(part.astype("<f4").tobytes() for part in (self.rows, rows_of(removed))),
-            _integers(self.ahead if len(self.ahead) else [0] * len(self.tokens), map(ahead_of, removed)),
-            _integers(
+            _packed(self.ahead if len(self.ahead) else [0] * len(self.tokens), map(ahead_of, removed)),
+            _packed(
                 self.offsets if len(self.offsets) else [(0, 0, 0)] * len(self.rows),
                 (offset_of(one) for one in removed if row_of(one) is not None),
+            ),
+            _packed(
+                self.bias if len(self.bias) else [0.0] * len(self.rows),
+                (bias_of(one) for one in removed if row_of(one) is not None),
+                "<f4",
             ),
         ]
         while more and not more[-1]:
@@ -205,6 +215,7 @@ class SequenceSnapshot:
             rows=rows_of(held),
             ahead=all_ahead_of(held),
             offsets=offsets_of(held),
+            bias=biases_of(held),
         )
 
     @classmethod
@@ -214,7 +225,10 @@ class SequenceSnapshot:
         rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
         ahead = _ahead(sections[4] if len(sections) > 4 else b"", len(tokens) + len(removed))
         offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_own + n_removed)
-        cut_inputs = held_inputs(removed, rows=rows[n_own:], ahead=ahead[len(tokens) :], offsets=offsets[n_own:])
+        bias = _bias(sections[6] if len(sections) > 6 else b"", n_own + n_removed)
+        cut_inputs = held_inputs(
+            removed, rows=rows[n_own:], ahead=ahead[len(tokens) :], offsets=offsets[n_own:], bias=bias[n_own:]
+        )
         return cls(
             **{name: str(meta[name]) for name in _NAMES},
             tokens=tokens,
@@ -224,6 +238,7 @@ class SequenceSnapshot:
             ahead=ahead[: len(tokens)],
             offsets=offsets[:n_own],
             adapters=_adapters(meta.get(_ADAPTERS, {})),
+            bias=bias[:n_own],
         )
 
 
@@ -251,7 +266,7 @@ _ADAPTERS = "adapters"
 
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
     known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
-    if not known or n_sections not in (3, 4, 5, 6):
+    if not known or not 3 <= n_sections <= 7:
         raise InvalidSnapshot("the dump of a sequence lacks a part")
 
 
@@ -300,9 +315,9 @@ def _adapters(stored: object) -> dict[str, float]:
     return stored
 
 
-def _integers(present: NDArray[np.int32] | Sequence[object], removed: Iterable[object]) -> bytes:
+def _packed(present: NDArray[np.generic] | Sequence[object], removed: Iterable[object], dtype: str = "<i4") -> bytes:
     """The numbers of present inputs, then of removed inputs; b"" if all are 0."""
-    numbers = np.array([*present, *removed], "<i4")
+    numbers = np.array([*present, *removed], dtype)
     return numbers.tobytes() if numbers.any() else b""
 
 
@@ -332,6 +347,16 @@ def _offsets(section: bytes, n: int) -> NDArray[np.int32]:
     if ((offsets < -2 * MAX_OFFSET) | (offsets > MAX_OFFSET)).any():
         raise InvalidSnapshot("the dump has offsets of rows that are out of range")
     return offsets
+
+
+def _bias(section: bytes, n: int) -> NDArray[np.float32]:
+    """The attention biases of the ``n`` rows of a dump, [n]; [0] if all are 0."""
+    if len(section) not in (0, 4 * n):
+        raise InvalidSnapshot(f"the dump has {len(section)} bytes of attention biases for {n} rows")
+    bias = np.frombuffer(section, "<f4").astype(np.float32)
+    if not (bias <= MAX_BIAS).all():
+        raise InvalidSnapshot("the dump has an attention bias that is out of range")
+    return bias
 
 
 def _ahead(section: bytes, n: int) -> NDArray[np.int32]:

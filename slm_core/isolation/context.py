@@ -514,4 +514,5 @@ def _arrays(batch: Batch) -> dict[str, NDArray[Any]]:
         "ahead": batch.ahead,
         "embeddings": batch.embeddings,
         "offsets": batch.offsets,
+        "bias": batch.bias,
     }

@@ -41,6 +41,11 @@ class Batch(Protocol):
         ...
 
     @property
+    def bias(self) -> NDArray[np.float32]:
+        """The attention bias of each embedding row, float32 [n]; [0] if all are 0."""
+        ...
+
+    @property
     def seq_ids(self) -> NDArray[np.int32]:
         """The sequence of each token, int32 [T]."""
         ...
@@ -83,6 +88,7 @@ class Batch(Protocol):
         start: Pos,
         *,
         offsets: NDArray[np.integer] | None = None,
+        bias: NDArray[np.float32] | None = None,
         logits: LogitsSelection = "none",
     ) -> None:
         """Add embedding rows, like ``extend`` adds tokens; they are copied.
@@ -98,11 +104,15 @@ class Batch(Protocol):
                 token instead of the first row. Row (y, x) of an image has the offset (0, y, x). The next token gets the
                 largest M-RoPE position before it, plus one. If a second call continues an image, its offsets are
                 relative to that position, so they may be negative. None for the default positions, like tokens.
+            bias: float32 [n]: the attention bias of each row. It is added to the scores of all other queries on the
+                row's key, in every layer and head, after scale and soft cap and before the softmax. -inf masks the
+                row. The score of the row's own query on its key stays as it is, so every query has a key. None for 0.
             logits: see ``extend``.
 
         Raises:
             InvalidEmbedding: rows that are not finite float32 [n, E], or whose width differs from earlier rows of the
-                batch; offsets that are not integers [n, 3], or beyond 2 ** 20.
+                batch; offsets that are not integers [n, 3], or beyond 2 ** 20; a bias that is not float32 [n], or that
+                is NaN or above 1000.
             BatchFull, InvalidPosition, InvalidSequence, InvalidOption: as in ``extend``.
         """
         ...

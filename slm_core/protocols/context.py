@@ -113,9 +113,9 @@ class Context(Protocol):
             ContextFull: not enough free positions.
             DecodeFailed: the engine reported a failure.
             UnsupportedOutput: an encoder, which has no logits.
-            UnsupportedInput: embedding rows, bidirectional blocks or offsets, if the context does not declare
-                ``EMBEDDING_INPUT``, ``BIDIRECTIONAL_BLOCKS`` or ``MROPE_POSITIONS``; or rows whose offsets do not
-                increase, if the engine requires this.
+            UnsupportedInput: embedding rows, bidirectional blocks, offsets or an attention bias, if the context does
+                not declare ``EMBEDDING_INPUT``, ``BIDIRECTIONAL_BLOCKS``, ``MROPE_POSITIONS`` or ``ATTENTION_BIAS``;
+                or rows whose offsets do not increase, if the engine requires this.
         """
         ...
 
@@ -261,8 +261,8 @@ class Context(Protocol):
 
         Raises:
             InvalidSnapshot: the bytes are damaged.
-            SnapshotMismatch: a dump of another model; rows, bidirectional blocks or offsets that ``decode`` would
-                refuse; a block longer than ``n_batch``.
+            SnapshotMismatch: a dump of another model; rows, bidirectional blocks, offsets or biases that ``decode``
+                would refuse; a block longer than ``n_batch``.
             ContextFull: no room.
         """
         ...

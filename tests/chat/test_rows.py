@@ -69,6 +69,8 @@ def new_chat(model: ToyModel, messages: Sequence[Message] = (), formatter: objec
         ({"rows": np.full((2, 4), np.nan, np.float32)}, InvalidEmbedding, "row 0 of 2"),
         ({"offsets": np.zeros((2, 3), int)}, InvalidEmbedding, r"\[3, 3\]"),
         ({"offsets": np.zeros((3, 3))}, InvalidEmbedding, "float64"),
+        ({"bias": np.zeros(2, np.float32)}, InvalidEmbedding, r"\[3\]"),
+        ({"bias": np.full(3, np.nan, np.float32)}, InvalidEmbedding, "nan"),
         ({"blocks": [(0, 4)]}, InvalidOption, "of 3 rows"),
         ({"blocks": [(1, 1)]}, InvalidOption, "of 3 rows"),
         ({"blocks": [(0, 2), (1, 3)]}, InvalidOption, "in order"),
@@ -91,7 +93,9 @@ def test_rows_are_copied_and_compare_by_content() -> None:
     with pytest.raises(ValueError, match="read-only"):
         first.rows[0, 0] = 1
     others = [{"after": "y"}, {"rows": rows(3, 4, 1)}, {"offsets": np.zeros((3, 3), int)}, {"blocks": [(0, 2)]}]
+    others.append({"bias": np.array([0, 0, -1], np.float32)})
     assert all(dataclasses.replace(first, **change) != first for change in others)
+    assert dataclasses.replace(first, bias=np.zeros(3, np.float32)) == first, "a bias of 0 is none"
 
 
 def test_a_message_takes_parts() -> None:
@@ -199,6 +203,27 @@ def test_refused_rows_leave_the_chat_as_it_was(model: ToyModel) -> None:
         assert (chat.messages, chat.session.tokens) == before
 
 
+def test_biases_of_a_message_are_part_of_the_history(model: ToyModel) -> None:
+    """Rows with another bias are other inputs; dumps of chats and sessions have them."""
+    from slm_core.chat import chat_dump
+
+    bias = np.array([0, -np.inf, 1.5, -2], np.float32)
+    with new_chat(model, [Message("user", ["a", part(model, bias=bias)])]) as chat:
+        assert [one.bias for one in chat.session.inputs if isinstance(one, HeldInput)] == bias.tolist()
+        chat.session.prefill()
+        n_before = len(chat.session.tokens)
+        chat.edit(0, ["a", part(model, bias=-2 * np.ones(4, np.float32))])
+        assert [one.bias for one in chat.session.inputs if isinstance(one, HeldInput)] == [-2] * 4
+        assert len(chat.session.tokens) == n_before
+        chat.edit(0, ["a", part(model, bias=bias)])
+        restored = Session.restore(model.new_context(ContextOptions(96, 2, 16)), model.vocab, chat.session.dump())
+        assert restored.inputs == chat.session.inputs
+        assert chat_dump.read(chat.dump()).messages == chat.messages
+        chat.session.context.capabilities = frozenset(Capability) - {Capability.ATTENTION_BIAS}
+        with pytest.raises(UnsupportedInput, match="attention bias of rows"):
+            chat.edit(0, ["b", part(model, bias=bias)])
+
+
 def test_forget_does_not_divide_blocks(model: ToyModel) -> None:
     """Two images whose first rows are equal: the first difference of the prompts lies within the second image."""
     numbers = rows(6, model.info.n_embd)
@@ -271,7 +296,8 @@ def test_dumps_of_sessions_are_checked(model: ToyModel, session: Session) -> Non
 
 def test_rows_of_a_dump_are_the_same_rows() -> None:
     offsets = np.array([(0, y, x) for y in range(2) for x in range(3)])
-    image = EmbeddingRows(rows(6, 5), [(0, 2), (2, 5)], offsets, "<a>", "<b>")
+    bias = np.array([0, -np.inf, 2, 0, -1, 0], np.float32)
+    image = EmbeddingRows(rows(6, 5), [(0, 2), (2, 5)], offsets, "<a>", "<b>", bias)
     sections: list[bytes] = []
     stored = write_rows(image, sections)
     assert read_rows(stored, iter(sections)) == image

@@ -15,6 +15,7 @@ class Fixtures(BackendFixtures):
     declares = (
         "cut",
         "adapters",
+        "attention_bias",
         "bidirectional_blocks",
         "embedding_input",
         "embeddings",

@@ -12,4 +12,13 @@ class Fixtures(BackendFixtures):
     device = "cpu"
     precision = {"f32": "float32", "f16": "float32", "q8_0": "quantized"}  # noqa: RUF012
     kv_types = ("f32", "q8_0")
-    declares = ("cut", "adapters", "bidirectional_blocks", "embedding_input", "embeddings", "kv_payload", "shared_fork")
+    declares = (
+        "cut",
+        "adapters",
+        "attention_bias",
+        "bidirectional_blocks",
+        "embedding_input",
+        "embeddings",
+        "kv_payload",
+        "shared_fork",
+    )

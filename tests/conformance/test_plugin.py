@@ -67,8 +67,9 @@ def test_a_module_of_a_few_lines_adopts_the_suite(adopt):
     result.stdout.fnmatch_lines(
         [
             "slm-conformance: toy 1, devices cpu",
-            "slm-conformance: * llama-f32: toy on cpu, edit level CUT, declares adapters, bidirectional_blocks,"
-            " device_sampling, embedding_input, embeddings, kv_payload, layer_states, shared_fork",
+            "slm-conformance: * llama-f32: toy on cpu, edit level CUT, declares adapters, attention_bias,"
+            " bidirectional_blocks, device_sampling, embedding_input, embeddings, kv_payload, layer_states,"
+            " shared_fork",
         ]
     )
 

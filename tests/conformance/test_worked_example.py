@@ -34,7 +34,9 @@ def test_the_worked_example_passes_the_suite(tmp_path, monkeypatch):
     assert re.match(r"\d{3,} passed", summary), summary
     absent = {what for what in re.findall(r"declared absent: (.*)", done.stdout) if "does not run" not in what}
     optional = {"device_sampling", "embedding_input", "embeddings", "bidirectional_blocks", "mrope_positions"}
-    assert absent == {*optional, "adapters", "mtp", "layer_states"}, "the example declares everything else"
+    assert absent == {*optional, "adapters", "attention_bias", "mtp", "layer_states"}, (
+        "the example declares everything else"
+    )
 
 
 def test_the_worked_plugin_names_the_backend(tmp_path, monkeypatch):

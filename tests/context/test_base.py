@@ -548,6 +548,7 @@ def test_blocks_that_are_no_run_of_one_sequence_are_refused(seq_ids, positions, 
         logits_mask=np.ones(3, np.bool_),
         embeddings=np.empty((0, 0), np.float32),
         offsets=np.empty((0, 3), np.int32),
+        bias=np.empty(0, np.float32),
     )
     with assert_refused(context, InvalidOption, match="no run of one sequence"):
         context.decode(batch)
@@ -562,7 +563,7 @@ def test_the_part_of_one_sequence_is_the_batch_of_its_inputs():
             lambda: batch.extend([seq_id, 7], Pos(seq_id, 0), logits="last"),
             lambda: batch.add_embeddings(rows, Pos(seq_id, 2), offsets=np.array([(0, 0, seq_id), (0, 1, 0)])),
             lambda: (batch.extend([8, 9, seq_id], Pos(seq_id, 4), logits="all"), batch.join_block(2)),
-            lambda: batch.add_embeddings(rows[:1], Pos(seq_id, 7)),
+            lambda: batch.add_embeddings(rows[:1], Pos(seq_id, 7), bias=np.float32([seq_id])),
         ]
 
     whole = TokenBatch(30)
@@ -575,5 +576,5 @@ def test_the_part_of_one_sequence_is_the_batch_of_its_inputs():
             for seq_id in (1, 3, 5):
                 if seq_id in seq_ids:
                     add(expected, seq_id)[turn]()
-        for name in ("tokens", "seq_ids", "positions", "logits_mask", "ahead", "embeddings", "offsets"):
+        for name in ("tokens", "seq_ids", "positions", "logits_mask", "ahead", "embeddings", "offsets", "bias"):
             np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)

@@ -67,7 +67,7 @@ def test_a_sequence_is_unchanged_after_a_dump():
     restored = SequenceSnapshot.from_bytes(snapshot().to_bytes())
     np.testing.assert_array_equal(restored.tokens, snapshot().tokens)
     assert restored.tokens.dtype == np.int32
-    nothing = {"tokens": None, "rows": None, "ahead": None, "offsets": None}
+    nothing = {"tokens": None, "rows": None, "ahead": None, "offsets": None, "bias": None}
     assert dataclasses.replace(restored, **nothing) == snapshot(**nothing)
 
 

@@ -196,7 +196,7 @@ def test_declared_edit_level_and_capabilities(open_context, tiny):
     context = open_context()
     assert context.edit_level is EditLevel.CUT
     outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.BIDIRECTIONAL_BLOCKS}
-    outputs_and_inputs |= {Capability.LAYER_STATES}
+    outputs_and_inputs |= {Capability.LAYER_STATES, Capability.ATTENTION_BIAS}
     outputs_and_inputs |= {Capability.MROPE_POSITIONS} if tiny.shape.sections else set()
     kept = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.ADAPTERS}
     assert context.capabilities == kept | outputs_and_inputs

@@ -76,6 +76,8 @@ def one_head(q, k, v, scale, position, scoring, head) -> list[float]:
             score = scoring.softcap * math.tanh(score / scoring.softcap)
         if scoring.slopes is not None:
             score -= float(scoring.slopes[head]) * (position - i)
+        if scoring.bias is not None and i < min(len(scoring.bias), position):
+            score += float(scoring.bias[i])
         scores.append(score)
     sink = [] if scoring.sinks is None else [float(scoring.sinks[head])]
     largest = max(scores + sink)
@@ -84,9 +86,14 @@ def one_head(q, k, v, scale, position, scoring, head) -> list[float]:
     return [math.fsum(w * float(v[i][d]) for w, i in zip(weights, visible, strict=True)) / total for d in range(len(q))]
 
 
-@pytest.mark.parametrize("options", ["window", "softcap", "slopes", "sinks", "window softcap slopes sinks"])
+@pytest.mark.parametrize(
+    "options",
+    ["window", "softcap", "slopes", "sinks", "window softcap slopes sinks", "bias", "window softcap slopes sinks bias"],
+)
 @pytest.mark.parametrize(("n_tokens", "n_held"), [(1, 30), (12, 30), (9, 9)])
-def test_attention_with_windows_softcaps_slopes_and_sinks(kernels, options, n_tokens, n_held):
+def test_attention_with_windows_softcaps_slopes_sinks_and_biases(kernels, options, n_tokens, n_held):
+    if "bias" in options and not kernels.takes_bias:
+        pytest.skip(f"the tier {kernels.name} adds no biases")
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((n_tokens, 6, 8), (n_held, 3, 8), (n_held, 3, 8)))
     values = {
@@ -94,9 +101,10 @@ def test_attention_with_windows_softcaps_slopes_and_sinks(kernels, options, n_to
         "softcap": 2.0,
         "slopes": alibi_slopes(6, 8.0),
         "sinks": rng.standard_normal(6).astype(np.float32),
+        "bias": rng.choice([-np.inf, 0, 1.5, -2], n_held - 3).astype(np.float32),
     }
     scoring = Scoring(**{name: values[name] for name in options.split()})
-    array_names = ("slopes", "sinks")
+    array_names = ("slopes", "sinks", "bias")
     device_scoring = Scoring(
         **{name: kernels.from_host(values[name]) if name in array_names else values[name] for name in options.split()}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from slm_native.kernels.parameters import (
     Scoring,
     Weight,
 )
-from slm_native.kv import Array, BatchPlan, KvLayer
+from slm_native.kv import Array, BatchPlan, KvLayer, Run
 
 _SCORES_AT_A_TIME = 1 << 22  # 16 MiB of float32, however long the prompt
 
@@ -37,6 +38,9 @@ class Ops(ABC):
     code for vectors and matrices), so a token alone and the same token in a batch agree within float32 rounding, not
     bit for bit. Operations are thread-safe.
     """
+
+    takes_bias: bool = False
+    """Whether attention adds the biases of keys."""
 
     @abstractmethod
     def rows(self, x: Array, which: slice | NDArray[Any]) -> Array:
@@ -190,10 +194,15 @@ class Ops(ABC):
         """
         mixed = np.empty_like(q)
         for run in plan.runs:
-            mixed[run.rows] = self.attention_over_pages(
-                q[run.rows], cache, run.pages, run.n_held, scale, scoring, bidirectional=run.bidirectional
-            )
+            mixed[run.rows] = self.attention_of_run(q[run.rows], cache, run, scale, scoring)
         return mixed
+
+    def attention_of_run(self, q: Array, cache: KvLayer, run: Run, scale: float, scoring: Scoring = PLAIN) -> Array:
+        """``attention_over_pages`` for one sequence of a batch, with the biases of its keys."""
+        biased = scoring if run.bias is None else replace(scoring, bias=run.bias)
+        return self.attention_over_pages(
+            q, cache, run.pages, run.n_held, scale, biased, bidirectional=run.bidirectional
+        )
 
     def attention_over_pages(
         self,
@@ -214,7 +223,7 @@ class Ops(ABC):
             pages: the sequence's pages.
             n_held: S, the number of positions on the pages.
             scale: factor on ``q · k``.
-            scoring: window, soft cap, ALiBi and sinks.
+            scoring: window, soft cap, ALiBi, sinks and biases.
             bidirectional: whether the queries are a bidirectional block.
 
         Returns:
@@ -230,7 +239,8 @@ class Ops(ABC):
             if bidirectional:
                 first, last = min(first, n_held - n_tokens), n_held
                 block = BlockRange(n_held - n_tokens - first, position - first)
-            mixed[start:stop] = self.attention(q[start:stop], k[first:last], v[first:last], scale, scoring, block)
+            seen = scoring if scoring.bias is None else replace(scoring, bias=scoring.bias[first:last])
+            mixed[start:stop] = self.attention(q[start:stop], k[first:last], v[first:last], scale, seen, block)
         return mixed
 
     @abstractmethod
@@ -244,7 +254,7 @@ class Ops(ABC):
             k: [S, K, D], H a multiple of K; query head h reads key head h // (H / K).
             v: [S, K, D].
             scale: factor on ``q · k``.
-            scoring: window, soft cap, ALiBi and sinks.
+            scoring: window, soft cap, ALiBi, sinks and biases.
             block: the queries' bidirectional block, if they are part of one.
 
         Returns:

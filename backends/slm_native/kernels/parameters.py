@@ -148,17 +148,20 @@ class Scoring:
         softcap: c in ``c * tanh(score / c)``.
         slopes: ALiBi's slopes [H]; ``slope * distance`` is subtracted from a score.
         sinks: an extra score for each head [H], without a value, so that a head may attend to nothing.
+        bias: the attention bias of the first n keys [n], n <= S; a query's score on its own key stays as it is.
     """
 
     window: int | None = None
     softcap: float | None = None
     slopes: Array | None = None
     sinks: Array | None = None
+    bias: Array | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether scores are not changed."""
-        return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
+        changes = self.window, self.softcap, self.slopes, self.sinks, self.bias
+        return all(change is None for change in changes)
 
 
 PLAIN = Scoring()

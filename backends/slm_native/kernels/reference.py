@@ -44,6 +44,7 @@ class ReferenceKernels(KernelSet):
     name = "reference"
     device = "cpu"
     reads_file = True
+    takes_bias = True
 
     def __init__(self, expanded_bytes: int = DEFAULT_EXPANDED_BYTES) -> None:
         self._expanded_bytes = expanded_bytes
@@ -226,6 +227,9 @@ class ReferenceKernels(KernelSet):
             scores = self.softcap(scores, scoring.softcap)
         if scoring.slopes is not None:
             scores -= scoring.slopes.reshape(n_kv_heads, -1, 1, 1) * distance.astype(np.float32)
+        if scoring.bias is not None:
+            biased = slice(len(scoring.bias))
+            scores[..., biased] += np.where(distance[:, biased] == 0, np.float32(0), scoring.bias)
         scores[..., unseen] = -np.inf
         outputs = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
         return np.ascontiguousarray(outputs.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)

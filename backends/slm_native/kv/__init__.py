@@ -2,7 +2,7 @@
 
 from slm_native.kv.cache import PagedKvCache
 from slm_native.kv.codecs import Array, KvCodec, Planes, codec_of
-from slm_native.kv.plan import BatchPlan, Run, in_blocks, in_chunks, part_of
+from slm_native.kv.plan import BatchPlan, Run, in_blocks, in_chunks, part_of, with_biases
 from slm_native.kv.store import PAGE_TOKENS, HostKvLayer, HostPageStore, KvLayer, PageIndex, PageLayout, PageStore
 from slm_native.kv.stores import NewStore, Rotate, StoreGroup, in_model_order
 from slm_native.kv.window import Held, WindowCache
@@ -31,4 +31,5 @@ __all__ = [
     "in_chunks",
     "in_model_order",
     "part_of",
+    "with_biases",
 ]

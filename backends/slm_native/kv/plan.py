@@ -5,7 +5,7 @@ Runs are split for chunked attention, for bidirectional blocks, and to compute a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ class Run:
         n_held: number of tokens on the pages after the batch, S.
         pages: the sequence's pages.
         bidirectional: whether the tokens are a bidirectional block. A window still hides tokens before it.
+        bias: the attention bias of the keys on the pages, up to the last one that has some, float32 [n]; None for none.
     """
 
     seq_id: int
@@ -35,6 +36,7 @@ class Run:
     n_held: int
     pages: PageIndex
     bidirectional: bool = False
+    bias: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,13 +118,18 @@ def in_blocks(plan: BatchPlan, ahead: NDArray[np.int32]) -> BatchPlan:
     return replace(plan, runs=[part for run in plan.runs for part in _blocks(run, ahead[run.rows])])
 
 
+def with_biases(plan: BatchPlan, biases: Mapping[int, NDArray[np.float32]]) -> BatchPlan:
+    """``plan`` with the attention biases of keys [n], by sequence."""
+    return replace(plan, runs=[replace(run, bias=biases.get(run.seq_id)) for run in plan.runs])
+
+
 def _part_of_run(run: Run, start: int, stop: int) -> Run | None:
     rows, skipped = _rows_between(run.rows, start, stop)
     if count(rows) == 0:
         return None
     first = run.start + skipped
     n_held = first + count(rows)
-    return Run(run.seq_id, rows, first, n_held, _first_pages(run.pages, n_held))
+    return replace(run, rows=rows, start=first, n_held=n_held, pages=_first_pages(run.pages, n_held))
 
 
 def _rows_between(rows: slice | NDArray[np.intp], start: int, stop: int) -> tuple[slice | NDArray[np.intp], int]:
@@ -141,7 +148,8 @@ def _chunks(run: Run, chunk: int) -> Iterator[Run]:
         begin, end = max(run.start, first), min(run.n_held, first + chunk)
         rows = _part(run.rows, begin - run.start, end - run.start)
         pages = _part(run.pages, first // PAGE_TOKENS, n_pages_of(end))
-        yield Run(run.seq_id, rows, begin - first, end - first, pages)
+        bias = None if run.bias is None else run.bias[first:end]
+        yield Run(run.seq_id, rows, begin - first, end - first, pages, bias=bias)
 
 
 def _blocks(run: Run, ahead: NDArray[np.int32]) -> Iterator[Run]:

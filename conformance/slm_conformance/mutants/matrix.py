@@ -43,6 +43,7 @@ WITHIN_THEIR_AREA = {
     "TestEmbeddingInput": "TestEmbeddingInput",
     "TestBidirectionalBlocks": "TestBidirectionalBlocks",
     "TestMropePositions": "TestMropePositions",
+    "TestAttentionBias": "TestAttentionBias",
     "TestMtp": "TestMtp",
     "TestLayerStates": "TestLayerStates",
     "TestClose::test_mem": "TestClose",

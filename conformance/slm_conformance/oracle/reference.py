@@ -3,7 +3,8 @@
 The cache of a layer holds the *unrotated* key and the value of each token. Attention rotates keys to their current
 positions, which are their indexes in the list. So edits follow the definitions of the contract: a cut deletes rows, and
 later rows keep their values at their new positions. Rows with M-RoPE positions also have offsets in time, height and
-width from their default position: the highest M-RoPE position before them, plus one.
+width from their default position: the highest M-RoPE position before them, plus one. The bias of a key is added to its
+scores with all queries but its own.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Reference:
         self._round_attention = round_attention
         self._sequences: dict[int, list[LayerCache]] = {}
         self._offsets: dict[int, list[Offset]] = {}
+        self._biases: dict[int, Array] = {}
 
     def length(self, seq_id: int = 0) -> int:
         """The number of tokens of a sequence."""
@@ -100,7 +102,13 @@ class Reference:
         return self._layers(self.table(tokens), seq_id)
 
     def embed_rows(
-        self, x: Array, seq_id: int = 0, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
+        self,
+        x: Array,
+        seq_id: int = 0,
+        *,
+        bidirectional: bool = False,
+        offsets: Sequence[Offset] | None = None,
+        bias: Array | None = None,
     ) -> Array:
         """The same for embedding rows [T, E] in place of tokens.
 
@@ -109,18 +117,29 @@ class Reference:
             seq_id: the sequence.
             bidirectional: whether the rows attend to each other in both directions.
             offsets: M-RoPE offsets in time, height and width from the position of the first row [T].
+            bias: attention biases of the rows [T].
         """
-        return self._norm("output_norm", self._layers(x, seq_id, bidirectional=bidirectional, offsets=offsets)[-1])
+        outputs = self._layers(x, seq_id, bidirectional=bidirectional, offsets=offsets, bias=bias)
+        return self._norm("output_norm", outputs[-1])
 
     def _layers(
-        self, x: Array, seq_id: int, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
+        self,
+        x: Array,
+        seq_id: int,
+        *,
+        bidirectional: bool = False,
+        offsets: Sequence[Offset] | None = None,
+        bias: Array | None = None,
     ) -> Array:
         """The output of each layer for new embedding rows [T, E], float64 [L, T, E]."""
         caches = self._caches(seq_id)
         positions = self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets)
+        biases = np.concatenate((self._biases_of(seq_id), np.zeros(len(x)) if bias is None else bias))
+        self._biases[seq_id] = biases
         outputs: list[Array] = []
         for layer, cache in enumerate(caches):
-            x = x + self._attention(layer, self._norm(f"blk.{layer}.attn_norm", x), cache, positions, bidirectional)
+            normed = self._norm(f"blk.{layer}.attn_norm", x)
+            x = x + self._attention(layer, normed, cache, positions, bidirectional, biases)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
             x = self._steered(layer, x)
             outputs.append(x)
@@ -130,6 +149,7 @@ class Reference:
         """Make ``dst`` a copy of ``src[:end]``."""
         self._sequences[dst] = [LayerCache(cache.keys[:end], cache.values[:end]) for cache in self._caches(src)]
         self._offsets[dst] = self._offsets.get(src, [])[:end]
+        self._biases[dst] = self._biases_of(src)[:end]
 
     def truncate(self, length: int, seq_id: int = 0) -> None:
         """Forget the tokens from position ``length`` on."""
@@ -138,6 +158,7 @@ class Reference:
     def cut(self, start: int, end: int, seq_id: int = 0) -> None:
         """Forget [start, end); later tokens move down."""
         del self._offsets.setdefault(seq_id, [])[start:end]
+        self._biases[seq_id] = np.delete(self._biases_of(seq_id), np.s_[start:end])
         for cache in self._caches(seq_id):
             cache.keys = np.delete(cache.keys, np.s_[start:end], axis=0)
             cache.values = np.delete(cache.values, np.s_[start:end], axis=0)
@@ -146,6 +167,7 @@ class Reference:
         """Forget a sequence."""
         self._sequences.pop(seq_id, None)
         self._offsets.pop(seq_id, None)
+        self._biases.pop(seq_id, None)
 
     @staticmethod
     def _append_positions(earlier: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
@@ -164,8 +186,23 @@ class Reference:
             self._sequences[seq_id] = [empty_cache(self._shape) for _ in range(self._shape.n_layers)]
         return self._sequences[seq_id]
 
-    def _attention(self, layer: int, x: Array, cache: LayerCache, positions: Array, bidirectional: bool) -> Array:
-        """Attention of the new tokens, x [T, E], to all tokens, cached and new, at ``positions`` [S, 3]."""
+    def _biases_of(self, seq_id: int) -> Array:
+        """The attention bias of each key, [S]."""
+        return self._biases.get(seq_id, np.empty(0))
+
+    def _attention(
+        self,
+        layer: int,
+        x: Array,
+        cache: LayerCache,
+        positions: Array,
+        bidirectional: bool,
+        biases: Array | float = 0.0,
+    ) -> Array:
+        """Attention of the new tokens, x [T, E], to all tokens, cached and new, at ``positions`` [S, 3].
+
+        ``biases`` [S] are those of the keys.
+        """
         shape, first = self._shape, len(cache.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
         k = self._head_norm(layer, "attn_k", self._heads(layer, "attn_k", x))  # [T, K, D]
@@ -178,6 +215,7 @@ class Reference:
         values = cache.values.repeat(group, axis=1)
         queries = self._round_queries(self._rotated(q, positions[first:]))
         scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
+        scores += np.where(np.arange(length) == np.arange(first, length)[:, None], 0.0, biases)
         unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
         scores[:, unseen & (not bidirectional)] = -np.inf
         seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]

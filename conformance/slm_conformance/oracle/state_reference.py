@@ -87,11 +87,18 @@ class StateReference(Reference):
         return len(self._held(seq_id))
 
     def embed_rows(
-        self, x: Array, seq_id: int = 0, *, bidirectional: bool = False, offsets: Sequence[Offset] | None = None
+        self,
+        x: Array,
+        seq_id: int = 0,
+        *,
+        bidirectional: bool = False,
+        offsets: Sequence[Offset] | None = None,
+        bias: Array | None = None,
     ) -> Array:
         """See ``Reference``; a token attends to earlier tokens only."""
         assert not bidirectional, "a recurrent layer sees no later tokens"
         assert offsets is None, "a recurrent layer has no positions"
+        assert bias is None, "a recurrent layer has no attention scores"
         self._rows[seq_id] = np.concatenate([self._held(seq_id), x])
         states = self._entered(self._rows[seq_id])
         for layer in range(self._shape.n_layers):

@@ -61,6 +61,8 @@ HINTS = MappingProxyType(
         " the bound `end`",
         "TestGeneration": "the rows that `decode` returns: their order, and whether they stay valid until the next"
         " call; then the vocabulary's bytes and its EOG tokens",
+        "TestAttentionBias": "the embedding scenarios first; then the bias of each key: added after the scale and the"
+        " soft cap, to all queries but the key's own, moved with its row by edits, and restored with the sequence",
         "TestMropePositions": "the embedding scenarios first; then the M-RoPE position of the next token: the highest"
         " so far plus one, in time, height and width, also after an edit or a restore",
         "TestLayerStates": "the embedding scenarios first; then where the state is taken: after the layer's last sum"

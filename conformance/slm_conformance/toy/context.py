@@ -24,6 +24,7 @@ from slm_core.context.inputs import (
     all_ahead_of,
     are_blocks,
     batch_inputs,
+    biases_of,
     next_mrope_position,
     offsets_of,
     row_of,
@@ -69,6 +70,7 @@ class ToyContext:
             Capability.EMBEDDING_INPUT,
             Capability.BIDIRECTIONAL_BLOCKS,
             Capability.MROPE_POSITIONS,
+            Capability.ATTENTION_BIAS,
             Capability.ADAPTERS,
             Capability.MTP,
             Capability.LAYER_STATES,
@@ -353,6 +355,7 @@ class ToyContext:
                 rows=rows_of(tokens),
                 ahead=all_ahead_of(tokens),
                 offsets=offsets_of(tokens),
+                bias=biases_of(tokens),
                 adapters=dumped_scales(self.sets[seq_id]),
             ).to_bytes()
 
@@ -558,6 +561,7 @@ class ToyContext:
         self._check_rows(batch.embeddings)
         self._check_blocks(batch)
         self._check_offsets(batch)
+        self._check_bias(batch)
         lengths: dict[int, int] = {}
         inputs = batch_inputs(batch)
         for token, seq_id, position in zip(inputs, batch.seq_ids.tolist(), batch.positions, strict=True):
@@ -587,6 +591,10 @@ class ToyContext:
         if len(batch.offsets) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise UnsupportedInput("this toy takes no offsets of rows")
 
+    def _check_bias(self, batch: Batch) -> None:
+        if len(batch.bias) and Capability.ATTENTION_BIAS not in self.capabilities:
+            raise UnsupportedInput("this toy takes no attention bias")
+
     def _check_whole_blocks(self, seq_id: int, length: int) -> None:
         cells = self.cells[seq_id]
         if 0 < length < len(cells) and ahead_of(cells[length - 1].token):
@@ -599,6 +607,10 @@ class ToyContext:
     def _check_dumped_offsets(self, inputs: Sequence[Held]) -> None:
         if len(offsets_of(inputs)) and Capability.MROPE_POSITIONS not in self.capabilities:
             raise SnapshotMismatch("the dump holds rows with offsets, which this toy does not take")
+
+    def _check_dumped_bias(self, inputs: Sequence[Held]) -> None:
+        if len(biases_of(inputs)) and Capability.ATTENTION_BIAS not in self.capabilities:
+            raise SnapshotMismatch("the dump holds rows with an attention bias, which this toy does not take")
 
     def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
         for ahead in map(all_ahead_of, replay_plan(snapshot.held(), snapshot.edits)[0]):
@@ -617,6 +629,7 @@ class ToyContext:
         if len(rows) and rows.shape[1] != self.engine.shape.n_embd:
             raise InvalidSnapshot("the dump's embedding rows are of another width")
         self._check_dumped_offsets(inputs)
+        self._check_dumped_bias(inputs)
         self._check_dumped_blocks(snapshot)
         if any(not (row_of(token) is not None or 0 <= token_of(token) < self.engine.n_vocab) for token in inputs):
             raise InvalidSnapshot("the dump holds tokens outside the vocabulary")

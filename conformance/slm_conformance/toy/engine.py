@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.weights import Weights, rope_frequencies, section_of_pairs
-from slm_core.context.inputs import Held, HeldInput, next_mrope_position, offset_of, row_of, token_of
+from slm_core.context.inputs import Held, HeldInput, bias_of, next_mrope_position, offset_of, row_of, token_of
 from slm_core.types import EMBEDDED
 
 Array = NDArray[np.float32]
@@ -96,7 +96,7 @@ class ToyEngine:
         prefix = f"blk.{self.shape.n_layers}.nextn."
         normed = self._norm(f"{prefix}enorm", self._embedded(tokens)), self._norm(f"{prefix}hnorm", states)
         projected = self._linear(f"{prefix}eh_proj", np.concatenate(normed, axis=1))
-        return [HeldInput(EMBEDDED, row) for row in projected]
+        return [HeldInput(EMBEDDED, row, bias=bias_of(one)) for one, row in zip(tokens, projected, strict=True)]
 
     def bidirectional_block(self, tokens: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
         """Run tokens that attend to each other and to ``past``; returns their cells and hidden states [T, E]."""
@@ -133,11 +133,12 @@ class ToyEngine:
             keys_and_values[0, :, :-n] = np.stack([cell.keys for cell in past], axis=1)
             keys_and_values[1, :, :-n] = np.stack([cell.values for cell in past], axis=1)
         rotation = self._rotation(np.array(self.mrope_positions(tokens, past)))
+        biases = self.key_biases([*(cell.token for cell in past), *tokens])
         x, outputs = self._embedded(tokens), []
         for layer in range(shape.n_layers):
             block = f"blk.{layer}."
             normalised, (keys, values) = self._norm(block + "attn_norm", x), keys_and_values[:, layer]
-            x = x + self._attend(block, normalised, rotation, keys, values, bidirectional)
+            x = x + self._attend(block, normalised, rotation, keys, values, biases, bidirectional)
             x = self._feed_forward(block, x)
             x = x + self._tensors[block + "direction"] if block + "direction" in self._tensors else x
             outputs.append(x)
@@ -150,6 +151,10 @@ class ToyEngine:
 
     def _embedded(self, tokens: Sequence[Held]) -> Array:
         return np.stack([self.table[token_of(one)] if (row := row_of(one)) is None else row for one in tokens])
+
+    def key_biases(self, inputs: Sequence[Held]) -> Array:
+        """The attention bias of each key, float32 [S]."""
+        return np.array([bias_of(one) for one in inputs], np.float32)
 
     def moved(self, cell: Cell, by: int) -> Cell:
         """The cell ``by`` positions later: the key is rotated again, the value is the same."""
@@ -169,7 +174,14 @@ class ToyEngine:
         return x + self._linear(block + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(block + "ffn_up", h))
 
     def _attend(
-        self, block: str, x: Array, rotation: Rotation, keys: Array, values: Array, bidirectional: bool
+        self,
+        block: str,
+        x: Array,
+        rotation: Rotation,
+        keys: Array,
+        values: Array,
+        biases: Array,
+        bidirectional: bool,
     ) -> Array:
         """Attention of the new tokens, x [T, E], to all tokens. It fills the last T keys and values [S, K, D]."""
         shape, n = self.shape, len(x)
@@ -178,12 +190,19 @@ class ToyEngine:
         q = self._rotate(self._heads(block + "attn_q", x), rotation)
         q = q.reshape(n, shape.n_kv_heads, -1, shape.head_dim).transpose(1, 2, 0, 3)  # [K, G, T, D]
         scores = q @ keys.transpose(1, 2, 0)[:, None] / np.float32(np.sqrt(shape.head_dim))  # [K, G, T, S]
+        own = np.arange(len(keys)) == np.arange(len(keys) - n, len(keys))[:, None]  # [T, S]
+        scores += self.added_biases(biases, own)
         if not bidirectional:
             scores[..., np.arange(len(keys)) > np.arange(len(keys) - n, len(keys))[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = (weights @ values.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(n, -1)
         return self._linear(block + "attn_output", mixed)
+
+    @staticmethod
+    def added_biases(biases: Array, own: NDArray[np.bool_]) -> Array:
+        """The biases [S] that are added to scores [T, S]: 0 where a query meets its own key."""
+        return np.where(own, np.float32(0), biases)
 
     def _heads(self, name: str, x: Array) -> Array:
         return self._head_norm(name, self._linear(name, x).reshape(len(x), -1, self.shape.head_dim))

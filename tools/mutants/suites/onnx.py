@@ -11,4 +11,13 @@ class Fixtures(BackendFixtures):
     n_threads = 1
     models = ("llama-f32",)
     kv_types = ("f32", "q8_0")
-    declares = ("cut", "adapters", "bidirectional_blocks", "embedding_input", "embeddings", "kv_payload", "shared_fork")
+    declares = (
+        "cut",
+        "adapters",
+        "attention_bias",
+        "bidirectional_blocks",
+        "embedding_input",
+        "embeddings",
+        "kv_payload",
+        "shared_fork",
+    )

@@ -113,7 +113,11 @@ class CpuLayers(Step):
     steps: Sequence[Step]
 
     def run(self, x: Hidden, inputs: StepInputs) -> Hidden:
-        """Runs without the GIL from the first layer to the last."""
+        """Runs without the GIL from the first layer to the last; as single steps if keys have attention biases."""
+        plan = inputs.plans[self.layers[0].layer]
+        assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
+        if plan.has_biases:
+            return run_steps(self.steps, x, inputs)
         streams = [np.ascontiguousarray(stream) for stream in (x if self.has_streams else [x])]
         rotations = [inputs.positions[layer.layer].rotation for layer in self.layers]
         different = {id(rotation): rotation for rotation in rotations}
@@ -122,8 +126,7 @@ class CpuLayers(Step):
         caches = [_native_cache(inputs.caches[layer.cache]) for layer in self.layers]
         embeddings = inputs.layer_embeddings
         layer_embeddings = [embeddings[layer.layer] if layer.has_embedding else None for layer in self.layers]
-        plan, mask = inputs.plans[self.layers[0].layer], inputs.output_mask if self.is_last else None
-        assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
+        mask = inputs.output_mask if self.is_last else None
         where, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
         outputs = self.kernels.run_layers(
             streams, [layer.native for layer in self.layers], caches, angles, layer_embeddings, *where, rows

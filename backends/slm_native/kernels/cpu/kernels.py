@@ -283,7 +283,7 @@ class CpuKernels(CpuRecurrentKernels):
     def attention_over_runs(
         self, q: Array, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
     ) -> Array:
-        """All sequences in one call, without gathering their pages."""
+        """All sequences in one call, without gathering their pages; those with biases in NumPy."""
         assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         mixed: Array = self._native.attend(
@@ -296,4 +296,8 @@ class CpuKernels(CpuRecurrentKernels):
             scoring.slopes,
             scoring.sinks,
         )
+        if plan.has_biases:
+            for run in plan.runs:
+                if run.bias is not None:
+                    mixed[run.rows] = self.attention_of_run(q[run.rows], cache, run, scale, scoring)
         return mixed

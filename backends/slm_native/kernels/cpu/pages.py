@@ -21,9 +21,15 @@ KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16, KvType.Q8_0, KvType.Q6_0, KvTyp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan(BatchPlan):
-    """A plan with its runs as a C++ batch."""
+    """A plan with its runs as a C++ batch.
+
+    Attributes:
+        native: the runs, without the biases of keys.
+        has_biases: whether keys have attention biases, which C++ does not add.
+    """
 
     native: _native.Batch
+    has_biases: bool
 
 
 class CpuKvLayer(HostKvLayer):
@@ -82,7 +88,8 @@ def placed(plan: BatchPlan) -> CpuPlan:
     bidirectional = np.array([run.bidirectional for run in plan.runs], np.int32)
     pages = _joined([_all(run.pages) for run in plan.runs])
     batch = extension().Batch(_joined(tokens), pages, counts, n_held, bidirectional)
-    return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch)
+    has_biases = any(run.bias is not None for run in plan.runs)
+    return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch, has_biases)
 
 
 def _all(which: slice | NDArray[np.intp]) -> NDArray[np.int32]:

@@ -1,6 +1,7 @@
 """The scenarios: one class per capability. ``from slm_conformance.scenarios import *`` adopts them all."""
 
 from slm_conformance.suite.scenarios.adapters import TestAdapterDumps, TestAdapterFiles, TestAdapters
+from slm_conformance.suite.scenarios.attention_bias import TestAttentionBias
 from slm_conformance.suite.scenarios.backends import TestBackend
 from slm_conformance.suite.scenarios.beam import TestBeam
 from slm_conformance.suite.scenarios.bidirectional_blocks import TestBidirectionalBlocks
@@ -43,6 +44,7 @@ __all__ = [
     "TestAdapterDumps",
     "TestAdapterFiles",
     "TestAdapters",
+    "TestAttentionBias",
     "TestBackend",
     "TestBadDumps",
     "TestBeam",
