@@ -15,6 +15,7 @@ from slm_core.architectures import EMBEDDING, POSITIONS, ModelSpec
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.modelinfo import model_info
+from slm_core.protocols import Vocab
 from slm_core.tokenization import model_vocab
 from slm_core.types import KvType, Progress
 from slm_onnx import BACKEND, attentioncheck, runtime
@@ -54,72 +55,119 @@ def gguf_model(
     spec, read_factors = read_supported(gguf, on_cpu=device.is_cpu), functools.partial(read_values, gguf)
     for n_ctx in (1, sys.maxsize):  # raises now if the RoPE factors are invalid, of either table
         Positions(spec, n_ctx, read_factors)
-    default, *_ = device.kv_types
-    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=default)
-    info = replace(info, settings=options.named(threads.n_threads, builds=True))
     place = device.session_place(options.provider_options, threads)
-    most_rows = None if device.is_cpu else attentioncheck.most_rows(uncaptured(place), device.provider.dtype)
-    if options.buckets and most_rows is not None:
-        raise InvalidOption(
-            f"buckets=True pads batches, and attention on this device is right up to {most_rows} tokens"
-        )
-
-    on_cpu_alone = device.is_cpu and not options.buckets
-    loading = [progress]  # called for the first sessions only; others are made after loading
-
-    @functools.cache
-    def sessions_of(kv_type: KvType, has_bias: bool) -> Sessions:
-        dtype, on_host = device.provider.dtype, device.on_host
-        graph_options = GraphOptions(
-            dtype, options.accuracy_level, kv_type, on_host=on_host, bias=has_bias, states=on_cpu_alone
-        )
-        heard = loading.pop() if loading else lambda share: None
-        compiler = Compiler(gguf, spec, graph_options, place, options.cache)
-        decoder = compiler.decoder(heard)
-        rotator = compiler.editor(PLANES[:1]) if Kinds.of(spec).ropes else None
-        bidirectional = _bidirectional(compiler, decoder, device)
-        return Sessions(decoder, has_bias, bidirectional, compiler.editor(PLANES), rotator, compiler.transfer())
-
-    @functools.cache
-    def adapted(kv_type: KvType, has_bias: bool) -> DecoderSessions:
-        graph_options = GraphOptions(
-            device.provider.dtype, options.accuracy_level, kv_type, bias=has_bias, states=on_cpu_alone
-        )
-        compiler = Compiler(gguf, spec, graph_options, place, options.cache).adapted()
-        decoder = compiler.decoder(lambda share: None)
-        return DecoderSessions(decoder, _bidirectional(compiler, decoder, device))
-
-    def sessions(kv_type: KvType, is_alone: bool) -> Sessions:
-        return sessions_of(kv_type, _needs_bias(spec, device, is_alone=is_alone))
-
-    with ThreadPoolExecutor(1) as pool:  # ONNX Runtime works without the GIL
-        reading = pool.submit(model_vocab, gguf, spec.n_vocab)
-        sessions(default, True)
-        vocab = reading.result()
-    if vocab.size != spec.n_vocab:
-        raise InvalidModelFile(
-            f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
-        )
+    most_rows = _most_rows(device, place, options)
+    graphs = _Graphs(gguf, spec, device, place, options, progress)
+    vocab = _vocab_beside(gguf, spec, lambda: graphs.sessions(device.kv_types[0], True))
     progress(1.0)
-    reason = "on this device" if not device.is_cpu else "with buckets=True"
+    info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=device.kv_types[0])
+    info = replace(info, settings=options.named(threads.n_threads, builds=True))
     engine = Engine(
         spec,
         read_factors,
         read_tensor(gguf, EMBEDDING),
         read_tensor(gguf, POSITIONS) if POSITIONS in gguf.tensors else None,
-        sessions,
+        graphs.sessions,
         device.kv_types,
         device,
         info.fingerprint,
         options.buckets,
         options.captures,
         most_rows,
-        has_states=on_cpu_alone,
-        adapted=adapted if on_cpu_alone else None,
+        has_states=graphs.on_cpu_alone,
+        adapted=graphs.adapted if graphs.on_cpu_alone else None,
     )
-    adapters = LoadedAdapters(BaseModel.of(gguf) if on_cpu_alone else None, check_adapter, reason)
+    reason = "on this device" if not device.is_cpu else "with buckets=True"
+    adapters = LoadedAdapters(BaseModel.of(gguf) if graphs.on_cpu_alone else None, check_adapter, reason)
     make = functools.partial(OnnxContext, engine, adapters=adapters)
     return OnnxModel(info, vocab, make, device.provider.lock, gguf.close, adapters)
+
+
+class _Graphs:
+    """The graphs of a model, compiled to sessions when they are first used.
+
+    Attributes:
+        on_cpu_alone: whether all batches run on the CPU in their own shapes.
+    """
+
+    def __init__(
+        self,
+        gguf: GgufFile,
+        spec: ModelSpec,
+        device: Device,
+        place: runtime.Place,
+        options: LoadOptions,
+        progress: Progress,
+    ) -> None:
+        self._gguf, self._spec, self._device, self._place, self._options = gguf, spec, device, place, options
+        self._progress = [progress]  # called for the first sessions only; others are made after loading
+        self._sessions: dict[tuple[KvType, bool], Sessions] = {}
+        self._adapted: dict[tuple[KvType, bool], DecoderSessions] = {}
+        self.on_cpu_alone = device.is_cpu and not options.buckets
+
+    def sessions(self, kv_type: KvType, is_alone: bool) -> Sessions:
+        """The sessions for a KV type, for one sequence or for several."""
+        has_bias = _needs_bias(self._spec, self._device, is_alone=is_alone)
+        if (kv_type, has_bias) not in self._sessions:
+            self._sessions[kv_type, has_bias] = self._new_sessions(kv_type, has_bias)
+        return self._sessions[kv_type, has_bias]
+
+    def adapted(self, kv_type: KvType, has_bias: bool) -> DecoderSessions:
+        """The sessions of the graph with inputs for adapters."""
+        if (kv_type, has_bias) not in self._adapted:
+            compiler = self._compiler(kv_type, has_bias).adapted()
+            decoder = compiler.decoder(lambda share: None)
+            self._adapted[kv_type, has_bias] = DecoderSessions(decoder, _bidirectional(compiler, decoder, self._device))
+        return self._adapted[kv_type, has_bias]
+
+    def _new_sessions(self, kv_type: KvType, has_bias: bool) -> Sessions:
+        compiler = self._compiler(kv_type, has_bias)
+        decoder = compiler.decoder(self._progress.pop() if self._progress else lambda share: None)
+        rotator = compiler.editor(PLANES[:1]) if Kinds.of(self._spec).ropes else None
+        bidirectional = _bidirectional(compiler, decoder, self._device)
+        return Sessions(decoder, has_bias, bidirectional, compiler.editor(PLANES), rotator, compiler.transfer())
+
+    def _compiler(self, kv_type: KvType, has_bias: bool) -> Compiler:
+        graph_options = GraphOptions(
+            self._device.provider.dtype,
+            self._options.accuracy_level,
+            kv_type,
+            on_host=self._device.on_host,
+            bias=has_bias,
+            states=self.on_cpu_alone,
+        )
+        return Compiler(self._gguf, self._spec, graph_options, self._place, self._options.cache)
+
+
+def _most_rows(device: Device, place: runtime.Place, options: LoadOptions) -> int | None:
+    """The most tokens for which attention on a device is right; None for any number.
+
+    Raises:
+        InvalidOption: batches would be padded to more.
+    """
+    most_rows = None if device.is_cpu else attentioncheck.most_rows(uncaptured(place), device.provider.dtype)
+    if options.buckets and most_rows is not None:
+        raise InvalidOption(
+            f"buckets=True pads batches, and attention on this device is right up to {most_rows} tokens"
+        )
+    return most_rows
+
+
+def _vocab_beside(gguf: GgufFile, spec: ModelSpec, work: Callable[[], object]) -> Vocab:
+    """The vocabulary, read while ONNX Runtime does ``work`` without the GIL.
+
+    Raises:
+        InvalidModelFile: its size is not that of the embedding.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(model_vocab, gguf, spec.n_vocab)
+        work()
+        vocab = reading.result()
+    if vocab.size != spec.n_vocab:
+        raise InvalidModelFile(
+            f"{gguf.path}: {vocab.size} tokens in the vocabulary, but {spec.n_vocab} rows in the embedding"
+        )
+    return vocab
 
 
 _CHANGED = """

@@ -82,13 +82,13 @@ class TruncatesTokenByToken(_BrokenOff):
         """Truncate in steps."""
         with self._broken_off():
             for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1):
-                super().truncate(Pos(pos.seq_id, end))
+                super().truncate(Pos(pos.seq_id, end if pos.index >= 0 else pos.index))
             return super().truncate(pos)
 
 
 @mutant("TestFailures::test_an_interrupted_cut")
 class KeysMoveOneByOne(_BrokenOff):
-    """``cut`` moves the keys of one token after the other in place, and an interrupt leaves some of them moved."""
+    """``cut`` moves keys one by one if there is one sequence, and an interrupt leaves some of them moved."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Cut, unless an interrupt comes."""
@@ -98,7 +98,8 @@ class KeysMoveOneByOne(_BrokenOff):
     def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Move the keys of the cells that the sequence still has."""
         new_cells, new_edits = super().cut_cells(cells, edits, first, last)
-        for i in range(first, len(new_cells)):
+        n_sequences = sum(len(held) > 0 for held in self.cells)
+        for i in range(first, len(new_cells) if n_sequences == 1 else first):
             cells[last - first + i] = self._moved(new_cells[i])
         return new_cells, new_edits
 
