@@ -80,9 +80,10 @@ class TruncatesTokenByToken(_BrokenOff):
 
     def truncate(self, pos: Pos) -> Pos:
         """Truncate in steps."""
+        is_valid = pos.seq_id in range(self.n_seq_max) and pos.index >= 0
         with self._broken_off():
-            for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1):
-                super().truncate(Pos(pos.seq_id, end if pos.index >= 0 else pos.index))
+            for end in range(len(self.cells[pos.seq_id]) - 1, pos.index, -1) if is_valid else ():
+                super().truncate(Pos(pos.seq_id, end))
             return super().truncate(pos)
 
 
