@@ -22,8 +22,10 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 Handler = Callable[[int, FrameType | None], Any]
-_NUMBERS = [signal.SIGINT, signal.SIGTERM] + ([] if sys.platform == "win32" else [signal.SIGALRM])
+_NUMBERS = [signal.SIGINT, signal.SIGTERM]
 """The signals whose handlers raise exceptions in programs."""
+if sys.platform != "win32":
+    _NUMBERS.append(signal.SIGALRM)
 _SOON_S = 0.02
 
 
@@ -81,7 +83,7 @@ class _Uninterrupted:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """A block that closes something: it begins also if an interrupt is due, which stays due."""
+        """A block that frees or restores something: it begins also if an interrupt is due, which stays due."""
         number = self._take() if _is_main_thread() else None
         try:
             with self:
@@ -210,7 +212,7 @@ class _Uninterrupted:
         if number is None:
             return
         if sys.platform == "win32":
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.Signals(number))
         else:  # ends a wait in the main thread, too
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 

@@ -375,12 +375,12 @@ class Chat(Talking, Closing):
         """Start a turn with the conversation ``messages``; the chat changes when the turn begins."""
         before, inputs = (self._messages, self.options, self._n_answers), self.session.inputs
 
-        @uninterrupted
         def undo() -> None:
-            self._messages, self.options, self._n_answers = before
-            self._stream = self._turn = None
-            with suppress(SlmError):  # the cache follows again at the next call; keep the first error
-                self.session.follow(inputs)
+            with uninterrupted.closing():
+                self._messages, self.options, self._n_answers = before
+                self._stream = self._turn = None
+                with suppress(SlmError):  # the cache follows again at the next call; keep the first error
+                    self.session.follow(inputs)
 
         use, sampling = steering.tool_use, steering.sampling_over(self.options.sampling)
         timeout = checked_timeout(steering.timeout)

@@ -380,7 +380,7 @@ class Session(SessionHistory, Closing):
         try:
             yield self
         finally:
-            with uninterrupted:
+            with uninterrupted.closing():
                 self._return_to(inputs, n_held)
                 self._source.decoded.keep(row)
                 self._generation = generation

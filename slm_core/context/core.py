@@ -343,12 +343,12 @@ class ContextCore(EngineCalls):
 
     def drop(self, seq_id: int) -> None:
         """Forget one sequence."""
-        with self._call():
+        with uninterrupted.closing(), self._call():
             self._drop(self._checks.sequence(seq_id))
 
     def clear(self) -> None:
         """Forget all sequences."""
-        with self._call():
+        with uninterrupted.closing(), self._call():
             for seq_id in range(self.n_seq_max):
                 self._drop(seq_id)
 

@@ -264,12 +264,12 @@ class IsolatedContext(Closing):
 
     def drop(self, seq_id: int) -> None:
         """Forget one sequence."""
-        with self._call():
+        with uninterrupted.closing(), self._call():
             self._ask("drop", seq_id)
 
     def clear(self) -> None:
         """Forget all sequences."""
-        with self._call():
+        with uninterrupted.closing(), self._call():
             self._ask("clear")
 
     def dump(self, seq_id: int) -> bytes:

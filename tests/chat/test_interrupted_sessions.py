@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -112,3 +114,46 @@ def test_an_interrupt_comes_before_or_after_a_call_of_a_chat(name: str) -> None:
         has_returned = interrupted(lambda chat=chat: call(chat), stop)
         expected = (after,) if has_returned else (before, after)
         assert conversation_of(chat) in expected, f"{name} was interrupted at call {stop} of {n_calls}"
+
+
+class Interrupting(ScriptedContext):
+    """A context that sends SIGINT to itself in each decode while ``sends`` is true."""
+
+    def __init__(self) -> None:
+        super().__init__(n_batch=64)  # all tokens in one decode
+        self.sends = False
+        self.on_decode = lambda: signal.raise_signal(signal.SIGINT) if self.sends else None
+
+
+def test_a_sequence_is_dropped_before_a_due_interrupt_is_raised() -> None:
+    context = Interrupting()
+    session = Session(context, ByteVocab())
+    session.append(TEXT)
+    context.sends = True
+    session.next_logits()
+    context.drop(session.seq_id)
+    assert context.length(session.seq_id) == 0
+    with pytest.raises(KeyboardInterrupt):
+        context.fork_cost(session.seq_id)
+
+
+def test_a_scratch_branch_is_undone_before_a_due_interrupt_is_raised() -> None:
+    context = Interrupting()
+    session = Session(context, ByteVocab())
+    session.append(TEXT)
+    row = session.next_logits()
+    before = session.inputs
+    others = [
+        context.fork(session.seq_id, seq_id) for seq_id in range(1, 4)
+    ]  # so that the branch is the session itself
+    assert len(others) == 3
+    with pytest.raises(KeyboardInterrupt):
+        with session.scratch_branch() as branch:
+            assert branch is session
+            branch.append("a question")
+            context.sends = True
+            branch.next_logits()
+            context.sends = False
+        time.sleep(10)
+    assert session.inputs == before
+    np.testing.assert_array_equal(session.next_logits(), row)
