@@ -22,7 +22,8 @@ DEADLINE_S = 300.0
 class ContextQueue:
     """A lock that serves threads in the order in which they came; a ``with`` block holds it.
 
-    The thread that holds the lock may enter again. Ctrl-C ends a wait.
+    The thread that holds the lock may enter again. Ctrl-C ends a wait. The block is an ``uninterrupted`` one: an
+    interrupt at its end could leave the lock to a thread that is no longer inside.
 
     Attributes:
         deadline_s: seconds after which a wait raises ``ContextBusy``; infinity waits without end.
@@ -41,6 +42,20 @@ class ContextQueue:
         return len(self._waiting)
 
     def __enter__(self) -> None:
+        uninterrupted.__enter__()
+        try:
+            self._acquire()
+        except BaseException as error:
+            uninterrupted.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._release()
+        finally:
+            uninterrupted.__exit__(kind, error, at)
+
+    def _acquire(self) -> None:
         me = threading.get_ident()
         with self._mutex:
             if self._holder in (None, me):
@@ -62,7 +77,7 @@ class ContextQueue:
                 " own, or wait longer (queue_timeout=)"
             )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def _release(self) -> None:
         with self._mutex:
             self._depth -= 1
             if self._depth == 0:

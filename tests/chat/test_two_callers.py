@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import slm_core as slm
+from interrupting import interrupted, n_calls_of
 from scripted import ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, Session
 from slm_core.context_queue import ContextQueue, queue_of
@@ -199,7 +202,7 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
     assert served == [0, 1, 2, 3, 4]
 
 
-def test_ctrl_c_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_wait() -> None:
     queue, taken, may_end = ContextQueue(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -207,21 +210,43 @@ def test_ctrl_c_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
             taken.set()
             may_end.wait(10)
 
-    holder = threading.Thread(target=hold)
-    holder.start()
+    def interrupt() -> None:
+        while queue.n_waiting == 0:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=interrupt)]
+    threads[0].start()
     assert taken.wait(10)
-    monkeypatch.setattr("slm_core.context_queue._Place.wait", lambda place, seconds: _interrupt())
+    threads[1].start()
     with pytest.raises(KeyboardInterrupt), queue:
         pytest.fail("the context was not free")
     assert queue.n_waiting == 0
     may_end.set()
-    holder.join(10)
+    for thread in threads:
+        thread.join(10)
     with queue:
         pass
 
 
-def _interrupt() -> bool:
-    raise KeyboardInterrupt
+def test_no_interrupt_leaves_the_turn_behind() -> None:
+    def twice() -> None:
+        with queue, queue:
+            pass
+
+    queue = ContextQueue()
+    n_calls = n_calls_of(twice)
+    for stop in range(1, n_calls + 1):
+        queue = ContextQueue()
+        interrupted(twice, stop)
+        queue.deadline_s = 1
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_enter, queue).result(10)
+
+
+def _enter(queue: ContextQueue) -> None:
+    with queue:
+        pass
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])
