@@ -138,4 +138,6 @@ def _is_used(name: str, spec: ModelSpec) -> bool:
     if not name.startswith("blk."):
         return spec.model_tensors[name].used
     _, layer, inside = name.split(".", 2)
+    if int(layer) >= spec.n_layers:  # of a layer for multi-token prediction, which the graph leaves out
+        return False
     return spec.layers[int(layer)].tensors[inside].used

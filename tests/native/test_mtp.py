@@ -108,6 +108,16 @@ def test_after_batches_and_single_tokens(context: Context, path: Path) -> None:
     check(context, path, TOKENS[:130], TOKENS[130])
 
 
+def test_of_glm(tmp_path: Path) -> None:
+    """GLM 4.5: its layer has grouped-query attention, a dense block comes before the routed ones."""
+    path = family_model(tmp_path, "glm4moe_mtp")
+    options = ModelOptions(device="cpu", backend_options={"tier": "cpu"})
+    with NativeBackend().load(path, options) as model, new_context(model) as context:
+        feed(context, TOKENS[:70])
+        feed(context, TOKENS[70:71])
+        check(context, path, TOKENS[:71], TOKENS[71])
+
+
 def test_of_the_first_token(context: Context) -> None:
     """A draft for an empty sequence is the one whose state before is zero, as after a first decode of llama.cpp."""
     assert context.draft(0, TOKENS[0], 2).tokens.shape == (2, 1)

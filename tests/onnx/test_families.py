@@ -13,7 +13,10 @@ from slm_core.types import ContextOptions, EditLevel, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 from slm_onnx.backend import OnnxBackend
 
-RUN = {"mixtral", "qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe", "granitemoe_shared", "dbrx"}
+RUN = {"mixtral", "qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe", "granitemoe_shared", "dbrx"} | {
+    "glm4moe",
+    "glm4moe_mtp",
+}
 LACKING = {"expert_count", "altup.num_inputs", "ssm.state_size", "shortconv.l_cache", "wkv.head_size"} | {
     "attention.key_length_swa"  # heads with another width in layers with a window
 }

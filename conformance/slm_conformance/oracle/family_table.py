@@ -83,6 +83,7 @@ def _gemma4(slides: list[bool]) -> dict[str, Value]:
     }
 
 
+_QKV_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 _LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
 _GEMMA2: dict[str, Value] = {
     "attention.sliding_window": 48,
@@ -115,6 +116,15 @@ _MTP: dict[str, Value] = {
     "expert_weights_norm": True,
     "expert_gating_func": 2,
     "nextn_predict_layers": 1,
+}
+_GLM_EXPERTS: dict[str, Value] = _EXPERTS | {
+    "rope.dimension_count": 8,
+    "leading_dense_block_count": 1,
+    "expert_feed_forward_length": 64,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
 }
 _MAMBA: dict[str, Value] = {
     "block_count": 3,
@@ -171,7 +181,7 @@ FAMILIES: dict[str, Family] = {
         "exaone4", _sizes(layers=64, embd=48, ff=80, heads=3, kv_heads=1) | {"attention.sliding_window": 48}
     ),
     "ernie4_5": Family("ernie4_5", _sizes(), tied=True),
-    "seed_oss": Family("seed_oss", _sizes(), tuple(f"attn_{name}.bias" for name in "qkv")),
+    "seed_oss": Family("seed_oss", _sizes(), _QKV_BIASES),
     "mistral3": Family(
         "mistral3",
         _sizes()
@@ -303,7 +313,17 @@ FAMILIES: dict[str, Family] = {
         _sizes(layers=4) | _LATENT | _MTP,
         ("exp_probs_b.bias", "blk.3.nextn.eh_proj.weight", "nextn.shared_head_norm.weight"),
     ),
-    "glm4": Family("glm4", _sizes() | {"rope.dimension_count": 8}, tuple(f"attn_{name}.bias" for name in "qkv")),
+    "glm4moe": Family(
+        "glm4moe",
+        _sizes() | _GLM_EXPERTS,
+        ("exp_probs_b.bias", "attn_q_norm.weight", "attn_k_norm.weight", *_QKV_BIASES),
+    ),
+    "glm4moe_mtp": Family(
+        "glm4moe",
+        _sizes(layers=4) | _GLM_EXPERTS | {"nextn_predict_layers": 1},
+        ("exp_probs_b.bias", "blk.3.nextn.eh_proj.weight", "nextn.shared_head_norm.weight", *_QKV_BIASES),
+    ),
+    "glm4": Family("glm4", _sizes() | {"rope.dimension_count": 8}, _QKV_BIASES),
     "nemotron": Family("nemotron", _sizes(LAYER, embd=144) | {"rope.dimension_count": 8}),
     "exaone": Family("exaone", _sizes(embd=144), ("rope_freqs.weight",)),
     "minicpm_long": Family(

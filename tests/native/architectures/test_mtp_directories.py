@@ -1,4 +1,4 @@
-"""Directories with a block for multi-token prediction (MTP), as DeepSeek publishes them, and their GGUF files."""
+"""Directories with a block for multi-token prediction (MTP), as DeepSeek and GLM 4.5 have it, and their GGUF files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slm_core.checkpoints import open_model
 from slm_core.types import Capability, ContextOptions, KvType, ModelOptions, Pos
 from slm_native.backend import NativeBackend
 
-FAMILY, N_LAYERS = "deepseek3_mtp", 3
+N_LAYERS = 3
 NAMES = {  # in the directory, and in GGUF files
     "eh_proj": "eh_proj",
     "enorm": "enorm",
@@ -35,10 +35,16 @@ TOKENS = np.random.default_rng(3).integers(0, 250, 60).tolist()
 _N = 4
 
 
+@pytest.fixture(scope="module", params=["deepseek3", "glm4moe"])
+def family(request: pytest.FixtureRequest) -> str:
+    """A family whose files may have an MTP layer; with one, it is called ``<family>_mtp``."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def extra() -> dict[str, torch.Tensor]:
+def extra(family: str) -> dict[str, torch.Tensor]:
     """The tensors of the MTP block outside its transformer block. Output and embedding are not the model's."""
-    metadata = family_of(FAMILY).metadata
+    metadata = family_of(f"{family}_mtp").metadata
     n_embd, rng = int(str(metadata["embedding_length"])), np.random.default_rng(7)
     size = n_vocab()
     shapes = {
@@ -57,15 +63,15 @@ def extra() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model(family: str) -> Any:
     """A transformers model with one layer more: its last layer is the transformer block of the MTP block."""
-    case = CASES["deepseek3"]
+    case = CASES[family]
     assert not isinstance(case, str)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = case.make(FAMILY)
+        made = case.make(f"{family}_mtp")
     randomize(made, seed=1)
-    case.prepare(made, family_of(FAMILY))
+    case.prepare(made, family_of(f"{family}_mtp"))
     return made
 
 
@@ -80,16 +86,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Any, extra: dict[str
 
 @pytest.fixture(scope="module")
 def expected(
-    tmp_path_factory: pytest.TempPathFactory, model: Any, extra: dict[str, torch.Tensor]
+    tmp_path_factory: pytest.TempPathFactory, family: str, model: Any, extra: dict[str, torch.Tensor]
 ) -> NDArray[np.float32]:
     """Rows of logits and drafts of the GGUF file that the tests convert themselves."""
-    case, about = CASES["deepseek3"], family_of(FAMILY)
+    case, about = CASES[family], family_of(f"{family}_mtp")
     assert not isinstance(case, str)
     tensors = converted_tensors(model, about.architecture, N_LAYERS + 1, about.metadata, case.changes)
     tensors |= case.extra(model)
     tensors |= {f"blk.{N_LAYERS}.nextn.{NAMES[name]}.weight": values.numpy() for name, values in extra.items()}
     stored = {name: StoredTensor.pack(np.asarray(values), "f32") for name, values in tensors.items()}
-    return rows(write_family(tmp_path_factory.mktemp("gguf") / "expected.gguf", FAMILY, stored))
+    return rows(write_family(tmp_path_factory.mktemp("gguf") / "expected.gguf", f"{family}_mtp", stored))
 
 
 def rows(path: Path, tokens: Sequence[int] = TOKENS) -> NDArray[np.float32]:
@@ -136,14 +142,15 @@ def test_shared_tensors_may_be_missing(folder: Path, tmp_path: Path) -> None:
     assert not np.array_equal(rows(tmp_path)[1:], rows(folder)[1:])
 
 
-def test_without_the_block(folder: Path, tmp_path: Path) -> None:
+def test_without_the_block(family: str, folder: Path, tmp_path: Path) -> None:
     """transformers saves no MTP block, though the configuration counts it: then the file says that there is none."""
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     change_tensors(tmp_path, lambda tensors: {n: t for n, t in tensors.items() if f"layers.{N_LAYERS}." not in n})
     with open_model(tmp_path) as gguf:
-        assert gguf.require("deepseek2.block_count", int) == N_LAYERS
-        assert "deepseek2.nextn_predict_layers" not in gguf.metadata
+        architecture = family_of(family).architecture
+        assert gguf.require(f"{architecture}.block_count", int) == N_LAYERS
+        assert f"{architecture}.nextn_predict_layers" not in gguf.metadata
     with NativeBackend().load(tmp_path, ModelOptions(backend_options={"tier": "reference"})) as model:
         assert Capability.MTP not in model.new_context(ContextOptions(32, 1, 32)).capabilities
 
