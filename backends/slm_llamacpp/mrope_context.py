@@ -39,9 +39,9 @@ class MropeContext(LlamaCppContext):
     def __init__(
         self, model: LlamaCppModel, api: Any, model_pointer: int, options: ContextOptions, settings: Settings
     ) -> None:
-        self._mrope_positions = MropePositions(lambda seq_id: self._ledger.inputs(seq_id))
         self._counted: dict[int, int] = {}
         super().__init__(model, api, model_pointer, options, settings)
+        self._mrope_positions = MropePositions(self._ledger.inputs)
 
     def _inputs(self, model_pointer: int, blocks: set[Capability]) -> frozenset[Capability]:
         capabilities = super()._inputs(model_pointer, blocks)

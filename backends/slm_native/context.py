@@ -72,10 +72,6 @@ class NativeContext(ContextBase):
         self._adapted: Adapted | None = None
         self._used: AdapterSet = ()
         self._positions = transformer.positions(options.n_ctx)
-        self._mrope_positions = (
-            MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
-        )
-        self._biases = AttentionBiases(lambda seq_id: self._ledger.inputs(seq_id))
         self._states = transformer.new_states()
         transformer.warm(self._memory.layers, self._positions)
         super().__init__(
@@ -90,6 +86,9 @@ class NativeContext(ContextBase):
             adapters=adapters,
             n_layers=spec.n_layers,
         )
+        held = self._ledger.inputs  # no function that refers to this object: it would live on in the cycle
+        self._mrope_positions = MropePositions(held) if spec.has_sections else None
+        self._biases = AttentionBiases(held)
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         super()._check_dumped_inputs(snapshot)

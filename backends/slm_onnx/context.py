@@ -127,10 +127,6 @@ class OnnxContext(ContextBase):
         self._store = KvStore(spec, options.n_ctx + spare, self._kv_type, engine.device, clearer)
         self._transfer = _transfer(self._store, sessions)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
-        self._mrope_positions = (
-            MropePositions(lambda seq_id: self._ledger.inputs(seq_id)) if spec.has_sections else None
-        )
-        self._biases = AttentionBiases(lambda seq_id: self._ledger.inputs(seq_id))
         self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
         new_feed = partial(_new_feed, engine, self._store)  # no method of this object: it would live on in the cycle
         self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), new_feed)
@@ -149,6 +145,9 @@ class OnnxContext(ContextBase):
             n_embd=spec.n_embd,
             adapters=adapters,
         )
+        held = self._ledger.inputs  # no function that refers to this object: it would live on in the cycle
+        self._mrope_positions = MropePositions(held) if spec.has_sections else None
+        self._biases = AttentionBiases(held)
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         super()._check_dumped_inputs(snapshot)
