@@ -58,7 +58,7 @@ def test_every_kernel_compiles_for_compute_capability_9(kernels: Sequence[Compil
         "_few_rows[16]": 4,
         "_many_rows": 3,
         "_dequantized": N_TYPES,
-        "_attend_pages": 7 + 3 + 1,
+        "_attend_pages": 8 + 3 + 1,
         "_join": 1,
         "_positioned": 5,
         "_gated": 1,
