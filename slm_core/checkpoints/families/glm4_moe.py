@@ -27,7 +27,7 @@ _SIGMOID = 2  # GGUF's number
 def recipe(config: Config) -> Recipe:
     """Read a glm4_moe."""
     config.only("hidden_act", *SILU)
-    sizes = read_sizes(config, num_key_value_heads=8)
+    sizes = read_sizes(config, eps=1e-5, num_key_value_heads=8)
     n_experts = config.size("n_routed_experts", 128, MAX_PARTS)
     metadata: dict[str, PlainValue] = {
         "leading_dense_block_count": config.count("first_k_dense_replace", 1),
