@@ -63,7 +63,7 @@ class StoredRow(ContextBase):
 
 
 class Vocabulary:
-    bos = eos = None
+    bos = eos = infill = None
     eog_ids: frozenset[int] = frozenset()
 
     def __init__(self, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from slm_core.chat.tools import RunningTurn
 from slm_core.display import preview, signature
-from slm_core.errors import SessionError
+from slm_core.errors import ChatBusy, SessionError
 from slm_core.generation import Answer, Event, EventStream, StoppingCriterion
 from slm_core.generation.aio import in_thread
 from slm_core.generation.events import Overflowed
@@ -130,6 +130,7 @@ class ChatStream(EventStream):
 
         Raises:
             SessionError: a tool has to be awaited; nothing changed.
+            ChatBusy: another thread is inside the turn, which goes on.
         """
         with uninterrupted:
             try:
@@ -137,6 +138,8 @@ class ChatStream(EventStream):
                     with self._guard:
                         self._begun().check_nothing_awaited()
                     return super().run()
+            except ChatBusy:  # another thread is inside the turn, which goes on
+                raise
             except BaseException:
                 if self._turn is not None:
                     self._turn.undo()

@@ -94,6 +94,25 @@ def test_a_second_thread_is_told_that_the_chat_is_busy_and_the_answer_goes_on() 
     assert [message.content for message in chat.messages] == ["Be brief.", "hello", expected]
 
 
+def test_a_second_thread_that_runs_the_turn_does_not_undo_it() -> None:
+    expected, chat = alone("hello"), new_chat()
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(event: object) -> None:
+        inside.set()
+        assert leave.wait(10)
+
+    stream = chat.stream("hello", on_event=wait)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(stream.run)
+        assert inside.wait(10)
+        with pytest.raises(ChatBusy):
+            stream.run()
+        leave.set()
+        assert answer.result(10).text == expected
+    assert [message.content for message in chat.messages] == ["Be brief.", "hello", expected]
+
+
 def test_the_thread_that_read_last_holds_the_chat() -> None:
     chat = new_chat()
     stream = chat.stream("hello")

@@ -149,11 +149,11 @@ def test_biases_by_sequence() -> None:
         batch = TokenBatch(32)
         for seq_id, run in runs:
             add_held(batch, run, Pos(seq_id, len(contents[seq_id])))
-        found = {seq_id: each.tolist() for seq_id, each in biases.of(batch).items()}
+        actual = {seq_id: each.tolist() for seq_id, each in biases.of(batch).items()}
         for seq_id, run in runs:
             contents[seq_id] += run
-            assert found.get(seq_id, []) == key_biases(contents[seq_id]).tolist()
-        return found
+            assert actual.get(seq_id, []) == key_biases(contents[seq_id]).tolist()
+        return actual
 
     assert after((0, [1, 2]), (1, [3])) == {}
     first = [0, 0, *key_biases(held()).tolist()]

@@ -148,7 +148,7 @@ class _LatestBiases(ToyEngine):
     latest: Array = np.zeros(0, np.float32)
 
     def key_biases(self, inputs: Sequence[Held]) -> Array:
-        """The biases of these keys; if there are none, those of the latest keys that have some."""
+        """The biases of the keys; if all are 0, the last biases that were not."""
         biases = super().key_biases(inputs)
         if biases.any():
             self.latest = biases
