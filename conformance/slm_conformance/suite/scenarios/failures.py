@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import signal
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.suite.bench import Bench, contents_of
+from slm_conformance.suite.interrupting import interrupted, n_calls_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_core.context.batch import TokenBatch
@@ -26,8 +22,6 @@ from slm_core.types import Capability, EditLevel, Pos
 
 _SHARES = (0.25, 0.5, 0.9, 1.0)
 """When to interrupt a call, as a share of its calls of Python functions; the record of a change is made at the end."""
-_ARRIVES_S = 5.0
-"""Seconds after which an interrupt that no call has raised is lost."""
 
 
 class TestFailures(Scenarios):
@@ -220,70 +214,18 @@ def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) ->
     done_context, call = prepare()
     call()  # the first call of a context may have more to prepare than later ones
     after = contents_of(done_context)
-    n_calls = _watch(prepare()[1], None)
+    n_calls = n_calls_of(prepare()[1])
     done = []
     for share in _SHARES:
         context, call = prepare()
         before, what = contents_of(context), f"a call that was interrupted after {share:.0%} of it"
-        has_returned = _raises_in_time(context, call, max(1, int(n_calls * share)), what)
+        try:
+            has_returned = interrupted(call, max(1, int(n_calls * share)), partial(context.fork_cost, 0))
+        except SlmError as error:
+            raise AssertionError(f"{what} raised {type(error).__name__} ({error})") from error
         if has_returned:
             assert contents_of(context) == after, f"{what} has returned, without the effect of the call"
         else:
             assert contents_of(context) == before, f"{what} has raised the interrupt, and the context has changed"
         done.append((context, what))
     return done
-
-
-def _raises_in_time(context: Context, call: Callable[[], object], stop: int, what: str) -> bool:
-    """Interrupt a call at the ``stop``-th call of a Python function; whether it returned before that was raised."""
-    has_returned = False
-
-    def noted() -> None:
-        nonlocal has_returned
-        call()
-        has_returned = True
-
-    with _ctrl_c_raises():
-        try:
-            if _watch(noted, stop + 1) <= stop:
-                return True  # this time it made fewer calls
-            context.fork_cost(0)  # the next call, which raises the interrupt; or it comes a little later
-            time.sleep(_ARRIVES_S)
-        except KeyboardInterrupt:
-            return has_returned
-        except SlmError as error:
-            raise AssertionError(f"{what} raised {type(error).__name__} ({error})") from error
-    raise AssertionError(f"{what} has returned, and the interrupt is lost")
-
-
-@contextlib.contextmanager
-def _ctrl_c_raises() -> Iterator[None]:
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _watch(call: Callable[[], object], stop: int | None) -> int:
-    """Make a call, and interrupt it at the ``stop``-th call of a Python function; returns the number of such calls.
-
-    Generators do not count: Python resumes an abandoned generator once more, and ignores its exceptions.
-    """
-    n = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal n
-        if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return
-        n += 1
-        if n == stop:
-            signal.raise_signal(signal.SIGINT)
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return n
