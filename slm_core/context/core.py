@@ -24,6 +24,7 @@ from slm_core.context.inputs import (
     token_ids,
 )
 from slm_core.context.ledger import Ledger
+from slm_core.context.one_call import one_call
 from slm_core.context.payload import PayloadWriter, Steps
 from slm_core.context.sequence_adapters import (
     R,
@@ -34,7 +35,6 @@ from slm_core.context.sequence_adapters import (
     scales_of,
 )
 from slm_core.errors import (
-    ContextBusy,
     ContextClosed,
     InvalidOption,
     InvalidPosition,
@@ -354,14 +354,9 @@ class ContextCore(EngineCalls):
 
     def close(self) -> None:
         """Free the memory now. A second call does nothing."""
-        with uninterrupted.closing():
-            if not self._lock.acquire(blocking=False):
-                raise ContextBusy("another thread is inside a call of this context: let it return before close()")
-            try:
-                if not self._closed:
-                    self._close()
-            finally:
-                self._lock.release()
+        with uninterrupted.closing(), one_call(self._lock, "let it return before close()"):
+            if not self._closed:
+                self._close()
 
     def _close(self) -> None:
         self._closed = True
@@ -376,14 +371,9 @@ class ContextCore(EngineCalls):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        with uninterrupted:  # outside of the lock, which would stay locked if an interrupt came before its release
-            if not self._lock.acquire(blocking=False):
-                raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
-            try:
-                self._check_open()
-                yield
-            finally:
-                self._lock.release()
+        with one_call(self._lock):
+            self._check_open()
+            yield
 
     def _check_open(self) -> None:
         if self._closed:

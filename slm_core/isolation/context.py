@@ -17,7 +17,8 @@ from slm_core.closing import Closing
 from slm_core.container import PART_BYTES
 from slm_core.context import picture
 from slm_core.context.batch import TokenBatch
-from slm_core.errors import BackendCrashed, ContextBusy, ContextClosed, InvalidOption, ModelClosed
+from slm_core.context.one_call import one_call
+from slm_core.errors import BackendCrashed, ContextClosed, InvalidOption, ModelClosed
 from slm_core.interrupts import uninterrupted
 from slm_core.isolation.channel import ANY_LENGTH, Channel
 from slm_core.isolation.process import Process
@@ -311,19 +312,14 @@ class IsolatedContext(Closing):
 
     def close(self) -> None:
         """Free the memory now. A second call does nothing."""
-        with uninterrupted.closing():
-            if not self._lock.acquire(blocking=False):
-                raise ContextBusy("another thread is inside a call of this context: let it return before close()")
-            try:
-                if not self._closed:
-                    self._closed = True
-                    self._rows.close()
-                    try:
-                        self._close()
-                    finally:
-                        self._channel.close()
-            finally:
-                self._lock.release()
+        with uninterrupted.closing(), one_call(self._lock, "let it return before close()"):
+            if not self._closed:
+                self._closed = True
+                self._rows.close()
+                try:
+                    self._close()
+                finally:
+                    self._channel.close()
 
     def _close(self) -> None:
         try:
@@ -357,14 +353,9 @@ class IsolatedContext(Closing):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        with uninterrupted:  # outside of the lock, which would stay locked if an interrupt came before its release
-            if not self._lock.acquire(blocking=False):
-                raise ContextBusy("another thread is inside a call of this context (use one context a thread)")
-            try:
-                self._check_open()
-                yield
-            finally:
-                self._lock.release()
+        with one_call(self._lock):
+            self._check_open()
+            yield
 
     def _check_open(self) -> None:
         if self._closed:
