@@ -1,9 +1,13 @@
-"""Reading the settings of MoE layers."""
+"""Reading the settings of MoE layers, and the layers of DeepSeek's kind."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slm_core.architectures._keys import Keys
-from slm_core.architectures._spec import ExpertsSpec, Gating
+from slm_core.architectures._sizes import Sizes
+from slm_core.architectures._spec import ExpertsSpec, Gating, LayerSpec, TensorSpec
+from slm_core.architectures._tables import experts, shared_expert
 from slm_core.errors import InvalidModelFile
 
 _CODES = {
@@ -36,6 +40,24 @@ def read_experts(
     groups = _groups(keys, n_experts, n_used) if grouped else _no_groups(keys)
     scale = keys.number("expert_weights_scale", 1.0)
     return ExpertsSpec(n_experts, n_used, gating, normalized, scale, n_groups=groups[0], n_groups_used=groups[1])
+
+
+def routed(keys: Keys, sizes: Sizes, layer: LayerSpec, gating: Gating) -> LayerSpec:
+    """``layer`` with routed experts and a shared expert, as DeepSeek has them.
+
+    Args:
+        keys: read for the numbers and widths.
+        sizes: the dimensions.
+        layer: the layer without its experts.
+        gating: how router scores become weights. Sigmoid routers choose among groups of experts. V2 ranks groups by
+            their best expert only; its files have no key for this.
+    """
+    normalized, grouped = keys.flag("expert_weights_norm", False), gating is Gating.SIGMOID
+    chosen = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
+    n_ff = keys.size("expert_feed_forward_length")
+    table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
+    table["exp_probs_b.bias"] = TensorSpec((chosen.n_experts,), required=False)
+    return replace(layer, tensors={**layer.tensors, **table}, experts=chosen)
 
 
 def _no_groups(keys: Keys) -> tuple[int, int]:

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 from slm_core.architectures._decoder import decoder_spec, read_rope
-from slm_core.architectures._experts import read_experts
+from slm_core.architectures._experts import routed
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._mtp import mtp_layers, without_mtp_layers
 from slm_core.architectures._sizes import Sizes, read_plain_sizes
 from slm_core.architectures._spec import Gating, LatentSpec, LayerSpec, ModelSpec, RopeStyle, TensorSpec
-from slm_core.architectures._tables import Table, experts, gated, linear, norms, shared_expert
+from slm_core.architectures._tables import Table, gated, linear, norms
 
 _LOG_MULTIPLIER_UNIT = 0.1  # files store YaRN's multiplier times this
 
@@ -33,7 +33,9 @@ def spec(keys: Keys) -> ModelSpec:
     dense = LayerSpec(attention | gated(sizes), rope, latent=latent)
     layers = [dense] * min(n_dense, whole.n_layers)
     if n_dense < whole.n_layers:
-        layers += [_routed(keys, sizes, LayerSpec(attention, rope, latent=latent))] * (whole.n_layers - n_dense)
+        gating = Gating.SIGMOID if keys.count("expert_gating_func", 1) == 2 else Gating.SOFTMAX
+        plain = LayerSpec(attention, rope, latent=latent)
+        layers += [routed(keys, sizes, plain, gating)] * (whole.n_layers - n_dense)
     extra = mtp_layers(keys, sizes, layers[-1], n_mtp)
     scale = sharpening**2 * n_key**-0.5
     return decoder_spec(keys, sizes, layers[: sizes.n_layers], mtp_layers=extra, attention_scale=scale)
@@ -50,14 +52,3 @@ def _attention(keys: Keys, sizes: Sizes, latent: LatentSpec, n_rotated: int) -> 
         return table | linear("attn_q", (n_q, sizes.n_embd))
     table |= linear("attn_q_a", (n_rank_q, sizes.n_embd)) | norms(n_rank_q, "attn_q_a_norm")
     return table | linear("attn_q_b", (n_q, n_rank_q))
-
-
-def _routed(keys: Keys, sizes: Sizes, layer: LayerSpec) -> LayerSpec:
-    gating = Gating.SIGMOID if keys.count("expert_gating_func", 1) == 2 else Gating.SOFTMAX
-    normalized, grouped = keys.flag("expert_weights_norm", False), gating is Gating.SIGMOID
-    # V2 ranks groups by their best expert only; its files have no key for this.
-    chosen = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
-    n_ff = keys.size("expert_feed_forward_length")
-    table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
-    table["exp_probs_b.bias"] = TensorSpec((chosen.n_experts,), required=False)
-    return replace(layer, tensors={**layer.tensors, **table}, experts=chosen)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slm_core.architectures._decoder import decoder_spec, read_rope
-from slm_core.architectures._experts import read_experts
+from slm_core.architectures._experts import routed
 from slm_core.architectures._keys import Keys
 from slm_core.architectures._mtp import mtp_layers, without_mtp_layers
-from slm_core.architectures._sizes import Sizes, read_sizes
-from slm_core.architectures._spec import Gating, LayerSpec, ModelSpec, RopeStyle, TensorSpec
-from slm_core.architectures._tables import attention, biases, experts, gated, norms, shared_expert
+from slm_core.architectures._sizes import read_sizes
+from slm_core.architectures._spec import Gating, LayerSpec, ModelSpec, RopeStyle
+from slm_core.architectures._tables import attention, biases, gated, norms
 
 
 def spec(keys: Keys) -> ModelSpec:
@@ -24,15 +24,6 @@ def spec(keys: Keys) -> ModelSpec:
     n_dense = min(keys.count("leading_dense_block_count", 0), whole.n_layers)
     layers = [replace(plain, tensors={**block, **gated(sizes)})] * n_dense
     if n_dense < whole.n_layers:
-        layers += [_routed(keys, sizes, plain)] * (whole.n_layers - n_dense)
+        layers += [routed(keys, sizes, plain, Gating.SIGMOID)] * (whole.n_layers - n_dense)
     extra = mtp_layers(keys, sizes, layers[-1], n_mtp)
     return decoder_spec(keys, sizes, layers[: sizes.n_layers], mtp_layers=extra)
-
-
-def _routed(keys: Keys, sizes: Sizes, layer: LayerSpec) -> LayerSpec:
-    normalized = keys.flag("expert_weights_norm", False)
-    chosen = read_experts(keys, normalized=normalized, gating=Gating.SIGMOID, grouped=True)
-    n_ff = keys.size("expert_feed_forward_length")
-    table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
-    table["exp_probs_b.bias"] = TensorSpec((chosen.n_experts,), required=False)
-    return replace(layer, tensors={**layer.tensors, **table}, experts=chosen)

@@ -12,7 +12,7 @@ from slm_core.checkpoints.rope import Positions, read_rope, stated_rope
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
-_SHARED = weights({f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")})
+SHARED_EXPERT = weights({f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")})
 
 
 def recipe(config: Config) -> Recipe:
@@ -63,7 +63,7 @@ def latent_recipe(
         **({"attention.q_lora_rank": n_rank_q} if n_rank_q else {}),
     }
     attention = _attention(UpProjection(sizes.n_heads, n_nope, n_value, True), n_rank_q > 0)
-    routed = weights({"ffn_gate_inp": "mlp.gate"}) | _SHARED | dict(router)
+    routed = weights({"ffn_gate_inp": "mlp.gate"}) | SHARED_EXPERT | dict(router)
     n_experts = int(str(metadata["expert_count"]))
     routed |= experts("mlp.experts.{x}", "gate_proj", "up_proj", "down_proj", n_experts)
     n_blocks = sizes.n_layers + n_mtp

@@ -15,39 +15,27 @@ from slm_core.checkpoints.decoder import (
     read_sizes,
     with_biases,
 )
-from slm_core.checkpoints.recipe import Part, Recipe, mtp, weights
+from slm_core.checkpoints.families.deepseek_v2 import SHARED_EXPERT
+from slm_core.checkpoints.families.deepseek_v3 import ROUTER_BIAS, Defaults, expert_metadata
+from slm_core.checkpoints.recipe import Recipe, mtp, weights
 from slm_core.checkpoints.rope import read_rope
-from slm_core.gguf import PlainValue
 
 _NORMS = weights({"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"})
-_SHARED = weights({f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")})
-_SIGMOID = 2  # GGUF's number
+_DEFAULTS = Defaults(n_dense=1, n_experts=128, n_ff=1408, scale=1.0, n_groups=1, n_groups_used=1)
 
 
 def recipe(config: Config) -> Recipe:
     """Read a glm4_moe."""
     config.only("hidden_act", *SILU)
     sizes = read_sizes(config, eps=1e-5, num_key_value_heads=8)
-    n_experts = config.size("n_routed_experts", 128, MAX_PARTS)
-    metadata: dict[str, PlainValue] = {
-        "leading_dense_block_count": config.count("first_k_dense_replace", 1),
-        "expert_count": n_experts,
-        "expert_used_count": config.size("num_experts_per_tok", 8),
-        "expert_feed_forward_length": config.size("moe_intermediate_size", 1408),
-        "expert_shared_count": config.size("n_shared_experts", 1),
-        "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
-        "expert_weights_norm": config.flag("norm_topk_prob", True),
-        "expert_gating_func": _SIGMOID,
-        "expert_group_count": config.size("n_group", 1, MAX_PARTS),
-        "expert_group_used_count": config.size("topk_group", 1, MAX_PARTS),
-    }
+    metadata = expert_metadata(config, _DEFAULTS)
+    n_experts, n_dense = (int(str(metadata[key])) for key in ("expert_count", "leading_dense_block_count"))
     attention = with_biases(ATTENTION, "attn_q", "attn_k", "attn_v", wanted=config.flag("attention_bias", False))
     attention |= _NORMS | (HEAD_NORMS if config.flag("use_qk_norm", False) else {})
-    routed = attention | weights({"ffn_gate_inp": "mlp.gate"}) | _SHARED
-    routed |= {"exp_probs_b.bias": Part("mlp.gate.e_score_correction_bias")}
+    routed = attention | weights({"ffn_gate_inp": "mlp.gate"}) | SHARED_EXPERT | ROUTER_BIAS
     routed |= experts("mlp.experts.{x}", "gate_proj", "up_proj", "down_proj", n_experts)
     n_blocks = sizes.n_layers + min(config.count("num_nextn_predict_layers", 0), MAX_PARTS)
-    n_dense = min(int(str(metadata["leading_dense_block_count"])), n_blocks)
+    n_dense = min(n_dense, n_blocks)
     blocks = [attention | GATED] * n_dense + [routed] * (n_blocks - n_dense)
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, partial=0.5)
     recipe = decoder(config, "glm4moe", sizes, blocks[: sizes.n_layers], positions, tied=False, metadata=metadata)
