@@ -49,8 +49,8 @@ class BackendFixtures:
             them on this backend.
         isolated: whether each model is loaded in a process of its own (``slm_core.load(..., isolated=True)``).
         slow: whether scenarios that take long are run, too. False for a second adoption of the same backend.
-        volume: the share of random programs, random strings, hostile dumps and closed contexts that is run: less than 1
-            for slow decodes, or for a second adoption of the same backend.
+        volume: the share of random programs, random strings, hostile dumps, repeated truncates and closed contexts that
+            is run: less than 1 for slow decodes, or for a second adoption of the same backend.
         expected_failures: scenarios that the backend is known to fail, with the reason:
             ``{"TestCut::test_of_a_span": "engine bug 123"}``. Each must fail, and the reason is shown.
     """

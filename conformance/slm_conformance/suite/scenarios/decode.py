@@ -202,7 +202,8 @@ class TestDecodeLimits(Scenarios):
         """Context: a sequence can be as long as ``n_ctx``; long forks share storage; others can use freed positions."""
         n_shared = 0 if Capability.SHARED_FORK not in bench.capabilities else 150
         n_ctx = 600 + 150 - n_shared
-        context, tokens, others = bench.context(n_ctx=n_ctx, n_seq_max=2), bench.tokens(590), bench.tokens(370, seed=1)
+        context = bench.context(n_ctx=n_ctx, n_seq_max=2, n_batch=256)
+        tokens, others = bench.tokens(590), bench.tokens(370, seed=1)
         bench.feed(context, tokens[:150])
         context.fork(0, 1)
         rows = bench.feed(context, tokens[150:])

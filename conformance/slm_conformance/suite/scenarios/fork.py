@@ -155,7 +155,8 @@ class TestFork(Scenarios):
             pytest.skip("declared absent: shared_fork")
         n_tokens, n_forks = 400, 32
         kv_bytes = bench.weights().kv_bytes(n_tokens, 2)  # at least float16
-        context, tokens = bench.context(n_ctx=512, n_seq_max=1 + n_forks), bench.tokens(n_tokens)
+        context = bench.context(n_ctx=512, n_seq_max=1 + n_forks, n_batch=256)
+        tokens = bench.tokens(n_tokens)
         bench.feed(context, tokens)
         before = resident_bytes(of_files=False)
         for seq_id in range(1, 1 + n_forks):
