@@ -101,9 +101,10 @@ def layer_of(kv_type: str, width: int) -> TorchKvLayer:
 
 
 def attention(width: int, kv_types: Sequence[str]) -> Iterator[Callable[[], object]]:
+    """With new tokens where the kernel writes them: this kernel includes that of tokens in the cache."""
     for kv_type in kv_types:
-        for new in (None, new_tokens(width)) if kv_type in WRITTEN else (None,):
-            yield lambda kv_type=kv_type, new=new: attend(width, kv_type, new)
+        new = new_tokens(width) if kv_type in WRITTEN else None
+        yield lambda kv_type=kv_type, new=new: attend(width, kv_type, new)
 
 
 def attend(width: int, kv_type: str, new: NewTokens | None) -> None:
@@ -169,8 +170,7 @@ def all_kernels() -> Iterator[Callable[[], object]]:
 
 
 def attention_of(width: int) -> Iterator[Callable[[], object]]:
-    """With new tokens: this kernel includes that of tokens in the cache."""
-    yield lambda: attend(width, "f16", new_tokens(width))
+    return attention(width, ["f16"])
 
 
 if __name__ == "__main__":

@@ -126,12 +126,23 @@ def test_products_in_half_precision():
     assert_equals_reference("plain", dtype=torch.float16)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+HALF, INTERLEAVED, MANY = RopeStyle.HALF_SPLIT, RopeStyle.INTERLEAVED, decoding._PROGRAMS
+
+
 @pytest.mark.parametrize(
-    ("style", "n_dims", "normed"),
-    [(RopeStyle.HALF_SPLIT, 64, True), (RopeStyle.INTERLEAVED, 64, False), (RopeStyle.HALF_SPLIT, 24, True)],
+    ("kv_type", "style", "n_dims", "normed", "n_programs"),
+    [  # each KV type with each style, and each style with one program and with many
+        ("f32", HALF, 64, True, 1),
+        ("f32", INTERLEAVED, 64, False, MANY),
+        ("f32", HALF, 24, True, 1),
+        ("f16", HALF, 64, True, MANY),
+        ("f16", INTERLEAVED, 64, False, 1),
+        ("f16", HALF, 24, True, MANY),
+        ("q8_0", HALF, 64, True, 1),
+        ("q8_0", INTERLEAVED, 64, False, MANY),
+        ("q8_0", HALF, 24, True, MANY),
+    ],
 )
-@pytest.mark.parametrize("n_programs", [1, decoding._PROGRAMS])
 def test_new_tokens_are_written_and_attended_to(monkeypatch, kv_type, style, n_dims, normed, n_programs):
     """Projections are parts of longer rows. Nothing but the new keys and values is written."""
     monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
@@ -186,8 +197,10 @@ def test_a_kernel_of_its_own_combines_splits_of_many_heads(monkeypatch):
     assert len(joined) == 1
 
 
-@pytest.mark.parametrize("n_programs", [1, 8 * 2, 8 * 3, 8 * 100])
-@pytest.mark.parametrize("tile_bytes", [decoding._TILE_BYTES, 1])
+@pytest.mark.parametrize(
+    ("n_programs", "tile_bytes"),
+    [(1, 1), (8 * 2, decoding._TILE_BYTES), (8 * 3, 1), (8 * 100, 1), (8 * 100, decoding._TILE_BYTES)],
+)
 def test_tiles_may_be_divided_among_any_number_of_programs(monkeypatch, n_programs, tile_bytes):
     """Tiles of whole pages and of 16 tokens; 100 programs for each head are more than there are tiles."""
     monkeypatch.setattr(decoding, "_PROGRAMS", n_programs)
