@@ -24,10 +24,6 @@ from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import Pos
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import peft
-
 N_TOKENS = 20
 BOUND = 1e-4  # clause 9 of the contract: float32, relative
 MOST = "all-linear"  # PEFT's name for all matrices but the output's
@@ -56,7 +52,9 @@ def saved(tmp_path, tokens) -> Callable[[str], Saved]:
             torch.manual_seed(1)
             options = {"r": 3, "lora_alpha": 5, "target_modules": MOST, "init_lora_weights": False, **config}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tied embeddings, and Conv1D
+                warnings.simplefilter("ignore")  # of the import; of tied embeddings, and Conv1D
+                import peft  # here, as it takes seconds, which all workers would spend
+
                 model = peft.get_peft_model(subject.model, peft.LoraConfig(**options))
                 model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
                 rows = transformers_logits(model, tokens)
