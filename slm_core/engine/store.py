@@ -82,12 +82,16 @@ class PrefixStore(Closing):
         self._budget = budget_bytes
         self._whole = whole
         self._lock = threading.Lock()
+        index: sqlite3.Connection | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._index = sqlite3.connect(directory / _INDEX, timeout=30, check_same_thread=False, isolation_level=None)
-            self._index.executescript(_SCHEMA)
+            index = sqlite3.connect(directory / _INDEX, timeout=30, check_same_thread=False, isolation_level=None)
+            index.executescript(_SCHEMA)
+            self._index = index
             self._clean()
         except (OSError, sqlite3.Error) as error:
+            if index is not None:
+                index.close()
             raise InvalidOption(f"the directory {directory} cannot hold prefixes: {error}") from error
 
     @property

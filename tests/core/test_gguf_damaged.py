@@ -106,7 +106,7 @@ def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     assert refusal(Path("/dev/zero"))[1] == "/dev/zero: not a regular file, but a GGUF file is wanted"
     (tmp_path / "file").touch()
     assert "cannot be read: Not a directory" in refusal(tmp_path / "file" / "model.gguf")[1]
-    with pytest.raises(InvalidModelFile, match="cannot be read: embedded null byte"):
+    with pytest.raises(InvalidModelFile, match=r"cannot be read: .*embedded null"):
         GgufFile.open("a\0b.gguf")
 
 

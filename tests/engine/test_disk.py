@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -180,14 +181,26 @@ def test_partial_files_of_dead_writers_are_removed(tmp_path: Path) -> None:
         assert (old.exists(), new.exists(), len(dumps_in(tmp_path))) == (False, True, 1)
 
 
-def test_an_unusable_directory_is_an_error(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    class Index(sqlite3.Connection):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            opened.append(self)
+
+    monkeypatch.setattr(sqlite3, "connect", Index)
     file = tmp_path / "file"
     file.write_bytes(b"")
     with pytest.raises(InvalidOption, match="cannot hold prefixes"):
         core(file)
+    assert not opened
     (tmp_path / "index.sqlite").write_bytes(b"not a database, but long enough to be asked about" * 9)
     with pytest.raises(InvalidOption, match="cannot hold prefixes"):
         core(tmp_path)
+    (index,) = opened
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        index.execute("select 1")
 
 
 def test_without_payloads_there_is_no_disk_tier(tmp_path: Path) -> None:
@@ -237,7 +250,8 @@ def test_a_sequence_reclaimed_while_it_is_written_is_not_stored(tmp_path: Path) 
         assert entry is not None
         assert b"".join(store.read(entry)) == b"\x01" * 5000
     assert len(dumps_in(tmp_path)) == 1
-    assert sqlite3.connect(tmp_path / "index.sqlite").execute("select count(*) from prefixes").fetchone() == (1,)
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as index:
+        assert index.execute("select count(*) from prefixes").fetchone() == (1,)
 
 
 def test_unsaved_dumps_are_reported(tmp_path: Path) -> None:
