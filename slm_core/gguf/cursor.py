@@ -6,7 +6,7 @@ import mmap
 import stat
 import struct
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -106,7 +106,11 @@ class MappedFile:
 
     def close(self) -> None:
         """Release the mapping; existing views keep it alive."""
-        self._map = None
+        data, self._map = self._map, None
+        if data is not None:
+            # At once, even if an error refers to it: Windows neither replaces nor removes a mapped file.
+            with suppress(BufferError):
+                data.close()
 
 
 class HeldBytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -94,14 +95,17 @@ class GgufFile(Closing):
             return cls([_read_whole(path)])
         if not isinstance(path, str | os.PathLike):
             return cls([_read_shard(SourceFile(path), 0)])
-        file_path = Path(path)
-        shard = _read_shard(MappedFile(file_path), 0)
-        n_shards = _n_shards(shard)
-        if n_shards == 1:
-            return cls([shard])
-        shards = [_read_shard(MappedFile(sibling), i) for i, sibling in enumerate(_shard_paths(file_path, n_shards))]
-        _check_shards(shards)
-        return cls(shards)
+        with ExitStack() as opened:
+            shard = _map_shard(Path(path), 0, opened)
+            shards = [shard]
+            if (n_shards := _n_shards(shard)) > 1:
+                paths = _shard_paths(Path(path), n_shards)
+                shards = [_map_shard(sibling, i, opened) for i, sibling in enumerate(paths)]
+                _check_shards(shards)
+                shard.file.close()
+            file = cls(shards)
+            opened.pop_all()
+        return file
 
     def require(self, key: str, type_: type[T]) -> T:
         """The metadata value of ``key``, strictly typed; see ``Metadata.require``."""
@@ -185,6 +189,12 @@ def _read_whole(data: bytes) -> _Shard:
             f"{file.path}: one of {n_shards} shards, which are read from files: give the path of one"
         )
     return shard
+
+
+def _map_shard(path: Path, index: int, opened: ExitStack) -> _Shard:
+    file = MappedFile(path)
+    opened.callback(file.close)
+    return _read_shard(file, index)
 
 
 def _read_shard(file: FileData, index: int) -> _Shard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import struct
@@ -108,6 +109,24 @@ def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     assert "cannot be read: Not a directory" in refusal(tmp_path / "file" / "model.gguf")[1]
     with pytest.raises(InvalidModelFile, match=r"cannot be read: .*embedded null"):
         GgufFile.open("a\0b.gguf")
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model-00001-of-00002.gguf"])
+def test_a_refused_file_is_not_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Windows neither replaces nor removes a file that is mapped, and errors may live long."""
+    maps: list[mmap.mmap] = []
+
+    class Map(mmap.mmap):
+        def __init__(self, *args: object, **options: object) -> None:
+            maps.append(self)
+
+    monkeypatch.setattr(mmap, "mmap", Map)
+    split = model([pair("split.count", UINT32, struct.pack("<I", 2))])
+    (tmp_path / name).write_bytes(split if "of" in name else SOUND[:-1])
+    with pytest.raises(InvalidModelFile) as error:
+        GgufFile.open(tmp_path / name)
+    assert maps
+    assert all(held.closed for held in maps), error.traceback
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slm_core.closing import Closing
 from slm_core.gguf import GgmlType, GgufFile, Metadata
 from slm_core.tensor_source import TensorBytes
 
 
-class FileTensors:
-    """A ``TensorSource`` with the content of a GGUF file, which stays open as long as the object exists.
+class FileTensors(Closing):
+    """A ``TensorSource`` with the content of a GGUF file, which stays open until ``close()``.
 
     Args:
         path: the file.
@@ -42,3 +43,7 @@ class FileTensors:
     def fingerprint(self) -> str:
         """The fingerprint of the file."""
         return self._file.fingerprint()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

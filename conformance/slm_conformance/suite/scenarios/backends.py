@@ -155,8 +155,11 @@ class TestBackend(Scenarios):
             "returns a byte more": lambda name, data: data + b"0" if name == changed else data,
         }
         for what, change in changes.items():
-            with bench.refused(f"loading an object that {what}", InvalidModelFile):
-                bench.workshop.load(FileTensors(path, change)).close()
+            with (
+                FileTensors(path, change) as source,
+                bench.refused(f"loading an object that {what}", InvalidModelFile),
+            ):
+                bench.workshop.load(source).close()
 
     def test_an_unknown_architecture(self, bench: Bench) -> None:
         """Backend: an unknown architecture raises ``UnsupportedModel``, and ``supports`` says no."""
