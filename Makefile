@@ -54,10 +54,11 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/python tools/check_examples.py
 	$(BIN)/python tools/check_cpp.py
 
-platforms: $(VENV)/installed-dev ## cross-compile the C++ kernels for Windows and macOS (10 minutes the first time), and check those of Windows under wine if it is installed
+platforms: $(VENV)/installed-dev ## cross-compile the C++ for Windows and macOS (20 minutes the first time); with wine, check its kernels for Windows, and all in Python for Windows
 	@$(PIP) 'slm-core[cross]'
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_windows.sh
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_macos.sh
+	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_windows_python.sh
 
 # Not --quiet: mkdocs would not count warnings then, and --strict fails on them.
 docs: $(VENV)/installed-docs ## build the documentation site with its API reference into build/site; a broken link fails

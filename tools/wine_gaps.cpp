@@ -1,12 +1,13 @@
-// What wine 8 lacks, and wheels for Windows need. tools/check_windows_python.sh compiles it as bcryptprimitives.dll, which
-// lies beside python.exe. Windows itself has all of it.
+// What wine 8 lacks, and wheels for Windows need. tools/check_windows_python.sh compiles it as bcryptprimitives.dll,
+// which lies beside python.exe. Windows itself has all of it.
 // - ProcessPrng, for tokenizers and llguidance (Rust)
-// - complex functions of the C library, for NumPy: wine's abort the program, so they are overwritten with jumps to these
+// - complex functions of the C library, for NumPy: wine's abort the program, so they are overwritten with jumps to
+// these
 #include <complex>
 #include <cstring>
 #include <windows.h>
 
-extern "C" BOOLEAN NTAPI SystemFunction036(PVOID bytes, ULONG n_bytes); // RtlGenRandom
+extern "C" BOOLEAN NTAPI SystemFunction036(PVOID bytes, ULONG n_bytes);  // RtlGenRandom
 
 extern "C" __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE bytes, SIZE_T n_bytes) {
     return SystemFunction036(bytes, ULONG(n_bytes));
@@ -15,31 +16,32 @@ extern "C" __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE bytes, SIZE_T n_b
 namespace {
 
 // As Microsoft's C passes complex numbers; its long double is a double.
-template <class Real> struct Complex {
+template <class Real>
+struct Complex {
     Real real, imaginary;
 
-    Complex(const std::complex<Real> &z) : real(z.real()), imaginary(z.imag()) {}
+    Complex(const std::complex<Real>& z) : real(z.real()), imaginary(z.imag()) {}
     operator std::complex<Real>() const { return {real, imaginary}; }
 };
 
-void replace(HMODULE library, const char *name, const char *suffix, void *function) {
+void replace(HMODULE library, const char* name, const char* suffix, void* function) {
     char full[32];
-    auto *code = reinterpret_cast<unsigned char *>(GetProcAddress(library, strcat(strcpy(full, name), suffix)));
+    auto* code = reinterpret_cast<unsigned char*>(GetProcAddress(library, strcat(strcpy(full, name), suffix)));
     DWORD protection;
-    if (!code || !VirtualProtect(code, 12, PAGE_EXECUTE_READWRITE, &protection))
-        return;
-    memcpy(code, "\x48\xb8", 2); // mov rax, function
+    if (!code || !VirtualProtect(code, 12, PAGE_EXECUTE_READWRITE, &protection)) return;
+    memcpy(code, "\x48\xb8", 2);  // mov rax, function
     memcpy(code + 2, &function, 8);
-    memcpy(code + 10, "\xff\xe0", 2); // jmp rax
+    memcpy(code + 10, "\xff\xe0", 2);  // jmp rax
 }
 
-template <class Real> void replace_all(HMODULE library, const char *suffix) {
+template <class Real>
+void replace_all(HMODULE library, const char* suffix) {
     using Z = Complex<Real>;
     using S = std::complex<Real>;
-    auto real = [&](const char *name, Real (*function)(Z)) { replace(library, name, suffix, (void *)function); };
-    auto complex = [&](const char *name, Z (*function)(Z)) { replace(library, name, suffix, (void *)function); };
+    auto real = [&](const char* name, Real (*function)(Z)) { replace(library, name, suffix, (void*)function); };
+    auto complex = [&](const char* name, Z (*function)(Z)) { replace(library, name, suffix, (void*)function); };
     Z (*power)(Z, Z) = [](Z a, Z b) { return Z(std::pow(S(a), S(b))); };
-    replace(library, "cpow", suffix, (void *)power);
+    replace(library, "cpow", suffix, (void*)power);
     real("creal", [](Z z) { return z.real; });
     real("cimag", [](Z z) { return z.imaginary; });
     real("cabs", [](Z z) { return std::abs(S(z)); });
@@ -55,7 +57,7 @@ template <class Real> void replace_all(HMODULE library, const char *suffix) {
     complex("ctanh", [](Z z) { return Z(std::tanh(S(z))); });
 }
 
-} // namespace
+}  // namespace
 
 BOOL WINAPI DllMain(HINSTANCE, DWORD reason, LPVOID) {
     if (reason == DLL_PROCESS_ATTACH) {
