@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -29,6 +28,9 @@ pytest_plugins = ["pytester"]
 # pytester forgets modules that are imported in its runs, and mutants of modules that are imported again register twice.
 MUTANTS = all_mutants()
 
+PLUGIN = ("--disable-plugin-autoload", "-p", "slm_conformance.pytest_plugin")
+"""Each run of pytester would import other plugins again."""
+
 ADOPTION = """
 from slm_conformance.fixtures import BackendFixtures
 from slm_conformance.scenarios import *
@@ -46,14 +48,9 @@ def adopt(pytester: pytest.Pytester):
 
     def run(source: str, *args: str) -> pytest.RunResult:
         pytester.makepyfile(test_adopted=source)
-        plugin = () if _is_registered() else ("-p", "slm_conformance.pytest_plugin")
-        return pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", "-ra", *args)
+        return pytester.runpytest_inprocess(*PLUGIN, "-p", "no:cacheprovider", "-ra", *args)
 
     return run
-
-
-def _is_registered() -> bool:
-    return any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
 
 
 def outcomes(result: pytest.RunResult) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -24,6 +23,9 @@ from slm_conformance.suite.subject import ModelUnderTest, Subject
 from slm_core.errors import InvalidOption
 
 pytest_plugins = ["pytester"]
+
+PLUGIN = ("--disable-plugin-autoload", "-p", "slm_conformance.pytest_plugin")
+"""Each run of pytester would import other plugins again."""
 
 ADOPTION = """
 from slm_conformance.fixtures import BackendFixtures
@@ -80,11 +82,9 @@ def report_on(pytester: pytest.Pytester):
 
     def run(modules: dict[str, str], *args: str) -> tuple[pytest.RunResult, dict]:
         pytester.makepyfile(**modules)
-        registered = any(point.name == "slm_conformance" for point in importlib.metadata.entry_points(group="pytest11"))
-        plugin = () if registered else ("-p", "slm_conformance.pytest_plugin")
         reports = [f"--slm-report=out{suffix}" for suffix in (".html", ".json", ".svg")]
         options = ("--import-mode=importlib", "-p", "no:cacheprovider", "-o", "xfail_strict=true")
-        result = pytester.runpytest_inprocess(*plugin, *options, *reports, *args)
+        result = pytester.runpytest_inprocess(*PLUGIN, *options, *reports, *args)
         out = pytester.path / "out.json"
         return result, json.loads(out.read_text()) if out.exists() else {}
 

@@ -248,7 +248,7 @@ class SharingForgotten(ToyContext):
         return self.n_ctx - n if n > 256 and len(self.cells) < 8 else super().n_free
 
 
-@mutant("TestClose::test_closed_contexts_hold_nothing")
+@mutant("TestClose::test_closed_contexts_hold_nothing", volume=0.25)
 class CellsOfTheClosed(ToyContext):
     """A closed context keeps its cells while it is referenced."""
 

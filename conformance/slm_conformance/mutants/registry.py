@@ -19,12 +19,14 @@ class Mutant:
         breaks: the wrong behaviour, in one sentence.
         killed_by: the scenario that must fail, ``TestClass::test_name``.
         kv_types: the KV types that the backend has.
+        volume: the share of repetitions that is enough to notice; see ``BackendFixtures.volume``.
     """
 
     backend: str
     breaks: str
     killed_by: str
     kv_types: tuple[str, ...] = ("f32",)
+    volume: float = 1.0
 
     @property
     def name(self) -> str:
@@ -33,7 +35,12 @@ class Mutant:
 
     def fixtures(self) -> BackendFixtures:
         """The fixtures that the mutant is played with."""
-        adopted = {"backend": self.backend, "models": ("llama-f32",), "kv_types": self.kv_types}
+        adopted = {
+            "backend": self.backend,
+            "models": ("llama-f32",),
+            "kv_types": self.kv_types,
+            "volume": self.volume,
+        }
         fixtures: type[BackendFixtures] = type(self.name, (BackendFixtures,), adopted)
         return fixtures()
 
@@ -42,12 +49,15 @@ MUTANTS: list[Mutant] = []
 _BACKENDS: set[type] = set()
 
 
-def mutant(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[type], type[ToyBackend]]:
+def mutant(
+    killed_by: str, kv_types: tuple[str, ...] = ("f32",), volume: float = 1.0
+) -> Callable[[type], type[ToyBackend]]:
     """Register a broken context, model or backend; the class's name becomes the name of a backend.
 
     Args:
         killed_by: the scenario that must fail, ``TestClass::test_name``.
         kv_types: the KV types that the backend has.
+        volume: the share of repetitions that is enough to notice; see ``BackendFixtures.volume``.
 
     Raises:
         TypeError: the class derives from another mutant. A registered mutant is a backend, so the class would not be
@@ -57,7 +67,8 @@ def mutant(killed_by: str, kv_types: tuple[str, ...] = ("f32",)) -> Callable[[ty
     def register(broken: type) -> type[ToyBackend]:
         if not _BACKENDS.isdisjoint(broken.__mro__):
             raise TypeError(f"{broken.__name__} derives from another mutant (derive both from a class that is none)")
-        MUTANTS.append(Mutant(f"{broken.__module__}:{broken.__name__}", str(broken.__doc__), killed_by, kv_types))
+        backend = f"{broken.__module__}:{broken.__name__}"
+        MUTANTS.append(Mutant(backend, str(broken.__doc__), killed_by, kv_types, volume))
         if not issubclass(broken, ToyBackend):
             attribute = "context_type" if issubclass(broken, ToyContext) else "model_type"
             broken = type(broken.__name__, (ToyBackend,), {attribute: broken})
