@@ -56,7 +56,7 @@ def test_an_interrupt_comes_before_or_after_a_call(name: str, level: EditLevel) 
     after = state_of(done)
     twin = new_session(level)
     n_calls = n_calls_of(lambda: call(twin))
-    for stop in range(1, n_calls + 1, EVERY):
+    for stop in range(1, n_calls + 1, max(EVERY, n_calls // 120)):
         session = new_session(level)
         has_returned = interrupted(lambda session=session: call(session), stop)
         expected = (after,) if has_returned else (before, after)
