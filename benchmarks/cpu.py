@@ -1,7 +1,10 @@
 """Speed of several engines on one machine: load, prefill, decode at depth, many sequences, memory.
 
     python benchmarks/cpu.py MODEL.gguf ... [--engines native,llamacpp,onnx] [--rounds 5] [--out benchmarks/results]
+    python benchmarks/cpu.py MODEL.gguf --engines native,ik_llama,openvino,transformers \\
+        --llama-bench FOLDER/build/bin/llama-bench --python openvino=PYTHON
 
+The engines ik_llama, openvino and transformers are other programs (`cpu_peers.py`); the rest are backends of slm-core.
 Each engine runs in a subprocess, with one thread per available core. Engines alternate task by task, so that other load
 of the machine affects all of them; waiting processes sleep. The table has medians, and ratios to the engine that
 ``--against`` names. In each round the memory read rate is measured, too; ``share`` is the share of that rate that
@@ -11,47 +14,49 @@ decoding reaches if each token reads all weights once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import platform
+import shutil
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cpu_peers
 import numpy as np
+from cpu_peers import N_DECODED, OTHER_WEIGHTS, PEERS
+from workers import Task, Worker, resident_megabytes, running, serve
 
 from slm_core.cpu import usable_cores
 from slm_core.gguf import GgufFile
 
-PREFILLS, DEPTHS, CROWDS = (128, 512, 2048), (0, 4096, 8192), (4, 16)
-N_DECODED = 16
-
 
 @dataclass(frozen=True)
-class Task:
-    """A measurement: name, action and size; higher is better unless ``lower``."""
+class Sizes:
+    """Tokens of prompts, depths of decoding, and numbers of sequences that decode together."""
 
-    name: str
-    kind: str
-    n: int = 0
-    unit: str = "tok/s"
-    lower: bool = False
+    prefills: tuple[int, ...] = (128, 512, 2048)
+    depths: tuple[int, ...] = (0, 4096, 8192)
+    crowds: tuple[int, ...] = (4, 16)
 
+    def tasks(self) -> list[Task]:
+        tasks = [Task("load to first token", "load", unit="s", lower=True)]
+        tasks += [Task(f"prefill {n}", "prefill", n) for n in self.prefills]
+        tasks += [Task(f"decode at {n}", "decode", n) for n in self.depths]
+        tasks += [Task(f"{n} sequences together", "crowd", n) for n in self.crowds]
+        return [*tasks, Task("resident memory", "memory", unit="MB", lower=True)]
 
-def all_tasks(largest: int) -> list[Task]:
-    tasks = [Task("load to first token", "load", unit="s", lower=True)]
-    tasks += [Task(f"prefill {n}", "prefill", n) for n in PREFILLS if n <= largest]
-    tasks += [Task(f"decode at {n}", "decode", n) for n in DEPTHS if n <= largest]
-    tasks += [Task(f"{n} sequences together", "crowd", n) for n in CROWDS]
-    return [*tasks, Task("resident memory", "memory", unit="MB", lower=True)]
+    def context(self) -> tuple[int, int]:
+        """The positions and the sequences that the tasks need."""
+        n_seq_max = max(self.crowds, default=1)
+        longest = max((*self.prefills, *self.depths), default=0)
+        return max(longest + 64, n_seq_max * (N_DECODED + 1), 1024), n_seq_max
 
 
 # The subprocess of one engine.
@@ -60,11 +65,13 @@ def all_tasks(largest: int) -> list[Task]:
 class Engine:
     """Loads a model and runs tasks with it."""
 
-    def __init__(self, backend: str, model: Path, n_threads: int, n_ctx: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, backend: str, model: Path, n_threads: int, context: tuple[int, int], options: dict[str, Any]
+    ) -> None:
         kv_type = options.pop("kv", None)
         self._kv_types = {} if kv_type is None else {"kv_type_k": kv_type, "kv_type_v": kv_type}
         self._arguments = (backend, model, n_threads, options)
-        self._n_ctx = n_ctx
+        self._n_ctx, self._n_seq_max = context
         self._loaded: Any = None
         self._random = np.random.default_rng(0)
 
@@ -77,7 +84,7 @@ class Engine:
         started = time.perf_counter()
         self._loaded = slm.load(model, backend=backend, device="cpu", **threads, **options)
         self._context = self._loaded.new_context(
-            n_ctx=self._n_ctx, n_seq_max=max(CROWDS), n_batch=512, **self._kv_types
+            n_ctx=self._n_ctx, n_seq_max=self._n_seq_max, n_batch=512, **self._kv_types
         )
         self._feed(0, 1)
         elapsed = time.perf_counter() - started
@@ -109,8 +116,7 @@ class Engine:
         return n / statistics.median(times)
 
     def memory(self, _: int) -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1e3
+        return resident_megabytes()
 
     def close(self) -> None:
         if self._loaded is not None:
@@ -130,42 +136,39 @@ class Engine:
         return elapsed
 
 
-def serve(engine: Engine) -> None:
-    """Run the tasks on standard input; prints one number, or one error, per line."""
-    for line in sys.stdin:
-        kind, n = json.loads(line)
-        try:
-            answer: Any = getattr(engine, kind)(n)
-        except Exception as error:  # shown in the table
-            answer = f"{type(error).__name__}: {error}"
-        print(json.dumps(answer), flush=True)
+def engine_of(kind: type[Engine], arguments: list[str]) -> Engine:
+    """An engine, of the arguments that `Launcher.command` gives its subprocess."""
+    backend, model, n_threads, n_ctx, n_seq_max, options = arguments
+    return kind(backend, Path(model), int(n_threads), (int(n_ctx), int(n_seq_max)), json.loads(options))
 
 
 # The main process.
 
 
-class Worker:
-    """An engine in a subprocess."""
+@dataclass(frozen=True)
+class Launcher:
+    """How engines start.
 
-    def __init__(self, name: str, model: Path, n_threads: int, n_ctx: int) -> None:
-        self.name = name
-        backend, _, option_text = name.partition("+")
-        options = json.dumps(dict(pair.split("=") for pair in option_text.split("+"))) if option_text else "{}"
-        command = [sys.executable, __file__, "--serve", backend, str(model), str(n_threads), str(n_ctx), options]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ``interpreters`` are those of engines that do not run in this one, ``llama_bench`` is the program of ik_llama.cpp,
+    and ``script`` is the program that serves backends of slm-core.
+    """
 
-    def do(self, task: Task) -> float | str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([task.kind, task.n]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else f"the process ended with {self._process.wait()}"
+    interpreters: dict[str, str] = field(default_factory=dict)
+    llama_bench: str = "llama-bench"
+    script: str = __file__
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    def command(self, name: str, model: Path, n_threads: int, context: tuple[int, int]) -> list[str]:
+        """The command of the engine ``NAME`` or ``NAME+OPTION=VALUE+...``."""
+        base, _, option_text = name.partition("+")
+        options = dict(pair.split("=", 1) for pair in option_text.split("+")) if option_text else {}
+        python = self.interpreters.get(base, sys.executable)
+        if base in PEERS:
+            if base == "ik_llama":
+                options["program"] = self.llama_bench
+            return [python, cpu_peers.__file__, base, str(model), str(n_threads), json.dumps(options)]
+        of_numpy = options.get("tier") == "reference"  # the environment sets NumPy's threads
+        sizes = [str(0 if of_numpy else n_threads), *map(str, context)]
+        return [python, self.script, "--serve", base, str(model), *sizes, json.dumps(options)]
 
 
 def read_rate(n_threads: int, n_bytes: int = 1 << 29) -> float:
@@ -180,36 +183,34 @@ def read_rate(n_threads: int, n_bytes: int = 1 << 29) -> float:
     return n_bytes / (time.perf_counter() - started)
 
 
-@contextlib.contextmanager
-def workers(engines: list[str], model: Path, n_threads: int, n_ctx: int) -> Iterator[list[Worker]]:
-    of_numpy = [name for name in engines if "tier=reference" in name]  # the environment sets NumPy's threads
-    started = [Worker(name, model, 0 if name in of_numpy else n_threads, n_ctx) for name in engines]
-    try:
-        yield started
-    finally:
-        for worker in started:
-            worker.close()
+class Samples:
+    """The numbers of each task on each engine, and the errors."""
+
+    def __init__(self, tasks: list[Task], engines: list[str]) -> None:
+        self.found: dict[str, dict[str, list[float]]] = {task.name: {name: [] for name in engines} for task in tasks}
+        self.errors: dict[str, str] = {}
+
+    def take(self, task: Task, workers: Iterable[Worker], about: str) -> None:
+        """Run a task on one engine after another."""
+        for worker in workers:
+            answer = worker.do(task)
+            print(f"{about}  {task.name:22} {worker.name:12} {answer}", file=sys.stderr)
+            if isinstance(answer, str):
+                self.errors[f"{task.name} / {worker.name}"] = answer
+            elif answer is not None:
+                self.found[task.name][worker.name].append(answer)
 
 
-def measure(model: Path, engines: list[str], rounds: int, largest: int) -> dict[str, Any]:
-    """Every task on every engine, alternating; medians, and the spread of the rounds."""
-    n_threads = usable_cores()
-    tasks = all_tasks(largest)
-    n_ctx = max(largest + 64, max(CROWDS) * (N_DECODED + 1), 1024)
-    samples: dict[str, dict[str, list[float]]] = {task.name: {name: [] for name in engines} for task in tasks}
-    errors: dict[str, str] = {}
-    rates = []
-    with workers(engines, model, n_threads, n_ctx) as running:
+def measure(model: Path, engines: list[str], launcher: Launcher, rounds: int, sizes: Sizes) -> dict[str, Any]:
+    """Every task on every engine, alternating; the numbers of all rounds."""
+    n_threads, tasks, rates = usable_cores(), sizes.tasks(), []
+    samples = Samples(tasks, engines)
+    commands = {name: launcher.command(name, model, n_threads, sizes.context()) for name in engines}
+    with running(commands) as workers:
         for i in range(rounds):
             for task in tasks:
                 rates.append(read_rate(n_threads))
-                for worker in running if i % 2 == 0 else running[::-1]:
-                    answer = worker.do(task)
-                    print(f"{model.name}  {task.name:22} {worker.name:12} {answer}", file=sys.stderr)
-                    if isinstance(answer, str):
-                        errors[f"{task.name} / {worker.name}"] = answer
-                    else:
-                        samples[task.name][worker.name].append(answer)
+                samples.take(task, workers if i % 2 == 0 else workers[::-1], model.name)
     with GgufFile.open(model) as file:
         n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
     return {
@@ -218,8 +219,8 @@ def measure(model: Path, engines: list[str], rounds: int, largest: int) -> dict[
         "threads": n_threads,
         "read_rate": statistics.median(rates),
         "tasks": [asdict(task) for task in tasks],
-        "found": samples,
-        "errors": errors,
+        "found": samples.found,
+        "errors": samples.errors,
     }
 
 
@@ -244,7 +245,9 @@ def _ratio(medians: dict[str, float], name: str, against: str) -> str:
 
 
 def _share(result: dict[str, Any], name: str) -> str:
-    values = result["found"]["decode at 0"][name]
+    values = result["found"].get("decode at 0", {}).get(name)
+    if name.partition("+")[0] in OTHER_WEIGHTS:
+        return "-"
     return f"{statistics.median(values) * result['bytes'] / result['read_rate']:.0%}" if values else "-"
 
 
@@ -255,19 +258,47 @@ def machine() -> str:
     return f"{names[0] if names else platform.processor()}, {usable_cores()} cores"
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """A list of sizes on the command line; an empty text is an empty list."""
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+def add_engine_options(parser: argparse.ArgumentParser, engines: str) -> None:
+    parser.add_argument("--engines", default=engines, help="native, native+kv=q8_0, openvino+kv=u8, ... (%(default)s)")
+    parser.add_argument("--llama-bench", default="llama-bench", help="the program of ik_llama.cpp (%(default)s)")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="ENGINE=PYTHON",
+        help="the interpreter of an engine, if it is not this one",
+    )
+
+
+def launcher_of(options: argparse.Namespace) -> Launcher:
+    interpreters = {}
+    for text in options.python:
+        engine, _, python = text.partition("=")
+        if engine not in {name.partition("+")[0] for name in options.engines.split(",")} or not shutil.which(python):
+            raise SystemExit(f"--python {text}: it needs one of the engines {options.engines}, and an interpreter")
+        interpreters[engine] = python
+    return Launcher(interpreters, options.llama_bench)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument(
-        "--engines", default="native,llamacpp,onnx", help="native, native+kv=f16, onnx+accuracy_level=0, ..."
-    )
+    add_engine_options(parser, "native,llamacpp,onnx")
     parser.add_argument("--against", default="llamacpp")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--largest", type=int, default=8192, help="longest prompt and deepest decode")
+    parser.add_argument("--prefills", type=numbers, default=Sizes.prefills, help="tokens of prompts, as 128,512,2048")
+    parser.add_argument("--depths", type=numbers, default=Sizes.depths, help="depths of decoding, as 0,4096,8192")
+    parser.add_argument("--crowds", type=numbers, default=Sizes.crowds, help="sequences that decode together, as 4,16")
     parser.add_argument("--out", type=Path, help="a folder for the table and the raw numbers")
     options = parser.parse_args()
-    engines = options.engines.split(",")
-    results = [measure(model, engines, options.rounds, options.largest) for model in options.models]
+    engines, launcher = options.engines.split(","), launcher_of(options)
+    sizes = Sizes(options.prefills, options.depths, options.crowds)
+    results = [measure(model, engines, launcher, options.rounds, sizes) for model in options.models]
     page = f"{machine()}; {datetime.date.today()}; medians of {options.rounds} turns\n\n"
     page += "\n\n".join(table(result, engines, options.against) for result in results) + "\n"
     print(page)
@@ -284,7 +315,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cores()))
-        name, file, threads, cells, options_json = sys.argv[2:]
-        serve(Engine(name, Path(file), int(threads), int(cells), json.loads(options_json)))
+        serve(lambda: engine_of(Engine, sys.argv[2:]))
     else:
         main()
