@@ -31,7 +31,7 @@ from typing import Any
 import cpu_peers
 import numpy as np
 from cpu_peers import N_DECODED, OTHER_WEIGHTS, PEERS
-from workers import Task, Worker, resident_megabytes, running, serve
+from workers import Task, Worker, in_turn, resident_megabytes, running, serve
 
 from slm_core.cpu import usable_cores
 from slm_core.gguf import GgufFile
@@ -210,7 +210,7 @@ def measure(model: Path, engines: list[str], launcher: Launcher, rounds: int, si
         for i in range(rounds):
             for task in tasks:
                 rates.append(read_rate(n_threads))
-                samples.take(task, workers if i % 2 == 0 else workers[::-1], model.name)
+                samples.take(task, in_turn(workers, i), model.name)
     with GgufFile.open(model) as file:
         n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
     return {

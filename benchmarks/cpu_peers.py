@@ -1,6 +1,6 @@
 """Other programs as engines of `cpu.py`: ik_llama.cpp, OpenVINO GenAI and transformers.
 
-`cpu.py` starts it: python cpu_peers.py NAME MODEL.gguf N_THREADS OPTIONS. It imports nothing of slm-core, like `workers`.
+`cpu.py` starts it: python cpu_peers.py NAME MODEL.gguf N_THREADS OPTIONS. Like `workers`, it imports no slm-core.
 Inputs are random tokens, so no tokenizer runs. A peer's load ends with its first token.
 """
 
@@ -136,7 +136,7 @@ class IkLlama(Peer):
 
 
 class OpenVino(Peer):
-    """OpenVINO GenAI, which reads GGUF files of some types and architectures. Its greedy sampling is in the times."""
+    """OpenVINO GenAI, which reads GGUF files of some types and architectures. Times are those of its steps."""
 
     name = "openvino"
     accepted: ClassVar[Mapping[str, str]] = {"kv": "f16"}
@@ -156,7 +156,7 @@ class OpenVino(Peer):
         return time.perf_counter() - started
 
     def prefill(self, n: int) -> float:
-        return n / sum(self._generate(1, n, 1))
+        return n / self._generate(1, n, 1)[0]
 
     def decode(self, depth: int) -> float:
         return 1 / statistics.median(self._generate(1, max(depth, 1), N_DECODED + 1)[1:])
@@ -168,14 +168,18 @@ class OpenVino(Peer):
         self._pipeline = None
 
     def _generate(self, n_sequences: int, n_prompt: int, n_new: int) -> list[float]:
-        """Seconds of each step: of the prompt, and then of each token. Prompts do not share prefixes."""
+        """Seconds of each step: of the prompt, and then of each token. Prompts share no prefix."""
         import openvino
         import openvino_genai
 
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = n_new, True, False
         prompts = openvino.Tensor(self._tokens(n_sequences, n_prompt))
-        return [x / 1e6 for x in self._pipeline.generate(prompts, config).perf_metrics.raw_metrics.m_durations]
+        result = self._pipeline.generate(prompts, config)
+        steps = [microseconds / 1e6 for microseconds in result.perf_metrics.raw_metrics.token_infer_durations]
+        if len(steps) != n_new:
+            raise RuntimeError(f"{n_new} tokens took {len(steps)} steps")
+        return steps
 
 
 class Transformers(Peer):

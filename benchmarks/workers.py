@@ -98,6 +98,11 @@ def running(commands: Mapping[str, Sequence[str]]) -> Iterator[list[Worker]]:
         yield [stack.enter_context(contextlib.closing(Worker(name, command))) for name, command in commands.items()]
 
 
+def in_turn(workers: list[Worker], i: int) -> list[Worker]:
+    """The order of round i: every second round begins with the last engine."""
+    return workers if i % 2 == 0 else workers[::-1]
+
+
 def resident_megabytes() -> float:
     """Memory of this process that is resident, the pages of mapped files included."""
     lines = Path("/proc/self/status").read_text().splitlines()
