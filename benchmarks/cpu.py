@@ -164,7 +164,7 @@ class Launcher:
         python = self.interpreters.get(base, sys.executable)
         if base in PEERS:
             if base == "ik_llama":
-                options["program"] = self.llama_bench
+                options.setdefault("program", self.llama_bench)
             return [python, cpu_peers.__file__, base, str(model), str(n_threads), json.dumps(options)]
         of_numpy = options.get("tier") == "reference"  # the environment sets NumPy's threads
         sizes = [str(0 if of_numpy else n_threads), *map(str, context)]
@@ -189,12 +189,17 @@ class Samples:
     def __init__(self, tasks: list[Task], engines: list[str]) -> None:
         self.found: dict[str, dict[str, list[float]]] = {task.name: {name: [] for name in engines} for task in tasks}
         self.errors: dict[str, str] = {}
+        self._without_model: set[str] = set()
 
     def take(self, task: Task, workers: Iterable[Worker], about: str) -> None:
-        """Run a task on one engine after another."""
+        """Run a task on one engine after another. An engine that could not load the model does nothing else."""
         for worker in workers:
+            if worker.name in self._without_model and task.kind != "load":
+                continue
             answer = worker.do(task)
             print(f"{about}  {task.name:22} {worker.name:12} {answer}", file=sys.stderr)
+            if task.kind == "load":
+                (self._without_model.add if isinstance(answer, str) else self._without_model.discard)(worker.name)
             if isinstance(answer, str):
                 self.errors[f"{task.name} / {worker.name}"] = answer
             elif answer is not None:

@@ -72,19 +72,21 @@ class Peer:
         return self._random.integers(0, 1000, (n_sequences, n))
 
 
-def require(module: str, name: str) -> None:
-    """Raise `NotInstalled` if this interpreter lacks a module."""
-    if importlib.util.find_spec(module) is None:
+def require(engine: str, **packages: str) -> None:
+    """Raise `NotInstalled` if this interpreter lacks one of the modules, which are named with their packages."""
+    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    if missing:
         raise NotInstalled(
-            f"{sys.executable} has no {module}: pip install {name}, or name an interpreter that has it: "
-            f"--python {module.removesuffix('_genai')}=PYTHON"
+            f"{sys.executable} has no {', '.join(missing)}: pip install {' '.join(missing)}, or name an interpreter that has "
+            f"it: --python {engine}=PYTHON"
         )
 
 
 class IkLlama(Peer):
-    """ik_llama.cpp through its llama-bench: a process for each task. Its clock starts after the load and a warm-up.
+    """ik_llama.cpp through its llama-bench: a process for each task. Its clock starts after the load.
 
-    llama-bench knows neither several sequences nor the memory that is in use.
+    Its own warm-up is one token, so a process runs short tests twice, and the second time counts. llama-bench knows
+    neither several sequences nor the memory that is in use.
     """
 
     name = "ik_llama"
@@ -102,16 +104,16 @@ class IkLlama(Peer):
     def load(self, _: int) -> float:
         """The time of a whole process that decodes one token: also its start, and the packing of weights."""
         started = time.perf_counter()
-        self._run("-p", "1", "-n", "0", "-w", "0")
+        self._run("-p", "1", "-n", "0", "-w", "0", "-r", "1")
         return time.perf_counter() - started
 
     def prefill(self, n: int) -> float:
-        return self._run("-p", str(n), "-n", "0")
+        return self._run("-p", str(n), "-n", "0", "-r", "2")
 
     def decode(self, depth: int) -> float:
         if depth:
-            return self._run("-p", "0", "-n", "0", "-gp", f"{depth},{N_DECODED}")
-        return self._run("-p", "0", "-n", str(N_DECODED))
+            return self._run("-p", "0", "-n", "0", "-gp", f"{depth},{N_DECODED}", "-r", "1")
+        return self._run("-p", "0", "-n", str(N_DECODED), "-r", "2")
 
     def crowd(self, _: int) -> None:
         return None
@@ -123,16 +125,16 @@ class IkLlama(Peer):
         """No process outlives its task."""
 
     def _run(self, *arguments: str) -> float:
-        """Tokens per second of the only test of a process. Raises RuntimeError with its last line if it fails."""
+        """Tokens per second of the last run of a process. Raises RuntimeError with its last line if it fails."""
         kv, repack, program = (self._options[name] for name in ("kv", "repack", "program"))
-        command = [program, "-m", str(self._model), "-t", str(self._n_threads), "-r", "1", "-o", "json", "-fa", "1"]
+        command = [program, "-m", str(self._model), "-t", str(self._n_threads), "-o", "json", "-fa", "1"]
         command += ["-rtr", repack, "-ctk", kv, "-ctv", kv, *arguments]
         process = subprocess.run(command, capture_output=True, text=True)
         if process.returncode:
             lines = process.stderr.strip().splitlines()
             raise RuntimeError(f"llama-bench ended with {process.returncode}: {lines[-1] if lines else 'no message'}")
         (test,) = json.loads(process.stdout)
-        return float(test["avg_ts"])
+        return float(test["samples_ts"][-1])
 
 
 class OpenVino(Peer):
@@ -143,7 +145,7 @@ class OpenVino(Peer):
     _pipeline: Any = None
 
     def check_installed(self) -> None:
-        require("openvino_genai", "openvino-genai")
+        require(self.name, openvino_genai="openvino-genai")
 
     def load(self, _: int) -> float:
         import openvino_genai
@@ -190,19 +192,22 @@ class Transformers(Peer):
     _network: Any = None
 
     def check_installed(self) -> None:
-        for module in ("torch", "transformers", "gguf", "accelerate"):
-            require(module, module)
+        require(self.name, torch="torch", transformers="transformers", gguf="gguf", accelerate="accelerate")
 
     def load(self, _: int) -> float:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GgufConfig
 
         self.close()
         torch.set_num_threads(self._n_threads)
         torch.set_grad_enabled(False)
         started = time.perf_counter()
-        dtype, folder = getattr(torch, self._options["dtype"]), str(self._model.parent)
-        self._network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=self._model.name, dtype=dtype).eval()
+        self._network = AutoModelForCausalLM.from_pretrained(
+            str(self._model.parent),
+            gguf_file=self._model.name,
+            dtype=getattr(torch, self._options["dtype"]),
+            quantization_config=GgufConfig(dequantize=True),
+        ).eval()
         self._step(None, 1, 1)
         return time.perf_counter() - started
 
