@@ -76,10 +76,8 @@ def require(engine: str, **packages: str) -> None:
     """Raise `NotInstalled` if this interpreter lacks one of the modules, which are named with their packages."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise NotInstalled(
-            f"{sys.executable} has no {', '.join(missing)}: pip install {' '.join(missing)}, or name an interpreter that has "
-            f"it: --python {engine}=PYTHON"
-        )
+        advice = f"pip install {' '.join(missing)}, or name an interpreter that has it: --python {engine}=PYTHON"
+        raise NotInstalled(f"{sys.executable} has no {', '.join(missing)}: {advice}")
 
 
 class IkLlama(Peer):
