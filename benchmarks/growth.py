@@ -149,7 +149,7 @@ def table(result: dict[str, Any], engines: list[str]) -> str:
     *others, last = engines
     head = [result["part"]]
     for curve in result["curves"]:
-        head += [f"{curve['name']}, {name} ({curve['unit']})" for name in engines]
+        head += [f"{curve['name']} ({curve['unit']}): {engines[0]}", *engines[1:]]
         head += [f"{name} / {last}" for name in others]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for i, point in enumerate(result["points"]):
