@@ -194,14 +194,16 @@ class Samples:
     def take(self, task: Task, workers: Iterable[Worker], about: str) -> None:
         """Run a task on one engine after another. An engine that could not load the model does nothing else."""
         for worker in workers:
-            if worker.name in self._without_model and task.kind != "load":
+            if task.kind == "load":
+                self._without_model.discard(worker.name)
+            if worker.name in self._without_model:
                 continue
             answer = worker.do(task)
             print(f"{about}  {task.name:22} {worker.name:12} {answer}", file=sys.stderr)
-            if task.kind == "load":
-                (self._without_model.add if isinstance(answer, str) else self._without_model.discard)(worker.name)
             if isinstance(answer, str):
                 self.errors[f"{task.name} / {worker.name}"] = answer
+                if task.kind == "load":
+                    self._without_model.add(worker.name)
             elif answer is not None:
                 self.found[task.name][worker.name].append(answer)
 
