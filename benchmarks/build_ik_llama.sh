@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds llama-bench of ik_llama.cpp, for this machine's processor.
-# usage: build_ik_llama.sh FOLDER [SOURCE]; the program is FOLDER/build/bin/llama-bench. It takes half an hour on two cores.
+# usage: build_ik_llama.sh FOLDER [SOURCE]; the program is FOLDER/build/bin/llama-bench.
 # SOURCE is a folder with the sources; without it they are fetched into FOLDER/source.
 # GGML_IQK_FA_ALL_QUANTS=OFF leaves out attention over KV caches of 4-bit types, which the benchmark does not use.
 set -eu
