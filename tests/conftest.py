@@ -17,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.factories import make_tiny_model
-from slm_core.cpu import usable_cores
 from slm_core.protocols import Context
 from slm_core.types import Pos
 from slm_llamacpp import library
@@ -48,11 +47,6 @@ LONGEST = (
 )
 """Modules that take half a minute or more, and slow ones at the end of the alphabet. They start first, so that no
 worker waits for them at the end."""
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores: some tests wait for browsers, or for processes that start."""
-    return usable_cores() + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
