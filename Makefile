@@ -54,7 +54,7 @@ check: $(VENV)/installed-dev ## check style, types, layers, the links in the doc
 	$(BIN)/python tools/check_examples.py
 	$(BIN)/python tools/check_cpp.py
 
-platforms: $(VENV)/installed-dev ## cross-compile the C++ for Windows and macOS (20 minutes the first time); with wine, check its kernels for Windows, and all in Python for Windows
+platforms: $(VENV)/installed-dev ## cross-compile the C++ for Windows and macOS (more than 10 minutes the first time); with wine, check its kernels for Windows, and all in Python for Windows
 	@$(PIP) 'slm-core[cross]'
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_windows.sh
 	PATH=$(CURDIR)/$(BIN):$$PATH tools/check_macos.sh

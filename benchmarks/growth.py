@@ -165,10 +165,10 @@ def table(result: dict[str, Any], engines: list[str]) -> str:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    found = tuple(sorted(numbers(text)))
-    if any(b - a <= N_DECODED for a, b in zip((0, *found), found, strict=False)):
+    stated = tuple(sorted(numbers(text)))
+    if any(b - a <= N_DECODED for a, b in zip((0, *stated), stated, strict=False)):
         raise argparse.ArgumentTypeError(f"lengths have to be more than {N_DECODED} tokens apart: {text}")
-    return found
+    return stated
 
 
 def read_options() -> argparse.Namespace:

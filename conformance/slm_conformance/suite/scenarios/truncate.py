@@ -97,7 +97,7 @@ class TestTruncate(Scenarios):
         context, tokens = bench.context(n_ctx=512, n_seq_max=2, n_batch=256), bench.tokens(500)
         bench.feed(context, tokens, seq_id=1)
         expected = bench.oracle().decode(tokens)
-        for index in range(400, 336, -(64 // bench.workshop.share(64))):
+        for index in range(400, 336, -max(1, 64 // bench.workshop.share(64))):
             context.truncate(Pos(1, index))
             rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
             bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
