@@ -8,7 +8,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
@@ -213,8 +213,7 @@ class OffloadedLayers(Layers):
             self._stats.hits += 1
             return
         start = time.perf_counter()
-        with uninterrupted.paused():
-            wait([loading])
+        _wait_until_done(loading)
         self._stats.stalls += 1
         self._stats.stalled_seconds += time.perf_counter() - start
 
@@ -263,8 +262,7 @@ class OffloadedLayers(Layers):
         while self._ahead and self._ahead[0][0] != i:
             other, loading = self._ahead[0]
             if not loading.cancel():
-                with uninterrupted.paused():
-                    wait([loading])
+                _wait_until_done(loading)
             self._ahead.popleft()
             self._hold(-self._sizes[other])
 
@@ -276,6 +274,15 @@ class OffloadedLayers(Layers):
     def _hold(self, n_bytes: int) -> None:
         self._stats.held_bytes += n_bytes
         self._stats.most_held_bytes = max(self._stats.most_held_bytes, self._stats.held_bytes)
+
+
+def _wait_until_done(loading: Future[Steps]) -> None:
+    """Wait for a load that is not cancelled; interrupts end the wait.
+
+    An interrupt in `concurrent.futures.wait` would leave a cycle of references, which keeps the layer in memory.
+    """
+    with uninterrupted.paused():
+        loading.exception()
 
 
 def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
