@@ -58,6 +58,10 @@ def test_kernels_built_with_sanitizers(tmp_path: Path, sanitizers: str, more: li
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")) and "CXX" not in os.environ:
         pytest.skip("the kernels are not tested with sanitizers: no C++ compiler")
     build = BUILDS / sanitizers.replace(",", "-")
+    cpu = Path("/proc/cpuinfo")
+    has_avx512 = cpu.is_file() and "avx512_vnni" in cpu.read_text()
+    if cpu.is_file() and not has_avx512:
+        more = [*more, "-DSLM_UP_TO_AVX2=ON"]  # kernels that this machine cannot run take half of the compilation
     options = ["-DSLM_REPLAY=ON", f"-DSLM_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=None", *more]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     run(["cmake", *generator, "-S", SOURCE, "-B", build, *options])
@@ -77,6 +81,5 @@ def test_kernels_built_with_sanitizers(tmp_path: Path, sanitizers: str, more: li
     for target in CPP_TARGETS:
         inputs = _write_inputs(tmp_path / target, cpp_inputs(target))
         assert f"{len(inputs)} files" in run([*without_aslr, build / f"fuzz_{target}", *inputs])
-    has_avx512 = platform.system() == "Linux" and "avx512_vnni" in Path("/proc/cpuinfo").read_text()
     if has_avx512 and sanitizers != "thread":
         assert "avx_vnni: " in output and "avx512: " in output and "amx_plain: " in output

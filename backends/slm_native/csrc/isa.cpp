@@ -162,6 +162,9 @@ const char* name_of(Isa isa) {
 }
 
 bool is_available(Isa isa) {
+#if defined(SLM_UP_TO_AVX2)
+    if (isa != Isa::avx2 && isa != Isa::scalar) return false;
+#endif
     switch (isa) {
         case Isa::amx_plain: return has_avx512();
         case Isa::avx2: return has_avx2();

@@ -90,7 +90,7 @@ void add_changes(const IsaKernels& kernels, Pool& pool, std::size_t n_tokens, st
 
 }  // namespace
 
-#if defined(SLM_HAVE_X86)
+#if defined(SLM_HAVE_X86) && !defined(SLM_UP_TO_AVX2)
 namespace {
 
 // AVX-512 with extensions of later processors.
@@ -136,7 +136,7 @@ private:
 #endif
 
 const IsaKernels& kernels_of(Isa isa) {
-#if defined(SLM_HAVE_X86)
+#if defined(SLM_HAVE_X86) && !defined(SLM_UP_TO_AVX2)
     static const Extended with_bf16(nullptr, &avx512::attending::kernels);
     static const Extended with_unit(&amx::tile_kernels, &amx::attending::kernels);
     static const Extended with_plain_tiles(&amx_plain::tile_kernels, &amx_plain::attending::kernels);
@@ -145,6 +145,8 @@ const IsaKernels& kernels_of(Isa isa) {
     if (isa == Isa::avx512_bf16) return with_bf16.kernels();
     if (isa == Isa::avx512) return avx512::kernels;
     if (isa == Isa::avx_vnni) return avx_vnni::kernels;
+#endif
+#if defined(SLM_HAVE_X86)
     if (isa == Isa::avx2) return avx2::kernels;
 #endif
 #if defined(SLM_HAVE_NEON)
