@@ -92,9 +92,9 @@ def transferred_bytes(transfers: TransferCounter) -> Callable[[Callable[[], Any]
 
 
 def test_a_step_copies_no_keys_and_values(small, load, feed, transfers, transferred_bytes) -> None:
-    """A step copies equally many bytes for a cache 16 times as long, and fewer than the cells that it reads."""
+    """A step copies equally many bytes for a cache 4 times as long, and fewer than the cells that it reads."""
     model, costs = load(small, "webgpu"), []
-    for n_ctx in (256, 4096):
+    for n_ctx in (256, 1024):
         with model.new_context(ContextOptions(n_ctx=n_ctx, n_seq_max=2)) as context:
             feed(context, list(range(100)))
             costs.append(transferred_bytes(functools.partial(feed, context, [7])))
