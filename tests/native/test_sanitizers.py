@@ -47,12 +47,15 @@ def _write_inputs(folder: Path, inputs: Sequence[bytes]) -> list[Path]:
 
 @pytest.mark.timeout(900)  # compiling takes a minute or two if the cores are busy with other work
 @pytest.mark.parametrize(
-    ("sanitizers", "more"),
+    ("sanitizers", "more", "fuzzers"),
     # Data races do not depend on the instruction set or the type of weights: the plain build and few types are enough.
-    [("address,undefined", []), ("thread", ["-DSLM_PLAIN=ON"])],
+    # The fuzzers use one thread.
+    [("address,undefined", [], CPP_TARGETS), ("thread", ["-DSLM_PLAIN=ON"], ())],
     ids=["address,undefined", "thread"],
 )
-def test_kernels_built_with_sanitizers(tmp_path: Path, sanitizers: str, more: list[str]) -> None:
+def test_kernels_built_with_sanitizers(
+    tmp_path: Path, sanitizers: str, more: list[str], fuzzers: Sequence[str]
+) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("the kernels are not tested with sanitizers: no cmake (pip install cmake ninja)")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")) and "CXX" not in os.environ:
@@ -65,7 +68,7 @@ def test_kernels_built_with_sanitizers(tmp_path: Path, sanitizers: str, more: li
     options = ["-DSLM_REPLAY=ON", f"-DSLM_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=None", *more]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     run(["cmake", *generator, "-S", SOURCE, "-B", build, *options])
-    programs = ["check_products", *(f"fuzz_{target}" for target in CPP_TARGETS)]
+    programs = ["check_products", *(f"fuzz_{target}" for target in fuzzers)]
     try:
         log = run(["cmake", "--build", build, "--parallel", str(usable_cores()), "--target", *programs])
         assert "warning:" not in log, log
@@ -78,7 +81,7 @@ def test_kernels_built_with_sanitizers(tmp_path: Path, sanitizers: str, more: li
     without_aslr = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
     output = run([*without_aslr, build / "csrc" / "check_products", cases], {"TSAN_OPTIONS": "halt_on_error=1"})
     assert "scalar: " in output
-    for target in CPP_TARGETS:
+    for target in fuzzers:
         inputs = _write_inputs(tmp_path / target, cpp_inputs(target))
         assert f"{len(inputs)} files" in run([*without_aslr, build / f"fuzz_{target}", *inputs])
     if has_avx512 and sanitizers != "thread":
