@@ -15,6 +15,6 @@
 
 namespace SLM_NAMESPACE {
 
-const AttentionKernels kernels = {8, 96, few_work, many_work<OnVectors>, few, many<OnVectors>, encode, decode};
+const AttentionKernels kernels = {8, 192, few_work, many_work<OnVectors>, few, many<OnVectors>, encode, decode};
 
 }  // namespace SLM_NAMESPACE
