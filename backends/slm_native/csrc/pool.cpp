@@ -27,10 +27,9 @@ using std::chrono::milliseconds;
 constexpr auto worker_spin = microseconds(100);  // before a worker sleeps
 constexpr auto caller_spin = microseconds(200);  // before a caller sleeps, which waits for a worker
 constexpr auto waking_pays = microseconds(20);   // waking a worker takes 5 to 10 us
-constexpr auto slow_waking = microseconds(40);   // waking that takes longer was interrupted
-constexpr int many_slow = 3;                     // slow wakings in a row
-constexpr auto least_delay = milliseconds(1);    // a shorter wait is no sign of a busy machine
-constexpr Clock::duration least_rest = milliseconds(10), longest_rest = milliseconds(640);
+// A core is taken for one to four milliseconds: so much is a loss, and a few times that much is soon forgotten.
+constexpr WorkerBalance::Duration most_lost = milliseconds(1), most_saved = milliseconds(10);
+constexpr WorkerBalance::Duration least_rest = milliseconds(10), longest_rest = milliseconds(640);
 constexpr int polls_per_clock = 64;  // polls of a flag per read of the clock
 
 // `gate`: the round, whether workers may enter it, and the number of workers in it.
@@ -48,6 +47,15 @@ void relax() {
 
 }  // namespace
 
+void WorkerBalance::note(Time begin, Time end, Duration alone) {
+    saved_ = std::min(saved_ + alone - (end - begin), most_saved);
+    if (saved_ >= -most_lost) return;
+    const bool again = begin - alone_until_ < rest_;
+    rest_ = again ? std::min(4 * rest_, longest_rest) : least_rest;
+    alone_until_ = end + rest_;
+    saved_ = {};
+}
+
 struct Pool::State {
     std::atomic<bool> taken{false};
     // The running call: written before the gate opens, read by workers inside.
@@ -62,12 +70,7 @@ struct Pool::State {
     std::mutex mutex;
     std::condition_variable wake, all_left;
     std::exception_ptr error;  // the first exception of this call's tasks; guarded by `mutex`
-    // Of the thread that has `taken` the pool:
-    Clock::time_point begin;       // of the running call
-    Clock::duration mean_task{0};  // 0: the caller ran no task
-    Clock::time_point alone_until{};
-    Clock::duration rest{0};
-    int n_slow = 0;  // wakings in a row
+    WorkerBalance balance;     // of the thread that has `taken` the pool
 };
 
 Pool::Pool(int n_threads) : n_threads_(n_threads), state_(new State) {
@@ -110,8 +113,8 @@ void Pool::run(std::size_t n, Call call, const void* context, bool short_work) {
         for (std::size_t i = 0; i < n; ++i) call(context, i);
     };
     if (n < 2 || n_threads_ < 2 || state.taken.exchange(true, std::memory_order_acquire)) return run_alone();
-    state.begin = Clock::now();
-    if (state.begin < state.alone_until) {
+    const Time begin = Clock::now();
+    if (state.balance.is_alone(begin)) {
         state.taken.store(false, std::memory_order_release);
         return run_alone();
     }
@@ -120,8 +123,12 @@ void Pool::run(std::size_t n, Call call, const void* context, bool short_work) {
     state.next.store(0, std::memory_order_relaxed);
     const std::uint64_t round = round_of(state.gate.load(std::memory_order_relaxed)) + 1;
     state.gate.store(round * one_round | open, std::memory_order_seq_cst);
-    run_own_tasks(state, short_work);
+    const OwnTasks own = run_own_tasks(state, begin, short_work);
     if (state.gate.fetch_and(~open, std::memory_order_acq_rel) & inside) wait_for_workers(state);
+    const Time end = Clock::now();
+    // If workers took all tasks, most likely one ran on the caller's core. Then they cost the time of waking them.
+    const Duration alone = own.mean.count() ? own.mean * std::int64_t(n) : end - begin - own.waking;
+    state.balance.note(begin, end, alone);
     const std::exception_ptr error = std::exchange(state.error, nullptr);
     state.taken.store(false, std::memory_order_release);
     if (error) std::rethrow_exception(error);
@@ -135,33 +142,27 @@ void Pool::start_after_fork() {
     }
 }
 
-void Pool::note_delay(State& state, Time begin, Time end) {
-    const bool again = begin - state.alone_until < state.rest;
-    state.rest = again ? std::min(4 * state.rest, longest_rest) : least_rest;
-    state.alone_until = end + state.rest;
-}
-
-void Pool::wake_workers(State& state) {
-    if (state.n_asleep.exchange(0, std::memory_order_seq_cst) == 0) return;
-    const auto begin = Clock::now();
+// Returns the time that it took.
+Pool::Duration Pool::wake_workers(State& state) {
+    if (state.n_asleep.exchange(0, std::memory_order_seq_cst) == 0) return {};
+    const Time begin = Clock::now();
     {
         std::lock_guard lock(state.mutex);
         state.wake.notify_all();
     }
-    const auto end = Clock::now();
-    state.n_slow = end - begin > slow_waking ? state.n_slow + 1 : 0;
-    if (state.n_slow >= many_slow) note_delay(state, begin, end);
+    return Clock::now() - begin;
 }
 
-void Pool::run_own_tasks(State& state, bool short_work) {
-    if (!short_work) wake_workers(state);
+Pool::OwnTasks Pool::run_own_tasks(State& state, Time begin, bool short_work) {
+    Duration waking = short_work ? Duration{} : wake_workers(state);
     std::size_t n_own = 0;
     while (take_task(state))
         if (++n_own == 1 && short_work && state.n_asleep.load(std::memory_order_relaxed)) {
             const std::size_t n_taken = std::min(state.next.load(std::memory_order_relaxed), state.n);
-            if ((Clock::now() - state.begin) * (state.n - n_taken) > waking_pays) wake_workers(state);
+            if ((Clock::now() - begin) * (state.n - n_taken) > waking_pays) waking = wake_workers(state);
         }
-    state.mean_task = n_own ? (Clock::now() - state.begin) / std::int64_t(n_own) : Clock::duration(0);
+    const Duration mean = n_own ? (Clock::now() - begin - waking) / std::int64_t(n_own) : Duration{};
+    return {waking, mean};
 }
 
 bool Pool::take_task(State& state) {
@@ -187,10 +188,6 @@ void Pool::wait_for_workers(State& state) {
         state.all_left.wait(lock, [&] { return !working(); });
         state.caller_asleep.store(false, std::memory_order_relaxed);
     }
-    const auto end = Clock::now();
-    if (state.mean_task.count() == 0 || end - begin < std::max<Clock::duration>(least_delay, 4 * state.mean_task))
-        return;
-    note_delay(state, begin, end);
 }
 
 void Pool::work(State& state, std::uint64_t seen) {

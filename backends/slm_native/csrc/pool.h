@@ -13,14 +13,32 @@
 
 namespace slm {
 
+// The time that workers saved in recent calls, less the time that they cost. After a loss, calls run without them for a
+// while, four times as long each time that this repeats. One long delay is no loss: machines that are not busy have
+// them, too, when the system moves a thread, or the host of a virtual machine takes a core for a moment.
+class WorkerBalance {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+    using Duration = std::chrono::steady_clock::duration;
+
+    // Whether a call that begins now runs without workers.
+    bool is_alone(Time begin) const { return begin < alone_until_; }
+
+    // Notes a call with workers, and the time that it would have taken without them.
+    void note(Time begin, Time end, Duration alone);
+
+private:
+    Time alone_until_{};
+    Duration saved_{0}, rest_{0};
+};
+
 // Runs tasks 0 .. n - 1 on the calling thread and on workers. One call owns the pool at a time. A call that finds it
 // busy runs its tasks alone: callers neither wait for each other nor oversubscribe the cores. After a call, workers
 // spin for a while, because the next step of a model follows within microseconds; then they sleep.
 //
 // On a busy machine the system takes the core from a worker for milliseconds. So the caller waits only for workers that
-// are running a task; it spins briefly, then sleeps, which leaves its core to the worker. If it waited much longer than
-// a task takes, or if waking workers took long again and again (the system let a worker run on the caller's core), the
-// next calls run alone for a while, four times as long each time that this repeats.
+// are running a task; it spins briefly, then sleeps, which leaves its core to the worker. If workers cost more time
+// than they saved, the next calls run alone for a while; see WorkerBalance.
 class Pool {
 public:
     ~Pool();
@@ -44,8 +62,10 @@ public:
 private:
     using Call = void (*)(const void* context, std::size_t i);
 
-    using Time = std::chrono::steady_clock::time_point;
+    using Time = WorkerBalance::Time;
+    using Duration = WorkerBalance::Duration;
     struct State;
+    struct OwnTasks { Duration waking, mean; };  // waking workers, and the mean of the caller's tasks; 0 without any
 
     explicit Pool(int n_threads);
     void run(std::size_t n, Call call, const void* context, bool short_work);
@@ -58,10 +78,9 @@ private:
     static bool enter(State& state, std::uint64_t round);
     static void leave(State& state);
     static bool take_task(State& state);
-    static void wake_workers(State& state);
-    static void run_own_tasks(State& state, bool short_work);
+    static Duration wake_workers(State& state);
+    static OwnTasks run_own_tasks(State& state, Time begin, bool short_work);
     static void wait_for_workers(State& state);
-    static void note_delay(State& state, Time begin, Time end);
 
     int n_threads_;
     std::unique_ptr<State> state_;

@@ -58,9 +58,50 @@ bool an_exception_reaches_the_caller(Pool& pool) {
     return fail("an exception was lost");
 }
 
+// A call of 1 ms of tasks on two threads, which waits `delay` for a worker. Returns whether it ran with workers.
+bool call_at(WorkerBalance& balance, WorkerBalance::Time& now, std::chrono::microseconds delay) {
+    const std::chrono::microseconds alone(1000);
+    const auto begin = now;
+    const bool with_workers = !balance.is_alone(begin);
+    now += with_workers ? alone / 2 + delay : alone;
+    if (with_workers) balance.note(begin, now, alone);
+    return with_workers;
+}
+
+int n_with_workers(int n_calls, int calls_per_delay, std::chrono::microseconds delay) {
+    WorkerBalance balance;
+    WorkerBalance::Time now = std::chrono::steady_clock::now();
+    int n_with = 0;
+    for (int i = 0; i < n_calls; ++i)
+        n_with += call_at(balance, now, i % calls_per_delay ? std::chrono::microseconds(0) : delay);
+    return n_with;
+}
+
+// Delays of a core that is taken now and then do not matter, however long each is for its call; a core that other
+// programs hold is left to them.
+bool workers_rest_if_they_cost_more_than_they_save() {
+    using std::chrono::milliseconds;
+    WorkerBalance balance;
+    WorkerBalance::Time now = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i) call_at(balance, now, milliseconds(0));
+    if (n_with_workers(1000, 20, milliseconds(1)) != 1000 || n_with_workers(1000, 1000, milliseconds(1)) != 1000)
+        return fail("workers rest, though they save ten times the time that they cost");
+    if (!call_at(balance, now, milliseconds(4)) || !call_at(balance, now, milliseconds(0)))
+        return fail("one delay outweighs many calls without");
+    if (n_with_workers(1000, 1, milliseconds(3)) > 20)
+        return fail("workers go on, though they cost more than they save");
+    int n_delayed = 0;
+    while (call_at(balance, now, milliseconds(4))) ++n_delayed;
+    if (n_delayed > 4) return fail("a machine that gets busy is not noticed");
+    now += milliseconds(11);
+    if (!call_at(balance, now, milliseconds(0))) return fail("the first rest takes longer than 10 ms");
+    return true;
+}
+
 }  // namespace
 
 bool check_pool(int n_threads) {
+    if (!workers_rest_if_they_cost_more_than_they_save()) return false;
     const auto pool = Pool::shared(n_threads);
     return all_threads_take_part(*pool) && every_task_runs_once(*pool) && an_exception_reaches_the_caller(*pool);
 }
