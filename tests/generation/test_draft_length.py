@@ -63,7 +63,21 @@ def test_sizes_that_were_not_measured_for_64_rounds_are_forgotten() -> None:
         costs.measured(1, 10.0)
     assert costs.expected(3) == pytest.approx([10.0, 20.0, 30.0])
     costs.measured(1, 10.0)
-    assert costs.expected(3) == pytest.approx([10.0] * 3)
+    assert costs.expected(3) == pytest.approx([10.0, 15.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("measured", "slope"), [(None, 0.5), ((5, 14.0), 0.1), ((5, 10.0), 0.0), ((5, 9.0), 0.0), ((5, 70.0), 0.5)]
+)
+def test_a_size_that_is_not_known_costs_what_was_measured_before_or_half_a_decode_a_token(
+    measured: tuple[int, float] | None, slope: float
+) -> None:
+    costs = DecodeCosts()
+    if measured:
+        costs.measured(*measured)
+    for _ in range(65):
+        costs.measured(1, 10.0)
+    assert costs.expected(4) == pytest.approx([10 * (1 + slope * i) for i in range(4)])
 
 
 @pytest.mark.parametrize("n_others", [0.0, 3.0])
@@ -114,8 +128,16 @@ def test_no_draft_before_costs_are_known_or_without_room() -> None:
     assert costs.rounds == [(2, 0.5)]
 
 
+def slow(n_max: int, costs: Costs) -> AdaptiveDraftLength:
+    """Drafts that take too long to be made without being decoded."""
+    draft_length = AdaptiveDraftLength(n_max, adaptive=True, costs=costs)
+    for _ in range(2):
+        draft_length.drafted(1, 0.006 * costs.seconds[0])
+    return draft_length
+
+
 def test_drafting_that_does_not_pay_is_tried_ever_more_rarely() -> None:
-    draft_length = AdaptiveDraftLength(6, adaptive=True, costs=Costs([1.0] + [1e6] * 6))
+    draft_length = slow(6, Costs([1.0] + [1e6] * 6))
     lengths = [draft_length.length() for _ in range(1200)]
     probes = [i for i, length in enumerate(lengths) if length]
     assert {lengths[i] for i in probes} == {4}
@@ -126,13 +148,12 @@ def test_drafting_that_does_not_pay_is_tried_ever_more_rarely() -> None:
 
 
 def test_a_probe_is_no_longer_than_the_costs_that_are_known() -> None:
-    draft_length = AdaptiveDraftLength(6, adaptive=True, costs=Costs([1.0, 1e6, 1e6]))
+    draft_length = slow(6, Costs([1.0, 1e6, 1e6]))
     assert max(draft_length.length() for _ in range(12)) == 2
 
 
 def test_a_probe_that_is_right_turns_drafting_on() -> None:
-    costs = Costs([1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2])
-    draft_length = AdaptiveDraftLength(6, adaptive=True, costs=costs)
+    draft_length = slow(6, Costs([1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2]))
     draft_length.verified([False] * 60)
     assert [draft_length.length() for _ in range(10)] == [0] * 9 + [4]
     weight, before = 2.0, draft_length.acceptance  # after a probe begins, earlier tokens count as two
@@ -150,8 +171,36 @@ def test_a_probe_that_is_right_turns_drafting_on() -> None:
 def test_drafting_that_shares_its_decode_is_turned_on_as_soon_as_it_pays() -> None:
     for varies, expected in ((True, 2), (False, 0)):
         costs = Costs([1.0, 1e6, 1e6], varies=varies)
-        draft_length = AdaptiveDraftLength(2, adaptive=True, costs=costs)
+        draft_length = slow(2, costs)
         assert draft_length.length() == 0
         costs.seconds = [1.0, 1.0, 1.0]
         assert draft_length.length() == expected
         assert draft_length.n_switched_on == (expected > 0)
+
+
+def test_cheap_drafts_are_compared_while_drafting_is_off_and_turn_it_on() -> None:
+    costs = Costs([1.0, 1.4, 1.8])
+    draft_length = AdaptiveDraftLength(2, adaptive=True, costs=costs)
+    draft_length.drafted(1, 99.0)  # the first draft reads the history, and does not count
+    draft_length.drafted(1, 0.02 / 4)
+    assert draft_length.length() > 0
+    assert draft_length.n_compared == 0, "drafts are decoded"
+    draft_length.verified([False] * 60)
+    assert [draft_length.length() for _ in range(300)] == [0] * 300, "no probe"
+    assert draft_length.n_compared == 4
+    rates = []
+    while not draft_length.length():
+        draft_length.verified([True])
+        rates.append(draft_length.acceptance)
+    assert (draft_length.n_switched_off, draft_length.n_switched_on) == (1, 1)
+    assert rates[-2] < 0.4 + 0.005 < rates[-1], "a draft of one token costs 0.4 decodes and the time to make it"
+    draft_length.verified([False] * 60)
+    assert draft_length.length() == 0
+    draft_length.drafted(1, 99.0)
+    assert draft_length.n_compared == 0, "it takes too long"
+
+
+def test_a_fixed_length_is_not_compared() -> None:
+    draft_length = AdaptiveDraftLength(2, adaptive=False)
+    draft_length.on = False
+    assert draft_length.n_compared == 0

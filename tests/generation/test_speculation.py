@@ -402,6 +402,120 @@ def test_a_loaded_model_can_draft_for_another(small: str, large: str) -> None:
     assert drafted.speculation.acceptance == 1, "the same model drafts, and each token of this answer has a clear gap"
 
 
+DECODE_S = {  # seconds of decodes of some sizes, by machine, in decodes of one token; others are interpolated
+    "AVX2": {1: 1.0, 2: 1.55, 3: 1.99, 4: 2.34, 5: 3.34, 8: 2.93, 16: 4.36, 17: 6.17},
+    "compute-bound": {1: 1.0, 2: 1.7, 17: 9.0},
+    "AVX-512": {1: 1.0, 17: 2.6},
+    "a GPU": {1: 1.0, 17: 1.3},
+}
+
+
+def seconds_with_drafts(decode_s: dict[int, float], prompt: list[int], answer: list[int]) -> float:
+    """Seconds of the answer's decodes after its first token, with prompt lookup; without drafts ``len(answer)`` - 1."""
+    session = SimpleNamespace(edit_level=EditLevel.TRUNCATE)
+    drafts = SpeculativeSource(session, Speculation(PromptLookup()), Progress(len(prompt), 0, len(answer), ()))
+    history, n_taken, seconds = [*prompt, answer[0]], 1, 0.0
+    while n_taken < len(answer):
+        drafts.end_round()
+        drafts.draft(history, never)
+        tokens = [token for token, _ in drafts.queue][: len(answer) - n_taken - 1]
+        seconds += (took := float(np.interp(len(tokens) + 1, list(decode_s), list(decode_s.values()))))
+        drafts.begin_round(len(tokens), took)
+        goes_on = True
+        while goes_on and n_taken < len(answer):
+            token = answer[n_taken]
+            goes_on = bool(drafts.queue) and drafts.queue[0][0] == token
+            drafts.taken(token)
+            history.append(token)
+            n_taken += 1
+    return seconds
+
+
+def answers_that_copy(share: float, n_copied: int, length: int = 150) -> tuple[list[int], list[int]]:
+    """A prompt, and an answer that copies runs of it with the probability ``share``; the other tokens are random."""
+    random = np.random.default_rng(round(100 * share) + n_copied)
+    prompt = random.integers(0, 10_000, 300).tolist()
+    answer: list[int] = []
+    while len(answer) < length:
+        if random.random() < share:
+            start = int(random.integers(0, len(prompt) - n_copied))
+            answer += prompt[start : start + n_copied]
+        else:
+            answer.append(int(random.integers(0, 10_000)))
+    return prompt, answer[:length]
+
+
+@pytest.mark.parametrize("machine", DECODE_S)
+def test_prompt_lookup_never_costs_more_than_three_percent(machine: str) -> None:
+    for share in (0.0, 0.1, 0.3, 0.6, 1.0):
+        for n_copied in (3, 4, 6, 10, 30):
+            prompt, answer = answers_that_copy(share, n_copied)
+            seconds = seconds_with_drafts(DECODE_S[machine], prompt, answer)
+            assert (len(answer) - 1) / seconds >= 0.97, (share, n_copied)
+            if share == 1.0 and n_copied == 30:
+                assert (len(answer) - 1) / seconds > 1.25, "it pays"
+
+
+def test_while_drafting_is_off_drafts_are_compared_with_the_answer_and_not_decoded() -> None:
+    new, known = list(range(100, 160)), list(range(40))
+    prompt = [*known, *(token for i in new for token in (i, i + 1, 7))]
+    session = SimpleNamespace(edit_level=EditLevel.TRUNCATE)
+    drafts = SpeculativeSource(session, Speculation(PromptLookup(2, 2)), Progress(len(prompt), 0, 500, ()))
+
+    def play(history: list[int], answer: list[int]) -> list[int]:
+        lengths = []
+        for token in answer:
+            drafts.end_round()
+            drafts.draft(history, never)
+            lengths.append(len(drafts.queue))
+            drafts.begin_round(len(drafts.queue), 1.0 + 0.6 * len(drafts.queue))
+            drafts.taken(token)
+            history.append(token)
+            drafts.forget()
+        return lengths
+
+    history = list(prompt)
+    assert play(history, new)[10:] == [0] * 50, "7 is drafted after each pair, which is wrong"
+    assert drafts.stats.reason.startswith("off: ")
+    n_drafted = drafts.stats.drafted
+    lengths = play(history, known)
+    assert lengths[:5] == [0] * 5
+    assert min(lengths[30:]) > 0
+    assert drafts.stats.reason == ""
+    assert drafts.stats.drafted == n_drafted + sum(lengths)
+
+
+def test_a_draft_is_compared_up_to_its_first_wrong_token_before_the_next_one_is_made() -> None:
+    calls = []
+
+    def fixed(tokens: Sequence[int], n: int) -> Sequence[int]:
+        calls.append((len(tokens), n))
+        return [1, 2, 3, 4][:n]
+
+    session = SimpleNamespace(edit_level=EditLevel.TRUNCATE)
+    drafts = SpeculativeSource(session, Speculation(DraftFunction(fixed), n_max=1), Progress(0, 0, 500, ()))
+    drafts.begin_round(0, 1.0)
+    drafts.begin_round(1, 1e6)  # a draft costs too much
+    history: list[int] = []
+
+    def play(answer: Sequence[int]) -> None:
+        for token in answer:
+            drafts.end_round()
+            drafts.draft(history, never)
+            drafts.taken(token)
+            history.append(token)
+
+    play([1, 2, 9, 1, 2, 3, 4, 5, 1])
+    assert calls == [(0, 4), (3, 4), (7, 4), (8, 4)]
+    for _ in range(30):
+        drafts.begin_round(1, 1e-6)  # now it costs nothing: the rest of the draft that was compared is discarded
+    play([9])
+    assert calls[4:] == [(9, 1)]
+    drafts.begin_round(1, 1e9)
+    play([1, 2])
+    assert calls[5:] == [(10, 4)]
+
+
 def test_statistics_of_a_restored_answer_begin_with_those_of_its_dump() -> None:
     speculation = Speculation(PromptLookup(4, 1), n_max=4, adaptive=False)
     dumped = DumpedSpeculation(speculation, (), SpeculationStats(3, 11, 4, 0.5, 0.25, 2, 1), in_round=False)

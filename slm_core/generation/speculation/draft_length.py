@@ -10,9 +10,11 @@ _FASTER, _SLOWER = 0.5, 0.1  # weight of a new time: a shorter time is more reli
 _MEMORY = 0.95  # decay of hits: about the last twenty tokens count
 _PRIOR_HITS, _PRIOR_TRIALS = 1.0, 1.5
 _FORGOTTEN = 64  # rounds
+_ASSUMED_SLOPE = 0.5  # cost of each further token of a decode, in decodes of one token, before it is measured
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _PROBE = 4
 _PROBED_TRIALS = 2.0  # weight, in tokens, of the acceptance before a probe
+_CHEAP = 0.02  # of the time of a decode: a draft that takes less is compared with the answer while drafting is off
 
 
 class RoundCosts(Protocol):
@@ -45,6 +47,9 @@ class RoundCosts(Protocol):
 class DecodeCosts:
     """The time of a decode by its number of tokens, interpolated between recent measurements.
 
+    If only decodes of one token were measured recently, further tokens are assumed to cost half as much as the first,
+    or less if less was measured before.
+
     Attributes:
         n_others: 0, because no other request shares the decode.
         varies: False.
@@ -54,6 +59,7 @@ class DecodeCosts:
         self._seconds: dict[int, float] = {}
         self._measured_at: dict[int, int] = {}
         self._n_measured = 0
+        self._slope = _ASSUMED_SLOPE
         self.n_others = 0.0
         self.varies = False
 
@@ -64,13 +70,22 @@ class DecodeCosts:
         self._measured_at[n_tokens] = self._n_measured
         for size, at in list(self._measured_at.items()):
             if self._n_measured - at > _FORGOTTEN:
-                del self._seconds[size], self._measured_at[size]
+                self._forget(size)
+
+    def _forget(self, size: int) -> None:
+        seconds = self._seconds.pop(size)
+        del self._measured_at[size]
+        if size > 1 and self.has_single:
+            slope = (seconds / max(1e-9, self._seconds[1]) - 1) / (size - 1)
+            self._slope = min(_ASSUMED_SLOPE, max(0.0, slope))
 
     def expected(self, n_most: int) -> list[float]:
         """Seconds of decodes of 1 to ``n_most`` tokens, interpolated, and extrapolated from the first and last size."""
         sizes = sorted(self._seconds)
         if not sizes:
             return [0.0] * n_most
+        if sizes == [1]:
+            return [self._seconds[1] * (1 + self._slope * i) for i in range(n_most)]
         seconds = [self._seconds[sizes[0]]] * sizes[0]
         for a, b in pairwise(sizes):
             seconds += self._between(a, b, range(a + 1, b))
@@ -94,8 +109,9 @@ class AdaptiveDraftLength:
     Let a be the probability that a drafted token is accepted if all earlier ones are. A draft of k tokens gives
     (1 - a^(k+1)) / (1 - a) tokens per round (Leviathan et al. 2023). A round costs k drafted tokens and a decode of
     k + 1 tokens. The class chooses the k with the most tokens per second, including tokens of other requests in the
-    same decode. If k is 0, drafting is off. It is tried again after 8 rounds, then after twice as many each time it
-    still does not pay.
+    same decode. If k is 0, drafting is off. Drafts that take little time are then only compared with the answer, so
+    that drafting is on again as soon as it pays. Other drafts are tried again after 8 rounds, then after twice as many
+    each time they still do not pay.
 
     Args:
         n_max: the longest draft.
@@ -132,13 +148,25 @@ class AdaptiveDraftLength:
         seconds = self._costs.expected(self._n_max + 1)
         if len(seconds) < 2:
             return 0
-        if not self.on:
-            return self._probe(seconds)
         best = self._best(seconds)
-        if not best:
-            self.on, self._left = False, self._wait
-            self.n_switched_off += 1
-        return best
+        if self.on:
+            if not best:
+                self.on, self._left = False, self._wait
+                self.n_switched_off += 1
+            return best
+        if best and (self.n_compared or self._costs.varies or self._left < 0):
+            self.on, self._wait = True, _FIRST_WAIT
+            self.n_switched_on += 1
+            return best
+        return 0 if self.n_compared else self._probe(seconds)
+
+    @property
+    def n_compared(self) -> int:
+        """Tokens to draft while drafting is off, only to compare them with the answer; 0 if that takes long."""
+        if self.on or not self._adaptive:
+            return 0
+        single_s = self._costs.expected(1)[0]
+        return _PROBE if _PROBE * (self._drafting_s or 0.0) <= _CHEAP * single_s else 0
 
     def drafted(self, n_tokens: int, seconds: float) -> None:
         """Record the time of a draft. The first draft is not counted, because it includes reading the history."""
@@ -152,7 +180,7 @@ class AdaptiveDraftLength:
         self._costs.measured(n_tokens, seconds)
 
     def verified(self, hits: Sequence[bool]) -> None:
-        """Record which tokens of a draft were accepted, up to the first rejected token."""
+        """Record which tokens of a draft were right, up to the first wrong token."""
         for hit in hits:
             self._hits = _MEMORY * self._hits + hit
             self._trials = _MEMORY * self._trials + 1
@@ -170,10 +198,6 @@ class AdaptiveDraftLength:
 
     def _probe(self, decode_s: Sequence[float]) -> int:
         """While drafting is off: count down, then make a short draft to measure whether drafting pays."""
-        if (self._left < 0 or self._costs.varies) and (best := self._best(decode_s)):
-            self.on, self._wait = True, _FIRST_WAIT
-            self.n_switched_on += 1
-            return best
         if self._left > 0:
             self._left -= 1
             return 0

@@ -51,6 +51,7 @@ class DraftRounds(ABC):
         self._draft_length = AdaptiveDraftLength(speculation.n_max, adaptive=speculation.adaptive, costs=costs)
         self._queue = deque(() if taken_up is None else taken_up.queue)
         self._in_round = taken_up is not None and taken_up.in_round  # up to the token after the draft
+        self._compared: deque[int] = deque()  # drafted while drafting is off, not decoded
         self._hits: list[bool] = []
         self._before = SpeculationStats() if taken_up is None else taken_up.stats
         self._rounds = self._drafted = self._accepted = 0
@@ -106,16 +107,26 @@ class DraftRounds(ABC):
     def draft(self, history: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Draft tokens after ``history``, unless a draft does not pay or the answer is near its end."""
         n = self._draft_length.length()
-        n = n if self._progress.n_left is None else min(n, self._progress.n_left - 1)
+        if n:
+            self._compared.clear()
+            n = n if self._progress.n_left is None else min(n, self._progress.n_left - 1)
+            self._queue.extend(self._timed(history, n, cancelled))
+        elif not self._compared:
+            n = self._draft_length.n_compared
+            self._compared.extend(token for token, _ in self._timed(history, n, cancelled))
+
+    def _timed(
+        self, history: Sequence[int], n: int, cancelled: Callable[[], bool]
+    ) -> list[tuple[int, DraftProbabilities | None]]:
         if n < 1:
-            return
+            return []
         started = time.perf_counter()
         proposal = self._proposed(history, n, cancelled)
         seconds = time.perf_counter() - started
-        self._queue.extend(proposal)
         self._draft_s += seconds
-        if self._queue:
-            self._draft_length.drafted(len(self._queue), seconds)
+        if proposal:
+            self._draft_length.drafted(len(proposal), seconds)
+        return proposal
 
     def forget(self) -> None:
         """Discard the draft."""
@@ -142,12 +153,22 @@ class DraftRounds(ABC):
         """Record a chosen token; the draft ends if its next token differs."""
         if not self._queue:
             self._in_round = False
+            self._compare(token)
             return
         hit = self._queue.popleft()[0] == token
         self._hits.append(hit)
         self._accepted += hit
         if not hit:
             self.forget()
+
+    def _compare(self, token: int) -> None:
+        """Update the acceptance with a draft that was not decoded."""
+        if not self._compared:
+            return
+        hit = self._compared.popleft() == token
+        if not hit:
+            self._compared.clear()
+        self._draft_length.verified([hit])
 
     def choose(self, sampler: Sampler, logits: NDArray[np.float32]) -> int:
         """Sample the next token; a token of a sampled draft is accepted or rejected first."""
