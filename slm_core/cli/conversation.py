@@ -189,7 +189,7 @@ class Conversation:
             content,
             progress=bar,
             constraint=after_reasoning(self.constraint, self.chat.formatter, thinking=options.thinking),
-            speculation=self._drafts.speculation(self.loaded, self.n_ctx),
+            speculation=self._drafts.speculation(self.loaded, self.n_ctx, options.sampling),
         )
 
     # Changing.

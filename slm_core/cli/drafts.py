@@ -14,6 +14,7 @@ from slm_core.errors import InvalidOption
 from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, TranslatedDraftModel
 from slm_core.generation.speculation.mtp import MTP
 from slm_core.model import Model
+from slm_core.sampling import Sampling
 
 _PANEL = "Speculative decoding"
 
@@ -24,26 +25,33 @@ class Drafts(Closing):
     Args:
         draft: the draft model; None without one.
         without_model: the speculation of all answers, without a draft model; None for no drafts.
+        drawn_only: only answers that are drawn without a seed have drafts. A draft is decoded in one batch, which
+            rounds in another way than single tokens, so without drafts the other answers are reproducible.
     """
 
-    def __init__(self, draft: Model | None = None, without_model: Speculation | None = None) -> None:
+    def __init__(
+        self, draft: Model | None = None, without_model: Speculation | None = None, *, drawn_only: bool = False
+    ) -> None:
         self._draft = draft
         self._without_model = without_model
+        self._drawn_only = drawn_only
         self._drafter: DraftModel | TranslatedDraftModel | None = None
         self._made_for: tuple[Model, int] | None = None
 
-    def speculation(self, target: Model, n_ctx: int) -> Speculation | None:
+    def speculation(self, target: Model, n_ctx: int, sampling: Sampling) -> Speculation | None:
         """The speculation of the next answer; None without drafts.
 
         Args:
             target: the model that answers. Another model than before gets a new drafter.
             n_ctx: the context of the answer. Another size than before gets a new drafter.
+            sampling: how the answer is sampled.
 
         Raises:
             InvalidOption: the draft model cannot draft for the model.
         """
         if self._draft is None:
-            return self._without_model
+            is_drawn = sampling.temperature > 0 and sampling.seed is None
+            return self._without_model if is_drawn or not self._drawn_only else None
         if self._drafter is None or self._made_for != (target, n_ctx):
             self._close_drafter()
             self._drafter, self._made_for = self._draft.drafter(target, n_ctx=n_ctx), (target, n_ctx)
@@ -76,9 +84,15 @@ class DraftOptions:
         ),
     ] = None
     lookup: Annotated[
-        bool,
-        typer.Option("--lookup", help="Draft tokens by copying from the prompt.", rich_help_panel=_PANEL),
-    ] = False
+        bool | None,
+        typer.Option(
+            "--lookup/--no-lookup",
+            help="Draft tokens by copying from the prompt, while it pays. Without the flag, only answers that are drawn"
+            " without a seed do.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None
 
     @property
     def flag(self) -> str | None:
@@ -97,9 +111,9 @@ class DraftOptions:
         Raises:
             InvalidOption: both flags are set.
         """
-        flag = self.flag
-        if flag == "--lookup":
-            return Drafts(without_model=Speculation(PromptLookup()))
-        if self.draft is not None and str(self.draft) == MTP:
-            return Drafts(without_model=Speculation(MTP))
-        return Drafts(None if self.draft is None else engine.load(self.draft))
+        if self.flag == "--draft":
+            assert self.draft is not None
+            return Drafts(without_model=Speculation(MTP)) if str(self.draft) == MTP else Drafts(engine.load(self.draft))
+        if self.lookup is False:
+            return Drafts()
+        return Drafts(without_model=Speculation(PromptLookup()), drawn_only=self.lookup is None)

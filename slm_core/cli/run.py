@@ -121,7 +121,8 @@ def _check_one_answer(flag: str | None, *, several: bool) -> None:
 def _answer_one(loaded: Model, request: Request, drafts: Drafts, *, stats: bool, as_json: bool) -> bool:
     """Stream one answer; returns whether it was cancelled."""
     stream: ChatStream | Generation
-    rule, speculation = request.constraint_for(loaded), drafts.speculation(loaded, request.n_ctx)
+    rule = request.constraint_for(loaded)
+    speculation = drafts.speculation(loaded, request.n_ctx, request.sampling)
     with PrefillBar() as bar:
         if request.raw:
             session = loaded.session(

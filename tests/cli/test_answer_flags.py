@@ -140,6 +140,32 @@ def test_lookup_copies_from_the_prompt(run, chat) -> None:
     assert re.search(r"[1-9]\d* tokens drafted", outcome.err.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("flags", "drafts"),
+    [
+        ((), True),
+        (("--seed", "3"), False),
+        (("--temperature", "0"), False),
+        (("--seed", "3", "--lookup"), True),
+        (("--no-lookup",), False),
+        (("--draft", DEMO, "--no-lookup"), True),
+    ],
+)
+def test_answers_that_are_drawn_without_a_seed_copy_drafts_by_default(
+    run, flags: tuple[str, ...], *, drafts: bool
+) -> None:
+    report = json.loads(run("run", DEMO, "Hello!", "--backend", "native", *flags, "--json").out)
+    assert (report["speculation"] is not None) == drafts
+    talk = run("chat", "--backend", "native", *flags, "--stats", input="Hello!\n")
+    assert ("tokens drafted" in talk.err) == drafts
+
+
+def test_a_chat_that_gets_a_seed_stops_copying_drafts(run) -> None:
+    outcome = run("chat", "--backend", "native", "--stats", input="Hello!\n/set seed 3\nHello!\n")
+    first, second = outcome.err.splitlines()
+    assert "tokens drafted" in first and "tokens drafted" not in second
+
+
 def test_drafts_of_a_chat_use_its_larger_context(run) -> None:
     """The history is longer than the first context, so that the first drafter cannot read it."""
     question = "My name is Ada. " * 12 + "What is my name?"
