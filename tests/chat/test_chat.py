@@ -441,6 +441,22 @@ def test_choose_gives_the_probability_of_each_option_and_its_end() -> None:
     np.testing.assert_allclose(chat.oracle().choose("q", options).probabilities, expected, rtol=1e-5)
 
 
+class EndlessVocab(ByteVocab):
+    """No token ends an answer."""
+
+    eos, eog_ids = None, frozenset()
+
+
+def test_choose_scores_options_alone_if_no_token_ends_an_answer() -> None:
+    chat = Chat(Session(ScriptedContext(n_ctx=600), EndlessVocab(), sampling=GREEDY), TagFormatter())
+    session = Session(ScriptedContext(n_ctx=600), EndlessVocab())
+    session.append(TagFormatter().render([Message(Role.USER, "q")]))
+    row = session.next_logits().astype(np.float64)
+    expected = np.exp(row[[ord("a"), ord("b")]])
+    probabilities = chat.oracle().choose("q", ["a", "b"]).probabilities
+    np.testing.assert_allclose(probabilities, expected / expected.sum(), rtol=1e-5)
+
+
 def test_choose_distinguishes_very_unlikely_options() -> None:
     """The probability of 200 random tokens underflows float64; the probability of one option among two does not."""
     probabilities = new_chat().oracle().choose("well?", ["a" * 200, "b" * 200]).probabilities

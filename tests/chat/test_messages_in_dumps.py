@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,13 @@ MESSAGES = [
 def stored(message: slm.Message) -> tuple[Any, list[bytes]]:
     sections: list[bytes] = []
     return json.loads(json.dumps(to_json(message, sections))), sections
+
+
+def test_arguments_of_a_call_may_be_any_mapping() -> None:
+    call = slm.ToolCall("f", MappingProxyType({"a": [1]}), "c1")
+    assert stored(slm.Message("assistant", "", tool_calls=[call])) == stored(
+        slm.Message("assistant", "", tool_calls=CALLS[:1])
+    )
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.role)

@@ -78,6 +78,42 @@ def test_the_event_loop_runs_while_a_task_waits_for_the_context() -> None:
         assert text.result(10) == "one"
 
 
+class SlowFormatter(TagFormatter):
+    """Renders after ``go_on``, once there is one."""
+
+    go_on: threading.Event | None = None
+
+    def render(self, *args: object, **options: object) -> list[slm.Segment]:
+        if self.go_on is not None:
+            self.rendering.set()
+            assert self.go_on.wait(10)
+        return super().render(*args, **options)  # type: ignore[arg-type]
+
+    def __init__(self) -> None:
+        self.rendering = threading.Event()
+
+
+def test_a_chat_is_busy_while_a_turn_of_another_task_begins() -> None:
+    formatter = SlowFormatter()
+    chat = Chat(Session(ScriptedContext(says("one"), n_ctx=4000), ByteVocab(), sampling=SAMPLING), formatter)
+    stream = None
+
+    async def read() -> str:
+        nonlocal stream
+        stream = chat.stream("hello")
+        return await _text(stream)
+
+    formatter.go_on = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        text = pool.submit(asyncio.run, read())
+        assert formatter.rendering.wait(10)
+        assert stream is not None
+        with pytest.raises(ChatBusy):
+            pool.submit(next, stream).result(10)
+        formatter.go_on.set()
+        assert text.result(10) == "one"
+
+
 async def _text(stream: slm.ChatStream) -> str:
     return "".join([event.text async for event in stream])
 

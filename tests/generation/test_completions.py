@@ -106,6 +106,18 @@ def test_without_a_seed_completions_differ_between_each_other_and_runs() -> None
     assert len(set(completions)) == 6
 
 
+def test_closing_again_does_not_release_what_another_session_claimed_since() -> None:
+    session = session_of(n_seq_max=3)
+    completions = session.completions(2, WARM)
+    completions.close()
+    others = [Session(session.context, ByteVocab()) for _ in range(2)]
+    completions.close()
+    with pytest.raises(InvalidSequence, match="no sequence is left"):
+        Session(session.context, ByteVocab())
+    for other in others:
+        other.close()
+
+
 class CountingConstraint:
     """A constraint: one token per step, another one at each of three steps."""
 

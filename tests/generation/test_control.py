@@ -38,6 +38,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+def test_a_timeout_is_over_when_its_seconds_have_passed(clock: Clock) -> None:
+    countdown = control_module.Countdown(2.5)
+    assert not countdown.is_over
+    countdown.start()
+    for now, over in ((102.0, False), (102.5, True)):
+        clock.now = now
+        assert countdown.is_over == over
+
+
 def test_a_timeout_in_prefill_takes_at_most_one_more_batch(clock: Clock) -> None:
     s = session()
     generation = s.generate(timeout=2.5)

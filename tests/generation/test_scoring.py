@@ -38,6 +38,11 @@ def expected(text: bytes, before: bytes = b"") -> list[float]:
     return logprobs
 
 
+def test_a_context_that_decodes_one_token_at_a_time_gives_the_same_score() -> None:
+    logprobs = session(n_batch=1).score("It is a truth").logprobs
+    np.testing.assert_allclose(logprobs, expected(b"It is a truth"), atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("level", list(EditLevel))
 @pytest.mark.parametrize("before", [b"", b"It is a truth"])

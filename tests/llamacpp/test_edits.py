@@ -97,6 +97,16 @@ def test_a_dump_after_a_cut_in_a_full_cache(load: LoadModel, llama_file: Path) -
     assert error(feed(context, [6]), reference.decode([6])) <= TOLERANCE
 
 
+def test_what_forks_do_not_share_is_restored_and_not_decoded_again(context: Context) -> None:
+    feed(context, some_tokens(24))
+    context.fork(0, 1)
+    feed(context, some_tokens(6, seed=1), 1)
+    other = new_context(context._model)
+    other.restore_context(context.dump_context())
+    for seq_id in (0, 1):
+        assert error(feed(other, [7, 8, 9], seq_id), feed(context, [7, 8, 9], seq_id)) <= TOLERANCE
+
+
 def test_cuts_forks_and_truncations_before_any_decode(context: Context, reference: Reference) -> None:
     for engine in (context, reference):
         feed(context, some_tokens(30)) if engine is context else reference.decode(some_tokens(30))

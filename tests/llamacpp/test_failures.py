@@ -97,6 +97,17 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_repaired(context: Any) 
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
 
 
+def test_a_repaired_sequence_is_dumped_with_rotated_keys(context: Any) -> None:
+    feed(context, some_tokens(12))
+    context.cut(Pos(0, 2), Pos(0, 4))
+    context._memory.remove(0, 7)  # as if a truncate was interrupted before the ledger changed
+    restored, expected = new_context(context._model), new_context(context._model)
+    restored.restore(0, context.dump(0))
+    feed(expected, some_tokens(12))
+    expected.cut(Pos(0, 2), Pos(0, 4))
+    assert error(feed(restored, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
 EDITS: dict[str, Callable[[Any], object]] = {
     "decode": lambda context: feed(context, [8, 9]),
     "fork": lambda context: context.fork(0, 1, 9),

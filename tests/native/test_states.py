@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from slm_conformance.oracle.families import family_model
+from slm_core.adapters import write_control_vector
+from slm_core.container import pack, unpack
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import DecodeFailed, InvalidSnapshot, UnsupportedEdit
 from slm_core.types import ContextOptions, EditLevel, Pos
@@ -304,3 +306,28 @@ def test_fork_cost_counts_from_the_last_checkpoint(open_context, feed, random_to
         feed(context, tokens[start : start + 30])
     assert [context.fork_cost(0, end) for end in (90, 89, 61, 60, 45, 30, 7)] == [0, 29, 1, 0, 15, 0, 7]
     assert context.tokens(0) == tuple(tokens[:90])
+
+
+def test_a_context_that_is_decoded_again_has_the_adapters_of_each_sequence(
+    tmp_path, load, feed, random_tokens, assert_close
+):
+    """A fork of a part replays recurrent layers; the sequence that was filled last has other adapters."""
+    model, tokens = load(family_model(tmp_path, "lfm2")), random_tokens(30)
+    direction = np.random.default_rng(3).standard_normal(model.info.n_embd).astype(np.float32)
+    write_control_vector({1: direction}, tmp_path / "vector.gguf")
+    model.adapters.load(tmp_path / "vector.gguf", "vector")
+    context, other = (model.new_context(ContextOptions(n_ctx=256, n_seq_max=3)) for _ in range(2))
+    context.set_adapters(0, {"vector": 1.0})
+    for seq_id in (0, 1):
+        feed(context, tokens[:20], seq_id)
+    context.fork(0, 2, 12)
+    feed(context, tokens[12:20], 2)
+    meta, sections = unpack("context", b"".join(context.dump_context()))
+    for *_, of in meta["sequences"]:
+        of["backend"] = "stranger"
+    other.restore_context([pack("context", meta, sections)])
+    assert other.n_free == context.n_free
+    rows = [[feed(each, tokens[20:], seq_id) for seq_id in range(3)] for each in (context, other)]
+    for expected, actual in zip(*rows, strict=True):
+        assert_close(actual, expected, BOUND)
+    assert np.abs(rows[0][0] - rows[0][1]).max() > 0.1, "the control vector changes nothing"

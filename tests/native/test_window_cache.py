@@ -144,7 +144,9 @@ def test_windows_hold_the_written_tokens_and_pages_never_run_out(operations, win
         model.check()
 
 
-@pytest.mark.parametrize(("window", "n_batch", "n_replayed"), [(3, 3, 64), (67, 3, 256), (66, 3, 192), (131, 640, 64)])
+@pytest.mark.parametrize(
+    ("window", "n_batch", "n_replayed"), [(3, 3, 64), (67, 3, 256), (66, 3, 192), (131, 640, 64), (700, 3, 64)]
+)
 def test_pages_suffice_in_the_worst_case(window, n_batch, n_replayed):
     """All sequences hold as many pages as they can; then each is truncated far back, and all grow at once."""
     model, counts = Model(window, n_batch, n_replayed), []
@@ -197,7 +199,9 @@ def test_a_few_tokens_are_truncated_without_a_replay():
         length = len(model.tokens[0])
         assert model.cache.held(0, length - SLACK) is not None
         first = model.cache.tables.gone(0) * PAGE_TOKENS
-        assert model.cache.held(0, first + 47) is not None, "this window begins where the held pages do"
+        held = model.cache.held(0, first + 47)
+        assert held is not None, "this window begins where the held pages do"
+        assert len(held.pages) == 1, "pages after the last token are not held"
         if first:
             assert model.cache.held(0, first + 46) is None, "the first token of this window is gone"
 
@@ -210,3 +214,9 @@ def test_earlier_tables_can_be_restored():
     model.cache.set_tables(before)
     assert model.cache.held(0, 90) == held
     model.check()
+
+
+def test_an_import_without_room_gets_no_pages():
+    cache = Model(window=48, n_batch=100, n_replayed=64).cache
+    cache.put(0, Held(0, tuple(cache.tables.free(cache.tables.n_free))))
+    assert cache.free(10) is None

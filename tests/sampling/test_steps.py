@@ -13,6 +13,7 @@ from scripted import ByteVocab
 from slm_core.errors import InvalidOption, SamplingError
 from slm_core.sampling import SamplerChain, Sampling, StepState, truncation
 from slm_core.sampling.candidates import fewest, largest, remove, shortlist
+from slm_core.sampling.steps import Known, build_steps
 
 TOLERANCE = 1e-5
 """Rows are float32: one ulp of a logit up to 20 is 2e-6."""
@@ -73,6 +74,28 @@ def test_min_keep_of_xtc_and_its_random_numbers() -> None:
     # Four cells of n/4: chi-square with three degrees of freedom; six sigma.
     statistic = float(((counts - n / 4) ** 2 / (n / 4)).sum())
     assert statistic < 3 + 6 * math.sqrt(6), f"chi-square {statistic:.1f}: {counts.tolist()}"
+
+
+@pytest.mark.parametrize(("number", "n_left"), [(0.49, 1), (0.5, 2)])
+def test_xtc_acts_below_its_probability_not_at_it(number: float, n_left: int) -> None:
+    state = StepState(np.zeros(0, np.int32), 0, 2, {}, lambda: number)
+    ids, _ = truncation.xtc(np.arange(2), np.zeros(2, np.float32), state, probability=0.5, threshold=0.1, min_keep=1)
+    assert len(ids) == n_left
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"temperature": 0.0, "top_k": 40, "top_p": 0.9, "min_p": 0.1}, ["temperature"]),
+        ({"temperature": 0.0, "top_k": 40, "typical_p": 0.9}, ["top_k", "typical_p", "temperature"]),
+        ({"top_k": 40, "top_p": 0.9, "min_p": 0.1, "temperature": 0.7}, ["top_k", "temperature"]),
+        ({"top_k": 40, "min_p": 0.1, "temperature": 0.7}, ["top_k", "temperature"]),
+        ({"top_p": 0.9, "min_p": 0.1, "temperature": 0.7}, ["top_p", "min_p", "temperature"]),
+    ],
+)
+def test_steps_that_cost_time_and_change_nothing_are_left_out(options: dict[str, float], names: list[str]) -> None:
+    steps = build_steps(Sampling.preset("neutral", **options), Known())
+    assert [name for name, _ in steps] == names
 
 
 def test_eog_bias_and_bans_if_only_eog_is_allowed() -> None:

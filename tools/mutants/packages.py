@@ -67,8 +67,8 @@ PACKAGES = (
     Package(
         "KV cache (`slm_native.kv`)",
         _each("backends/slm_native/kv/{}.py", "__init__ cache codecs plan store stores tables"),
-        ("native", "native_states"),
-        _each("tests/native/test_{}.py", "kv_cache kv_plan edits"),
+        ("native", "native_states", "native_windows"),
+        _each("tests/native/test_{}.py", "kv_cache kv_plan edits window_cache"),
     ),
     Package(
         "windows (`slm_native.kv`)",

@@ -144,6 +144,15 @@ class TestBidirectionalBlocks(Scenarios):
         other.restore(1, context.dump(0))
         expected = _decode(bench.reference(), tokens, blocks)
         bench.agree(bench.feed(other, tokens[20:], seq_id=1), expected[20:], "a restored dump with a block")
+        if bench.edit_level < EditLevel.CUT:
+            return
+        reference = bench.reference()
+        _decode(reference, tokens[:20], blocks)
+        context.cut(Pos(0, 5), Pos(0, 11))
+        reference.cut(5, 11)
+        other.restore(2, context.dump(0))
+        rows = bench.feed(other, tokens[20:], seq_id=2)
+        bench.agree(rows, reference.decode(tokens[20:]), "a dump whose only block was cut")
 
     def test_decoded_again(self, bench: Bench) -> None:
         """Clauses 6 and 14: blocks in another backend's dump are decoded again as blocks."""

@@ -274,6 +274,8 @@ class TestRestoreSteps(Scenarios):
             steps = context.restore_steps(0, _in_parts(data, (_size(data),)))
             for _ in range(n_made):
                 next(steps)
+                n_free, n_held = context.n_free, context.n_exclusive(0)
+                assert n_free + n_held == 40 and n_held <= 20, f"{n_held} of 40 positions are held, {n_free} are free"
             context.drop(0)
             assert context.n_free == 40, f"a restore was given up after {n_made} steps: {context.n_free} of 40 are free"
             with bench.refused(f"a step of a restore that was given up after {n_made}", SequenceChanged):
