@@ -10,11 +10,11 @@ namespace slm {
 
 namespace {
 
-// Up to this many rows of activations, each pass over them unpacks the weights again (quantized, float).
-constexpr std::size_t few_rows = 6, few_float_rows = 32;
-constexpr std::size_t few_outputs = 16;  // rows of float weights that stay in cache: activations are not packed
-constexpr std::size_t panel_rows = 32;   // a panel and a column of activations fit in the L2 cache
-constexpr std::size_t bf16_rows = 48;    // so does a panel of this many bf16 rows; kernels multiply six rows at once
+constexpr std::size_t few_bf16_rows = 6;    // with more rows of activations, BF16 weights use bf16 products
+constexpr std::size_t few_float_rows = 32;  // with more, float weights are unpacked to panels
+constexpr std::size_t few_outputs = 16;     // rows of float weights that stay in cache: activations are not packed
+constexpr std::size_t panel_rows = 32;      // a panel and a column of activations fit in the L2 cache
+constexpr std::size_t bf16_rows = 48;       // so does a panel of this many bf16 rows; kernels multiply six rows at once
 constexpr std::size_t least_task_bytes = 1 << 14;
 constexpr std::size_t least_shared = 1 << 13;  // activations; for fewer, waking a thread costs more
 
@@ -51,7 +51,7 @@ struct LayoutTraits {
 const LayoutTraits& traits_of(ActivationLayout layout);
 
 ActivationLayout layout_of(const IsaKernels& kernels, const Multiplication& p) {
-    const bool few = p.n_rows <= few_rows;
+    const bool few = p.n_rows <= (p.matrix->format ? p.matrix->format->few_rows : few_bf16_rows);
     const bool fits_bf16 = p.matrix->format || p.matrix->floats->rows_of_bf16;  // F16 and F32 would lose precision
     if (kernels.unit && !few && fits_bf16) return ActivationLayout::bf16_tiles;
     if (p.matrix->format) return few ? ActivationLayout::spans : ActivationLayout::packed_rows;
@@ -247,7 +247,7 @@ private:
 // Whether a product reads each row of weights from memory once, from begin to end.
 bool streams_weights(const IsaKernels& kernels, const Multiplication& p) {
     return layout_of(kernels, p) != ActivationLayout::bf16_tiles &&
-           p.n_rows <= (p.matrix->format ? few_rows : few_float_rows);
+           p.n_rows <= (p.matrix->format ? p.matrix->format->few_rows : few_float_rows);
 }
 
 // Rows of weights per task on a matrix unit: several panels, but few enough that all threads have work until the end.

@@ -8,6 +8,8 @@ namespace SLM_NAMESPACE {
 constexpr bool centres = true;
 constexpr bool side_by_side() { return false; }  // Zen 3 prefetches one stream of addresses well, but not four
 constexpr int sums_of_a_row = 2;
+template <int bits>
+constexpr int few_rows = bits == 8 ? 6 : 4;  // `together` makes products of many rows with narrow codes fast
 
 // Products of adjacent bytes are added in 16 bits, which is enough for codes up to 127 (2 * 127 * 127 < 2 ** 15). Wider
 // codes are centred first: with magnitudes up to 128 and int8 values from -127 to 127, nothing saturates.

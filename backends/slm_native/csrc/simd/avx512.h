@@ -9,6 +9,8 @@ constexpr int lanes = 16;
 constexpr bool centres = false;
 inline bool side_by_side() { return !reads_one_stream; }
 constexpr int sums_of_a_row = 1;  // as side by side: results do not depend on it
+template <int bits>
+constexpr int few_rows = 6;
 
 using Chunk = __m512i;
 using Ints = __m512i;

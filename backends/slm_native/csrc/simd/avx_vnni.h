@@ -8,6 +8,8 @@ namespace SLM_NAMESPACE {
 constexpr bool centres = false;
 constexpr bool side_by_side() { return true; }
 constexpr int sums_of_a_row = 1;
+template <int bits>
+constexpr int few_rows = 6;
 
 inline Ints dot_products(Ints sums, __m256i codes, __m256i x) {
 #if defined(__AVXVNNI__)

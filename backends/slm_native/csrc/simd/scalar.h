@@ -9,6 +9,8 @@ constexpr int lanes = 8;
 constexpr bool centres = true;
 constexpr bool side_by_side() { return true; }
 constexpr int sums_of_a_row = 1;
+template <int bits>
+constexpr int few_rows = 6;
 
 struct Codes { std::uint8_t at[32]; };
 using Chunk = Codes;
