@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options
+from slm_core.context import ContextBase
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
@@ -93,7 +93,6 @@ class RowsContext(ContextBase):
     """
 
     def __init__(self, engine: RowsEngine, options: ContextOptions) -> None:
-        check_context_options(options)
         kv_type = KV_TYPES[engine.dtype.name]
         for option in (options.kv_type_k, options.kv_type_v):
             if option is not None and option != kv_type:

@@ -227,6 +227,8 @@ def test_the_remaining_messages_fit_and_are_a_prefix_and_a_suffix(talk, system, 
         assert least > room - 1
         return
     n = len(fitted.dropped)
+    if count(messages) + reserved(room, answer) <= room:
+        assert n == 0, "all of it fits"
     assert list(fitted.messages) == messages[:system] + messages[system + n :]
     assert list(fitted.dropped) == messages[system : system + n]
     assert count(fitted.messages) <= room

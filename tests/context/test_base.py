@@ -357,6 +357,16 @@ def test_invalid_dumps_are_refused_before_any_change():
     assert "decode" not in context.calls
 
 
+def test_blocks_are_restored_only_where_they_are_declared():
+    tokens, ahead = np.array([5, 6, 7], np.int32), np.array([1, 0, 0], np.int32)
+    data = SequenceSnapshot("x", "y", "f", tokens, (), b"", ahead=ahead).to_bytes()
+    with pytest.raises(SnapshotMismatch, match="blocks of up to 2 tokens"):
+        Engine().restore(0, data)
+    declared = Engine(able=ALL | {Capability.BIDIRECTIONAL_BLOCKS})
+    declared.restore(0, data)
+    assert declared.tokens(0) == (5, 6, 7)
+
+
 def test_a_dump_whose_replay_needs_more_room_than_its_tokens():
     """Two tokens remain of a history of eleven: its replay needs eleven positions at its peak."""
     source = Engine(payload_format="other")

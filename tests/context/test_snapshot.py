@@ -52,6 +52,16 @@ def test_the_layout_is_the_documented_one():
     assert unpack("k", container(header, b"xy", b"", b"abc")) == ({"a": 1}, [b"xy", b"", b"abc"])
 
 
+@pytest.mark.parametrize(("scale", "fits"), [(1e6, True), (-1e6, True), (1.0001e6, False)])
+def test_scales_of_adapters_are_bounded(scale, fits):
+    data = snapshot(adapters={"a" * 64: scale}).to_bytes()
+    if fits:
+        assert SequenceSnapshot.from_bytes(data).adapters == {"a" * 64: scale}
+    else:
+        with pytest.raises(InvalidSnapshot):
+            SequenceSnapshot.from_bytes(data)
+
+
 def test_a_container_may_be_any_buffer():
     data = pack("k", {}, (b"xy",))
     for buffer in (bytearray(data), memoryview(data)):

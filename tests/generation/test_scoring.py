@@ -184,6 +184,7 @@ def test_a_text_longer_than_the_context_is_scored_in_windows(n_ctx: int) -> None
     logprobs = scoring.score_windows(ScriptedContext(n_ctx=n_ctx), list(text)).logprobs
     assert len(logprobs) == len(text)
     tops = scoring.score_windows(ScriptedContext(n_ctx=n_ctx), list(text), top=N_VOCAB).top
+    assert isinstance(tops, tuple)
     assert [dict(places).get(token, math.nan) for places, token in zip(tops, text, strict=True)] == pytest.approx(
         list(logprobs), nan_ok=True
     ), "the top tokens of each position come from the window of its token"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,20 @@ def test_an_interrupt_between_llamacpp_and_the_ledger_is_repaired(context: Any) 
     feed(expected, some_tokens(12))
     expected.cut(Pos(0, 2), Pos(0, 4))
     assert error(feed(context, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
+
+
+@pytest.mark.parametrize("code", [2, -3])
+def test_a_dump_fails_if_keys_cannot_be_rotated(context: Any, code: int) -> None:
+    feed(context, some_tokens(12))
+    context.cut(Pos(0, 2), Pos(0, 4))
+    api = patch_api(context, llama_decode=lambda pointer, llama_batch: code)
+    for _ in range(2):
+        with pytest.raises(DecodeFailed, match=f"could not re-rotate keys .code {code}"):
+            context.dump(0)
+    restore_api(context, api)
+    restored = new_context(context._model)
+    restored.restore(0, context.dump(0))
+    assert error(feed(restored, [5, 6]), feed(context, [5, 6])) <= EXACT
 
 
 def test_a_repaired_sequence_is_dumped_with_rotated_keys(context: Any) -> None:
@@ -247,6 +263,18 @@ class TestContextOptions:
         with pytest.raises(InvalidOption, match=words) as caught:
             load(qwen2_file).new_context(options)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("gpus", "offload_kv", "counts"), [((), None, True), (("0",), False, True), (("0",), None, False)]
+    )
+    def test_the_memory_of_the_machine_counts_unless_a_gpu_has_the_keys_and_values(
+        self, context: Any, gpus: tuple[str, ...], offload_kv: bool | None, counts: bool
+    ) -> None:
+        device, options = SimpleNamespace(gpus=gpus), SimpleNamespace(offload_kv=offload_kv)
+        sizes = ContextOptions(n_ctx=2**31 - 256)
+        refused = pytest.raises(InvalidOption, match="GiB of keys and values")
+        with context._model._handle.use() as pointer, refused if counts else contextlib.nullcontext():
+            context._check_memory(pointer, sizes, SimpleNamespace(device=device, options=options))
 
     def test_quantized_keys_need_heads_of_whole_blocks(self) -> None:
         for kv_type in (KvType.Q8_0, KvType.Q5_0, KvType.Q4_0):

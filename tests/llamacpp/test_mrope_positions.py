@@ -13,7 +13,8 @@ from mrope_example import KINDS, Example, N, feed, make_example
 from slm_core.errors import ContextFull, DecodeFailed, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Context
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
-from slm_llamacpp.temporal_patches import patch_begin
+from slm_llamacpp.context import LlamaCppContext
+from slm_llamacpp.temporal_patches import _in_order, patch_begin
 from slm_native.backend import NativeBackend
 from tests.llamacpp.conftest import LoadModel
 from tests.llamacpp.feeding import feed as feed_tokens
@@ -124,6 +125,28 @@ def test_a_batch_that_fails_in_an_image_changes_nothing(example, context, assert
         feed(context, example, 25, 40)
     assert context.length(0) == 25
     assert_close(feed(context, example, 25, N), example.expected[25:], BOUND)
+
+
+def test_a_sequence_is_repaired_once(example, context, monkeypatch) -> None:
+    feed(context, example, 0, 70)
+    context._memory.remove(0, 0)  # as if an interrupt came between llama.cpp and the ledger
+    context._counted[0] = 0
+    repaired, rebuild = [], LlamaCppContext._rebuild
+
+    def recording(self: LlamaCppContext, seq_id: int) -> None:
+        repaired.append(seq_id)
+        rebuild(self, seq_id)
+
+    monkeypatch.setattr(LlamaCppContext, "_rebuild", recording)
+    for dst in (1, 2):
+        context.fork(0, dst)
+    assert repaired == [0]
+
+
+def test_positions_must_increase_in_time_then_height_then_width() -> None:
+    positions = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 5), (1, 0, 0), (1, 0, 0), (1, 2, 3), (0, 9, 9), (-1, 0, 0)]
+    expected = [True, True, True, False, True, False, True, False, False]
+    assert _in_order(np.array(positions)).tolist() == expected
 
 
 @pytest.mark.parametrize(

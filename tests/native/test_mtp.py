@@ -188,6 +188,17 @@ def test_drafts_do_not_disturb_shared_pages(context: Context, path: Path) -> Non
     check(context, path, TOKENS[:70], TOKENS[75], seq_id=1)
 
 
+def test_a_draft_that_fails_names_its_sequence(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise DecodeFailed("the device is gone")
+
+    feed(context, TOKENS[:20])
+    context.fork(0, 2)
+    monkeypatch.setattr(context, "_engine_draft", fail)
+    with pytest.raises(DecodeFailed, match="sequence 2: the device is gone"):
+        context.draft(2, TOKENS[20], 1)
+
+
 def test_drafts_give_back_their_pages(context: Context) -> None:
     """Each sequence drafts as far as the context reaches; together they would need more pages than there are."""
     for seq_id in (0, 1, 2):

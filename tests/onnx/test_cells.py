@@ -141,6 +141,18 @@ def test_a_token_attends_to_its_own_sequence_up_to_itself() -> None:
     assert visible.tolist() == [[2, -1, 1, 0, -1, -1], [-1, -1, -1, -1, 0, -1], [3, -1, 2, 1, -1, 0]]
 
 
+def test_cells_that_no_sequence_holds_any_more_are_not_read() -> None:
+    table = CellTable(16, 2)
+    table.append(np.array([0, 0, 1, 0], np.int32), np.array([0, 1, 0, 2], np.int32))
+    sizes = [table.n_used]
+    table.truncate(0, 2)
+    sizes.append(table.n_used)
+    table.drop(1)
+    sizes.append(table.n_used)
+    table.drop(0)
+    assert [*sizes, table.n_used] == [4, 3, 2, 0]
+
+
 @pytest.mark.parametrize(("start", "end", "n_rotated", "first"), [(0, 4, 0, 4), (2, 5, 2, 3), (9, 10, 2, 0)])
 def test_a_cut_rotates_the_side_with_fewer_keys(start, end, n_rotated, first) -> None:
     table = CellTable(16, 2)

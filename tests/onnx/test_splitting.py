@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,12 @@ def limited_device(monkeypatch) -> None:
     monkeypatch.setattr(attentioncheck, "most_rows", lambda place, dtype: 7)
 
 
+def with_a_row(run, inputs, output="logits"):
+    """Run a part of a batch; graphs on such devices need a row of logits."""
+    assert len(inputs["logits_rows"]) > 0
+    return run(inputs, output)
+
+
 def run_session(context, feed, tokens):
     """Logits of a prompt, of a batch with output rows in only some of its parts, and of a batch without any."""
     rows = [feed(context, tokens[:20])]
@@ -40,13 +48,16 @@ def run_session(context, feed, tokens):
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "bloom", "mistral3"])
 def test_split_batches_give_the_same_logits(
-    tmp_path, load, feed, random_tokens, assert_close, limited_device, family
+    tmp_path, load, feed, random_tokens, assert_close, limited_device, family, monkeypatch
 ) -> None:
     model, rows = load(family_model(tmp_path, family)), []
     for most_rows in (7, None):
         context = model.new_context(ContextOptions(n_ctx=128, n_seq_max=3, n_batch=64))
+        inner = context._decoders.feed._feed
         if most_rows is None:
-            context._decoders.feed = context._decoders.feed._feed
+            context._decoders.feed = inner
+        else:
+            monkeypatch.setattr(inner, "run", partial(with_a_row, inner.run))
         rows.append(run_session(context, feed, random_tokens(60)))
     for actual, expected in zip(*rows, strict=True):
         assert_close(actual, expected, FLOAT32)

@@ -14,6 +14,8 @@ from slm_core.chat import Session
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation import StoppingAction
 from slm_core.sampling import LogitsProcessor, Sampling
+from slm_core.sampling.processors import ProcessedChain
+from slm_core.sampling.steps import Known
 
 Row = NDArray[np.float32]
 
@@ -183,3 +185,17 @@ def test_requests_and_completions_take_processors() -> None:
             assert streams[1].run().tokens == expected[1]
             with pytest.raises(InvalidOption, match="accepted: a list of functions"):
                 engine.submit(prompts[0], options, logits_processors=no_space)  # type: ignore[arg-type]
+
+
+def test_a_chain_without_a_history_gives_processors_none() -> None:
+    seen: list[list[int]] = []
+
+    def record(tokens, logits):
+        seen.append(list(tokens))
+        return logits
+
+    chain = ProcessedChain(Sampling.preset("neutral", seed=1), known=Known(), processors=[record])
+    token = chain.sample(np.zeros(5, np.float32))
+    chain.accept(token)
+    chain.sample(np.zeros(5, np.float32))
+    assert seen == [[], [token]]
