@@ -16,6 +16,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 import numpy as np
@@ -182,20 +183,21 @@ def answer_of(
 
 
 def speculation_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
-    """Rows of the third table. Runs take turns, so that load of the machine disturbs all drafters alike."""
+    """Rows of the third table: medians over runs that take turns, because the load of a machine changes."""
     rows = []
     for text, prompt, script in answers_of(model, n_tokens):
-        fastest: dict[str, Answer] = {}
+        answers: dict[str, list[Answer]] = {name: [] for name in DRAFTERS}
         for _ in range(rounds):
             for name, make in DRAFTERS.items():
                 answer = answer_of(model, prompt, n_tokens, Sampling(max_tokens=len(script)), script, make())
                 assert answer.tokens == tuple(script)
-                fastest[name] = min(fastest.get(name, answer), answer, key=lambda answer: answer.timings.decode_s)
-        plain = fastest["none"].timings.decode_s
-        for name, answer in fastest.items():
-            decode_s, stats = answer.timings.decode_s, answer.speculation
-            row = f"| {model.info.backend} | {text} | {name} | {len(script) / decode_s:.0f} | {plain / decode_s:.2f} |"
-            if stats is not None:
+                answers[name].append(answer)
+        plain = [answer.timings.decode_s for answer in answers["none"]]
+        for name, some in answers.items():
+            took = [answer.timings.decode_s for answer in some]
+            ratio = median(before / after for before, after in zip(plain, took, strict=True))
+            row = f"| {model.info.backend} | {text} | {name} | {len(script) / median(took):.0f} | {ratio:.2f} |"
+            if (stats := some[-1].speculation) is not None:
                 row += f" {stats.acceptance:.0%} of {stats.drafted} | {stats.switched_off}, {stats.switched_on} |"
             rows.append(row if stats is not None else row + " | |")
     return rows
@@ -239,7 +241,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(demo_model_path()))
     parser.add_argument("--backend", action="append", help="by name, as often as wanted; native and llamacpp")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each answer; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each answer in the third table")
     options = parser.parse_args()
     print(f"{platform.machine()}, {platform.platform()}, Python {platform.python_version()}, NumPy {np.__version__}")
     loop_overhead()
@@ -250,7 +252,7 @@ def main() -> None:
             drafts += speculation_rows(model, options.tokens, options.rounds)
     print(f"\nThe loop above a raw decode, {options.model} (microseconds a token)\n")
     print("| backend | vocabulary | raw decode | generate | above it |\n|---|---|---|---|---|", *engines, sep="\n")
-    print(f"\nDrafts, {options.model} (tokens a second, and how many times as many as without)\n")
+    print(f"\nDrafts, {options.model} (tokens a second, and how many times as many as without: medians)\n")
     print("| backend | text | drafter | tokens/s | ratio | accepted | switched off, on |")
     print("|---|---|---|---|---|---|---|", *drafts, sep="\n")
 
