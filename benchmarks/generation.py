@@ -6,7 +6,7 @@
 The first table needs no model: a dummy engine returns at once, so only the loop is measured, with the default chain and
 32,000 or 150,000 tokens. The second decodes the same tokens raw and with ``generate``. In the third, the tokens of an
 answer are fixed, so that each engine and drafter has the same work: the answer repeats the prompt, goes on with a page
-of prose or of code, or has random tokens.
+of prose or of code, or has random tokens. The fourth has the same answers from an ``Engine``, one and four at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import Pos, PrefillProgress
 
 ROUNDS = 3
+N_AT_ONCE = 4
 REPEATED = (
     "Dear reader, the quick brown fox jumps over the lazy dog while five wizards quietly box a jumbo vexed knight."
     " Then everybody packs the large wooden box again, and the story is told from its beginning to its end. "
@@ -203,6 +204,44 @@ def speculation_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
     return rows
 
 
+def engine_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
+    """Rows of the fourth table: medians of pairs of runs in turns, in one engine, which keeps no prefixes.
+
+    llama.cpp reads all tokens of its cache in each step, so with prefixes each run would be slower than the one before.
+    """
+    rows = []
+    with model.engine(n_ctx=3 * N_AT_ONCE * n_tokens, prefix_cache=False) as engine:
+        for text, prompt, script in answers_of(model, n_tokens):
+            for n in (1, N_AT_ONCE):
+                prompts = [prompt[i:] for i in range(n)]
+                pairs = [
+                    [engine_seconds(engine, prompts, script, drafts) for drafts in (None, Speculation(PromptLookup()))]
+                    for _ in range(rounds)
+                ]
+                plain, ratio = median(a for a, _ in pairs), median(a / b for a, b in pairs)
+                rate = n * len(script) / plain
+                rows.append(f"| {model.info.backend} | {text} | {n} | {rate:.0f} | {rate * ratio:.0f} | {ratio:.2f} |")
+    return rows
+
+
+def engine_seconds(
+    engine: slm.Engine, prompts: Sequence[Sequence[int]], script: Sequence[int], speculation: Speculation | None
+) -> float:
+    """Seconds of answers to all prompts at once, with these tokens: the longest of the times after the first tokens."""
+
+    def answer(prompt: Sequence[int]) -> slm.RequestStream:
+        def says(tokens: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+            logits[script[len(tokens) - len(prompt)]] += 1000
+            return logits
+
+        sampling = Sampling(temperature=0, max_tokens=len(script))
+        return engine.submit(prompt, sampling, logits_processors=[says], speculation=speculation)
+
+    answers = [stream.run() for stream in [answer(prompt) for prompt in prompts]]
+    assert all(answer.tokens == tuple(script) for answer in answers)
+    return max(answer.timings.decode_s for answer in answers)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     "prompt lookup": PromptLookup,
@@ -245,16 +284,19 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{platform.machine()}, {platform.platform()}, Python {platform.python_version()}, NumPy {np.__version__}")
     loop_overhead()
-    engines, drafts = [], []
+    engines, drafts, served = [], [], []
     for name in options.backend or ("native", "llamacpp"):
         with slm.load(options.model, backend=name) as model:
             engines.append(engine_overhead(model, options.tokens))
             drafts += speculation_rows(model, options.tokens, options.rounds)
+            served += engine_rows(model, options.tokens, options.rounds)
     print(f"\nThe loop above a raw decode, {options.model} (microseconds a token)\n")
     print("| backend | vocabulary | raw decode | generate | above it |\n|---|---|---|---|---|", *engines, sep="\n")
     print(f"\nDrafts, {options.model} (tokens a second, and how many times as many as without: medians)\n")
     print("| backend | text | drafter | tokens/s | ratio | accepted | switched off, on |")
     print("|---|---|---|---|---|---|---|", *drafts, sep="\n")
+    print(f"\nPrompt lookup in an engine, {options.model} (tokens a second of all answers: medians)\n")
+    print("| backend | text | answers at once | without | with | ratio |\n|---|---|---|---|---|---|", *served, sep="\n")
 
 
 if __name__ == "__main__":

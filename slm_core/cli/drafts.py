@@ -11,12 +11,23 @@ import typer
 from slm_core.cli.options import EngineOptions, model_files
 from slm_core.closing import Closing
 from slm_core.errors import InvalidOption
-from slm_core.generation.speculation import DraftModel, PromptLookup, Speculation, TranslatedDraftModel
+from slm_core.generation.speculation import DraftModel, Speculation, TranslatedDraftModel, prompt_lookup
 from slm_core.generation.speculation.mtp import MTP
 from slm_core.model import Model
 from slm_core.sampling import Sampling
 
 _PANEL = "Speculative decoding"
+
+Lookup = Annotated[
+    bool | None,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Draft tokens by copying from the prompt, while it pays. Without the flag, only answers that are drawn"
+        " without a seed do.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
 
 
 class Drafts(Closing):
@@ -24,17 +35,14 @@ class Drafts(Closing):
 
     Args:
         draft: the draft model; None without one.
-        without_model: the speculation of all answers, without a draft model; None for no drafts.
-        drawn_only: only answers that are drawn without a seed have drafts. A draft is decoded in one batch, which
-            rounds in another way than single tokens, so without drafts the other answers are reproducible.
+        mtp: the layers for multi-token prediction of the model that answers draft.
+        lookup: without a draft model and ``mtp``, whether answers have prompt lookup; None: those drawn without a seed.
     """
 
-    def __init__(
-        self, draft: Model | None = None, without_model: Speculation | None = None, *, drawn_only: bool = False
-    ) -> None:
+    def __init__(self, draft: Model | None = None, *, mtp: bool = False, lookup: bool | None = None) -> None:
         self._draft = draft
-        self._without_model = without_model
-        self._drawn_only = drawn_only
+        self._mtp = mtp
+        self._lookup = lookup
         self._drafter: DraftModel | TranslatedDraftModel | None = None
         self._made_for: tuple[Model, int] | None = None
 
@@ -49,9 +57,10 @@ class Drafts(Closing):
         Raises:
             InvalidOption: the draft model cannot draft for the model.
         """
+        if self._mtp:
+            return Speculation(MTP)
         if self._draft is None:
-            is_drawn = sampling.temperature > 0 and sampling.seed is None
-            return self._without_model if is_drawn or not self._drawn_only else None
+            return prompt_lookup(sampling, self._lookup)
         if self._drafter is None or self._made_for != (target, n_ctx):
             self._close_drafter()
             self._drafter, self._made_for = self._draft.drafter(target, n_ctx=n_ctx), (target, n_ctx)
@@ -83,16 +92,7 @@ class DraftOptions:
             autocompletion=model_files,
         ),
     ] = None
-    lookup: Annotated[
-        bool | None,
-        typer.Option(
-            "--lookup/--no-lookup",
-            help="Draft tokens by copying from the prompt, while it pays. Without the flag, only answers that are drawn"
-            " without a seed do.",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None
+    lookup: Lookup = None
 
     @property
     def flag(self) -> str | None:
@@ -113,7 +113,5 @@ class DraftOptions:
         """
         if self.flag == "--draft":
             assert self.draft is not None
-            return Drafts(without_model=Speculation(MTP)) if str(self.draft) == MTP else Drafts(engine.load(self.draft))
-        if self.lookup is False:
-            return Drafts()
-        return Drafts(without_model=Speculation(PromptLookup()), drawn_only=self.lookup is None)
+            return Drafts(mtp=True) if str(self.draft) == MTP else Drafts(engine.load(self.draft))
+        return Drafts(lookup=self.lookup)

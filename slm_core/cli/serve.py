@@ -17,6 +17,7 @@ import typer
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.adapters import read_lora
+from slm_core.cli.drafts import Lookup
 from slm_core.cli.terminal import note
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, MissingExtra
@@ -134,6 +135,7 @@ def serve(
     cache_dir: Annotated[
         Path | None, typer.Option(help="A directory for answered histories.", rich_help_panel=_ENGINE)
     ] = None,
+    lookup: Lookup = None,
     use_ray: Annotated[
         bool, typer.Option("--ray", help="Serve from several replicas, on one or many machines.", rich_help_panel=_RAY)
     ] = False,
@@ -189,6 +191,7 @@ def serve(
         step_ms=step_ms,
         reuse="cut" if reuse == "cut" else "prefix",
         cache_dir=cache_dir,
+        lookup=lookup,
         **o.read_kv_types(kv_type),
     )
     isolation = None if in_process else Isolation(call_timeout_s=hang)

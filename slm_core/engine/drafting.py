@@ -36,7 +36,7 @@ class StepShare:
     """The cost of one request's draft rounds: the time of the whole step, which also decodes other requests.
 
     Attributes:
-        has_single: whether the time of steps is known.
+        has_single: whether the time of a step without drafts is known.
         n_others: expected number of tokens that other requests get from the step.
         varies: True, because other requests start and end.
     """
@@ -45,23 +45,24 @@ class StepShare:
         self.has_single = False
         self.n_others = 0.0
         self.varies = True
-        self._seconds: Callable[[int], float] = lambda n_tokens: 0.0
+        self._seconds: Callable[[int], list[float]] = lambda n_most: [0.0] * n_most
 
-    def begin(self, n_others: float, seconds: Callable[[int], float | None]) -> None:
+    def begin(self, n_others: float, seconds: Callable[[int], list[float]], *, has_single: bool) -> None:
         """Start planning a step.
 
         Args:
             n_others: expected number of tokens that other requests get from it.
-            seconds: from the number of tokens of this request to the seconds of the step; infinite if the step would be
-                too long, None if the time is not known yet.
+            has_single: whether the time of a step without drafts is known.
+            seconds: from a number of tokens to the seconds of steps with 1 to so many tokens of this request, without
+                steps that are too long.
         """
         self.n_others = n_others
-        self.has_single = seconds(1) is not None
-        self._seconds = lambda n_tokens: seconds(n_tokens) or 0.0
+        self.has_single = has_single
+        self._seconds = seconds
 
     def expected(self, n_most: int) -> list[float]:
         """Seconds of steps with 1 to ``n_most`` tokens of this request, without the steps that are too long."""
-        return list(takewhile(math.isfinite, (self._seconds(n) for n in range(1, n_most + 1))))
+        return self._seconds(n_most)
 
     def measured(self, n_tokens: int, seconds: float) -> None:
         """Nothing to do: the engine measures steps as a whole."""
@@ -172,12 +173,14 @@ class _Step:
         n_tokens: tokens to decode.
         n_attended: positions that these tokens attend to.
         n_likely: expected number of tokens that answers get.
+        has_plain: whether the time of the step without drafts is known.
         most_s: the longest step that drafts may cause, in seconds.
     """
 
     n_tokens: int
     n_attended: int
     n_likely: float
+    has_plain: bool
     most_s: float = math.inf
 
 
@@ -216,11 +219,9 @@ class StepDrafts:
             The states with ``n_ahead``, and by number the errors of failed requests.
         """
         decoding = [state for state in states if state.decoding]
-        step = _Step(
-            sum(state.n_pending for state in decoding),
-            sum(attended(state.n_held, state.n_pending) for state in decoding),
-            len(decoding),
-        )
+        n_tokens = sum(state.n_pending for state in decoding)
+        n_attended = sum(attended(state.n_held, state.n_pending) for state in decoding)
+        step = _Step(n_tokens, n_attended, len(decoding), has_plain=self._costs.has_measured(n_tokens))
         if len(states) > 1:
             step.most_s = self._most_s(step, has_prompts=len(decoding) < len(states))
         self._n_steps += 1
@@ -244,7 +245,9 @@ class StepDrafts:
         if request.drafts is not None and not ahead and state.n_pending == 1:
             assert request.seq_id is not None, "an active request has a sequence"
             request.drafts.follow(self._context, request.seq_id)
-            request.drafts.share.begin(step.n_likely - 1, lambda n_tokens: self._seconds(state, step, n_tokens))
+            request.drafts.share.begin(
+                step.n_likely - 1, lambda n_most: self._seconds(state, step, n_most), has_single=step.has_plain
+            )
             ahead = request.drafts.propose(request.history.tokens, lambda: request.loop.interrupted)
             if ahead:
                 request.drafts.drafted_at, n_likely = self._n_steps, request.drafts.likely(len(ahead))
@@ -257,13 +260,10 @@ class StepDrafts:
         without_drafts_s = self._costs.seconds(step.n_tokens, step.n_attended)
         return self._step_s if without_drafts_s is None or not has_prompts else (without_drafts_s + self._step_s) / 2
 
-    def _seconds(self, state: ActiveRequest, step: _Step, n_tokens: int) -> float | None:
-        """Seconds of the step with ``n_tokens`` of a request; ``step`` already counts one of them."""
-        n_more = n_tokens - 1
-        n_attended = step.n_attended + attended(state.n_held + 1, n_more)
-        seconds = self._costs.seconds(step.n_tokens + n_more, n_attended)
-        is_too_long = seconds is not None and n_more and seconds > step.most_s
-        return math.inf if is_too_long else seconds
+    def _seconds(self, state: ActiveRequest, step: _Step, n_most: int) -> list[float]:
+        """Seconds of the step with 1 to ``n_most`` tokens of a request; ``step`` already counts one of them."""
+        single_s, *more = self._costs.growing(step.n_tokens, step.n_attended, state.n_held + 1, n_most)
+        return [single_s, *takewhile(lambda seconds: seconds <= step.most_s, more)]
 
 
 def _drafted_at(request: Request) -> int:

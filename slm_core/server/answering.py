@@ -15,6 +15,7 @@ from anyio import to_thread
 from slm_core.constraints import AfterThinking, Spec
 from slm_core.engine import CompletionsStream, Conversation, RequestMetrics
 from slm_core.generation import Completion, FinishReason
+from slm_core.generation.speculation import prompt_lookup
 from slm_core.server.errors import ApiError
 from slm_core.server.keys import Limits
 from slm_core.server.pieces import Choice, Piece, PieceReader, finish_reason
@@ -126,6 +127,7 @@ class Answering:
             request.sampling,
             best_of=request.best_of,
             constraint=self._constraint(),
+            speculation=prompt_lookup(request.sampling, self.running.lookup),
             priority=request.priority,
             key=self._key,
             salt=request.salt,

@@ -25,7 +25,12 @@ _MOST_CRASHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Options of each model's engine; see ``Model.engine``."""
+    """Options of each model's engine; see ``Model.engine``.
+
+    Attributes:
+        lookup: whether answers have prompt lookup (docs/speculation.md), while it pays. None: those that are drawn
+            without a seed.
+    """
 
     n_ctx: int = 32768
     n_batch: int = 512
@@ -39,6 +44,7 @@ class EngineSettings:
     swap_bytes: int = 1 << 30
     cache_dir: Path | None = None
     cache_dir_bytes: int = 4 << 30
+    lookup: bool | None = None
 
     def start(self, model: Model) -> Engine:
         """An engine with these options."""
@@ -165,6 +171,7 @@ class Leased:
         model: the model.
         engine: its engine.
         apart: see ``Running``.
+        lookup: see ``EngineSettings``.
     """
 
     def __init__(self, entry: RegistryEntry, running: Running) -> None:
@@ -173,6 +180,7 @@ class Leased:
         self.model = running.model
         self.engine = running.engine
         self.apart = running.apart
+        self.lookup = entry.served.settings.lookup
 
     async def tokens(self, conversation: Conversation) -> Sequence[int]:
         """The tokens of a conversation's prompt."""

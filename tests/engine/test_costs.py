@@ -69,6 +69,40 @@ def test_costs_before_the_first_measurement() -> None:
     assert costs.affordable(0.1, 4, 400, 0, 5) == 5
 
 
+CURVE = {1: 1.0, 2: 1.55, 3: 1.99, 4: 2.34, 8: 2.93, 16: 4.36, 64: 5.0}
+"""Times of steps of a few tokens on a CPU with AVX2, in steps of one token; others are interpolated."""
+
+
+def on_curve(n_tokens: int, n_attended: int) -> float:
+    """Seconds of a step; from 64 tokens on, each takes 0.03 s."""
+    few = float(np.interp(n_tokens, list(CURVE), list(CURVE.values())))
+    return few + 0.03 * max(0, n_tokens - 64) + 1e-5 * n_attended
+
+
+def test_steps_of_a_few_tokens_need_not_follow_the_law() -> None:
+    random, costs = np.random.default_rng(0), StepCosts()
+    for _ in range(300):
+        n, depth = int(random.choice([1, 2, 3, 4, 8, 256, 512])), int(random.integers(0, 4000))
+        costs.note(n, attended(depth, n), on_curve(n, attended(depth, n)))
+    for n in (1, 2, 3, 4, 8):
+        # The law is fitted to steps that do not follow it, which also changes its time of a position.
+        assert costs.seconds(n, attended(2000, n)) == pytest.approx(on_curve(n, attended(2000, n)), rel=0.01)
+    assert costs.seconds(6, 6 * 2000) == pytest.approx(on_curve(6, 6 * 2000), rel=0.03), "measured: 4 and 8 tokens"
+    assert costs.seconds(400, attended(2000, 400)) == pytest.approx(on_curve(400, attended(2000, 400)), rel=0.05)
+
+
+def test_a_disturbed_step_of_a_few_tokens_is_forgotten() -> None:
+    costs = fitted_costs(0.02, 1e-3, 1e-7)
+    costs.note(70, 0, 0.09)
+    costs.note(5, 0, 9.0)
+    disturbed = costs.seconds(5, 0)
+    assert disturbed is not None and disturbed > 1
+    for _ in range(257):
+        costs.note(1, 0, 0.021)
+        costs.note(90, 0, 0.11)
+    assert costs.seconds(5, 0) == pytest.approx(0.025, rel=0.01)
+
+
 def test_old_steps_lose_weight() -> None:
     costs = fitted_costs(0.02, 1e-3, 1e-7)
     for n in range(1, 400):

@@ -342,9 +342,13 @@ class FixedCosts(StepCosts):
         super().__init__()
         self.constant, self.per_token = constant, per_token
 
-    def seconds(self, n_tokens: int, n_attended: int) -> float:
+    def growing(self, n_tokens: int, n_attended: int, depth: int, n_times: int) -> list[float]:
         """The linear law of the two constants."""
-        return self.constant + self.per_token * n_tokens
+        return [self.constant + self.per_token * (n_tokens + n) for n in range(n_times)]
+
+    def has_measured(self, n_tokens: int) -> bool:
+        """True: all times are known."""
+        return True
 
 
 def steps_and_drafted_tokens(constant: float, per_token: float, n: int, drafter: DraftFunction) -> tuple[int, int]:
@@ -429,6 +433,85 @@ def test_drafts_leave_half_of_the_time_to_prompts() -> None:
         engine.step()
         assert len(drafting.history.tokens) - n_said > 20
         assert engine._length(prompt) - before >= 39
+
+
+CURVES = {  # seconds of steps of some sizes, by machine, in steps of one token; others are interpolated
+    "AVX2": {1: 1.0, 2: 1.55, 3: 1.99, 4: 2.34, 5: 2.6, 8: 2.93, 16: 4.36, 17: 6.17, 64: 8.0, 512: 26.0},
+    "compute-bound": {1: 1.0, 2: 1.7, 17: 9.0, 64: 30.0, 512: 230.0},
+    "AVX-512": {1: 1.0, 17: 2.6, 64: 5.0, 512: 23.0},
+    "a GPU": {1: 1.0, 17: 1.3, 64: 1.6, 512: 5.0},
+}
+
+
+class CurveCosts(StepCosts):
+    """Step costs that are told the times of a curve, and add them up."""
+
+    def __init__(self, curve: dict[int, float]) -> None:
+        super().__init__()
+        self.curve = curve
+        self.total_s = 0.0
+        self.sizes: list[int] = []
+
+    def note(self, n_tokens: int, n_attended: int, seconds: float) -> None:
+        """Record the time on the curve, 20 ms for a token."""
+        on_curve_s = 0.02 * float(np.interp(n_tokens, list(self.curve), list(self.curve.values())))
+        self.total_s += on_curve_s
+        self.sizes.append(n_tokens)
+        super().note(n_tokens, n_attended, on_curve_s)
+
+
+def texts_that_copy(share: float, n_copied: int, seed: int) -> tuple[bytes, bytes]:
+    """A prompt, and an answer that copies runs of it with the probability ``share``; the other tokens are random."""
+    random = np.random.default_rng(seed)
+    prompt, answer = random.bytes(300), b""
+    while len(answer) < 150:
+        start = int(random.integers(0, len(prompt) - n_copied))
+        answer += prompt[start : start + n_copied] if random.random() < share else random.bytes(1)
+    return prompt, answer[:150]
+
+
+def seconds_on_curve(costs: CurveCosts, texts: Sequence[tuple[bytes, bytes]], speculation: Speculation | None) -> float:
+    """Seconds of steps in which an engine with these costs gives these answers, all at once."""
+    by_prompt = dict(texts)
+
+    def script(data: bytes) -> int | None:
+        answer = by_prompt.get(data[:300], b"")
+        return answer[len(data) - 300] if 300 <= len(data) < 300 + len(answer) else None
+
+    context = ScriptedContext(script, n_ctx=4000, n_seq_max=2 * len(texts), n_batch=512)
+    engine, before_s = core(context, step_ms=400), costs.total_s
+    engine._costs = engine._drafts._costs = costs
+    sampling = Sampling(temperature=0, max_tokens=150)
+    requests = [request(prompt, sampling, speculation=speculation) for prompt, _ in texts]
+    run(engine, requests)
+    assert [bytes(r.answer.tokens) for r in requests] == [answer for _, answer in texts]
+    return costs.total_s - before_s
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("machine", CURVES)
+def test_prompt_lookup_costs_little_where_it_does_not_pay(machine: str, n: int) -> None:
+    """Also while the engine does not know the times of steps yet. After short copies, drafts are soon wrong."""
+    plain, drafting = CurveCosts(CURVES[machine]), CurveCosts(CURVES[machine])
+    for share, n_copied in [(0.0, 3), (0.3, 6), (1.0, 3), (1.0, 30)]:
+        texts = [texts_that_copy(share, n_copied, 100 * i + n_copied) for i in range(n)]
+        ratio = seconds_on_curve(plain, texts, None) / seconds_on_curve(drafting, texts, Speculation(PromptLookup()))
+        assert ratio >= 0.95, (share, n_copied)
+        if n_copied == 30 and (n == 1 or machine != "compute-bound"):
+            assert ratio > 1.1, "it pays"
+    assert plain.total_s / drafting.total_s >= 1.0
+
+
+def test_a_step_is_measured_without_drafts_before_it_has_drafts() -> None:
+    """Otherwise steps with drafts might seem to be as fast as one without for ever."""
+    engine = core(ScriptedContext(refrain, n_ctx=4000, n_seq_max=4, n_batch=256), prefix_cache=False)
+    engine._costs = engine._drafts._costs = costs = CurveCosts(CURVES["a GPU"])
+    speculation = Speculation(DraftFunction(right))
+    run(engine, [request(REFRAIN, speculation=speculation)])
+    costs.sizes.clear()
+    run(engine, [request(REFRAIN * n, speculation=speculation) for n in (1, 2)])
+    assert costs.sizes[:2] == [3 * len(REFRAIN), 2]
+    assert costs.sizes[2] > 10, "then both draft"
 
 
 # Options.

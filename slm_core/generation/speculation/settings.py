@@ -11,6 +11,7 @@ from slm_core.generation.speculation.lookup import PromptLookup
 from slm_core.generation.speculation.mtp import MTP, MtpDrafter
 from slm_core.generation.speculation.proposal import Drafter
 from slm_core.generation.speculation.suffix import SuffixIndex
+from slm_core.sampling import Sampling
 
 _KINDS: Mapping[str, type[PromptLookup | SuffixIndex | MtpDrafter]] = {
     MTP: MtpDrafter,
@@ -49,6 +50,19 @@ class Speculation:
             raise InvalidOption(f"n_max={self.n_max!r} (accepted: 1 to 64)")
         if not isinstance(self.adaptive, bool):
             raise InvalidOption(f"adaptive={self.adaptive!r} (accepted: True, False)")
+
+
+def prompt_lookup(sampling: Sampling, wanted: bool | None) -> Speculation | None:
+    """Prompt lookup for an answer; None without drafts.
+
+    Args:
+        sampling: how the answer is sampled.
+        wanted: whether it drafts. None: if it is drawn without a seed. A draft is decoded in one batch, which rounds in
+            another way than single tokens, so without drafts the other answers are reproducible.
+    """
+    is_drawn = sampling.temperature > 0 and sampling.seed is None
+    drafts = is_drawn if wanted is None else wanted
+    return Speculation(PromptLookup()) if drafts else None
 
 
 def drafter_of(settings: Mapping[str, object]) -> Drafter:

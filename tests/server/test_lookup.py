@@ -1,0 +1,49 @@
+"""Which answers of the server have prompt lookup."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+import slm_core as slm
+from slm_core.engine import CompletionsStream, Engine
+from slm_core.generation.speculation import PromptLookup
+from slm_core.server import EngineSettings, ServedModel, create_app
+
+DRAWN: dict[str, Any] = {"temperature": 0.7}
+SEEDED: dict[str, Any] = {"temperature": 0.7, "seed": 3}
+GREEDY: dict[str, Any] = {"temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("lookup", "drafting"), [(None, [True, False, False]), (True, [True] * 3), (False, [False] * 3)]
+)
+def test_answers_that_are_drawn_without_a_seed_have_prompt_lookup_by_default(
+    lookup: bool | None, drafting: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    completions = Engine.completions
+
+    def watched(engine: Engine, *args: Any, **options: Any) -> CompletionsStream:
+        speculation = options["speculation"]
+        seen.append(speculation is not None and isinstance(speculation.drafter, PromptLookup))
+        return completions(engine, *args, **options)
+
+    monkeypatch.setattr(Engine, "completions", watched)
+    settings = EngineSettings(n_ctx=512, lookup=lookup)
+    app = create_app([ServedModel("demo", lambda: slm.load(slm.demo_model_path()), settings=settings)])
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for options in (DRAWN, SEEDED, GREEDY):
+                message = {"role": "user", "content": "Say one, two, one, two."}
+                body = {"messages": [message], "max_tokens": 12, **options}
+                response = await client.post("/v1/chat/completions", json=body, timeout=60)
+                assert response.status_code == 200, response.text
+        await app.state.registry.close()
+
+    asyncio.run(ask())
+    assert seen == drafting
