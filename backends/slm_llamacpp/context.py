@@ -41,6 +41,7 @@ _MAX_CTX = 2**31 - 256  # positions are int32, and llama.cpp rounds up
 _NO_ROOM = 1
 _ALWAYS = {Capability.EMBEDDINGS, Capability.ADAPTERS}
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
+_FEW_SEQUENCES = 8  # of a chat and its forks, which share most of their cells
 _FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
 
 
@@ -65,7 +66,7 @@ class LlamaCppContext(ContextBase):
         self._api = api
         self._model = model
         self._type_k, self._type_v = kv_type(options.kv_type_k), kv_type(options.kv_type_v)
-        flash = flash_attention(settings, self._type_v)
+        flash = flash_attention(settings, (self._type_k, self._type_v), options.n_seq_max)
         check_key_type(self._type_k, model.head_dim)
         self._check_memory(model_pointer, options, settings)
         self._pointer = self._create(model_pointer, options, settings, flash)
@@ -429,21 +430,30 @@ def kv_type(asked: KvType | None) -> KvType:
     return KvType.F16 if asked is None else KvType(asked)
 
 
-def flash_attention(settings: Settings, type_v: KvType) -> int:
+def flash_attention(settings: Settings, types: tuple[KvType, KvType], n_seq_max: int) -> int:
     """The ``llama_flash_attn_type`` for these settings.
+
+    On a CPU, each has an advantage. Without flash attention, each token is multiplied with the cells of all sequences,
+    also of those that it does not see. With it, such cells are skipped, but the others take longer, and keys and values
+    are rounded to f16. So by default it is on for many sequences, as engines have, if they are stored in f16 anyway.
+
+    Args:
+        settings: the options of the model.
+        types: the types of keys and of values.
+        n_seq_max: the sequences of the context.
 
     Raises:
         InvalidOption: flash attention is off, but quantized values need it.
     """
-    asked = settings.options.flash_attention
+    asked, type_v = settings.options.flash_attention, types[1]
     if asked is False and type_v in _QUANTIZED:
         raise InvalidOption(
             f'kv_type_v={type_v} needs flash attention, which is off (accepted: flash_attention=True, "auto")'
         )
     if asked is not None:
         return _FLASH_ON if asked else _FLASH_OFF
-    if settings.device.gpus:
-        return _FLASH_AUTO
+    if settings.device.gpus or (n_seq_max > _FEW_SEQUENCES and set(types) == {KvType.F16}):
+        return _FLASH_AUTO  # on, except for models that llama.cpp cannot run with it
     return _FLASH_ON if type_v in _QUANTIZED else _FLASH_OFF
 
 

@@ -38,8 +38,8 @@ def _is_split(value: object) -> bool:
 _OPTIONS: Mapping[str, _Option] = MappingProxyType(
     {
         "flash_attention": _Option(
-            'fused attention; "auto" is on for a GPU and for quantized values in the KV cache, else off, as'
-            " llama.cpp's rounds keys and values to f16",
+            'fused attention; "auto" is on for a GPU, for quantized values in the KV cache, and for keys and values in'
+            " f16 of more than 8 sequences, as in an engine",
             '"auto", True, False',
             lambda value: value == "auto" or _is_bool(value),
         ),

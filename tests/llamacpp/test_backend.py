@@ -22,7 +22,7 @@ from slm_core import subprocess_probe
 from slm_core.errors import BackendUnavailable, InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.plugins import Registry
-from slm_core.types import Capability, ContextOptions, ModelOptions
+from slm_core.types import Capability, ContextOptions, KvType, ModelOptions
 from slm_llamacpp import devices, library, logs, plugin, status_probe
 from slm_llamacpp.backend import LlamaCppBackend
 from tests.llamacpp.conftest import LoadModel
@@ -230,8 +230,21 @@ class TestLoad:
             feed(new_context(load(llama_file, flash_attention=flash)), some_tokens(20)) for flash in (False, True)
         )
         default = feed(new_context(load(llama_file)), some_tokens(20))
-        assert (default == off).all(), "the default on a CPU is off"
+        assert (default == off).all(), "the default on a CPU is off for few sequences"
         assert 1e-5 < error(on, off) < 1e-2, "llama.cpp's flash attention rounds keys and values to f16"
+
+    @pytest.mark.parametrize(
+        ("n_seq_max", "kv_type", "is_on"), [(8, KvType.F16, False), (9, KvType.F16, True), (9, KvType.F32, False)]
+    )
+    def test_flash_attention_is_on_for_many_sequences_in_f16(
+        self, load: LoadModel, llama_file: Path, n_seq_max: int, kv_type: KvType, *, is_on: bool
+    ) -> None:
+        default, off, on = (
+            feed(new_context(load(llama_file, **options), n_seq_max=n_seq_max, kv_type=kv_type), some_tokens(20))
+            for options in ({}, {"flash_attention": False}, {"flash_attention": True})
+        )
+        assert error(on, off) > 1e-5
+        assert (default == (on if is_on else off)).all()
 
     def test_check_tensors_finds_a_damaged_weight(self, load: LoadModel, tmp_path: Path) -> None:
         path = make_tiny_model("qwen2", "f16").write(tmp_path / "model.gguf")
