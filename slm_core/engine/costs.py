@@ -108,8 +108,10 @@ class StepCosts:
             self._offsets = self._differences(self._fit)
         offsets = self._offsets[n_tokens : n_tokens + n_times]
         offsets += [0.0] * (n_times - len(offsets))
+        step_s = _law(self._fit, n_tokens, n_attended)
+        per_token, per_position = self._fit[1], self._fit[2] * _ATTENDED
         return [
-            max(0.0, offset + _law(self._fit, n_tokens + n, n_attended + attended(depth, n)))
+            max(0.0, step_s + per_token * n + per_position * attended(depth, n) + offset)
             for n, offset in enumerate(offsets)
         ]
 
