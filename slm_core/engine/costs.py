@@ -62,8 +62,7 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._products = np.zeros((3, 3))
-        self._targets = np.zeros(3)
+        self._products = np.zeros((4, 4))  # sums of the products of 1, tokens, positions and seconds
         self._n_steps = 0
         self._few: dict[int, _Mean] = {}
         self._fit: tuple[float, float, float] | None = None
@@ -71,9 +70,9 @@ class StepCosts:
 
     def note(self, n_tokens: int, n_attended: int, seconds: float) -> None:
         """Record that a step of ``n_tokens``, which attended to ``n_attended`` positions in total, took ``seconds``."""
-        row = np.array([1.0, n_tokens, n_attended * _ATTENDED])
-        self._products = _DECAY * self._products + np.outer(row, row)
-        self._targets = _DECAY * self._targets + seconds * row
+        row = np.array([1.0, n_tokens, n_attended * _ATTENDED, seconds])
+        self._products *= _DECAY
+        self._products += row[:, None] * row
         self._n_steps += 1
         if n_tokens > _FEW or self._noted(n_tokens, n_attended, seconds) <= _NEW or self._n_steps % _REFITTED == 0:
             self._fit = None
@@ -104,7 +103,7 @@ class StepCosts:
         if self._n_steps < _ENOUGH:
             return []
         if self._fit is None:
-            self._fit = _fitted(self._products, self._targets)
+            self._fit = _fitted(self._products[:3, :3], self._products[:3, 3])
             self._offsets = self._differences(self._fit)
         offsets = self._offsets[n_tokens : n_tokens + n_times]
         offsets += [0.0] * (n_times - len(offsets))
