@@ -207,7 +207,7 @@ def speculation_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
 def engine_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
     """Rows of the fourth table: medians of pairs of runs in turns, in one engine, which keeps no prefixes.
 
-    llama.cpp reads all tokens of its cache in each step, so with prefixes each run would be slower than the one before.
+    Some backends read all tokens of their cache in each step: with prefixes, each run would be slower than the last.
     """
     rows = []
     with model.engine(n_ctx=3 * N_AT_ONCE * n_tokens, prefix_cache=False) as engine:
