@@ -496,10 +496,10 @@ def test_prompt_lookup_costs_little_where_it_does_not_pay(machine: str, n: int) 
     for share, n_copied in [(0.0, 3), (0.3, 6), (1.0, 3), (1.0, 30)]:
         texts = [texts_that_copy(share, n_copied, 100 * i + n_copied) for i in range(n)]
         ratio = seconds_on_curve(plain, texts, None) / seconds_on_curve(drafting, texts, Speculation(PromptLookup()))
-        assert ratio >= 0.95, (share, n_copied)
+        assert ratio >= 0.97, (share, n_copied)
         if n_copied == 30 and (n == 1 or machine != "compute-bound"):
             assert ratio > 1.1, "it pays"
-    assert plain.total_s / drafting.total_s >= 1.0
+    assert plain.total_s / drafting.total_s >= 0.99
 
 
 def test_a_step_is_measured_without_drafts_before_it_has_drafts() -> None:
