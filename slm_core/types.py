@@ -484,9 +484,9 @@ class ContextOptions:
     """The size and storage of a context.
 
     Attributes:
-        n_ctx: the most positions of all sequences together.
-        n_seq_max: the number of sequences.
-        n_batch: the most tokens of one ``decode``.
+        n_ctx: the most positions of all sequences together, 1 to 2^31 - 1.
+        n_seq_max: the number of sequences, 1 to 65536.
+        n_batch: the most tokens of one ``decode``, 1 to 2^31 - 1.
         kv_type_k: storage type of keys; None for the backend's default (f16 or better).
         kv_type_v: storage type of values; None for the backend's default.
     """

@@ -40,17 +40,20 @@ from slm_core.errors import (
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel
 
+_LARGEST = {"n_ctx": 2**31 - 1, "n_seq_max": 1 << 16, "n_batch": 2**31 - 1}
+"""Positions are int32. A context makes a record for each sequence at once."""
+
 
 def check_context_options(options: ContextOptions) -> None:
     """Check the sizes of a context.
 
     Raises:
-        InvalidOption: a size below 1.
+        InvalidOption: a size below 1, or larger than any context can have.
     """
-    for name in ("n_ctx", "n_seq_max", "n_batch"):
+    for name, largest in _LARGEST.items():
         value = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 on)")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 to {largest})")
 
 
 def check_learned_positions(batch: Batch, n_positions: int | None) -> None:

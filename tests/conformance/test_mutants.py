@@ -169,3 +169,24 @@ def test_the_table_counts_the_results(tmp_path) -> None:
     assert [results.was_asked(mutant, "unit") for mutant in mutants] == [True, True, True, False, True]
     (tmp_path / "results").write_text("\n".join(lines[:3]))
     assert "| 2 of 3 (66.7 %) | 1 |" in Results(tmp_path / "results").table(mutants)
+
+
+def test_the_suite_is_asked_again_about_what_it_missed(tmp_path) -> None:
+    """A result of the unit tests stands until the suite kills the mutant, or the file changes."""
+    path = ROOT / "slm_core" / "context" / "ledger.py"
+    mutants = list(mutants_of(path, ROOT))[:3]
+    known = {"package": "contexts (`slm_core.context`)", "source": digest_of_file(path)}
+
+    def line(i: int, verdict: str, asked: str, reached: list[str]) -> str:
+        return json.dumps({"id": mutants[i].id, "verdict": verdict, "asked": asked, "reached_by": reached} | known)
+
+    first = [line(0, "killed", "suite", ["suite"])]
+    first += [line(i, "killed", "unit", ["suite", "unit"]) for i in (1, 2)]
+    (tmp_path / "results").write_text("\n".join(first))
+    results = Results(tmp_path / "results")
+    assert [results.was_missed(mutant) for mutant in mutants] == [False, True, True]
+    again = [line(1, "survived", "suite", ["suite"]), line(2, "killed", "suite", ["suite"])]
+    (tmp_path / "results").write_text("\n".join(first + again))
+    results = Results(tmp_path / "results")
+    assert [results.was_missed(mutant) for mutant in mutants] == [False, True, False]
+    assert "| 3 | 3 | 2 (66.7 %) | 3 of 3 (100.0 %) | 0 |" in results.table(mutants)

@@ -38,13 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in mutants:
             print(f"{mutant.id} {mutant.path}:{mutant.line} {mutant.operator}: {mutant.before}  ->  {mutant.after}")
         return 0
+    if options.again:
+        mutants = [mutant for mutant in mutants if results.was_missed(mutant)]
     until = time.time() + options.seconds if options.seconds else float("inf")
     for package in PACKAGES:
         for kind in (options.only,) if options.only else ("suite", "unit"):
             current = Results(options.results)
-            new = [m for m in mutants if package_of(m.path) is package and not current.was_asked(m, kind)]
+            is_asked = options.again and kind == "suite"
+            new = [m for m in mutants if package_of(m.path) is package and (is_asked or not current.was_asked(m, kind))]
             if new and time.time() < until:
-                _measure(kind, new, current.of(new), options, until)
+                _measure(kind, new, current.of(new) if kind == "unit" else {}, options, until)
     print(Results(options.results).table(mutants))
     return 0
 
@@ -64,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--only", choices=("suite", "unit"), help="ask the suite alone, or unit tests about what is left"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="ask the suite again about mutants that it reached and did not notice, with a larger --most",
     )
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--show", metavar="ID", help="the change that a mutant makes, as a diff")

@@ -20,7 +20,8 @@ class Results:
     """The results in a file.
 
     Args:
-        path: a JSON line for each mutant; the last line of a mutant counts.
+        path: a JSON line for each mutant; the last line of a mutant counts. But if the suite was asked again about a
+            mutant and has not killed it, the result of the unit tests counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +29,8 @@ class Results:
         if path.exists():
             for line in path.read_text().splitlines():
                 result = json.loads(line)
-                self._results[result["id"]] = result
+                if _replaces(result, self._results.get(result["id"])):
+                    self._results[result["id"]] = result
         self._equivalent: dict[str, str] = tomllib.loads(EQUIVALENT.read_text())
         self._why: dict[str, str] = tomllib.loads(SURVIVORS.read_text())
 
@@ -38,6 +40,13 @@ class Results:
         if result is None or result["source"] != digest_of_file(ROOT / mutant.path):
             return False
         return result["verdict"] in ("killed", "none") or kind in ("suite", result["asked"])
+
+    def was_missed(self, mutant: Mutant) -> bool:
+        """Whether the suite reached a mutant of the current file and did not kill it."""
+        if not self.was_asked(mutant, "suite") or mutant.id in self._equivalent:
+            return False
+        result = self._results[mutant.id]
+        return "suite" in result["reached_by"] and (result["verdict"], result["asked"]) != ("killed", "suite")
 
     def of(self, mutants: Iterable[Mutant]) -> dict[str, dict[str, Any]]:
         """The results of mutants whose files have not changed, by id."""
@@ -143,6 +152,12 @@ def _row(name: str, results: list[dict[str, Any]]) -> str:
     )
     cells = [name, len(results), len(by_suite), f"{n_by_suite} ({percent(n_by_suite, len(by_suite))})", killed]
     return "| " + " | ".join(map(str, [*cells, len(reached) - n_killed])) + " |"
+
+
+def _replaces(new: dict[str, Any], old: dict[str, Any] | None) -> bool:
+    if old is None or old["source"] != new["source"] or old["asked"] == "suite":
+        return True
+    return bool(new["verdict"] == "killed" or new["asked"] == "unit")
 
 
 def _is_final(result: dict[str, Any]) -> bool:

@@ -47,6 +47,19 @@ class ContextsForgetEdits(ToyContext):
         self.edits = [[] for _ in self.edits]
 
 
+@mutant("TestContextDumps::test_by_another_backend")
+class LastOfAnotherBackendIsWrong(ToyContext):
+    """What is decoded again from another backend's dump of a context has the last value with the wrong sign."""
+
+    def restore_context(self, parts: Iterable[bytes]) -> None:
+        """Negate the last value of the last sequence of a dump that has another backend's name."""
+        data = b"".join(parts)
+        super().restore_context([data])
+        if b"stranger" in data:
+            cells = next((each for each in reversed(self.cells) if each), [])
+            cells[-1:] = [dataclasses.replace(cell, values=-cell.values) for cell in cells[-1:]]
+
+
 @mutant("TestContextDumps::test_in_parts")
 class ContextChangesUnnoticed(ToyContext):
     """The dump of a context in parts continues after a sequence was changed."""

@@ -280,6 +280,16 @@ class OneTokenTooMany(ToyContext):
         super()._check_snapshot(seq_id, dataclasses.replace(snapshot, tokens=np.where(past, 0, snapshot.tokens)))
 
 
+@mutant("TestBadDumps::test_room_for_what_was_cut")
+class RoomForAllThatWasCut(ToyContext):
+    """Another backend's dump is decoded again only if there is room for all tokens that the sequence ever had."""
+
+    def _replayed(self, snapshot: SequenceSnapshot) -> tuple[list[Cell], list[Edit]]:
+        if len(snapshot.every_input()) > self.n_ctx:
+            raise ContextFull(len(snapshot.every_input()), self.n_ctx)
+        return super()._replayed(snapshot)
+
+
 @mutant("TestBadDumps::test_without_room")
 class RestoreEmptiesFirst(ToyContext):
     """A dump that does not fit leaves the sequence empty."""

@@ -342,6 +342,15 @@ class SizesClamped(ToyModel):
         return super().new_context(dataclasses.replace(options, **sizes))
 
 
+@mutant("TestSizes::test_too_large")
+class SizesLimited(ToyModel):
+    """An ``n_batch`` that is too large becomes the largest one."""
+
+    def new_context(self, options: ContextOptions) -> Context:
+        """Lower it to what positions of 31 bits allow."""
+        return super().new_context(dataclasses.replace(options, n_batch=min(options.n_batch, 2**31 - 1)))
+
+
 @mutant("TestSizes::test_batch_capacity")
 class ZeroIsTheDefault(ToyContext):
     """``new_batch(0)`` returns a batch for ``n_batch`` tokens."""

@@ -14,6 +14,7 @@ from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.weights import Weights
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.context_dumps import foreign_context
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_conformance.suite.tolerance import Tolerance
 from slm_conformance.suite.workshop import Rows
@@ -289,14 +290,22 @@ class TestAdapterDumps(Scenarios):
             context.set_adapters(seq_id, sets[seq_id])
             bench.feed(context, tokens[:16], seq_id)
         context.fork(0, 2)
-        other = bench.context()
-        other.set_adapters(1, {_SECOND: 1.0})
-        other.restore_context(context.dump_context())
-        assert other.n_free == context.n_free, f"{other.n_free} positions are free, and {context.n_free} were"
-        for seq_id, scales in enumerate(sets):
-            expected = _reference(bench, scales).decode(tokens)[16:]
-            rows = bench.feed(other, tokens[16:], seq_id)
-            _agree(bench, rows, expected, scales, f"sequence {seq_id} of a restored context")
+        bench.feed(context, tokens[16:18], 2)
+        data = b"".join(context.dump_context())
+        for is_own in (True, False):
+            other = bench.context()
+            other.set_adapters(1, {_SECOND: 1.0})
+            try:
+                other.restore_context([data if is_own else foreign_context(data)])
+            except SnapshotMismatch:
+                assert not is_own, "a context's own dump was refused"
+                continue
+            assert other.n_free == context.n_free, f"{other.n_free} positions are free, and {context.n_free} were"
+            for seq_id, scales in enumerate(sets):
+                expected = _reference(bench, scales).decode(tokens)[other.length(seq_id) :]
+                rows = bench.feed(other, tokens[other.length(seq_id) :], seq_id)
+                what = f"sequence {seq_id} of a restored context, which {'it' if is_own else 'another backend'} dumped"
+                _agree(bench, rows, expected, scales, what)
 
     def test_hostile_dumps(self, bench: Bench) -> None:
         """Clauses 6 and 19: dumps whose adapters are malformed are refused."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 from slm_conformance.oracle.twin import Oracle
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
+from slm_conformance.suite.scenarios.snapshots import foreign
+from slm_core.container import pack, unpack
 from slm_core.context.snapshot import SequenceSnapshot
 from slm_core.errors import (
     ContextClosed,
@@ -69,6 +72,26 @@ class TestContextDumps(Scenarios):
             assert edits[0] == edits[1], f"sequence {seq_id} has the edits {edits[1]}, and had {edits[0]}"
             more = bench.tokens(6, seed=20 + seq_id)
             what = f"sequence {seq_id} of a context that was dumped after cuts"
+            bench.agree(bench.feed(other, more, seq_id), reference.decode(more, seq_id), what)
+
+    def test_by_another_backend(self, bench: Bench) -> None:
+        """Clauses 16 and 18: another backend's dump is decoded and cut again, or refused; then the context is empty."""
+        context, reference = self._context(bench)
+        if bench.edit_level >= EditLevel.CUT:
+            for seq_id, start, end in ((0, 2, 5), (5, 4, 7)):
+                context.cut(Pos(seq_id, start), Pos(seq_id, end))
+                reference.cut(start, end, seq_id)
+        other = bench.context(n_ctx=_N_CTX, n_seq_max=_N_SEQ_MAX)
+        try:
+            other.restore_context(_tiny_parts(foreign_context(b"".join(context.dump_context()))))
+        except SnapshotMismatch:
+            assert other.n_free == _N_CTX, f"a dump was refused, and {_N_CTX - other.n_free} positions are taken"
+            bench.note("another backend's dump of a context is refused")
+            return
+        for seq_id in range(_N_SEQ_MAX):
+            assert other.tokens(seq_id) == context.tokens(seq_id), f"sequence {seq_id} holds other tokens than before"
+            more = bench.tokens(6, seed=20 + seq_id)
+            what = f"sequence {seq_id} of a context that another backend dumped"
             bench.agree(bench.feed(other, more, seq_id), reference.decode(more, seq_id), what)
 
     def test_in_parts(self, bench: Bench) -> None:
@@ -157,6 +180,21 @@ class TestContextDumps(Scenarios):
             context.truncate(Pos(0, 17))
             reference.truncate(17, 0)
         return context, reference
+
+
+def foreign_context(data: bytes) -> bytes:
+    """The same dump of a context as another backend would make it.
+
+    Raises:
+        SnapshotMismatch: the backend has a format of its own for dumps of contexts.
+    """
+    with contextlib.suppress(SnapshotMismatch):
+        meta, dumps = unpack("toy context", data)
+        return pack("toy context", meta, [foreign(SequenceSnapshot.from_bytes(dump)).to_bytes() for dump in dumps])
+    meta, sections = unpack("context", data)
+    for *_, of_sequence in meta["sequences"]:  # type: ignore[attr-defined]
+        of_sequence |= {"backend": "stranger", "payload_format": "stranger-9"}
+    return pack("context", meta, sections)
 
 
 def _tiny_parts(data: bytes) -> Iterator[bytes]:

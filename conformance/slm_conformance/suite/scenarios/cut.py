@@ -132,10 +132,16 @@ class TestCut(Scenarios):
         bench.feed(context, tokens[:15])
         context.fork(0, 1)
         bench.feed(context, tokens[15:30])
-        with bench.refused("a cut that must copy 12 shared positions into 2", ContextFull, context=context):
-            context.cut(Pos(1, 0), Pos(1, 3))
+        for end in (3, 12):
+            with bench.refused(
+                f"a cut that must copy {15 - end} shared positions into 2", ContextFull, context=context
+            ):
+                context.cut(Pos(1, 0), Pos(1, end))
         expected = bench.oracle().decode(tokens)[30:]
         bench.agree(bench.feed(context, tokens[30:]), expected, "what follows a cut that had no room")
+        context.truncate(Pos(0, 29))
+        context.cut(Pos(1, 0), Pos(1, 12))  # copies 3 positions into 3
+        assert context.n_free == 0, f"a cut copied 3 shared positions into 3, and {context.n_free} are free"
 
     def test_reversed_or_outside(self, bench: Bench) -> None:
         """Clause 1: ``end`` before ``start``, and positions outside the sequence, are refused."""

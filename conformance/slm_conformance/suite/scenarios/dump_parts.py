@@ -267,20 +267,19 @@ class TestRestoreSteps(Scenarios):
             bench.agree(bench.feed(context, tokens[20:]), bench.oracle().decode(tokens)[20:], what)
 
     def test_given_up(self, bench: Bench) -> None:
-        """Clause 17: ``drop`` gives up a restore after any step; its positions are free, and the sequence works."""
+        """Clause 17: ``drop`` and ``clear`` give up a restore after any step, any number of times; its room is free."""
         data, tokens = _dump(bench)
-        context = bench.context(n_ctx=40)
-        for n_made in (0, 1, 3, _N_PARTS - 2):
+        context, expected = bench.context(n_ctx=40), bench.oracle().decode(tokens)
+        for i, n_made in enumerate((0, 1, 3, _N_PARTS - 2) * 4):
             steps = context.restore_steps(0, _in_parts(data, (_size(data),)))
             for _ in range(n_made):
                 next(steps)
                 n_free, n_held = context.n_free, context.n_exclusive(0)
                 assert n_free + n_held == 40 and n_held <= 20, f"{n_held} of 40 positions are held, {n_free} are free"
-            context.drop(0)
+            context.clear() if i // 4 % 2 else context.drop(0)
             assert context.n_free == 40, f"a restore was given up after {n_made} steps: {context.n_free} of 40 are free"
             with bench.refused(f"a step of a restore that was given up after {n_made}", SequenceChanged):
                 next(steps)
-            expected = bench.oracle().decode(tokens)
             bench.agree(bench.feed(context, tokens), expected, f"what follows a restore given up after {n_made} steps")
             context.drop(0)
 

@@ -236,6 +236,19 @@ class TestSizes(Scenarios):
                 with bench.refused(f"a context with {name}={size}", InvalidOption):
                     bench.model.new_context(options)
 
+    def test_too_large(self, bench: Bench) -> None:
+        """Context: a size that no context can have is refused with ``InvalidOption``, and takes no memory."""
+        before = resident_bytes(of_files=False)
+        for size in (1 << 31, 1 << 40, 1 << 62, 1 << 70):
+            sized = (ContextOptions(n_ctx=size), ContextOptions(n_seq_max=size), ContextOptions(n_batch=size))
+            for name, options in zip(("n_ctx", "n_seq_max", "n_batch"), sized, strict=True):
+                with bench.refused(f"a context with {name}={size}", InvalidOption):
+                    bench.model.new_context(options)
+        grown = resident_bytes(of_files=False) - before
+        assert grown < 64 << 20, (
+            f"contexts that were refused as too large take {grown / 2**20:.1f} MiB (allowed: 64 MiB)"
+        )
+
     def test_batch_capacity(self, bench: Bench) -> None:
         """Batch: a capacity above ``n_batch`` or below 1 is refused with ``InvalidOption``."""
         context = bench.context(n_batch=20)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_conformance.oracle.twin import Oracle
-from slm_conformance.suite.bench import Bench
+from slm_conformance.suite.bench import Bench, contents_of
 from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.tolerance import KV_LEVELS
 from slm_conformance.suite.workshop import N_OTHER_PROCESS
@@ -244,6 +244,34 @@ class TestBadDumps(Scenarios):
             context.drop(1)
             expected = bench.oracle().decode(tokens)[8:]
             bench.agree(bench.feed(context, tokens[8:]), expected, f"what follows {what} that had no room")
+
+    def test_room_for_what_was_cut(self, bench: Bench) -> None:
+        """Clauses 1 and 6: decoding an edited sequence again takes room for its largest length at most, or raises."""
+        bench.requires(EditLevel.CUT)
+        context, reference, theirs = bench.context(), bench.oracle(), bench.tokens(14, seed=7)
+        for i, (n, start, end) in enumerate(((24, 4, 14), (10, 2, 12))):
+            tokens = bench.tokens(n, seed=i)
+            bench.feed(context, tokens)
+            reference.decode(tokens)
+            context.cut(Pos(0, start), Pos(0, end))
+            reference.cut(start, end)
+        data, more = _foreign(context.dump(0)), bench.tokens(6, seed=9)
+        expected, after_theirs = reference.decode(more), bench.oracle().decode(theirs)[8:]
+        for n_free in (24, 23, 15):
+            other = bench.context(n_ctx=8 + n_free)
+            bench.feed(other, theirs[:8], seq_id=1)
+            before = contents_of(other)
+            what = f"a sequence of 14 tokens that had 24 before a cut, restored where {n_free} fit"
+            try:
+                other.restore(0, data)
+            except ContextFull:
+                assert n_free < 24, f"{what}: it is refused"
+                assert contents_of(other) == before, f"{what}: it is refused, and the context has changed"
+            else:
+                n_more = min(6, other.n_free)
+                bench.agree(bench.feed(other, more[:n_more]), expected[:n_more], what)
+            other.drop(0)
+            bench.agree(bench.feed(other, theirs[8:], seq_id=1), after_theirs, f"the neighbour of {what}")
 
     def test_without_room_over_a_fork(self, bench: Bench) -> None:
         """Clauses 1 and 5: restoring over a fork does not free the storage that it shares."""
