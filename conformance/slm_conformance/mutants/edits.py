@@ -65,6 +65,19 @@ class WindowLosesItsFirstToken(ToyContext):
         return returned
 
 
+@mutant("TestTruncate::test_many_long_sequences")
+class FullContextLosesAKey(ToyContext):
+    """A truncate in a full context of several sequences turns the last key that remains."""
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Move the last remaining key by one position if no position was free and three other sequences have tokens."""
+        is_full = self.n_free == 0 and sum(map(bool, self.cells)) > 3
+        returned, cells = super().truncate(pos), self.cells[pos.seq_id]
+        if is_full and cells:
+            self.cells[pos.seq_id] = [*cells[:-1], self.engine.moved(cells[-1], 1)]
+        return returned
+
+
 class _Moves(ToyContext):
     """A context whose cuts move the later cells with ``move``."""
 

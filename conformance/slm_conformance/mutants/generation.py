@@ -380,6 +380,13 @@ class PenaltyInPlace(Above):
         return ids, logits
 
 
+@breaks("TestSampling::test_a_row_without_a_choice", SamplerChain, "_likeliest")
+def NanIsTheLargest(whole: Any, chain: SamplerChain, logits: Any) -> int:
+    """A greedy choice takes the token whose logit is NaN."""
+    is_nan = np.isnan(logits)
+    return int(is_nan.argmax()) if is_nan.any() else int(whole(chain, logits))
+
+
 @mutant("TestSampling::test_penalty")
 class PenaltyOfTheLast(Above):
     """Penalties see only the last token."""

@@ -251,9 +251,10 @@ class TestChat(Scenarios):
             return encode_segments(bench.vocab, plain.render(messages, add_generation_prompt=asks))
 
         n_all = len(encoded(system, *turns, question))
-        with _overflowing(bench, n_all + n_answer, plain, (system, *turns), "shift") as chat:
-            answer = chat.send(question, max_tokens=n_answer)
-            assert answer.overflowed is None, "messages were dropped, although all of them and the answer fit"
+        for policy in ("shift", "truncate_middle"):
+            with _overflowing(bench, n_all + n_answer, plain, (system, *turns), policy) as chat:
+                answer = chat.send(question, max_tokens=n_answer)
+                assert answer.overflowed is None, f"{policy} dropped messages, although they and the answer fit"
         with _overflowing(bench, n_all - 1, plain, (system, *turns), "error") as chat:
             with bench.refused("one position too few", ContextFull):
                 chat.send(question)

@@ -414,6 +414,9 @@ class TestGeneration(Scenarios):
         alone = score_windows(bench.context(n_ctx=256), tokens, top=2)
         assert math.isnan(alone.logprobs[0]) and alone.n_scored == 44, f"the first token of a text is in {alone!r}"
         self._check_top(bench, tokens, alone.top, 0, 2)
+        one_by_one = score_windows(bench.context(n_batch=1), tokens[:6]).logprobs[1:]
+        what = "a score in a context that decodes one token at a time"
+        bench.log_probabilities_agree(tokens[:1], tokens[1:6], one_by_one, what)
         few = bench.context(n_ctx=16)
         n_ctx, half, text = few.n_ctx, few.n_ctx // 2, bench.tokens(3 * few.n_ctx - 3, seed=6)
         windowed = score_windows(few, text, top=1)

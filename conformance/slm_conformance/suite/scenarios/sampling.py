@@ -17,7 +17,7 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.sessions import UNIFORM
 from slm_conformance.suite.workshop import Rows
 from slm_core.chat import Session
-from slm_core.errors import InvalidOption, UnknownOption
+from slm_core.errors import InvalidOption, SamplingError, UnknownOption
 from slm_core.sampling import ORDER, SamplerChain, Sampling
 
 Options = Mapping[str, Any]
@@ -280,6 +280,20 @@ class TestSampling(Scenarios):
             chain.set_history(likely[:9] * 3)
             chain.sample(row)
             assert np.array_equal(row, before), f"sampling with {dict(options)} changed the row of logits"
+
+    def test_a_row_without_a_choice(self, bench: Bench) -> None:
+        """Sampling: a row with NaN or infinity, or without a finite logit, raises ``SamplingError`` and takes no draw."""
+        row = self._row(bench)
+        bad = [row.copy() for _ in range(3)]
+        bad[0][5], bad[1][5], bad[2][:] = NAN, INF, -INF
+        for options in ({"temperature": 0}, {"top_k": 5}, {}, {"top_p": 0.5, "top_k": 0}):
+            sampling = Sampling(**options, seed=3)
+            chain, other = (SamplerChain.for_vocab(sampling, bench.vocab) for _ in range(2))
+            for wrong, what in zip(bad, ("a NaN", "an infinite logit", "no finite logit"), strict=True):
+                with bench.refused(f"a row with {what}, and {options}", SamplingError):
+                    chain.sample(wrong)
+            tokens = [[one.sample(row) for _ in range(5)] for one in (chain, other)]
+            assert tokens[0] == tokens[1], f"with {options}, rows that were refused took draws"
 
     def test_penalty(self, bench: Bench) -> None:
         """Sampling: a repeat penalty divides positive and multiplies negative logits of earlier tokens, once each."""

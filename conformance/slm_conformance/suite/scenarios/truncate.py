@@ -14,7 +14,10 @@ class TestTruncate(Scenarios):
     """Clause 3, at edit level TRUNCATE or above."""
 
     level = EditLevel.TRUNCATE
-    on_one_model = ("test_anywhere_in_a_long_sequence",)  # storage is the same for all weights
+    on_one_model = (
+        "test_anywhere_in_a_long_sequence",
+        "test_many_long_sequences",
+    )  # storage is the same for all weights
 
     def test_another_tail_gives_what_it_gives_alone(self, bench: Bench) -> None:
         """Clause 3: after a truncate, another tail gives the logits that it gives without the first tail."""
@@ -101,6 +104,34 @@ class TestTruncate(Scenarios):
             context.truncate(Pos(1, index))
             rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
             bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
+
+    def test_many_long_sequences(self, bench: Bench) -> None:
+        """Clauses 3, 5 and 6: long sequences fill a context; each is truncated, restored, and forked from."""
+        n, length = 4, 280
+        context = bench.context(n_ctx=n * length, n_seq_max=n, n_batch=128)
+        tokens = [bench.tokens(length, seed=seq_id) for seq_id in range(n)]
+        expected = [bench.oracle().decode(each) for each in tokens]
+        for seq_id in range(n):
+            bench.feed(context, tokens[seq_id], seq_id)
+
+        def goes_on(seq_id: int, of: int, start: int, what: str) -> None:
+            stop = start + 3
+            rows = bench.feed(context, tokens[of][start:stop], seq_id)
+            bench.agree(rows, expected[of][start:stop], f"sequence {seq_id} of a full context, {what}")
+
+        dumps = [context.dump(seq_id) for seq_id in range(n)]
+        for seq_id in range(n):
+            context.truncate(Pos(seq_id, 200 - 30 * seq_id))
+            goes_on(seq_id, seq_id, 200 - 30 * seq_id, "truncated far back")
+        for seq_id in range(n):
+            context.restore(seq_id, dumps[seq_id])
+            context.truncate(Pos(seq_id, length - 3))
+            goes_on(seq_id, seq_id, length - 3, "restored and truncated")
+        assert context.n_free == 0, f"a context is full, and {context.n_free} positions are free"
+        for seq_id in range(n - 1, 0, -1):
+            context.drop(seq_id)
+            context.fork(0, seq_id, 100 + 40 * seq_id)
+            goes_on(seq_id, 0, 100 + 40 * seq_id, "forked inside")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences are truncated and decoded alternately."""
