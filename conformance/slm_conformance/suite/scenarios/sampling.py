@@ -282,7 +282,7 @@ class TestSampling(Scenarios):
             assert np.array_equal(row, before), f"sampling with {dict(options)} changed the row of logits"
 
     def test_a_row_without_a_choice(self, bench: Bench) -> None:
-        """Sampling: a row with NaN or infinity, or without a finite logit, raises ``SamplingError`` and takes no draw."""
+        """Sampling: a row with NaN or infinity, or without a finite logit, raises ``SamplingError``; draws go on."""
         row = self._row(bench)
         bad = [row.copy() for _ in range(3)]
         bad[0][5], bad[1][5], bad[2][:] = NAN, INF, -INF
