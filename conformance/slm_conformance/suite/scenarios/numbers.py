@@ -13,26 +13,29 @@ from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE, relative_er
 from slm_conformance.suite.workshop import N_OTHER_PROCESS, Rows
 from slm_core.types import ContextOptions, KvType
 
+_UNRELATED = 0.5
+"""A model without a reference is compared with itself and its finest KV type. How much the rounding of a coarser type
+changes its logits is not known, but wrong keys and values change them by about 1."""
+
 
 class TestNumbers(Scenarios):
     """Clause 9: errors of logits stay within the tolerance."""
 
     def test_against_the_reference(self, bench: Bench) -> None:
         """Clause 9: the mean error over many rows is within the bound for the weight type."""
-        rows, expected = self._rows(bench, bench.kv_type)
-        self._check(bench, bench.kv_type, rows, expected)
+        bench.reference()  # skips models without a reference
+        self._check(bench, bench.kv_type, *self._rows(bench, bench.kv_type))
 
     def test_each_kv_type(self, bench: Bench) -> None:
         """Clause 9: the mean error is within the bound for each KV type."""
         for kv_type in bench.kv_types[1:]:
-            rows, expected = self._rows(bench, kv_type)
-            self._check(bench, kv_type, rows, expected)
+            self._check(bench, kv_type, *self._rows(bench, kv_type))
 
     def test_the_default_kv_type(self, bench: Bench) -> None:
         """Clause 9: the default KV type has 16 bits or more."""
         context, tokens = bench.model.new_context(ContextOptions(256, 1, 64)), bench.tokens(N_SAMPLE)
         with context:
-            self._check(bench, KvType.F16, bench.feed(context, tokens), bench.reference().decode(tokens))
+            self._check(bench, KvType.F16, bench.feed(context, tokens), bench.oracle().decode(tokens))
 
     def test_the_greedy_choice(self, bench: Bench) -> None:
         """Clause 9: the best token is the reference's if its lead exceeds the allowed error."""
@@ -85,15 +88,16 @@ class TestNumbers(Scenarios):
     @staticmethod
     def _rows(bench: Bench, kv_type: KvType) -> tuple[Rows, Rows]:
         tokens = bench.tokens(N_SAMPLE)
-        return bench.feed(bench.context(kv_type=kv_type), tokens), bench.reference().decode(tokens)
+        return bench.feed(bench.context(kv_type=kv_type), tokens), bench.oracle().decode(tokens)
 
     @staticmethod
     def _check(bench: Bench, kv_type: KvType, rows: Rows, expected: Rows) -> None:
-        allowed = bench.workshop.tolerance(bench.name, kv_type)
+        has_reference = bench.workshop.source(bench.name).weights is not None
+        allowed = bench.workshop.tolerance(bench.name, kv_type).mean if has_reference else _UNRELATED
         errors = relative_errors(rows, expected)
-        if not errors.mean() <= allowed.mean:
+        if not errors.mean() <= allowed:
             pytest.fail(
                 f"with a {kv_type.value} KV cache the logits of {len(rows)} tokens differ by {errors.mean():.2e} of"
-                f" their norm in the mean, and by {errors.max():.2e} at most (allowed in the mean: {allowed.mean:.1e})",
+                f" their norm in the mean, and by {errors.max():.2e} at most (allowed in the mean: {allowed:.1e})",
                 pytrace=False,
             )
