@@ -65,15 +65,15 @@ class WindowLosesItsFirstToken(ToyContext):
         return returned
 
 
-@mutant("TestTruncate::test_many_long_sequences")
-class FullContextLosesAKey(ToyContext):
-    """A truncate in a full context of several sequences turns the last key that remains."""
+@mutant("TestTruncate::test_several_long_sequences")
+class FarBackInTheThird(ToyContext):
+    """A truncate that removes more than 64 tokens of the third sequence turns the last key that remains."""
 
     def truncate(self, pos: Pos) -> Pos:
-        """Move the last remaining key by one position if no position was free and three other sequences have tokens."""
-        is_full = self.n_free == 0 and sum(map(bool, self.cells)) > 3
+        """Move the last remaining key by one position."""
+        is_far = pos.seq_id == 2 and self.length(2) - pos.index > 64
         returned, cells = super().truncate(pos), self.cells[pos.seq_id]
-        if is_full and cells:
+        if is_far and cells:
             self.cells[pos.seq_id] = [*cells[:-1], self.engine.moved(cells[-1], 1)]
         return returned
 

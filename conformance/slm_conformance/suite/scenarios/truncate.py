@@ -16,7 +16,7 @@ class TestTruncate(Scenarios):
     level = EditLevel.TRUNCATE
     on_one_model = (
         "test_anywhere_in_a_long_sequence",
-        "test_many_long_sequences",
+        "test_several_long_sequences",
     )  # storage is the same for all weights
 
     def test_another_tail_gives_what_it_gives_alone(self, bench: Bench) -> None:
@@ -105,33 +105,36 @@ class TestTruncate(Scenarios):
             rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
             bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
 
-    def test_many_long_sequences(self, bench: Bench) -> None:
-        """Clauses 3, 5 and 6: long sequences fill a context; each is truncated, restored, and forked from."""
-        n, length = 4, 280
-        context = bench.context(n_ctx=n * length, n_seq_max=n, n_batch=128)
-        tokens = [bench.tokens(length, seed=seq_id) for seq_id in range(n)]
+    def test_several_long_sequences(self, bench: Bench) -> None:
+        """Clauses 3, 5 and 6: of long sequences with one prompt, each is truncated far back, restored, and forked."""
+        n, length, n_prompt = 3, 200, 180
+        context, prompt = bench.context(n_ctx=n * length, n_seq_max=n, n_batch=128), bench.tokens(n_prompt)
+        tokens = [prompt + bench.tokens(length - n_prompt, seed=1 + seq_id) for seq_id in range(n)]
         expected = [bench.oracle().decode(each) for each in tokens]
-        for seq_id in range(n):
-            bench.feed(context, tokens[seq_id], seq_id)
+        bench.feed(context, prompt)
+        for seq_id in range(1, n):
+            context.fork(0, seq_id)
 
-        def goes_on(seq_id: int, of: int, start: int, what: str) -> None:
-            stop = start + 3
+        def goes_on(seq_id: int, of: int, start: int, stop: int, what: str) -> None:
             rows = bench.feed(context, tokens[of][start:stop], seq_id)
-            bench.agree(rows, expected[of][start:stop], f"sequence {seq_id} of a full context, {what}")
+            bench.agree(rows, expected[of][start:stop], f"sequence {seq_id} of {n} long ones, {what}")
 
+        for seq_id in range(n):
+            goes_on(seq_id, seq_id, n_prompt, length, "after the prompt")
         dumps = [context.dump(seq_id) for seq_id in range(n)]
         for seq_id in range(n):
-            context.truncate(Pos(seq_id, 200 - 30 * seq_id))
-            goes_on(seq_id, seq_id, 200 - 30 * seq_id, "truncated far back")
+            index = 150 - 45 * seq_id
+            context.truncate(Pos(seq_id, index))
+            goes_on(seq_id, seq_id, index, index + 3, f"truncated to {index}")
         for seq_id in range(n):
             context.restore(seq_id, dumps[seq_id])
             context.truncate(Pos(seq_id, length - 3))
-            goes_on(seq_id, seq_id, length - 3, "restored and truncated")
-        assert context.n_free == 0, f"a context is full, and {context.n_free} positions are free"
+            goes_on(seq_id, seq_id, length - 3, length, "restored and truncated")
         for seq_id in range(n - 1, 0, -1):
+            end = 60 + 40 * seq_id
             context.drop(seq_id)
-            context.fork(0, seq_id, 100 + 40 * seq_id)
-            goes_on(seq_id, 0, 100 + 40 * seq_id, "forked inside")
+            context.fork(0, seq_id, end)
+            goes_on(seq_id, 0, end, end + 3, f"a fork of {end} tokens")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences are truncated and decoded alternately."""
