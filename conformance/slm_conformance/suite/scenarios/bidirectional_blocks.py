@@ -75,18 +75,19 @@ class TestBidirectionalBlocks(Scenarios):
         bench.agree(bench.feed(context, tokens[40:]), reference.decode(tokens[40:]), "the next 10 tokens")
 
     def test_of_rows_and_tokens(self, bench: Bench) -> None:
-        """Clauses 13 and 14: embedding rows and tokens form one block after tokens that were decoded."""
+        """Clauses 13 and 14: embedding rows and tokens form one block after a row, and after tokens decoded before."""
         if Capability.EMBEDDING_INPUT not in bench.capabilities:
             pytest.skip("declared absent: embedding_input")
-        tokens, context, reference = bench.tokens(20), _context(bench), bench.reference()
+        tokens, context, reference = bench.tokens(21), _context(bench), bench.reference()
+        table = reference.table(tokens).astype(np.float32)
         bench.feed(context, tokens[:12])
         batch = context.new_batch()
-        batch.extend(tokens[12:14], Pos(0, 12), logits="all")
-        batch.add_embeddings(reference.table(tokens[14:18]).astype(np.float32), Pos(0, 14), logits="all")
-        batch.extend(tokens[18:], Pos(0, 18), logits="all")
+        batch.add_embeddings(table[12:15], Pos(0, 12), logits="all")
+        batch.extend(tokens[15:19], Pos(0, 15), logits="all")
+        batch.add_embeddings(table[19:], Pos(0, 19), logits="all")
         batch.join_block(8)
-        expected = _decode(reference, tokens, ((12, 20),))
-        bench.agree(context.decode(batch).copy(), expected[12:], "a block of 4 tokens and 4 rows, after 12 tokens")
+        expected = _decode(reference, tokens, ((13, 21),))
+        bench.agree(context.decode(batch).copy(), expected[12:], "a row, and a block of 4 tokens and 4 rows")
 
     def test_side_by_side(self, bench: Bench) -> None:
         """Clauses 7 and 14: of adjacent blocks, the shortest first, none attends to the next or to other sequences."""
