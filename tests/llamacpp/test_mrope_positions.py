@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from mrope_example import KINDS, Example, N, feed, make_example
-from slm_core.errors import ContextFull, DecodeFailed, SnapshotMismatch, UnsupportedInput
+from slm_core.context.snapshot import SequenceSnapshot
+from slm_core.errors import ContextFull, DecodeFailed, InvalidSnapshot, SnapshotMismatch, UnsupportedInput
 from slm_core.protocols import Context
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, Pos
 from slm_llamacpp.context import LlamaCppContext
@@ -67,6 +69,16 @@ def test_a_restored_dump_with_images_continues(example, context, load, assert_cl
     other = load(example.path).new_context(SIZES)
     other.restore(2, context.dump(0))
     assert_close(feed(other, example, 70, N, seq_id=2), example.expected[70:], BOUND)
+
+
+def test_dumped_tokens_are_checked_as_without_mrope_positions(example, context) -> None:
+    feed(context, example, 0, 40)
+    snapshot = SequenceSnapshot.from_bytes(context.dump(0))
+    tokens = snapshot.tokens.copy()
+    tokens[3] = 10**6
+    with pytest.raises(InvalidSnapshot, match="vocabulary"):
+        context.restore(1, dataclasses.replace(snapshot, tokens=tokens).to_bytes())
+    assert context.length(1) == 0
 
 
 def test_a_fork_shares_whole_temporal_patches_and_copies_the_rest(example, load) -> None:
