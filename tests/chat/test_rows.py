@@ -17,6 +17,7 @@ from slm_core.chat.row_prompts import RowPromptEncoder
 from slm_core.chat.rows_dump import read_rows, write_rows
 from slm_core.container import pack, unpack
 from slm_core.context.inputs import HeldInput
+from slm_core.context.snapshot import Edit, SequenceSnapshot
 from slm_core.embedding_rows import EmbeddingRows
 from slm_core.errors import (
     InvalidEmbedding,
@@ -306,6 +307,11 @@ def test_rows_of_a_dump_are_the_same_rows() -> None:
             read_rows(value, iter(sections))
     with pytest.raises(InvalidSnapshot):
         read_rows(stored, iter(()))
+    whole = SequenceSnapshot.from_bytes(sections[0])
+    removed = Edit(0, tuple(whole.held()[:1]), 7)
+    for more in ({"payload": b"x"}, {"edits": (removed,)}, {"adapters": {"0" * 64: 1.0}}):
+        with pytest.raises(InvalidSnapshot, match="malformed"):
+            read_rows(stored, iter([dataclasses.replace(whole, **more).to_bytes()]))
 
 
 def test_dumps_of_chats_are_checked(model: ToyModel) -> None:

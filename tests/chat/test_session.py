@@ -52,6 +52,18 @@ def test_rollback_restores_the_logits_at_the_mark(level: EditLevel) -> None:
         np.testing.assert_array_equal(s.next_logits(), logits_of("abc"))
 
 
+def test_prefill_decodes_what_left_the_cache_although_the_logits_are_known() -> None:
+    """At level REPLAY, a dump drops the tokens decoded ahead, and with them the whole sequence; the logits stay."""
+    s = new_session(EditLevel.REPLAY)
+    s.append("abc")
+    expected = s.next_logits(expected=[100, 101]).copy()
+    s.dump()
+    assert s.n_pending == 3
+    assert s.prefill(lambda: True) is None, "a cancelled prefill returned logits"
+    np.testing.assert_array_equal(s.prefill(), expected)
+    assert s.n_pending == 0
+
+
 @LEVELS
 def test_exact_removal_gives_the_logits_of_the_remaining_text(level: EditLevel) -> None:
     s = new_session(level)
