@@ -171,7 +171,7 @@ def common(
     """Run small language models on whichever engine suits."""
 
 
-_TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and engines", "Measure and prove"
+_TALK, _LOOK, _MEASURE = "Talk to a model", "Look at models and backends", "Measure and prove"
 _MAKE = "Make model files"
 _HUB = "Models of the Hugging Face Hub"
 

@@ -1,4 +1,4 @@
-"""``slm bench``: measures the speed of a model on an engine."""
+"""``slm bench``: measures the speed of a model on a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slm cache``: lists and clears the files that engines cache on disk."""
+"""``slm cache``: lists and clears the files that backends cache on disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slm_core.diskcache import CACHE_VARIABLE, cache_root, entries, remove, swee
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove the files; engines build them when needed.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the files; backends build them when needed.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """List the files that engines have built from models and cached on disk."""
+    """List the files that backends have built from models and cached on disk."""
     cached = entries()
     if clear:
         for entry in cached:
@@ -28,7 +28,7 @@ def cache(
         print_json([{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in cached])
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("engine", "megabytes", "of"):
+    for column in ("backend", "megabytes", "of"):
         table.add_column(column, justify="right" if column == "megabytes" else "left")
     for entry in cached:
         table.add_row(Text(entry.kind), Text(f"{entry.n_bytes / 1e6:,.1f}"), Text(entry.about))

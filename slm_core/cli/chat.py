@@ -66,7 +66,8 @@ def chat(
     changed = sampling.sampling() if sampling.set_flags() else None
 
     def load_on(backend: str) -> Model:
-        moved = o.EngineOptions(backend=backend, isolated=engine.isolated).load(model, chat_format)
+        options = engine.option if backend == engine.backend else None  # they mean nothing to another backend
+        moved = dataclasses.replace(engine, backend=backend, option=options).load(model, chat_format)
         try:
             adapter_options.load(moved)
         except BaseException:

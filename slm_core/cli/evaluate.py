@@ -42,7 +42,7 @@ def evaluate(
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Evaluate a model on tasks of lm-evaluation-harness (pip install "slm-core[eval]").
+    r"""Evaluate a model on tasks of lm-evaluation-harness (pip install "slm-core\[eval]").
 
     Tasks download their documents from the Hugging Face Hub, unless --include-path has tasks with files of their own.
     """

@@ -1,4 +1,4 @@
-"""``slm info``, ``slm backends`` and ``slm tokenize``: inspects models and engines without running a model."""
+"""``slm info``, ``slm backends`` and ``slm tokenize``: inspects models and backends without running a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slm_core.vocabularies import load_vocab
 
 
 def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
-    """Show the properties of a model file, and the engines that can run it; reads only its header."""
+    """Show the properties of a model file, and the backends that can run it; reads only its header."""
     path = demo_model_path() if model is None else local(model)
     facts = _file_facts(path)
     refusals = {name: _refusal(name, path) for name in registry().backends}
@@ -45,11 +45,11 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
 
 def backends(
     devices: Annotated[
-        bool, typer.Option("--devices", help="List the devices of each engine, and whether they can be used.")
+        bool, typer.Option("--devices", help="List the devices of each backend, and whether they can be used.")
     ] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """List the engines: installed or not, versions, devices, and how to install missing packages."""
+    """List the backends: installed or not, versions, devices, and how to install missing packages."""
     statuses = list_backends()
     if as_json:
         print_json([dataclasses.asdict(status) for status in statuses])
@@ -58,7 +58,7 @@ def backends(
         out().print(_device_table(statuses))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("engine", "installed", "version", "devices", "remarks"):
+    for column in ("backend", "installed", "version", "devices", "remarks"):
         table.add_column(column)
     for status in statuses:
         table.add_row(*_row(status))
@@ -151,15 +151,15 @@ def _refusal(name: str, path: Path) -> str | None:
 
 
 def remarks(status: BackendStatus) -> str:
-    """The status of an engine, and how to install missing packages."""
+    """The status of a backend, and how to install missing packages."""
     complete = not status.hint or status.hint in status.reason
     return status.reason if complete else f"{status.reason} (to get it: {status.hint})"
 
 
 def _device_table(statuses: Sequence[BackendStatus]) -> Table:
-    """Every device of every engine, with the reason if it cannot be used."""
+    """Every device of every backend, with the reason if it cannot be used."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("engine", "device", "usable", "remarks"):
+    for column in ("backend", "device", "usable", "remarks"):
         table.add_column(column)
     for status in statuses:
         for device in status.devices:

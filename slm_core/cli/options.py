@@ -76,7 +76,7 @@ ModelPath: TypeAlias = Annotated[
 ]
 Device: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")]
 Isolated: TypeAlias = Annotated[
-    bool, typer.Option("--isolated", help="Run the engine in a process of its own, whose crash is an error.")
+    bool, typer.Option("--isolated", help="Run the backend in a process of its own, whose crash is an error.")
 ]
 Threads: TypeAlias = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="CPU threads.")]
 Format: TypeAlias = Annotated[
@@ -181,7 +181,9 @@ class EngineOptions:
 
     backend: Annotated[
         str | None,
-        typer.Option("--backend", "-b", metavar="NAME", help="The engine to run it on.", autocompletion=_backend_names),
+        typer.Option(
+            "--backend", "-b", metavar="NAME", help="The backend that runs it.", autocompletion=_backend_names
+        ),
     ] = None
     device: Device = "auto"
     threads: Threads = None
@@ -196,7 +198,7 @@ class EngineOptions:
     ] = None
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine; may be repeated."),
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the backend; may be repeated."),
     ] = None
 
     def load(

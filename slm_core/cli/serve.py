@@ -44,7 +44,7 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=][ENGINE:]MODEL", help=f"{o.A_MODEL}; may be repeated. Without one, the demo model."
+            metavar="[NAME=][BACKEND:]MODEL", help=f"{o.A_MODEL}; may be repeated. Without one, the demo model."
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)] = "127.0.0.1",
@@ -304,7 +304,7 @@ def _adapter(text: str) -> tuple[str, ServedAdapter]:
 
 
 def _named(text: str) -> tuple[str, str | None, Path | None]:
-    """The name, engine and path of ``[NAME=][ENGINE:]MODEL``; without a path, the demo model."""
+    """The name, backend and path of ``[NAME=][BACKEND:]MODEL``; without a path, the demo model."""
     name, equals, rest = text.partition("=")
     if not equals or "/" in name:
         name, rest = "", text

@@ -104,7 +104,7 @@ class Commands:
                 self._tools,
                 _one_of_or_path("off"),
             ),
-            "backend": Command("[NAME]", "go on with another engine; without NAME, show it", self._backend, _backends),
+            "backend": Command("[NAME]", "go on with another backend; without NAME, show it", self._backend, _backends),
             "stats": Command("[on|off]", "show tokens, speed and context; on: after each answer", self._stats, _on_off),
             "save": Command("FILE", "write the conversation, KV cache included, to a file", self._save, paths),
             "load": Command("FILE", "go on with a saved conversation", self._load, paths),

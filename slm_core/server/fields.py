@@ -16,7 +16,7 @@ class Strict(BaseModel):
 
 
 class SamplingFields(Strict):
-    """Sampling options beyond OpenAI's, with the names of ``slm_core.Sampling`` (docs/sampling.md)."""
+    """Options of ``slm_core.Sampling`` under their names (docs/sampling.md), except ``custom``."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -32,19 +32,26 @@ class SamplingFields(Strict):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_window: int | None = None
+    dry_breakers: list[str | int] | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    adaptive_entropy: float | None = None
+    adaptive_decay: float | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     min_tokens: int | None = None
+    min_keep: int | None = None
+    order: list[str] | None = Field(None, description="The order of the steps.")
     temperature: float | None = Field(None, description="0 chooses the likeliest token.")
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Added to the logits of tokens, by id.")
+    banned_tokens: list[int] | None = Field(None, description="Ids of tokens that are never chosen.")
+    eog_bias: float | None = Field(None, description="Added to the logits of tokens that end an answer.")
     seed: int | None = None
     stop: str | list[str] | None = Field(None, description="Texts that end the answer.")
 

@@ -211,6 +211,24 @@ def test_a_conversation_moves_to_another_backend(run, chat) -> None:
     assert "(going on with llamacpp" in outcome.err
 
 
+def test_another_backend_gets_all_flags_but_options_of_the_first(run, monkeypatch) -> None:
+    if not any(status.installed for status in slm.backends() if status.name == "llamacpp"):
+        pytest.skip("backend llamacpp is not installed")
+    seen = []
+
+    def load(source, **options):
+        seen.append((options["backend"], options["tokenizer"], options.get("tier")))
+        return slm.load(source, **options)
+
+    monkeypatch.setattr("slm_core.cli.options.load", load)
+    vocabulary = slm.demo_model_path()
+    flags = ("--tokenizer", str(vocabulary), "-o", "tier=reference")
+    outcome = run("chat", *GREEDY, *flags, input="/backend llamacpp\n/backend native\n")
+    assert (outcome.code, "error" in outcome.err) == (0, False), outcome.err
+    expected = [("native", "reference"), ("llamacpp", None), ("native", "reference")]
+    assert seen == [(name, vocabulary, tier) for name, tier in expected]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 import slm_core as slm
 from server.conftest import QUESTION, Body, Client, frames
+from slm_core.sampling import ORDER
+from slm_core.server.anthropic_fields import MessagesRequest
+from slm_core.server.openai_fields import OpenAiFields
 
 WEATHER = {
     "type": "function",
@@ -143,6 +147,22 @@ def test_a_bias_bans_a_token(client: Client, demo: slm.Model) -> None:
     first = client.chat()["choices"][0]["message"]["content"][0]
     (banned,) = demo.vocab.encode(first, add_special=False, parse_special=False)[-1:]
     assert client.chat(logit_bias={str(banned): -100})["choices"][0]["message"]["content"][:1] != first
+
+
+def test_every_sampling_option_has_a_field_in_each_api() -> None:
+    """``custom`` names steps of plugins; Anthropic's answers have no log probabilities."""
+    options = {field.name for field in dataclasses.fields(slm.Sampling)} - {"custom"}
+    assert options - set(OpenAiFields.model_fields) - {"max_tokens", "logprobs"} == set()
+    assert options - set(MessagesRequest.model_fields) == {"logprobs"}
+
+
+def test_banned_tokens_and_a_bias_against_the_end(client: Client, demo: slm.Model) -> None:
+    usual = client.chat(max_tokens=40)["choices"][0]
+    assert usual["finish_reason"] == "stop"
+    first = demo.vocab.encode(usual["message"]["content"][0], add_special=False, parse_special=False)[-1]
+    assert client.chat(banned_tokens=[first])["choices"][0]["message"]["content"][:1] != usual["message"]["content"][0]
+    endless = client.chat(eog_bias=-1e30, max_tokens=40, min_keep=2, order=list(ORDER))["choices"][0]
+    assert endless["finish_reason"] == "length"
 
 
 def test_a_last_chunk_has_the_usage(client: Client) -> None:
