@@ -464,7 +464,7 @@ def _capabilities(engine: Engine, sessions: Sessions) -> frozenset[Capability]:
         capabilities.add(Capability.BIDIRECTIONAL_BLOCKS)
     if spec.has_sections:
         capabilities.add(Capability.MROPE_POSITIONS)
-    if sessions.has_bias and engine.device.is_cpu:
+    if engine.device.is_cpu:  # its graphs always have the input
         capabilities.add(Capability.ATTENTION_BIAS)
     return frozenset(capabilities)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import slm_core as slm
 from slm_core.chat import encode_segments
-from slm_core.chat.prompt import PromptEncoder
+from slm_core.chat.prompt import PromptEncoder, special_spans
 from slm_core.protocols import Vocab
 from slm_core.types import Segment
 
@@ -133,3 +133,23 @@ class Counting:
 
     def token_bytes(self, id: int, **options: bool) -> bytes:  # noqa: A002  (the contract's name)
         return self.vocab.token_bytes(id, **options)
+
+
+@pytest.mark.parametrize(
+    ("parsed_in", "is_special"),
+    [((), True), (("{}", "<{}>", "[{}]", "a{}a"), True), (("{}",), False), (("{}", "<{}>", "[{}]"), False)],
+)
+def test_a_token_made_by_merges_is_not_special(parsed_in: Sequence[str], is_special: bool) -> None:
+    """Merges make it in some texts only; a special token is parsed in every text, or on request alone."""
+
+    class OneMarker:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            if parse_special:
+                return [1, 5]
+            return [5] if text in [where.format("<m>") for where in parsed_in] else [1]
+
+        def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
+            return b"<m>" if id == 5 else b"x"
+
+    spans = special_spans(OneMarker(), [Segment("x<m>", control=True)])
+    assert spans == ([(1, 4)] if is_special else [])

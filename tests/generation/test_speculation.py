@@ -311,6 +311,7 @@ def test_a_session_continues_after_an_error_of_a_drafter() -> None:
 def test_n_max_is_a_number_from_1_to_64(n_max: object) -> None:
     with pytest.raises(InvalidOption, match="n_max"):
         Speculation(PromptLookup(), n_max=n_max)
+    assert [Speculation(PromptLookup(), n_max=n).n_max for n in (1, 64)] == [1, 64]
 
 
 def test_a_proposal_has_draft_probabilities_for_all_tokens_or_for_none() -> None:

@@ -10,7 +10,7 @@ from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Cell
 from slm_core.context.snapshot import Edit
-from slm_core.errors import InvalidPosition, InvalidSequence
+from slm_core.errors import ContextFull, InvalidPosition, InvalidSequence
 from slm_core.protocols import Batch
 from slm_core.types import Logits, Pos
 
@@ -424,6 +424,18 @@ class CutTakesWhatThereIsNot(ToyContext):
             return super().cut(start, end)
         finally:
             self.n_ctx = n_ctx
+
+
+@mutant("TestCut::test_of_a_fork_into_freed_positions")
+class CopiesKeepAPositionFree(ToyContext):
+    """A cut fails if it leaves one to three positions free, and four sequences have tokens."""
+
+    def cut(self, start: Pos, end: Pos) -> Pos:
+        """Raise ``ContextFull`` after the cut."""
+        returned = super().cut(start, end)
+        if 0 < self.n_free < 4 and sum(map(bool, self.cells)) == 4:
+            raise ContextFull(4, self.n_free)
+        return returned
 
 
 @mutant("TestCut::test_reversed_or_outside")

@@ -143,6 +143,24 @@ class TestCut(Scenarios):
         context.cut(Pos(1, 0), Pos(1, 12))  # copies 3 positions into 3
         assert context.n_free == 0, f"a cut copied 3 shared positions into 3, and {context.n_free} are free"
 
+    def test_of_a_fork_into_freed_positions(self, bench: Bench) -> None:
+        """Clauses 1 and 4: the copies of a cut take any free positions, also those of a sequence dropped in between."""
+        if Capability.SHARED_FORK not in bench.capabilities:
+            pytest.skip("declared absent: forks do not share storage, so a cut never needs room")
+        context, reference = bench.context(n_ctx=160), bench.oracle()
+        for seq_id, n in ((0, 56), (2, 48), (3, 48)):
+            bench.feed(context, bench.tokens(n, seed=seq_id), seq_id)
+        reference.decode(bench.tokens(56))
+        context.drop(2)
+        for seq_id in (1, 2):
+            context.fork(0, seq_id)
+            reference.fork(0, seq_id)
+        self._cut(context, reference, 0, 3, seq_id=1)
+        for seq_id, more in ((1, bench.tokens(1, seed=8)), (2, bench.tokens(2, seed=9))):
+            what = f"sequence {seq_id}, after a cut of a fork into positions that a dropped sequence had"
+            bench.agree(bench.feed(context, more, seq_id), reference.decode(more, seq_id), what)
+        assert context.n_free == 0, f"of 160 positions, {context.n_free} are free, not 0"
+
     def test_reversed_or_outside(self, bench: Bench) -> None:
         """Clause 1: ``end`` before ``start``, and positions outside the sequence, are refused."""
         context, tokens = bench.context(), bench.tokens(30)
