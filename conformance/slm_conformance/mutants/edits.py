@@ -428,13 +428,13 @@ class CutTakesWhatThereIsNot(ToyContext):
 
 @mutant("TestCut::test_of_a_fork_into_freed_positions")
 class CopiesKeepAPositionFree(ToyContext):
-    """A cut fails if it leaves one to three positions free, and four sequences have tokens."""
+    """A cut fails if it leaves one to four positions free, and four sequences have tokens."""
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Raise ``ContextFull`` after the cut."""
         returned = super().cut(start, end)
-        if 0 < self.n_free < 4 and sum(map(bool, self.cells)) == 4:
-            raise ContextFull(4, self.n_free)
+        if 0 < self.n_free < 5 and sum(map(bool, self.cells)) == 4:
+            raise ContextFull(5, self.n_free)
         return returned
 
 
