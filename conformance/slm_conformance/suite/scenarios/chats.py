@@ -251,10 +251,10 @@ class TestChat(Scenarios):
             return encode_segments(bench.vocab, plain.render(messages, add_generation_prompt=asks))
 
         n_all = len(encoded(system, *turns, question))
-        for policy in ("shift", "truncate_middle"):
-            with _overflowing(bench, n_all + n_answer, plain, (system, *turns), policy) as chat:
+        for named in ("shift", "truncate_middle"):
+            with _overflowing(bench, n_all + n_answer, plain, (system, *turns), named) as chat:
                 answer = chat.send(question, max_tokens=n_answer)
-                assert answer.overflowed is None, f"{policy} dropped messages, although they and the answer fit"
+                assert answer.overflowed is None, f"{named} dropped messages, although they and the answer fit"
         with _overflowing(bench, n_all - 1, plain, (system, *turns), "error") as chat:
             with bench.refused("one position too few", ContextFull):
                 chat.send(question)
