@@ -1,8 +1,9 @@
-"""Shared arithmetic of sampling, generation and scoring: log-sum-exp, log probabilities, common prefixes."""
+"""Shared arithmetic: log-sum-exp, log probabilities, common prefixes, integers of any type."""
 
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -77,3 +78,11 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
+
+
+def as_integer(value: object) -> int | None:
+    """An integer of any type as one of Python, whose arithmetic does not wrap as NumPy's does; None if it is none."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]  # it raises for other values
+    except TypeError:
+        return None

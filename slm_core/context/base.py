@@ -52,14 +52,17 @@ class ContextBase(ContextCore):
 
     def dump(self, seq_id: int) -> bytes:
         """Dump a sequence."""
-        with self._call(), failures_of((self._checks.sequence(seq_id),)):
-            return b"".join(self._packed(seq_id))
+        with self._call():
+            seq_id = self._checks.sequence(seq_id)
+            with failures_of((seq_id,)):
+                return b"".join(self._packed(seq_id))
 
     def dump_parts(self, seq_id: int, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         """The bytes of ``dump`` in parts. Other sequences may change between parts."""
         with self._call():
             check_part_bytes(part_bytes)
-            with failures_of((self._checks.sequence(seq_id),)):
+            seq_id = self._checks.sequence(seq_id)
+            with failures_of((seq_id,)):
                 parts = self._packed(seq_id, part_bytes)
             revision = self._ledger.revision(seq_id)
             dump = Steps(parts, lambda: self._unchanged({seq_id: revision}))
@@ -72,26 +75,32 @@ class ContextBase(ContextCore):
 
     def restore_parts(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
         """Like ``restore``, for a dump in parts."""
-        with self._call(), failures_of((self._checks.changeable(seq_id),)):
-            incoming = Incoming("sequence", parts)
-            with incoming.refusals():
-                received = self._receiver(seq_id)
-                which = range(len(incoming.lengths))
-                snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
-                incoming.finish()
-            self._check_dumped_inputs(snapshot)
-            adapters = self._adapters.dumped(snapshot.adapters)
-            self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
-            if received.writer is not None:
-                self._exchange(seq_id, snapshot, received.writer, adapters)
-            else:
-                self._replace(seq_id, snapshot, received.payload(), adapters)
-            return Pos(seq_id, len(snapshot.tokens))
+        with self._call():
+            seq_id = self._checks.changeable(seq_id)
+            with failures_of((seq_id,)):
+                return self._restored(seq_id, parts)
+
+    def _restored(self, seq_id: int, parts: Iterable[bytes]) -> Pos:
+        incoming = Incoming("sequence", parts)
+        with incoming.refusals():
+            received = self._receiver(seq_id)
+            which = range(len(incoming.lengths))
+            snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
+            incoming.finish()
+        self._check_dumped_inputs(snapshot)
+        adapters = self._adapters.dumped(snapshot.adapters)
+        self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
+        if received.writer is not None:
+            self._exchange(seq_id, snapshot, received.writer, adapters)
+        else:
+            self._replace(seq_id, snapshot, received.payload(), adapters)
+        return Pos(seq_id, len(snapshot.tokens))
 
     def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         """Restore a dump into an empty sequence, about one part a step. Other sequences may change between steps."""
         with self._call():
-            if self._ledger.length(self._checks.changeable(seq_id)):
+            seq_id = self._checks.changeable(seq_id)
+            if self._ledger.length(seq_id):
                 raise InvalidSequence(f"sequence {seq_id} holds tokens (accepted: an empty sequence)", seq_id=seq_id)
             self._ledger.reserve(seq_id, 0)
             revision = self._ledger.revision(seq_id)

@@ -12,6 +12,7 @@ from slm_core.context.inputs import NO_BIAS, NO_OFFSETS, NO_ROWS, from_each
 from slm_core.display import count, signature
 from slm_core.embedding_rows import check_bias, check_offsets, check_rows
 from slm_core.errors import BatchFull, InvalidEmbedding, InvalidOption, InvalidPosition, InvalidSequence, InvalidToken
+from slm_core.numerics import as_integer
 from slm_core.types import EMBEDDED, LogitsSelection, Pos
 
 _INT32_MAX = 2**31 - 1
@@ -158,15 +159,15 @@ class TokenBatch:
         if logits not in ("none", "last", "all"):
             raise InvalidOption(f"logits={logits!r} (accepted: 'none', 'last', 'all')")
         n, first = len(ids), self._length
-        self._check_start(start, n)
+        seq_id, index = self._checked_start(start, n)
         if n > self.capacity - first:
             raise BatchFull(f"{n} tokens do not fit: {self.capacity - first} of {self.capacity} places are free")
         if n == 0:
             return
         end = first + n
         self._tokens[first:end] = ids
-        self._seq_ids[first:end] = start.seq_id
-        self._positions[first:end] = np.arange(start.index, start.index + n, dtype=np.int32)
+        self._seq_ids[first:end] = seq_id
+        self._positions[first:end] = np.arange(index, index + n, dtype=np.int32)
         self._ahead[first:end] = 0
         self._logits_mask[first:end] = logits == "all"
         if logits == "last":
@@ -195,14 +196,15 @@ class TokenBatch:
         self._length = 0
 
     @staticmethod
-    def _check_start(start: Pos, n: int) -> None:
-        if not 0 <= start.seq_id <= _INT32_MAX:
-            raise InvalidSequence(f"seq_id {start.seq_id} is not a sequence (accepted: 0 or more)", seq_id=start.seq_id)
-        if not 0 <= start.index <= _INT32_MAX - n:
+    def _checked_start(start: Pos, n: int) -> tuple[int, int]:
+        seq_id, index = as_integer(start.seq_id), as_integer(start.index)
+        if seq_id is None or not 0 <= seq_id <= _INT32_MAX:
+            raise InvalidSequence(f"seq_id {start.seq_id} is not a sequence (accepted: 0 or more)", seq_id=seq_id)
+        if index is None or not 0 <= index <= _INT32_MAX - n:
             raise InvalidPosition(
-                f"position {start.index} of sequence {start.seq_id} is out of range (accepted: 0 or more)",
-                seq_id=start.seq_id,
+                f"position {start.index} of sequence {seq_id} is out of range (accepted: 0 or more)", seq_id=seq_id
             )
+        return seq_id, index
 
 
 def _token_array(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:

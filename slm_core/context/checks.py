@@ -37,6 +37,7 @@ from slm_core.errors import (
     UnsupportedEdit,
     UnsupportedInput,
 )
+from slm_core.numerics import as_integer
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel
 
@@ -146,27 +147,28 @@ class Checks:
 
     def sequence(self, seq_id: int) -> int:
         """Check a sequence id and return it; raises ``InvalidSequence``."""
-        n_seq_max = self._declared.options.n_seq_max
-        if not 0 <= seq_id < n_seq_max:
-            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})", seq_id=seq_id)
-        return seq_id
+        n_seq_max, checked = self._declared.options.n_seq_max, as_integer(seq_id)
+        if checked is None or not 0 <= checked < n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {n_seq_max - 1})", seq_id=checked)
+        return checked
 
     def changeable(self, seq_id: int) -> int:
         """Check the id of a sequence to fill and return it; raises ``InvalidSequence`` while it is being restored."""
-        if self._ledger.is_restoring(self.sequence(seq_id)):
+        checked = self.sequence(seq_id)
+        if self._ledger.is_restoring(checked):
             raise InvalidSequence(
-                f"sequence {seq_id} is being restored: make all steps of restore_steps, or drop it", seq_id=seq_id
+                f"sequence {checked} is being restored: make all steps of restore_steps, or drop it", seq_id=checked
             )
-        return seq_id
+        return checked
 
     def index(self, seq_id: int, index: int) -> int:
         """Check a position and return it: from 0 to the length of the sequence; else raises ``InvalidPosition``."""
-        length = self._ledger.length(seq_id)
-        if not 0 <= index <= length:
+        length, checked = self._ledger.length(seq_id), as_integer(index)
+        if checked is None or not 0 <= checked <= length:
             raise InvalidPosition(
                 f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})", seq_id=seq_id
             )
-        return index
+        return checked
 
     def whole_blocks(self, seq_id: int, length: int) -> None:
         """Raise ``InvalidPosition`` if a length splits a bidirectional block: its tokens attend to the whole block."""
@@ -191,9 +193,9 @@ class Checks:
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= n_vocab:
             raise InvalidOption(f"k={k!r} (accepted: 1 to {n_vocab}, the size of the vocabulary)")
 
-    def draft(self, seq_id: int, token: int, n: int, k: int) -> None:
-        """Check the arguments of ``Context.draft``; raises its errors."""
-        self.changeable(seq_id)
+    def draft(self, seq_id: int, token: int, n: int, k: int) -> int:
+        """Check the arguments of ``Context.draft``; returns the sequence, or raises its errors."""
+        seq_id = self.changeable(seq_id)
         self.n_top(k)
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InvalidOption(f"n={n!r} (accepted: an integer from 1 on)")
@@ -201,6 +203,7 @@ class Checks:
             last = self._declared.n_vocab - 1
             raise InvalidToken(f"token {token!r} is outside the vocabulary (accepted: 0 to {last})", seq_id=seq_id)
         self.room(n, seq_id)
+        return seq_id
 
     # A batch.
 

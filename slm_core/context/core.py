@@ -266,7 +266,7 @@ class ContextCore(EngineCalls):
                     "this context does not declare mtp: the model has no layers for multi-token prediction, or they are"
                     " not loaded"
                 )
-            self._checks.draft(seq_id, token, n, k)
+            seq_id = self._checks.draft(seq_id, token, n, k)
             with failures_of((seq_id,)):
                 self._use_adapters_of(seq_id)
                 return self._engine_draft(seq_id, int(token), n, k)
@@ -275,7 +275,8 @@ class ContextCore(EngineCalls):
         """Give an empty sequence the loaded adapters of these names, with their scales, in place of its own."""
         with self._call():
             adapters = self._adapters.named(scales)
-            if are_equal(adapters, self._adapters.of(self._checks.changeable(seq_id))):
+            seq_id = self._checks.changeable(seq_id)
+            if are_equal(adapters, self._adapters.of(seq_id)):
                 return
             if length := self._ledger.length(seq_id):
                 raise InvalidSequence(
@@ -287,8 +288,7 @@ class ContextCore(EngineCalls):
     def fork(self, src: int, dst: int, end: int | None = None) -> Pos:
         """Make the empty sequence ``dst`` a copy of ``src[:end]``."""
         with self._call():
-            self._checks.sequence(src)
-            self._checks.changeable(dst)
+            src, dst = self._checks.sequence(src), self._checks.changeable(dst)
             if src == dst or self._ledger.length(dst):
                 raise InvalidSequence(
                     f"cannot fork {src} into {dst}: the destination must be another, empty sequence", seq_id=dst
@@ -307,21 +307,23 @@ class ContextCore(EngineCalls):
     def fork_cost(self, src: int, end: int | None = None) -> int:
         """The number of tokens that ``fork(src, dst, end)`` would decode again."""
         with self._call():
-            length = self._forked_length(self._checks.sequence(src), end)
+            src = self._checks.sequence(src)
+            length = self._forked_length(src, end)
             return self._engine_fork_cost(src, length) if length else 0
 
     def truncate(self, pos: Pos) -> Pos:
         """Forget the tokens of a sequence from ``pos.index`` on."""
         with self._call():
             self._checks.level(EditLevel.TRUNCATE)
-            index = self._checks.index(self._checks.sequence(pos.seq_id), pos.index)
-            self._checks.whole_blocks(pos.seq_id, index)
-            if index < self._ledger.length(pos.seq_id):
-                with failures_of((pos.seq_id,)):
-                    self._use_adapters_of(pos.seq_id)
-                    self._engine_truncate(pos.seq_id, index)
-                self._ledger.truncate(pos.seq_id, index)
-        return pos
+            seq_id = self._checks.sequence(pos.seq_id)
+            index = self._checks.index(seq_id, pos.index)
+            self._checks.whole_blocks(seq_id, index)
+            if index < self._ledger.length(seq_id):
+                with failures_of((seq_id,)):
+                    self._use_adapters_of(seq_id)
+                    self._engine_truncate(seq_id, index)
+                self._ledger.truncate(seq_id, index)
+            return Pos(seq_id, index)
 
     def cut(self, start: Pos, end: Pos) -> Pos:
         """Forget [start, end) of one sequence; later tokens move down."""

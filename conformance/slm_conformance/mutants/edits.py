@@ -65,6 +65,17 @@ class WindowLosesItsFirstToken(ToyContext):
         return returned
 
 
+@mutant("TestTruncate::test_numbers_of_numpy")
+class PositionsOfPythonOnly(ToyContext):
+    """A position has to be an ``int``."""
+
+    def truncate(self, pos: Pos) -> Pos:
+        """Refuse other integers."""
+        if not isinstance(pos.index, int):
+            raise InvalidPosition(f"position {pos.index!r}", seq_id=self._checked(pos.seq_id))
+        return super().truncate(pos)
+
+
 @mutant("TestTruncate::test_several_long_sequences")
 class FarBackInTheThird(ToyContext):
     """A truncate that removes more than 64 tokens of the third sequence turns the last key that remains."""

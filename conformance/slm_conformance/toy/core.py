@@ -43,6 +43,7 @@ from slm_core.errors import (
     UnsupportedOutput,
 )
 from slm_core.interrupts import uninterrupted
+from slm_core.numerics import as_integer
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, Pos, States, TopLogits
 
@@ -377,9 +378,10 @@ class ToyCore:
             raise UnsupportedEdit(f"the edit level is {self.edit_level.name}: drop the sequence and decode it again")
 
     def _checked(self, seq_id: int) -> int:
-        if not 0 <= seq_id < self.n_seq_max:
-            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})", seq_id=seq_id)
-        return seq_id
+        checked = as_integer(seq_id)
+        if checked is None or not 0 <= checked < self.n_seq_max:
+            raise InvalidSequence(f"no sequence {seq_id} (accepted: 0 to {self.n_seq_max - 1})", seq_id=checked)
+        return checked
 
     def _changeable(self, seq_id: int) -> int:
         if self._checked(seq_id) in self.restores:
@@ -387,12 +389,12 @@ class ToyCore:
         return seq_id
 
     def _checked_index(self, seq_id: int, index: int) -> int:
-        length = len(self.cells[seq_id])
-        if not 0 <= index <= length:
+        length, checked = len(self.cells[seq_id]), as_integer(index)
+        if checked is None or not 0 <= checked <= length:
             raise InvalidPosition(
                 f"position {index} is outside sequence {seq_id} (accepted: 0 to {length})", seq_id=seq_id
             )
-        return index
+        return checked
 
     def _check_batch(self, batch: Batch) -> None:
         if len(batch) > self.n_batch:

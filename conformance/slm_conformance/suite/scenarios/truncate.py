@@ -105,6 +105,33 @@ class TestTruncate(Scenarios):
             rows = bench.feed(context, tokens[index : index + 1], seq_id=1)
             bench.agree(rows, expected[index : index + 1], f"the next token after truncate({index})")
 
+    def test_numbers_of_numpy(self, bench: Bench) -> None:
+        """Clause 1: sequence ids and positions may be integers of NumPy; other values are refused, nothing changes."""
+        context, tokens, more = bench.context(), bench.tokens(30), bench.tokens(6, seed=1)
+        bench.feed(context, tokens)
+        for number in (np.uint8, np.int16, np.uint32, np.int64, np.uint64):
+            reference = bench.oracle()
+            reference.decode(tokens)
+            context.fork(number(0), number(1))
+            context.truncate(Pos(number(1), number(20)))
+            reference.truncate(20)
+            if bench.edit_level >= EditLevel.CUT:
+                context.cut(Pos(number(1), number(3)), Pos(number(1), number(9)))
+                reference.cut(3, 9)
+            rows = bench.feed(context, more, seq_id=number(1))
+            bench.agree(rows, reference.decode(more), f"edits whose numbers are {number.__name__}")
+            context.drop(number(1))
+        for wrong in (1.0, "1", None):
+            with bench.refused(f"truncate to {wrong!r}", InvalidPosition, context=context):
+                context.truncate(Pos(0, wrong))  # type: ignore[arg-type]
+            with bench.refused(f"drop({wrong!r})", InvalidSequence, context=context):
+                context.drop(wrong)  # type: ignore[arg-type]
+            with bench.refused(f"a fork into {wrong!r}", InvalidSequence, context=context):
+                context.fork(0, wrong)  # type: ignore[arg-type]
+            batch = context.new_batch()
+            with bench.refused(f"a token of sequence {wrong!r}", InvalidSequence, context=context):
+                batch.add(more[0], Pos(wrong, 0))  # type: ignore[arg-type]
+
     def test_several_long_sequences(self, bench: Bench) -> None:
         """Clauses 3, 5 and 6: of long sequences with one prompt, each is truncated far back, restored, and forked."""
         n, length, n_prompt = 3, 200, 180
