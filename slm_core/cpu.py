@@ -8,6 +8,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from slm_core.errors import InvalidOption
+from slm_core.numerics import as_integer
+
+_MOST_THREADS = 512
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -19,6 +23,20 @@ def usable_cores() -> int:
     cores = count_cores(os.sched_getaffinity(0), _CPUS)
     quota = cpu_quota(_CGROUP, Path("/proc/self/cgroup"))
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def chosen_threads(asked: int | None) -> int:
+    """The number of threads that was asked for; None for one per usable core.
+
+    Raises:
+        InvalidOption: no integer from 1 to 512.
+    """
+    if asked is None:
+        return usable_cores()
+    n_threads = None if isinstance(asked, bool) else as_integer(asked)
+    if n_threads is None or not 1 <= n_threads <= _MOST_THREADS:
+        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to {_MOST_THREADS})")
+    return n_threads
 
 
 def processor() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slm_core.cpu import usable_cores
-from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
+from slm_core.cpu import chosen_threads
+from slm_core.errors import BackendUnavailable, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, SourceKind, Support
 from slm_llamacpp import BACKEND, INSTALL_HINT, devices, library, probe, status_probe
@@ -66,7 +66,7 @@ class LlamaCppBackend:
     def load(self, source: ModelSource, options: ModelOptions) -> LlamaCppModel:
         """Load a model; see ``protocols.Backend.load``."""
         asked = LoadOptions.parse(options.backend_options)
-        n_threads = _n_threads(options.n_threads)
+        n_threads = chosen_threads(options.n_threads)
         with GgufFile.open(source) as gguf:
             check_source(gguf)
             library.version()  # raises before the probe, which would be inconclusive
@@ -98,14 +98,6 @@ def _file(source: ModelSource, gguf: GgufFile) -> Path | AnonymousFile:
         return AnonymousFile(gguf.pieces())
     except OSError as error:
         raise BackendUnavailable(f"{gguf.size_bytes} bytes for llama.cpp cannot be put into a file: {error}") from error
-
-
-def _n_threads(asked: int | None) -> int:
-    if asked is None:
-        return usable_cores()
-    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 512:
-        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to 512)")
-    return asked
 
 
 def _one_line(error: Exception) -> str:

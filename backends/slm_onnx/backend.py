@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slm_core.cpu import usable_cores
+from slm_core.cpu import chosen_threads
 from slm_core.errors import BackendUnavailable, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.types import BackendStatus, ModelOptions, ModelSource, Progress, SourceKind, Support
@@ -68,7 +68,7 @@ class OnnxBackend:
         """Load a model; see ``protocols.Backend.load``."""
         asked = LoadOptions.parse(options.backend_options)
         runtime.load()
-        threads = runtime.Threads(_n_threads(options.n_threads), asked.spinning)
+        threads = runtime.Threads(chosen_threads(options.n_threads), asked.spinning)
         is_directory = isinstance(source, Path) and source.is_dir()
         device = devices.choose(options.device, asked, of_directory=is_directory)
         progress = options.progress or (lambda share: None)
@@ -109,11 +109,3 @@ def _described(source: ModelSource, *, on_cpu: bool = True) -> str:
         return f"a directory of ONNX models ({find_layout(source).name})"
     with GgufFile.open(source) as gguf:
         return f"a decoder of architecture {read_supported(gguf, on_cpu=on_cpu).architecture}"
-
-
-def _n_threads(asked: int | None) -> int:
-    if asked is None:
-        return usable_cores()
-    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 512:
-        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to 512)")
-    return asked

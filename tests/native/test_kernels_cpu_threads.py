@@ -153,7 +153,7 @@ def test_threads_end_with_their_last_user() -> None:
 
 @pytest.mark.parametrize("n_threads", [0, -1, 513, 10**12])
 def test_numbers_of_threads_out_of_range_are_refused(n_threads: int) -> None:
-    with pytest.raises(InvalidOption, match=rf"n_threads is {n_threads} \(accepted: 1 to 512\)"):
+    with pytest.raises(InvalidOption, match=rf"n_threads={n_threads} \(accepted: an integer from 1 to 512\)"):
         CpuKernels(BEST, n_threads, 0)
 
 

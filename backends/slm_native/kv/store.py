@@ -210,7 +210,8 @@ class HostPageStore(PageStore):
         except MemoryError as error:
             raise InvalidOption(
                 f"a KV cache of {n_pages * layout.page_bytes} bytes is more than this machine can reserve: use a"
-                " smaller n_ctx, or KV types that take less (f16, q8_0)"
+                " smaller n_ctx or n_seq_max (each sequence has up to three pages of 64 tokens), or KV types that take"
+                " less (f16, q8_0)"
             ) from error
         self._views = layout.views(self._pages)
         self.layers = [self._layer(i, [view[:, i] for view in self._views]) for i in range(layout.n_layers)]

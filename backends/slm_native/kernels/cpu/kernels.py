@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import AnyActivation, RopeStyle
-from slm_core.cpu import usable_cores
+from slm_core.cpu import chosen_threads
 from slm_core.errors import InvalidOption
 from slm_core.quant import QuantizedTensor
 from slm_core.types import KvType
@@ -46,7 +46,6 @@ from slm_native.steps import Step
 if TYPE_CHECKING:
     from slm_native import _native
 
-_MOST_THREADS = 512
 _LORA_COLUMNS = 256  # as in products.h
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
@@ -124,9 +123,7 @@ class CpuKernels(CpuRecurrentKernels):
     def __init__(self, isa: str | None, n_threads: int | None, expanded_bytes: int) -> None:
         native = _extension.load()
         self.isa = _available_isa(isa)
-        self.n_threads = usable_cores() if n_threads is None else n_threads
-        if not 1 <= self.n_threads <= _MOST_THREADS:
-            raise InvalidOption(f"n_threads is {n_threads} (accepted: 1 to {_MOST_THREADS})")
+        self.n_threads = chosen_threads(n_threads)
         try:
             self._native: _native.Kernels = native.Kernels(self.isa, self.n_threads)
             super().__init__(self.isa, self.n_threads, expanded_bytes)

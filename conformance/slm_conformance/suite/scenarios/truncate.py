@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from slm_conformance.suite.bench import Bench
@@ -109,7 +112,8 @@ class TestTruncate(Scenarios):
         """Clause 1: sequence ids and positions may be integers of NumPy; other values are refused, nothing changes."""
         context, tokens, more = bench.context(), bench.tokens(30), bench.tokens(6, seed=1)
         bench.feed(context, tokens)
-        for number in (np.uint8, np.int16, np.uint32, np.int64, np.uint64):
+        numbers: tuple[Callable[[int], Any], ...] = (np.uint8, np.int16, np.uint32, np.int64, np.uint64)
+        for number in numbers:
             reference = bench.oracle()
             reference.decode(tokens)
             context.fork(number(0), number(1))
@@ -119,7 +123,7 @@ class TestTruncate(Scenarios):
                 context.cut(Pos(number(1), number(3)), Pos(number(1), number(9)))
                 reference.cut(3, 9)
             rows = bench.feed(context, more, seq_id=number(1))
-            bench.agree(rows, reference.decode(more), f"edits whose numbers are {number.__name__}")
+            bench.agree(rows, reference.decode(more), f"edits whose numbers are {type(number(0)).__name__}")
             context.drop(number(1))
         for wrong in (1.0, "1", None):
             with bench.refused(f"truncate to {wrong!r}", InvalidPosition, context=context):
