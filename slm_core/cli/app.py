@@ -63,7 +63,9 @@ class Group(TyperGroup):
         """Parse the options of ``slm`` itself; ``--help`` lists the commands here, before ``invoke``."""
         try:
             return super().make_context(*args, **kwargs)
-        except SlmError as error:
+        except BrokenPipeError:
+            raise
+        except (SlmError, OSError) as error:
             complain(str(error))
             raise typer.Exit(1) from None
 

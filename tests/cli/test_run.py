@@ -142,3 +142,14 @@ def test_a_suffix_makes_a_gap(run, tmp_path: Path) -> None:
     assert refused.code == 1
     assert refused.err.startswith("error: the vocabulary has no tokens for text with a gap")
     assert "--suffix takes the text as it is" in run(*arguments, "--system", "Be brief.").err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["backends"]])
+def test_output_that_cannot_be_written_is_an_error_of_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "slm_core", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (1, 1), done.stderr
+    assert lines[0].startswith("error: ") and "No space left on device" in lines[0]
