@@ -54,7 +54,7 @@ def check_context_options(options: ContextOptions) -> None:
     for name, largest in _LARGEST.items():
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-            raise InvalidOption(f"{name}={value!r} (accepted: an integer from 1 to {largest})")
+            raise InvalidOption(f"{name}={value!r:.80} (accepted: an integer from 1 to {largest})")
 
 
 def check_learned_positions(batch: Batch, n_positions: int | None) -> None:

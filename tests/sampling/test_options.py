@@ -335,3 +335,15 @@ def test_untrusted_options_are_read_or_refused(values: dict[str, object]) -> Non
         assert "\n" not in str(error) or "\\n" in repr(values), "errors have one line"
         return
     assert Sampling.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+
+
+def test_messages_name_the_limit_and_stay_short() -> None:
+    with pytest.raises(
+        InvalidOption, match=r"^seed=9223372036854775808 \(accepted: an integer from 0 to 9223372036854775807\)$"
+    ):
+        Sampling(seed=2**63)
+    with pytest.raises(InvalidOption, match=r"^seed=-1 \(accepted: an integer from 0 on\)$"):
+        Sampling(seed=-1)
+    with pytest.raises(InvalidOption) as raised:
+        Sampling(stop=("x" * 100_000, ""))
+    assert len(str(raised.value)) < 200
