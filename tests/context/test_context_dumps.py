@@ -66,6 +66,17 @@ def test_impossible_lists_of_sequences_are_refused(sequences, error):
     assert other.n_free == other.n_ctx
 
 
+def test_a_sequence_that_comes_twice_is_refused():
+    context, other = Engine(), Engine()
+    feed(context, range(9))
+    meta, sections = unpack("context", b"".join(context.dump_context()))
+    (seq_id, _, *rest), unknown = meta["sequences"][0], 7
+    meta["sequences"].append([seq_id, unknown, *rest])
+    with pytest.raises(InvalidSnapshot, match="share what is not there"):
+        other.restore_context([pack("context", meta, [*sections, *sections])])
+    assert other.n_free == other.n_ctx
+
+
 @pytest.mark.parametrize("change", [(0, 7), (2, 12), (2, 1000)])
 def test_sequences_that_share_missing_tokens_are_refused(change):
     context = Engine()
