@@ -53,9 +53,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            envvar="SLM_API_KEY",
-            show_envvar=True,
-            help="A key that clients must send; may be repeated.",
+            help="A key that clients must send; may be repeated. By default $SLM_API_KEY, which is one key.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
@@ -172,7 +170,7 @@ def serve(
         raise InvalidOption(f"--reuse {reuse!r} (accepted: prefix, cut)")
     options = ServerOptions(
         host=host,
-        keys=(*(key or ()), *([] if key_file is None else read_keys(key_file))),
+        keys=(*_keys(key or []), *([] if key_file is None else read_keys(key_file))),
         max_requests=max_requests,
         max_body_bytes=_bytes(max_body, "--max-body"),
         no_auth=no_auth,
@@ -209,6 +207,22 @@ def serve(
     served = _served(models or [], alias or [], lora or [], load, settings, has_budget=memory_budget is not None)
     app = _front(served, options, cluster) if use_ray else create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
+
+
+def _keys(given: list[str]) -> list[str]:
+    """The keys of ``--key``, or else that of the environment.
+
+    The option has no ``envvar``: typer would split its value at spaces, and make each word a key.
+
+    Raises:
+        InvalidOption: the key of the environment is empty.
+    """
+    key = os.environ.get("SLM_API_KEY")
+    if given or key is None:
+        return given
+    if not key:
+        raise InvalidOption("SLM_API_KEY is empty (accepted: a key; without keys, the variable must not be set)")
+    return [key]
 
 
 def _cluster(

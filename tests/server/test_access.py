@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,13 @@ def test_keys(client_with: Make, sent: dict[str, str], status: int) -> None:
     assert refused.status_code == (401 if status == 401 else 404)
     assert client.get("/health", **sent).status_code == 200
     assert "one" not in client.log.getvalue()
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", " a", "a\n", "a\tb", "ä", 5])
+def test_a_key_fits_into_a_header(key: Any) -> None:
+    """[a part of a key opens the server]"""
+    with pytest.raises(InvalidOption, match="a key is empty, has spaces, or is not printable ASCII"):
+        ServerOptions(keys=(key,))
 
 
 def test_without_keys_a_key_is_ignored(client_with: Make) -> None:
