@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,9 @@ class ServerOptions:
     sessions_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        check_texts("keys", self.keys, ApiKey)
+        check_texts("allowed_hosts", self.allowed_hosts)
+        check_texts("allowed_origins", self.allowed_origins)
         names = [key.name for key in self.api_keys]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -79,6 +83,25 @@ class ServerOptions:
         if "*" in self.allowed_hosts or name in (*_LOOPBACK, *self.allowed_hosts, self.host.lower()):
             return True
         return not is_loopback(self.host) and _is_address(name)
+
+
+def check_texts(name: str, texts: object, *others: type) -> None:
+    """Raise ``InvalidOption`` if an option is not a collection of texts: a text alone would count as its letters.
+
+    The error does not show the value, which may be a secret.
+
+    Args:
+        name: the option.
+        texts: its value.
+        others: types of which the items may be, too.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Collection):
+        raise InvalidOption(f"{name} is of type {type(texts).__name__} (accepted: a tuple or list of texts)")
+    for text in texts:
+        if not isinstance(text, (str, *others)):
+            raise InvalidOption(
+                f"{name} has an item of type {type(text).__name__} (accepted: a tuple or list of texts)"
+            )
 
 
 def is_loopback(host: str) -> bool:
