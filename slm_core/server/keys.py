@@ -60,7 +60,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     """The keys of a TOML file: a table ``[[key]]`` for each, with the attributes of ``ApiKey``.
 
     Raises:
-        InvalidOption: the file cannot be read, or is invalid.
+        InvalidOption: the file cannot be read, is invalid, or has no keys.
     """
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -70,6 +70,8 @@ def read_keys(path: Path) -> list[ApiKey]:
     known = {field.name for field in fields(ApiKey)}
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InvalidOption(f"{path}: {next(iter(content), 'key')!r} (accepted: tables [[key]])")
+    if not tables:
+        raise InvalidOption(f"{path}: the file has no keys (accepted: tables [[key]])")
     for table in tables:
         unknown = next((name for name in table if name not in known), None)
         if unknown is not None or "key" not in table:

@@ -35,7 +35,7 @@ class ServerOptions:
         sessions_dir: the folder that keeps /v1/sessions on the disk; None to keep them in memory only.
 
     Raises:
-        InvalidOption: no keys for an address that other machines reach, or an invalid value.
+        InvalidOption: no keys for an address that other machines reach, two equal keys, or an invalid value.
     """
 
     host: str = "127.0.0.1"
@@ -62,6 +62,10 @@ class ServerOptions:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidOption(f"two keys have the name {twice[0]!r}")
+        first: dict[str, str] = {}
+        for key in self.api_keys:
+            if first.setdefault(key.key, key.name) != key.name:
+                raise InvalidOption(f"{first[key.key]!r} and {key.name!r} have the same key")
         if self.keys and self.no_auth:
             raise InvalidOption("keys and no_auth contradict each other")
         if not is_loopback(self.host) and not self.keys and not self.no_auth:

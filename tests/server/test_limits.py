@@ -145,6 +145,8 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         ('[[key]]\nkey = "a"\nrate = 0', "rate=0 of the key"),
         ('[[key]]\nkey = "ä"', "not printable ASCII"),
         ("[[key]]\nkey = 7", "not printable ASCII"),
+        ("", "keys.toml: the file has no keys"),
+        ("key = []", "keys.toml: the file has no keys"),
     ],
 )
 def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> None:
@@ -159,3 +161,11 @@ def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> Non
 def test_names_are_distinct() -> None:
     with pytest.raises(InvalidOption, match="two keys have the name 'a'"):
         ServerOptions(keys=(ApiKey("1", "a"), ApiKey("2", "a")))
+
+
+def test_keys_are_distinct() -> None:
+    """[the limits of one name hold for another]"""
+    with pytest.raises(InvalidOption, match=r"^'a' and 'b' have the same key$"):
+        ServerOptions(keys=(ApiKey("1", "a"), ApiKey("1", "b")))
+    with pytest.raises(InvalidOption, match=r"^'a' and '[0-9a-f]{12}' have the same key$"):
+        ServerOptions(keys=(ApiKey("1", "a"), "1"))
