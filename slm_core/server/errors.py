@@ -23,7 +23,7 @@ from slm_core.sampling import Sampling
 
 _REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError, UnsupportedOutput)
 """Errors that the client causes."""
-_PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority"}
+_PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority", "chat_template_kwargs"}
 _INTERNAL = "internal error; the server's log has the details under this request's id"
 
 
