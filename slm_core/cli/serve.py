@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -125,7 +126,8 @@ def serve(
     ] = 16,
     batch: Annotated[int, typer.Option(min=1, help="The most tokens of a step.", rich_help_panel=_ENGINE)] = 512,
     step_ms: Annotated[
-        float, typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE)
+        float,
+        typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE),
     ] = 100.0,
     reuse: Annotated[
         str, typer.Option(metavar="prefix|cut", help="Which cached tokens are reused.", rich_help_panel=_ENGINE)
@@ -352,9 +354,10 @@ def _bytes_of(path: Path) -> int:
 def _bytes(text: str, option: str) -> int:
     """The number of bytes of a size such as 6G or 500M."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise InvalidOption(f"{option} {text!r} (accepted: a size, such as 6G or 500M)")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    n_bytes = 0.0 if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")
+    if not 1 <= n_bytes < math.inf:
+        raise InvalidOption(f"{option} {text!r:.80} (accepted: a size, such as 6G or 500M)")
+    return int(n_bytes)
 
 
 def _announce(url: str, options: ServerOptions) -> None:

@@ -115,6 +115,9 @@ def test_a_process_that_cannot_serve_says_so_in_one_line(options: list[str], mes
     [
         (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
         (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
+        (["--memory-budget", "0"], r"error: --memory-budget '0' \(accepted: a size, such as 6G or 500M\)"),
+        (["--max-body", "0"], r"error: --max-body '0' \(accepted: a size, such as 6G or 500M\)"),
+        (["--max-body", "9" * 400], r"error: --max-body '9+ \(accepted: a size, such as 6G or 500M\)"),
         (["--kv-type", "q9_0"], r"error: --kv-type 'q9_0' \(accepted: one type, or two with a comma, of f32, f16,"),
         (["--kv-type", "f8_e4m3", "--in-process"], r"error: the model 'demo' cannot be loaded: .*f8_e4m3"),
         (["--alias", "a=none"], r"error: --alias 'a=none'"),
