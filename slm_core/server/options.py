@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from slm_core.errors import InvalidOption
+from slm_core.server.checks import check_number, check_texts
 from slm_core.server.keys import ApiKey
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_S = 0.001
 """The least timeout and the least interval of pings, in seconds: with shorter ones, pings take all of a core."""
-_OPTIONAL = ("memory_bytes", "keep_alive_s")
-"""Numbers that may be None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +57,15 @@ class ServerOptions:
     sessions_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_requests", "memory_bytes"):
-            _check_number(name, getattr(self, name), least=1, is_integer=True)
+        for name in ("max_body_bytes", "max_requests"):
+            check_number(name, getattr(self, name), least=1, is_integer=True)
         for name in ("ping_s", "send_timeout_s", "receive_timeout_s", "hang_s"):
-            _check_number(name, getattr(self, name), least=_LEAST_S)
-        for name in ("grace_s", "keep_alive_s"):
-            _check_number(name, getattr(self, name), least=0)
+            check_number(name, getattr(self, name), least=_LEAST_S)
+        check_number("grace_s", self.grace_s, least=0)
+        if self.memory_bytes is not None:
+            check_number("memory_bytes", self.memory_bytes, least=1, is_integer=True)
+        if self.keep_alive_s is not None:
+            check_number("keep_alive_s", self.keep_alive_s, least=0)
         check_texts("keys", self.keys, ApiKey)
         check_texts("allowed_hosts", self.allowed_hosts)
         check_texts("allowed_origins", self.allowed_origins)
@@ -98,35 +98,6 @@ class ServerOptions:
         if "*" in self.allowed_hosts or name in (*_LOOPBACK, *self.allowed_hosts, self.host.lower()):
             return True
         return not is_loopback(self.host) and _is_address(name)
-
-
-def check_texts(name: str, texts: object, *others: type) -> None:
-    """Raise ``InvalidOption`` if an option is not a collection of texts: a text alone would count as its letters.
-
-    The error does not show the value, which may be a secret.
-
-    Args:
-        name: the option.
-        texts: its value.
-        others: types of which the items may be, too.
-    """
-    if isinstance(texts, str) or not isinstance(texts, Collection):
-        raise InvalidOption(f"{name} is of type {type(texts).__name__} (accepted: a tuple or list of texts)")
-    for text in texts:
-        if not isinstance(text, (str, *others)):
-            raise InvalidOption(
-                f"{name} has an item of type {type(text).__name__} (accepted: a tuple or list of texts)"
-            )
-
-
-def _check_number(name: str, value: object, *, least: float, is_integer: bool = False) -> None:
-    """Raise ``InvalidOption`` if an option is not a finite number from ``least`` on; None is one of some options."""
-    if value is None and name in _OPTIONAL:
-        return
-    kinds = (int,) if is_integer else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
-        kind = "an integer" if is_integer else "a finite number"
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: {kind} from {least} on)")
 
 
 def is_loopback(host: str) -> bool:

@@ -16,8 +16,8 @@ from slm_core.engine import Conversation, Engine, Reuse
 from slm_core.engine.prompts import encode
 from slm_core.errors import InvalidOption, SlmError
 from slm_core.model import Model
+from slm_core.server.checks import check_texts
 from slm_core.server.errors import ApiError
-from slm_core.server.options import check_texts
 from slm_core.types import KvType
 
 _MOST_CRASHES = 3
