@@ -23,6 +23,11 @@ from slm_formatters.thinking import Switch, find_switches
 _TOOL_TEMPLATE = "tool_use"
 _Schemas: TypeAlias = Sequence[Mapping[str, object]]
 _CALLS = CallFormat("<tool_call>", "</tool_call>", repeats=True)
+_MOST_UNREAD, _LONGEST_UNREAD = 100, 80
+"""Options of which a formatter logs that the template does not read them, and characters of their names that it keeps.
+
+Names come from a server's clients: without a bound they would fill the memory and the log.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -197,10 +202,11 @@ class TemplateFormatter:
 
     def _warn(self, name: str, accepted: frozenset[str] = frozenset()) -> None:
         """Log once that the template does not read an option. It is not an error: templates of other models do."""
-        if name not in self._unread:
-            self._unread.add(name)
+        kept = name[:_LONGEST_UNREAD]
+        if kept not in self._unread and len(self._unread) < _MOST_UNREAD:
+            self._unread.add(kept)
             accepted_text = f" (it reads: {', '.join(sorted(accepted)) or 'no options'})" if name != "tools" else ""
-            _log.warning("the chat template does not read %s%s", name, accepted_text)
+            _log.warning("the chat template does not read %.80r%s", kept, accepted_text)
 
     @functools.cached_property
     def _answers(self) -> AnswerFormat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -53,9 +54,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            envvar="SLM_API_KEY",
-            show_envvar=True,
-            help="A key that clients must send; may be repeated.",
+            help="A key that clients must send; may be repeated. By default $SLM_API_KEY, which is one key.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
@@ -127,7 +126,8 @@ def serve(
     ] = 16,
     batch: Annotated[int, typer.Option(min=1, help="The most tokens of a step.", rich_help_panel=_ENGINE)] = 512,
     step_ms: Annotated[
-        float, typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE)
+        float,
+        typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE),
     ] = 100.0,
     reuse: Annotated[
         str, typer.Option(metavar="prefix|cut", help="Which cached tokens are reused.", rich_help_panel=_ENGINE)
@@ -172,7 +172,7 @@ def serve(
         raise InvalidOption(f"--reuse {reuse!r} (accepted: prefix, cut)")
     options = ServerOptions(
         host=host,
-        keys=(*(key or ()), *([] if key_file is None else read_keys(key_file))),
+        keys=(*_keys(key or []), *([] if key_file is None else read_keys(key_file))),
         max_requests=max_requests,
         max_body_bytes=_bytes(max_body, "--max-body"),
         no_auth=no_auth,
@@ -209,6 +209,22 @@ def serve(
     served = _served(models or [], alias or [], lora or [], load, settings, has_budget=memory_budget is not None)
     app = _front(served, options, cluster) if use_ray else create_app(served, options, log=sys.stderr)
     run(app, options, port, lambda url: _announce(url, options))
+
+
+def _keys(given: list[str]) -> list[str]:
+    """The keys of ``--key``, or else that of the environment.
+
+    The option has no ``envvar``: typer would split its value at spaces, and make each word a key.
+
+    Raises:
+        InvalidOption: the key of the environment is empty.
+    """
+    key = os.environ.get("SLM_API_KEY")
+    if given or key is None:
+        return given
+    if not key:
+        raise InvalidOption("SLM_API_KEY is empty (accepted: a key; without keys, the variable must not be set)")
+    return [key]
 
 
 def _cluster(
@@ -338,9 +354,10 @@ def _bytes_of(path: Path) -> int:
 def _bytes(text: str, option: str) -> int:
     """The number of bytes of a size such as 6G or 500M."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise InvalidOption(f"{option} {text!r} (accepted: a size, such as 6G or 500M)")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    n_bytes = 0.0 if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")
+    if not 1 <= n_bytes < math.inf:
+        raise InvalidOption(f"{option} {text!r:.80} (accepted: a size, such as 6G or 500M)")
+    return int(n_bytes)
 
 
 def _announce(url: str, options: ServerOptions) -> None:

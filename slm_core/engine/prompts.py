@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TypeAlias, cast
 
 from slm_core.chat.messages import MessageLike, as_messages
@@ -20,6 +21,8 @@ from slm_core.sampling import Sampling
 from slm_core.types import Message, Tool
 
 Messages: TypeAlias = Sequence[MessageLike]
+_RENDER_PARAMETERS = frozenset(signature(Formatter.render).parameters) - {"template_kwargs"}
+"""Parameters of ``Formatter.render``: no variables of the template can be passed under these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,11 @@ class Conversation:
         strict_tools: enforce the schemas of the tools with "auto", too.
         thinking: turn reasoning on or off; None uses the template's default.
         continue_final_message: leave the last message open, so that the answer continues it.
-        template_kwargs: other variables of the template.
+        template_kwargs: other variables of the template. Those that the other attributes set, such as "messages",
+            are refused.
+
+    Raises:
+        InvalidOption: invalid ``template_kwargs``.
     """
 
     messages: Messages
@@ -43,6 +50,9 @@ class Conversation:
     thinking: bool | None = None
     continue_final_message: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_template_kwargs(self.template_kwargs, "template_kwargs")
 
 
 Prompt: TypeAlias = str | Sequence[int] | Infill | Messages | Conversation
@@ -141,6 +151,22 @@ def check_prompts(prompts: object) -> None:
     if invalid is not None:
         raise InvalidOption(
             f"prompt {invalid} is {prompts[invalid]!r:.80} (accepted: a text, a list of tokens, or a list of messages)"
+        )
+
+
+def check_template_kwargs(template_kwargs: object, option: str) -> None:
+    """Raise ``InvalidOption`` if variables of a template are no mapping of names, or are set by other options.
+
+    Args:
+        template_kwargs: the variables.
+        option: the option's name, for the error.
+    """
+    if not isinstance(template_kwargs, Mapping) or not all(isinstance(name, str) for name in template_kwargs):
+        raise InvalidOption(f"{option}={template_kwargs!r:.80} (accepted: a mapping of names to values)")
+    taken = sorted(_RENDER_PARAMETERS & template_kwargs.keys())
+    if taken:
+        raise InvalidOption(
+            f"{option} has {taken[0]!r} (accepted: names other than {', '.join(sorted(_RENDER_PARAMETERS))})"
         )
 
 

@@ -33,7 +33,7 @@ from slm_core.server import (
 )
 from slm_core.server.bodies import Bodies
 from slm_core.server.calls import ClientLost, call_of
-from slm_core.server.errors import ApiError, api_error, envelope_for, validation_error
+from slm_core.server.errors import ApiError, api_error, envelope_for, invalid_json, validation_error
 from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
 from slm_core.server.metrics import HttpMetrics
@@ -148,6 +148,8 @@ async def _refuse(http: Request, error: Exception) -> Response:
     """The answer to a request that failed before its first byte, in the form of its API."""
     if isinstance(error, RequestValidationError):
         refusal = validation_error(error.errors())
+    elif isinstance(error, HTTPException) and isinstance(error.__cause__, (ValueError, RecursionError)):
+        refusal = invalid_json()  # fastapi: bytes that are not UTF-8, an integer that is too long, or deep nesting
     elif isinstance(error, HTTPException):
         refusal = ApiError(error.status_code, str(error.detail), "http_error", headers=error.headers)
     else:

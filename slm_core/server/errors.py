@@ -23,7 +23,7 @@ from slm_core.sampling import Sampling
 
 _REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError, UnsupportedOutput)
 """Errors that the client causes."""
-_PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority"}
+_PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority", "chat_template_kwargs"}
 _INTERNAL = "internal error; the server's log has the details under this request's id"
 
 
@@ -111,6 +111,11 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, _INTERNAL, "internal_error")
 
 
+def invalid_json() -> ApiError:
+    """The answer for a body that cannot be parsed."""
+    return ApiError(400, "the body is not valid JSON", "invalid_json")
+
+
 def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     """The answer for a body that does not fit the request model: it names the first parameter that is wrong."""
     first = _deepest(errors)
@@ -124,7 +129,7 @@ def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     if first["type"] == "model_attributes_type" and not param:
         return ApiError(400, "the body is not a JSON object with Content-Type: application/json", "invalid_json")
     if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", "invalid_json")
+        return invalid_json()
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param or None)
 
 

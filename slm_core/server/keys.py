@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 import tomllib
 from collections import Counter
@@ -25,7 +26,7 @@ class ApiKey:
     """A key, its name, and its limits; None is no limit.
 
     Attributes:
-        key: the key, printable ASCII: it has to fit into a header.
+        key: the key, printable ASCII without spaces: it has to fit into a header.
         name: its name in logs and for fair shares; "" for one from which the key does not follow.
         rate: the most requests in a minute.
         requests: the most requests that are generated or wait at a time.
@@ -42,8 +43,8 @@ class ApiKey:
     cells: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, str) or not self.key or not self.key.isascii() or not self.key.isprintable():
-            raise InvalidOption("a key is empty or not printable ASCII (it has to fit into a header)")
+        if not isinstance(self.key, str) or not re.fullmatch("[!-~]+", self.key):
+            raise InvalidOption("a key is empty, has spaces, or is not printable ASCII (it has to fit into a header)")
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise InvalidOption(f"name={self.name!r:.80} of a key (accepted: printable characters)")
         if not self.name:
@@ -59,7 +60,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     """The keys of a TOML file: a table ``[[key]]`` for each, with the attributes of ``ApiKey``.
 
     Raises:
-        InvalidOption: the file cannot be read, or is invalid.
+        InvalidOption: the file cannot be read, is invalid, or has no keys.
     """
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -69,6 +70,8 @@ def read_keys(path: Path) -> list[ApiKey]:
     known = {field.name for field in fields(ApiKey)}
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InvalidOption(f"{path}: {next(iter(content), 'key')!r} (accepted: tables [[key]])")
+    if not tables:
+        raise InvalidOption(f"{path}: the file has no keys (accepted: tables [[key]])")
     for table in tables:
         unknown = next((name for name in table if name not in known), None)
         if unknown is not None or "key" not in table:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from slm_core.constraints import JsonSchema, Spec
 from slm_core.engine import Conversation
+from slm_core.engine.prompts import check_template_kwargs
 from slm_core.openai_shapes import answer_message, call_shape, choice_shape
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
@@ -170,11 +171,13 @@ class PromptFields(EngineFields):
 
         Raises:
             ApiError: parameters contradict each other.
+            InvalidOption: a variable of the template that other parameters set.
         """
         choice, tools = self.chosen_tool(), self.tools or []
         if not tools and choice not in ("auto", "none"):
             raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
         kwargs = dict(self.chat_template_kwargs or {})
+        check_template_kwargs(kwargs, "chat_template_kwargs")
         return Conversation(
             messages_of(self.messages),
             tools=[tool.model_dump(exclude_none=True) for tool in tools],

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_core.errors import InvalidOption
+from slm_core.server.checks import check_number, check_texts
 from slm_core.server.keys import ApiKey
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_LEAST_S = 0.001
+"""The least timeout and the least interval of pings, in seconds: with shorter ones, pings take all of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class ServerOptions:
         sessions_dir: the folder that keeps /v1/sessions on the disk; None to keep them in memory only.
 
     Raises:
-        InvalidOption: no keys for an address that other machines reach, or an invalid value.
+        InvalidOption: no keys for an address that other machines reach, two equal keys, or an invalid value.
     """
 
     host: str = "127.0.0.1"
@@ -54,10 +57,26 @@ class ServerOptions:
     sessions_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_requests"):
+            check_number(name, getattr(self, name), least=1, is_integer=True)
+        for name in ("ping_s", "send_timeout_s", "receive_timeout_s", "hang_s"):
+            check_number(name, getattr(self, name), least=_LEAST_S)
+        check_number("grace_s", self.grace_s, least=0)
+        if self.memory_bytes is not None:
+            check_number("memory_bytes", self.memory_bytes, least=1, is_integer=True)
+        if self.keep_alive_s is not None:
+            check_number("keep_alive_s", self.keep_alive_s, least=0)
+        check_texts("keys", self.keys, ApiKey)
+        check_texts("allowed_hosts", self.allowed_hosts)
+        check_texts("allowed_origins", self.allowed_origins)
         names = [key.name for key in self.api_keys]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidOption(f"two keys have the name {twice[0]!r}")
+        first: dict[str, str] = {}
+        for key in self.api_keys:
+            if first.setdefault(key.key, key.name) != key.name:
+                raise InvalidOption(f"{first[key.key]!r} and {key.name!r} have the same key")
         if self.keys and self.no_auth:
             raise InvalidOption("keys and no_auth contradict each other")
         if not is_loopback(self.host) and not self.keys and not self.no_auth:

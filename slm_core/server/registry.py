@@ -16,6 +16,7 @@ from slm_core.engine import Conversation, Engine, Reuse
 from slm_core.engine.prompts import encode
 from slm_core.errors import InvalidOption, SlmError
 from slm_core.model import Model
+from slm_core.server.checks import check_texts
 from slm_core.server.errors import ApiError
 from slm_core.types import KvType
 
@@ -93,6 +94,9 @@ class ServedModel:
         settings: the options of its engine.
         n_bytes: the memory of its weights and its KV cache, in bytes, for the memory budget; 0 if it is unknown.
         adapters: its adapters, which are loaded with it.
+
+    Raises:
+        InvalidOption: the aliases are not a collection of texts.
     """
 
     name: str
@@ -101,6 +105,9 @@ class ServedModel:
     settings: EngineSettings = field(default_factory=EngineSettings)
     n_bytes: int = 0
     adapters: tuple[ServedAdapter, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_texts("aliases", self.aliases)
 
     @property
     def own_names(self) -> tuple[str, ...]:

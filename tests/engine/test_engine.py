@@ -8,12 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from scripted import ByteVocab, ScriptedContext, TagFormatter
 from slm_core.chat import Session
-from slm_core.engine import Engine, EngineOptions, EngineStats, RequestStream
+from slm_core.engine import Conversation, Engine, EngineOptions, EngineStats, RequestStream
 from slm_core.errors import ContextFull, EngineClosed, InvalidOption, SessionError, TemplateError
 from slm_core.generation import FinishReason
 from slm_core.protocols import Formatter
@@ -159,6 +160,21 @@ def test_thinking_requires_messages(engine: Engine) -> None:
 def test_invalid_prompts_are_refused(engine: Engine, prompt: object) -> None:
     with pytest.raises(InvalidOption, match="prompt"):
         engine.submit(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "template_kwargs",
+    [
+        *({name: 1} for name in ("messages", "tools", "thinking", "add_generation_prompt", "self")),
+        {"continue_final_message": True},
+        {1: 2},
+        5,
+    ],
+    ids=str,
+)
+def test_invalid_variables_of_the_template_are_refused(template_kwargs: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"^template_kwargs.*\(accepted: "):
+        Conversation([Message(Role.USER, "x")], template_kwargs=template_kwargs)
 
 
 def test_an_error_of_the_template_is_raised(engine: Engine) -> None:

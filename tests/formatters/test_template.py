@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import datetime
 
 import pytest
@@ -58,11 +59,27 @@ def test_template_options_work_or_are_reported(caplog: pytest.LogCaptureFixture)
     with_tools = formatter()
     for _ in range(3):
         assert text(with_tools.render([], dates="today")).endswith("<go>")
-    assert caplog.text.count("does not read dates (it reads: date, enable_thinking)") == 1
+    assert caplog.text.count("does not read 'dates' (it reads: date, enable_thinking)") == 1
     without_tools = formatter("{{ messages }}")
     assert text(without_tools.render([], tools=[WEATHER])) == "[]"
-    assert "does not read tools" in caplog.text
+    assert "does not read 'tools'" in caplog.text
     assert (with_tools.reads_tools, without_tools.reads_tools) == (True, False)
+
+
+def test_what_is_logged_of_unknown_options_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """[a client forges lines of the log, or fills the log and the memory]"""
+    asked = formatter()
+    asked.render([], **{'x\n{"event": "request"}': 1, "\x1b[31mred": 1})
+    assert caplog.messages[0].startswith(r"the chat template does not read '\x1b[31mred'")
+    assert caplog.messages[1].startswith(r"""the chat template does not read 'x\n{"event": "request"}'""")
+    tracemalloc.start()
+    for i in range(300):
+        asked.render([], **{f"{i:04d}" + "x" * 100_000: 1})
+    kept_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(caplog.messages) == 100
+    assert max(map(len, caplog.messages)) < 200
+    assert kept_bytes < 1_000_000
 
 
 def test_thinking_sets_the_switch_of_the_template() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+import slm_core as slm
 from server.conftest import QUESTION, Client
 from slm_core.errors import InvalidOption
-from slm_core.server import ServerOptions
+from slm_core.server import ServedModel, ServerOptions
 
 Make = Callable[..., Client]
 PAGE = "https://page.example"
@@ -49,6 +51,33 @@ def test_keys(client_with: Make, sent: dict[str, str], status: int) -> None:
     assert refused.status_code == (401 if status == 401 else 404)
     assert client.get("/health", **sent).status_code == 200
     assert "one" not in client.log.getvalue()
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", " a", "a\n", "a\tb", "ä"])
+def test_a_key_fits_into_a_header(key: Any) -> None:
+    """[a part of a key opens the server]"""
+    with pytest.raises(InvalidOption, match="a key is empty, has spaces, or is not printable ASCII"):
+        ServerOptions(keys=(key,))
+
+
+@pytest.mark.parametrize("name", ["keys", "allowed_hosts", "allowed_origins", "aliases"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("abc", "is of type str"), (5, "is of type int"), (None, "is of"), ([5], "has an item of type int")],
+)
+def test_a_text_alone_is_no_collection_of_texts(name: str, value: Any, message: str) -> None:
+    """[each letter of a key is a key, and the error shows it]"""
+    with pytest.raises(InvalidOption, match=f"{name} {message}.* .accepted: a tuple or list of texts") as refused:
+        if name == "aliases":
+            ServedModel("a", slm.load, aliases=value)
+        else:
+            ServerOptions(**{name: value})
+    assert "abc" not in str(refused.value)
+
+
+def test_collections_of_texts() -> None:
+    options: Any = {"keys": ["one"], "allowed_hosts": {"a.example"}, "allowed_origins": [PAGE]}
+    assert [key.key for key in ServerOptions(**options).api_keys] == ["one"]
 
 
 def test_without_keys_a_key_is_ignored(client_with: Make) -> None:

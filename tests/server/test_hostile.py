@@ -75,6 +75,17 @@ def test_deep_json_is_refused(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PLACES)
+@pytest.mark.parametrize("text", [b'{"a":', b'{"a": "\xff"}', b"[" * 100_000, b'{"a": ' + b"9" * 5_000 + b"}"], ids=len)
+def test_a_body_that_cannot_be_parsed_is_invalid_json(client: Client, path: str, text: bytes) -> None:
+    response = post(client, path, text)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert (error if isinstance(error, str) else error["message"]) == "the body is not valid JSON"
+    if isinstance(error, dict) and "code" in error:
+        assert error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("path", PLACES)
 @pytest.mark.parametrize("value", [SURROGATE, CONTROLS, "\U0010ffff" * 50, "e\u0301" * 200], ids=ascii)
 def test_any_text_is_answered(client: Client, path: str, value: str) -> None:
     response = post(client, path, json.dumps(replaced(PLACES[path], value)))

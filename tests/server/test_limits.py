@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -145,6 +146,8 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         ('[[key]]\nkey = "a"\nrate = 0', "rate=0 of the key"),
         ('[[key]]\nkey = "ä"', "not printable ASCII"),
         ("[[key]]\nkey = 7", "not printable ASCII"),
+        ("", "keys.toml: the file has no keys"),
+        ("key = []", "keys.toml: the file has no keys"),
     ],
 )
 def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> None:
@@ -159,3 +162,38 @@ def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> Non
 def test_names_are_distinct() -> None:
     with pytest.raises(InvalidOption, match="two keys have the name 'a'"):
         ServerOptions(keys=(ApiKey("1", "a"), ApiKey("2", "a")))
+
+
+def test_keys_are_distinct() -> None:
+    """[the limits of one name hold for another]"""
+    with pytest.raises(InvalidOption, match=r"^'a' and 'b' have the same key$"):
+        ServerOptions(keys=(ApiKey("1", "a"), ApiKey("1", "b")))
+    with pytest.raises(InvalidOption, match=r"^'a' and '[0-9a-f]{12}' have the same key$"):
+        ServerOptions(keys=(ApiKey("1", "a"), "1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "optional"),
+    [
+        ("max_body_bytes", 1, False),
+        ("max_requests", 1, False),
+        ("memory_bytes", 1, True),
+        ("ping_s", 0.001, False),
+        ("send_timeout_s", 0.001, False),
+        ("receive_timeout_s", 0.001, False),
+        ("hang_s", 0.001, False),
+        ("grace_s", 0, False),
+        ("keep_alive_s", 0, True),
+    ],
+)
+def test_numbers_are_checked(name: str, least: float, *, optional: bool) -> None:
+    """[pings without a pause, or a server that refuses every request]"""
+    ServerOptions(**{name: least})  # type: ignore[arg-type]
+    for value in (least - 1, math.nan, math.inf, True, "1", *([] if optional else [None])):
+        with pytest.raises(InvalidOption, match=rf"^{name}={value!r} \(accepted: .* from {least} on\)$"):
+            ServerOptions(**{name: value})  # type: ignore[arg-type]
+    if optional:
+        ServerOptions(**{name: None})  # type: ignore[arg-type]
+    if least == 1:
+        with pytest.raises(InvalidOption, match=f"^{name}=1.5 .accepted: an integer"):
+            ServerOptions(**{name: 1.5})  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from server.test_openai_chat import ASKED, QUESTION
 from slm_core.cli.app import app
 from slm_core.cli.serve import _named
+from slm_core.server import ServerOptions
 
 
 @dataclass
@@ -114,6 +115,9 @@ def test_a_process_that_cannot_serve_says_so_in_one_line(options: list[str], mes
     [
         (["--memory-budget", "1M"], r"error: the model 'demo' needs about 0\.\d+ GiB with its KV cache"),
         (["--memory-budget", "much"], r"error: --memory-budget 'much' \(accepted: a size, such as 6G or 500M\)"),
+        (["--memory-budget", "0"], r"error: --memory-budget '0' \(accepted: a size, such as 6G or 500M\)"),
+        (["--max-body", "0"], r"error: --max-body '0' \(accepted: a size, such as 6G or 500M\)"),
+        (["--max-body", "9" * 400], r"error: --max-body '9+ \(accepted: a size, such as 6G or 500M\)"),
         (["--kv-type", "q9_0"], r"error: --kv-type 'q9_0' \(accepted: one type, or two with a comma, of f32, f16,"),
         (["--kv-type", "f8_e4m3", "--in-process"], r"error: the model 'demo' cannot be loaded: .*f8_e4m3"),
         (["--alias", "a=none"], r"error: --alias 'a=none'"),
@@ -128,6 +132,31 @@ def test_a_failed_start_is_one_line(options: list[str], message: str, monkeypatc
     assert done.exit_code != 0
     (line,) = done.stderr.splitlines()
     assert re.match(message, line), line
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "keys"),
+    [
+        ("horse", [], ("horse",)),
+        ("horse", ["--key", "battery", "--key", "staple"], ("battery", "staple")),
+        ("", ["--key", "battery"], ("battery",)),
+        ("correct horse battery", [], "error: a key is empty, has spaces, or is not printable ASCII"),
+        ("", [], "error: SLM_API_KEY is empty"),
+    ],
+)
+def test_the_variable_is_one_key(
+    value: str, options: list[str], keys: tuple[str, ...] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[a word of a passphrase is a key, or an empty variable lets anybody call]"""
+    served: list[ServerOptions] = []
+    monkeypatch.setenv("SLM_API_KEY", value)
+    monkeypatch.setattr("slm_core.server.run.run", lambda _app, options, *_: served.append(options))
+    done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    if isinstance(keys, str):
+        (line,) = done.stderr.splitlines()
+        assert not served and done.exit_code != 0 and line.startswith(keys)
+    else:
+        assert [options.keys for options in served] == [keys]
 
 
 def test_the_openai_client_gets_answers(api: openai.OpenAI) -> None:

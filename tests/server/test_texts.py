@@ -157,3 +157,17 @@ def test_a_prompt_of_unknown_tokens_is_refused(client: Client, demo: slm.Model, 
     assert f"token {token} (accepted: 0 to {demo.vocab.size - 1})" in response.json()["error"]["message"]
     with pytest.raises(slm.errors.InvalidToken):
         demo.generate([1, token])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template", "/tokenize", "session"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "thinking", "add_generation_prompt", "continue_final_message", "self"]
+)
+def test_variables_of_the_template_that_other_parameters_set(client: Client, path: str, name: str) -> None:
+    """[a client's variable fails as an internal error]"""
+    if path == "session":
+        path = f"/v1/sessions/{client.post('/v1/sessions', {}).json()['id']}/messages"
+    refused = client.post(path, {"messages": QUESTION["messages"], "chat_template_kwargs": {name: 1}})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "chat_template_kwargs", "invalid_value")
+    assert error["message"].startswith(f"chat_template_kwargs has '{name}' (accepted: names other than ")
