@@ -168,7 +168,7 @@ suite is used and extended: [conformance.md](conformance.md).
 The suite has {n_scenarios} scenarios and {n_mutants} mutants. Every run of the tests plays each mutant on the scenario
 that it names, which must fail. The last column comes from playing other scenarios on the mutant, too, up to the first
 that fails: {n_played} of the {n_mutants} mutants were played so, and {n_alone} scenarios have a mutant that they alone
-kill.
+kill. With `--results`, a mutant is played when it is new: scenarios that are added later are not played on it.
 
 Random programs are not played on other mutants. Scenarios of sessions, chats, generation and sampling are played on
 mutants that name one of them. Scenarios of hostile dumps, vocabulary, memory, embeddings, bidirectional blocks, M-RoPE
