@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -429,9 +429,16 @@ class Engine(Closing):
             if self._closing:
                 return False
             arrived, self._inbox = self._inbox, deque()
-        for request in arrived:
-            self._core.add(request)
+        self._add(arrived)
         return True
+
+    def _add(self, requests: Iterable[Request]) -> None:
+        """Add requests to the queue; a request that cannot be added fails alone."""
+        for request in requests:
+            try:
+                self._core.add(request)
+            except Exception as error:
+                self._core.refuse(request, error)
 
     def _note_positions(self, busy: bool) -> None:
         """Count the positions at intervals: counting in each step would take longer than the rest of the step."""
@@ -443,8 +450,7 @@ class Engine(Closing):
         with self._changed:
             self._closing = True
             arrived, self._inbox = self._inbox, deque()
-        for request in arrived:
-            self._core.add(request)
+        self._add(arrived)
         self._core.abort(error)
         try:
             self._core.close()
