@@ -240,7 +240,7 @@ class Engine(Closing):
 
         Args:
             prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
-            n: the number of completions.
+            n: the number of completions, up to 4096.
             sampling: how tokens are chosen.
             best_of: make this many completions, and keep the n with the largest mean log probability.
             constraint: restricts the completions; each completion has a copy.
@@ -248,7 +248,8 @@ class Engine(Closing):
             options: the other options of ``submit``; completion i has the id ``request_id`` with "-i".
 
         Raises:
-            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; ``submit`` lists the other errors.
+            InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096; ``submit``
+                lists the other errors.
         """
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)

@@ -206,6 +206,15 @@ def test_an_invalid_option_is_raised_to_its_caller_only(engine: Engine, option: 
     assert engine.submit("and goes on", GREEDY).run().tokens == tokens_alone("and goes on")
 
 
+@pytest.mark.parametrize(("n", "best_of"), [(4097, None), (2**31, None), (1, 2**31), (10**5000, None)], ids=type)
+def test_too_many_completions_are_refused_before_they_are_made(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, n: int, best_of: int | None
+) -> None:
+    monkeypatch.setattr("slm_core.engine.engine.Request", None)
+    with pytest.raises(InvalidOption, match=r"accepted: an integer from 1 to 4096\)"):
+        engine.completions("text", n, GREEDY, best_of=best_of)
+
+
 class Unhashable(str):
     """A text that the engine cannot count by."""
 
