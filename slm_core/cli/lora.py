@@ -12,6 +12,7 @@ from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter, wri
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.adapters import Lora, read_lora
+from slm_core.cli.files import read_text
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.paths import local
@@ -113,7 +114,7 @@ def vector(
     target = target.expanduser()
     if target.exists() and not force:
         raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
-    texts = [file.expanduser().read_text(encoding="utf-8").splitlines() for file in (positive, negative)]
+    texts = [read_text(file).splitlines() for file in (positive, negative)]
     layers = None if layer_range is None else range(layer_range[0], layer_range[1] + 1)
     with engine.load(path) as model, progress_of("Reading the texts") as progress:
         directions = model.control_vector(

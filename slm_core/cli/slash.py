@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_core.atomic_write import atomic_file
+from slm_core.atomic_write import atomic_file, read_regular
 from slm_core.cli import options as o
 from slm_core.cli.constraints import read_schema
 from slm_core.cli.conversation import Conversation
@@ -310,7 +310,7 @@ class Commands:
         note(f"(saved {len(self._talk.messages)} messages, {len(data):,} bytes, to {path})")
 
     def _load(self, argument: str) -> None:
-        self._talk.restore(_file("load", argument).read_bytes())
+        self._talk.restore(read_regular(_file("load", argument)))
         note(f"(going on with {len(self._talk.messages)} messages)")
 
     def _help(self, argument: str) -> None:
