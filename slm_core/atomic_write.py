@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slm_core.errors import InvalidOption
+from slm_core.paths import expanded
 
 
 @contextmanager
@@ -77,7 +78,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         InvalidOption: the file cannot be written.
     """
     try:
-        with atomic_file(Path(path).expanduser()) as file:
+        with atomic_file(expanded(path)) as file:
             file.write(data)
     except OSError as error:
         raise InvalidOption(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
@@ -90,6 +91,6 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         InvalidOption: the file cannot be read.
     """
     try:
-        return read_regular(Path(path).expanduser())
+        return read_regular(expanded(path))
     except OSError as error:
         raise InvalidOption(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error

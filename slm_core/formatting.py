@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from slm_core.errors import TemplateError, VocabError
+from slm_core.paths import model_file
 from slm_core.plugins import FormatterSource, Registry, registry
 from slm_core.protocols import Formatter, Vocab
 from slm_core.types import ModelInfo
@@ -149,7 +150,7 @@ def source_of(model: Described | str | os.PathLike[str]) -> tuple[FormatterSourc
     """
     if not isinstance(model, (str, os.PathLike)):
         return _of_model(model.info, model.vocab)
-    path = Path(model).expanduser()
+    path = model_file(model)
     if path.is_dir():
         return _of_directory(path)
     from slm_core.gguf import GgufFile

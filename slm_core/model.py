@@ -24,6 +24,7 @@ from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.isolation.model import IsolatedModel
 from slm_core.keywords import checked_keywords
+from slm_core.paths import option_path
 from slm_core.protocols import Adapters, BackendModel, Context, Formatter, Vocab
 from slm_core.ranking import RankHead, Ranking, rank
 from slm_core.sampling import Sampling
@@ -276,7 +277,7 @@ class Model(Closing):
             InvalidOption: an invalid value.
             MissingExtra: there is a ``tracer_provider``, but OpenTelemetry is not installed.
         """
-        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        directory = None if cache_dir is None else option_path("cache_dir", cache_dir)
         options = EngineOptions(
             n_parallel=n_parallel,
             step_ms=step_ms,

@@ -1,9 +1,12 @@
-"""Paths of models, and hints for the usual mistakes."""
+"""Paths that users name, and hints for the usual mistakes with paths of models."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelFileNotFound
@@ -62,12 +65,74 @@ def local(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if is_reference(text):
         return fetch(text)
-    file = Path(text).expanduser()
+    with _reported(text):
+        file = expanded(text)
     hint = _hint(text, file)
     if hint:
-        kind = InvalidModelFile if file.exists() else ModelFileNotFound
+        kind = InvalidModelFile if exists(file) else ModelFileNotFound
         raise kind(f"{text}: {hint}")
+    return model_file(text)
+
+
+def model_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a model's or adapter's file or directory, with ``expanded``; there may be nothing.
+
+    Raises:
+        InvalidModelFile: no file can have this path, or the system refuses to look at it.
+        ModelFileNotFound: the path begins with an unknown user.
+    """
+    with _reported(os.fspath(path)):
+        file = expanded(path)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()
+        return file
+
+
+@contextmanager
+def _reported(text: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ModelFileNotFound(f"{text}: {error.strerror}") from None
+    except OSError as error:
+        raise InvalidModelFile(f"{text}: cannot be read: {error.strerror}") from None
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path in which a home directory has replaced ``~`` or ``~user``.
+
+    Raises:
+        FileNotFoundError: there is no such user.
+        OSError: no file can have this path: it contains a NUL or half a surrogate pair.
+    """
+    text = os.fspath(path)
+    try:
+        if "\0" in text:
+            raise OSError(errno.EINVAL, "no path contains a NUL character", text)
+        file = Path(path).expanduser()
+        os.fsencode(file)
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "no such user", text) from None
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EINVAL, f"no path contains {error.object[error.start]!a}", text) from None
     return file
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or directory; False for any text that no file can have as its path."""
+    return os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
+
+
+def option_path(name: str, path: str | os.PathLike[str]) -> Path:
+    """``expanded``, for the value of an option.
+
+    Raises:
+        InvalidOption: no file can have this path.
+    """
+    try:
+        return expanded(path)
+    except OSError as error:
+        raise InvalidOption(f"{name}={os.fspath(path)!a:.80}: {error.strerror}") from None
 
 
 def _hint(text: str, path: Path) -> str:
@@ -81,6 +146,6 @@ def _hint(text: str, path: Path) -> str:
         return f"a URL; give the reference hf://{match['repo']}{revision}{file}"
     if path.suffix == ".safetensors":
         return f"weights only; give the directory {path.parent}, with its config.json and tokenizer"
-    if _HUB_ID.fullmatch(text) and not path.exists() and not text.endswith(".gguf") and not path.parent.exists():
+    if _HUB_ID.fullmatch(text) and not text.endswith(".gguf") and not exists(path.parent):
         return f"no such file; for the model of the Hugging Face Hub give hf://{text}"
     return ""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from slm_core.atomic_write import check_regular
 from slm_core.errors import InvalidOption
+from slm_core.paths import expanded
 
 
 def paths(argument: str) -> Sequence[str]:
@@ -34,7 +35,7 @@ def read_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> st
         OSError: the file cannot be read, or is a device.
         InvalidOption: it is not UTF-8.
     """
-    path = path.expanduser()
+    path = expanded(path)
     check_regular(path, or_pipe=True)
     try:
         return path.read_text(encoding="utf-8", errors=errors)

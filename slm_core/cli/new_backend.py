@@ -16,6 +16,7 @@ import typer
 
 from slm_core.cli.terminal import note
 from slm_core.errors import InvalidOption
+from slm_core.paths import expanded
 from slm_core.plugins import registry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -97,7 +98,7 @@ def new_backend(
     """Write a package with a backend that passes the conformance suite, as a template for your engine."""
     try:
         names = Names.of(name)
-        target = directory.expanduser() / names.distribution
+        target = expanded(directory) / names.distribution
         write(names, target)
     except InvalidOption as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from error

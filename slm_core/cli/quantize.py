@@ -16,6 +16,7 @@ from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
+from slm_core.paths import expanded
 from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
 
 
@@ -54,7 +55,7 @@ def quantize(
     as_json: o.AsJson = False,
 ) -> None:
     """Make a model file smaller, with fewer bits per weight. Types and recipes are the same as in llama.cpp."""
-    target = target.expanduser()
+    target = expanded(target)
     with open_gguf(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
         for line in plan.notes:

@@ -25,7 +25,7 @@ from slm_core.isolation import Isolation
 from slm_core.loading import demo_model_path
 from slm_core.model import Model
 from slm_core.modelinfo import model_info
-from slm_core.paths import local
+from slm_core.paths import exists, local
 from slm_core.plugins import registry
 from slm_core.types import KvType
 
@@ -316,7 +316,7 @@ def _named(text: str) -> tuple[str, str | None, Path | None]:
     if not path:
         return name, backend, None
     # Absolute: replicas run elsewhere. Other paths are names of downloads, or wrong, and are shown as they were given.
-    return name, backend, Path(path).absolute() if Path(path).exists() else Path(path)
+    return name, backend, Path(path).absolute() if exists(path) else Path(path)
 
 
 def _needed(path: Path | None, settings: EngineSettings) -> int:

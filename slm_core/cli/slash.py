@@ -18,6 +18,7 @@ from slm_core.cli.terminal import note
 from slm_core.cli.tools_file import read_tools
 from slm_core.constraints import JsonSchema
 from slm_core.errors import InvalidOption
+from slm_core.paths import expanded
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS, canonical
@@ -278,7 +279,7 @@ class Commands:
 
     def _tools(self, argument: str) -> None:
         if argument:
-            tools = [] if argument == "off" else read_tools(Path(argument).expanduser())
+            tools = [] if argument == "off" else read_tools(expanded(argument))
             self._talk.set_options(tools=tuple(tools))
         functions = [schema["function"] for schema in tool_schemas(self._talk.chat.options.tools)]
         listed = [f"{f['name']}: {f.get('description', '')}".rstrip(": ") for f in functions if isinstance(f, dict)]
@@ -335,7 +336,7 @@ def write_private(path: Path, data: bytes) -> None:
 def _file(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidOption(f"/{command} needs the name of a file")
-    return Path(argument).expanduser()
+    return expanded(argument)
 
 
 def _name_and_value(argument: str) -> tuple[str, str | None]:
