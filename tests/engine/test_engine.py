@@ -157,7 +157,7 @@ def test_thinking_requires_messages(engine: Engine) -> None:
         engine.submit("text", thinking=True)
 
 
-@pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None])
+@pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None, b"text", memoryview(b"text")])
 def test_invalid_prompts_are_refused(engine: Engine, prompt: object) -> None:
     with pytest.raises(InvalidOption, match="prompt"):
         engine.submit(prompt)  # type: ignore[arg-type]
