@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded
+from slm_core.user_paths import expanded
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_core.errors import InvalidOption
-from slm_core.paths import option_path
+from slm_core.user_paths import option_path
 
 CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"

@@ -24,7 +24,6 @@ from slm_core.generation.scoring import Score, checked_top, score_windows
 from slm_core.generation.speculation import DraftModel, TranslatedDraftModel, draft_model
 from slm_core.isolation.model import IsolatedModel
 from slm_core.keywords import checked_keywords
-from slm_core.paths import option_path
 from slm_core.protocols import Adapters, BackendModel, Context, Formatter, Vocab
 from slm_core.ranking import RankHead, Ranking, rank
 from slm_core.sampling import Sampling
@@ -40,6 +39,7 @@ from slm_core.types import (
     States,
     Tool,
 )
+from slm_core.user_paths import option_path
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

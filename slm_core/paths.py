@@ -1,8 +1,7 @@
-"""Paths that users name, and hints for the usual mistakes with paths of models."""
+"""Paths of models, and hints for the usual mistakes."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from slm_core.errors import InvalidModelFile, InvalidOption, ModelFileNotFound
 from slm_core.hub import fetch, is_reference
 from slm_core.tensor_source import TENSOR_SOURCE_MEMBERS, TensorSource
 from slm_core.types import ModelSource
+from slm_core.user_paths import exists, expanded
 
 _URL = re.compile(
     r"https?:/{1,2}(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -96,43 +96,6 @@ def _reported(text: str) -> Iterator[None]:
         raise ModelFileNotFound(f"{text}: {error.strerror}") from None
     except OSError as error:
         raise InvalidModelFile(f"{text}: cannot be read: {error.strerror}") from None
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path in which a home directory has replaced ``~`` or ``~user``.
-
-    Raises:
-        FileNotFoundError: there is no such user.
-        OSError: no file can have this path: it contains a NUL or half a surrogate pair.
-    """
-    text = os.fspath(path)
-    try:
-        if "\0" in text:
-            raise OSError(errno.EINVAL, "no path contains a NUL character", text)
-        file = Path(path).expanduser()
-        os.fsencode(file)
-    except RuntimeError:
-        raise FileNotFoundError(errno.ENOENT, "no such user", text) from None
-    except UnicodeEncodeError as error:
-        raise OSError(errno.EINVAL, f"no path contains {error.object[error.start]!a}", text) from None
-    return file
-
-
-def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file or directory; False for any text that no file can have as its path."""
-    return os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
-
-
-def option_path(name: str, path: str | os.PathLike[str]) -> Path:
-    """``expanded``, for the value of an option.
-
-    Raises:
-        InvalidOption: no file can have this path.
-    """
-    try:
-        return expanded(path)
-    except OSError as error:
-        raise InvalidOption(f"{name}={os.fspath(path)!a:.80}: {error.strerror}") from None
 
 
 def _hint(text: str, path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.errors import InvalidOption, UnknownOption
-from slm_core.paths import option_path
+from slm_core.user_paths import option_path
 
 PROFILE_VARIABLE = "SLM_PROFILE"
 _SUFFIX = ".profile.toml"

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from slm_core.cli.terminal import note, progress_of
-from slm_core.paths import expanded, local
+from slm_core.paths import local
 from slm_core.plugins import registry
+from slm_core.user_paths import expanded
 
 
 def _formats(incomplete: str) -> list[str]:

@@ -15,7 +15,7 @@ from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.errors import InvalidOption
 from slm_core.foreign import reported
-from slm_core.paths import expanded
+from slm_core.user_paths import expanded
 
 
 @o.expand_groups

@@ -8,7 +8,7 @@ from typing import Literal
 
 from slm_core.atomic_write import check_regular
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded
+from slm_core.user_paths import expanded
 
 
 def paths(argument: str) -> Sequence[str]:

@@ -15,8 +15,9 @@ from slm_core.cli.adapters import Lora, read_lora
 from slm_core.cli.files import read_text
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded, local, model_file
+from slm_core.paths import local, model_file
 from slm_core.steering import SteeringMethod
+from slm_core.user_paths import expanded
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, epilog="Example: slm lora info model.gguf adapter")
 

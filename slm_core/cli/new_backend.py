@@ -16,8 +16,8 @@ import typer
 
 from slm_core.cli.terminal import note
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded
 from slm_core.plugins import registry
+from slm_core.user_paths import expanded
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SUFFIX = ".in"  # suffix of templates, which are not valid Python

@@ -16,8 +16,8 @@ from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
 from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
-from slm_core.paths import expanded
 from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
+from slm_core.user_paths import expanded
 
 
 def _type_names(incomplete: str) -> list[str]:

@@ -24,7 +24,7 @@ from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.hub import is_reference
 from slm_core.model import Model
-from slm_core.paths import exists
+from slm_core.user_paths import exists
 
 STDIN_NOTE_S = 3.0
 """Seconds of waiting for standard input, beside a prompt, before a note says so."""

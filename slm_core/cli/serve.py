@@ -25,9 +25,10 @@ from slm_core.isolation import Isolation
 from slm_core.loading import demo_model_path
 from slm_core.model import Model
 from slm_core.modelinfo import model_info
-from slm_core.paths import exists, local
+from slm_core.paths import local
 from slm_core.plugins import registry
 from slm_core.types import KvType
+from slm_core.user_paths import exists
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -18,12 +18,12 @@ from slm_core.cli.terminal import note
 from slm_core.cli.tools_file import read_tools
 from slm_core.constraints import JsonSchema
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded
 from slm_core.plugins import registry
 from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS, canonical
 from slm_core.toolschema import tool_schemas
 from slm_core.types import EditLevel, Message, Role
+from slm_core.user_paths import expanded
 
 LEAVE = ("exit", "quit", "/exit", "/quit")
 """Lines that end a chat."""

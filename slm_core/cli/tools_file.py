@@ -9,9 +9,9 @@ from pathlib import Path
 
 from slm_core.cli.files import read_text
 from slm_core.errors import InvalidOption
-from slm_core.paths import expanded
 from slm_core.toolschema import tool_schemas
 from slm_core.types import Tool
+from slm_core.user_paths import expanded
 
 
 def read_tools(path: Path) -> list[Tool]:

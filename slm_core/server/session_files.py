@@ -8,8 +8,8 @@ from pathlib import Path
 
 from slm_core.atomic_write import atomic_file
 from slm_core.errors import InvalidOption
-from slm_core.paths import option_path
 from slm_core.server.errors import ApiError
+from slm_core.user_paths import option_path
 
 _SUFFIX = ".json"
 _READABLE_BY_OWNER = 0o600

@@ -10,7 +10,7 @@ import pytest
 
 import slm_core as slm
 from slm_core.diskcache import cache_root
-from slm_core.paths import exists, expanded
+from slm_core.user_paths import exists, expanded
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other limits")
 
