@@ -1,30 +1,37 @@
-"""Atomic writing of files."""
+"""Reading and atomic writing of regular files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from slm_core.errors import InvalidOption
+from slm_core.user_paths import expanded
 
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Write a temporary file in the directory of ``path``, which replaces ``path`` when its data is on the disk.
 
-    If the body raises, the temporary file is removed, and ``path`` is unchanged.
+    If the body raises, the temporary file is removed, and ``path`` is unchanged. A symbolic link stays: the file that
+    it points to is replaced.
 
     Args:
         path: the file to write; its directory exists.
         mode: the permissions, reduced by the umask of the process.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or ``path`` is a pipe, a device or another file that is not regular.
     """
+    path = Path(os.path.realpath(path))
+    with suppress(FileNotFoundError):
+        check_regular(path)
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:  # includes ``open``: an interrupt may come after the file is created, but before ``open`` returns
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -37,6 +44,33 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
+def check_regular(path: Path, *, or_pipe: bool = False) -> None:
+    """Refuse a path that is not a regular file: a device has no end, and opening a pipe waits for its other end.
+
+    Args:
+        path: a file or a link to one.
+        or_pipe: accept a pipe, too.
+
+    Raises:
+        OSError: there is no such file, or it is not a regular file.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) and not (or_pipe and stat.S_ISFIFO(mode)):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, whole or not at all.
 
@@ -44,7 +78,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         InvalidOption: the file cannot be written.
     """
     try:
-        with atomic_file(Path(path).expanduser()) as file:
+        with atomic_file(expanded(path)) as file:
             file.write(data)
     except OSError as error:
         raise InvalidOption(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
@@ -57,6 +91,6 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         InvalidOption: the file cannot be read.
     """
     try:
-        return Path(path).expanduser().read_bytes()
+        return read_regular(expanded(path))
     except OSError as error:
         raise InvalidOption(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error

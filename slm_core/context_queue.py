@@ -13,6 +13,7 @@ from types import TracebackType
 
 from slm_core.errors import ContextBusy, InvalidOption
 from slm_core.interrupts import uninterrupted
+from slm_core.numerics import as_finite, shown
 from slm_core.protocols import Context
 
 DEADLINE_S = 300.0
@@ -134,6 +135,7 @@ def checked_deadline(seconds: float) -> float:
     Raises:
         InvalidOption: the deadline is invalid.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds) or seconds <= 0:
-        raise InvalidOption(f"queue_timeout={seconds!r} (accepted: seconds above 0; math.inf waits without end)")
-    return float(seconds)
+    number = seconds if isinstance(seconds, float) and seconds == math.inf else as_finite(seconds)
+    if number is None or number <= 0:
+        raise InvalidOption(f"queue_timeout={shown(seconds)} (accepted: seconds above 0; math.inf waits without end)")
+    return number

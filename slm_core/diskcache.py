@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_core.errors import InvalidOption
+from slm_core.user_paths import option_path
 
 CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"
@@ -55,7 +56,7 @@ class CacheEntry:
 def cache_root() -> Path:
     """The folder of the cache: ``SLM_CACHE_DIR``, or the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser()
+        return option_path(CACHE_VARIABLE, named)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("slm-core"))

@@ -15,7 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from slm_core.errors import TemplateError, VocabError
+from slm_core.errors import InvalidOption, TemplateError, VocabError
+from slm_core.numerics import shown
+from slm_core.paths import model_file
 from slm_core.plugins import FormatterSource, Registry, registry
 from slm_core.protocols import Formatter, Vocab
 from slm_core.types import ModelInfo
@@ -72,16 +74,28 @@ def formatter(
 
     Raises:
         TemplateError: no source, contradictory arguments, an unknown name, or an invalid template.
+        InvalidOption: the template is not a text.
         InvalidModelFile, UnsupportedModel: the model file is damaged, or has no vocabulary.
     """
     if template is not None and name is not None:
         raise TemplateError("give a template or the name of a chat format, not both")
     if template is None and name is None and model is None:
         raise TemplateError(f"give a template, a model or the name of a chat format ({_registered(registry())})")
+    check_template("template", template)
     source, has_token = (FormatterSource(), _no_token) if model is None else source_of(model)
     arguments = {"bos_token": bos_token, "eos_token": eos_token, "now": now, "parser": parser, "reasoning": reasoning}
     source = replace(source, **{key: value for key, value in arguments.items() if value is not None})  # type: ignore[arg-type]
     return choose(registry(), source, has_token, name=name, template=template)[0]
+
+
+def check_template(name: str, template: object) -> None:
+    """Check the type of a caller's template.
+
+    Raises:
+        InvalidOption: it is neither a text nor None.
+    """
+    if template is not None and not isinstance(template, str):
+        raise InvalidOption(f"{name}={shown(template)} (accepted: a text, or None)")
 
 
 def choose(
@@ -149,7 +163,7 @@ def source_of(model: Described | str | os.PathLike[str]) -> tuple[FormatterSourc
     """
     if not isinstance(model, (str, os.PathLike)):
         return _of_model(model.info, model.vocab)
-    path = Path(model).expanduser()
+    path = model_file(model)
     if path.is_dir():
         return _of_directory(path)
     from slm_core.gguf import GgufFile

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slm_core.backend_choice import Needs, candidates, first_that_has, ranked, refused_kind
 from slm_core.errors import InvalidOption, TemplateError, UnsupportedModel
-from slm_core.formatting import choose
+from slm_core.formatting import check_template, choose
 from slm_core.formatting import source_of as template_source_of
 from slm_core.isolation import Isolation, isolation_of, refuse_object
 from slm_core.isolation import isolated as in_a_process
@@ -84,6 +84,7 @@ def load(
     """
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
+    check_template("chat_template", chat_template)
     source = source_of(path)
     plugins = registry()
     isolation = isolation_of(isolated)

@@ -39,6 +39,7 @@ from slm_core.types import (
     States,
     Tool,
 )
+from slm_core.user_paths import option_path
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -276,7 +277,7 @@ class Model(Closing):
             InvalidOption: an invalid value.
             MissingExtra: there is a ``tracer_provider``, but OpenTelemetry is not installed.
         """
-        directory = None if cache_dir is None else Path(cache_dir).expanduser()
+        directory = None if cache_dir is None else option_path("cache_dir", cache_dir)
         options = EngineOptions(
             n_parallel=n_parallel,
             step_ms=step_ms,

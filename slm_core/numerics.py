@@ -28,6 +28,25 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def as_finite(value: object) -> float | None:
+    """A finite number as a float; None for anything else, such as an integer that is too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of a value for an error message, in one line of at most 80 characters."""
+    try:
+        return f"{' '.join(repr(value).split()):.80}"
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        return "an integer of thousands of digits"
+
+
 def log_sum_exp(logits: Floats, *, dtype: type[np.floating[Any]] | None = None) -> float:
     """The logarithm of the sum of exponentials of logits [n]: a logit minus the result is a log probability.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slm_core.errors import InvalidModelFile, InvalidOption, ModelFileNotFound
 from slm_core.hub import fetch, is_reference
 from slm_core.tensor_source import TENSOR_SOURCE_MEMBERS, TensorSource
 from slm_core.types import ModelSource
+from slm_core.user_paths import exists, expanded
 
 _URL = re.compile(
     r"https?:/{1,2}(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -62,12 +65,37 @@ def local(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if is_reference(text):
         return fetch(text)
-    file = Path(text).expanduser()
+    with _reported(text):
+        file = expanded(text)
     hint = _hint(text, file)
     if hint:
-        kind = InvalidModelFile if file.exists() else ModelFileNotFound
+        kind = InvalidModelFile if exists(file) else ModelFileNotFound
         raise kind(f"{text}: {hint}")
-    return file
+    return model_file(text)
+
+
+def model_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a model's or adapter's file or directory, with ``expanded``; there may be nothing.
+
+    Raises:
+        InvalidModelFile: no file can have this path, or the system refuses to look at it.
+        ModelFileNotFound: the path begins with an unknown user.
+    """
+    with _reported(os.fspath(path)):
+        file = expanded(path)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()
+        return file
+
+
+@contextmanager
+def _reported(text: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ModelFileNotFound(f"{text}: {error.strerror}") from None
+    except OSError as error:
+        raise InvalidModelFile(f"{text}: cannot be read: {error.strerror}") from None
 
 
 def _hint(text: str, path: Path) -> str:
@@ -81,6 +109,6 @@ def _hint(text: str, path: Path) -> str:
         return f"a URL; give the reference hf://{match['repo']}{revision}{file}"
     if path.suffix == ".safetensors":
         return f"weights only; give the directory {path.parent}, with its config.json and tokenizer"
-    if _HUB_ID.fullmatch(text) and not path.exists() and not text.endswith(".gguf") and not path.parent.exists():
+    if _HUB_ID.fullmatch(text) and not text.endswith(".gguf") and not exists(path.parent):
         return f"no such file; for the model of the Hugging Face Hub give hf://{text}"
     return ""

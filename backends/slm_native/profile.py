@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.errors import InvalidOption, UnknownOption
+from slm_core.user_paths import option_path
 
 PROFILE_VARIABLE = "SLM_PROFILE"
 _SUFFIX = ".profile.toml"
@@ -61,7 +62,7 @@ def find_profile(model: Path | None, named: str | None) -> Profile | None:
     """
     name = named or os.environ.get(PROFILE_VARIABLE)
     if name:
-        return read_profile(Path(name).expanduser())
+        return read_profile(option_path("profile", name))
     path = model.with_name(model.stem + _SUFFIX) if model is not None else None
     return read_profile(path) if path is not None and path.is_file() else None
 

@@ -11,6 +11,7 @@ from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.reading import read_adapter
 from slm_core.errors import InvalidOption, SnapshotMismatch, UnsupportedInput
 from slm_core.hints import did_you_mean
+from slm_core.paths import model_file
 from slm_core.protocols import Adapters
 from slm_core.types import AdapterInfo
 
@@ -79,7 +80,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         """Load an adapter; see ``protocols.Adapters``."""
         if self._base is None:
             raise UnsupportedInput(f"this model takes no adapters: {self._reason}")
-        adapter = read_adapter(Path(path).expanduser(), self._base, name, layers)
+        adapter = read_adapter(model_file(path), self._base, name, layers)
         with self._lock:
             if adapter.info.name in self._adapters:
                 raise InvalidOption(

@@ -258,7 +258,7 @@ class Session(SessionHistory, Closing):
         To continue with a completion, pass its tokens to ``append_tokens``.
 
         Args:
-            n: the number of completions.
+            n: the number of completions, up to 4096.
             sampling: instead of the session's.
             best_of: generate this many, and keep the n with the largest mean log probability.
             logits_processors: change each row of logits of each completion before it is sampled; see
@@ -271,7 +271,7 @@ class Session(SessionHistory, Closing):
             progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
 
         Raises:
-            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.
+            InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096.
             InvalidSequence: the context has too few free sequences.
             SessionError: there is nothing to continue.
             ConstraintError: the spec of a constraint is invalid or unsupported.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slm_core.atomic_write import read_regular
 from slm_core.chat import Chat
 from slm_core.cli import options as o
 from slm_core.cli.adapters import AdapterOptions
@@ -124,7 +125,7 @@ class ConversationOptions:
                 adapters=adapters,
                 **self.kv_types,
             )
-        data = self.file.read_bytes()
+        data = read_regular(self.file)
         talk = Chat.restore(
             loaded, data, n_ctx=self.ctx, overflow=self.overflow, tools=self.tools or None, **self.kv_types
         )

@@ -10,6 +10,7 @@ import typer
 from slm_core.cli.terminal import note, progress_of
 from slm_core.paths import local
 from slm_core.plugins import registry
+from slm_core.user_paths import expanded
 
 
 def _formats(incomplete: str) -> list[str]:
@@ -36,7 +37,7 @@ def convert(
     """Write a model in another format, for other programs to load."""
     write = registry().converter(to)
     with progress_of(f"Converting {model.name}") as progress:
-        write(local(model), target.expanduser(), progress or (lambda share: None))
+        write(local(model), expanded(target), progress or (lambda share: None))
     files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
     n_files = "1 file" if len(files) == 1 else f"{len(files)} files"
     note(f"{target}: {n_files}, {sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")

@@ -15,6 +15,7 @@ from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.errors import InvalidOption
 from slm_core.foreign import reported
+from slm_core.user_paths import expanded
 
 
 @o.expand_groups
@@ -86,7 +87,7 @@ def _results(subject: object, names: list[str], include_path: Path | None, **opt
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     with reported(InvalidOption, "lm-evaluation-harness"):
-        own = None if include_path is None else str(include_path.expanduser())
+        own = None if include_path is None else str(expanded(include_path))
         manager = TaskManager(include_path=own, include_defaults=own is None)
         if own is not None and _unknown(manager, names):
             manager = TaskManager(include_path=own)  # reads the files of all its tasks, which takes seconds

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from slm_core.atomic_write import check_regular
 from slm_core.errors import InvalidOption
+from slm_core.user_paths import expanded
 
 
 def paths(argument: str) -> Sequence[str]:
@@ -25,14 +28,16 @@ def complete_path(incomplete: str) -> list[str]:
     return list(paths(incomplete))
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
+def read_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> str:
+    """The text of a regular file or of a pipe, such as ``<(command)`` in a shell.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a device.
         InvalidOption: it is not UTF-8.
     """
+    path = expanded(path)
+    check_regular(path, or_pipe=True)
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=errors)
     except UnicodeDecodeError as error:
         raise InvalidOption(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error

@@ -12,10 +12,12 @@ from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter, wri
 from slm_core.checkpoints import open_model
 from slm_core.cli import options as o
 from slm_core.cli.adapters import Lora, read_lora
+from slm_core.cli.files import read_text
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
-from slm_core.paths import local
+from slm_core.paths import local, model_file
 from slm_core.steering import SteeringMethod
+from slm_core.user_paths import expanded
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, epilog="Example: slm lora info model.gguf adapter")
 
@@ -30,7 +32,7 @@ _Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.
 def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
     """Check that an adapter fits a model, and show what it changes."""
     with open_model(local(model)) as source:
-        details = read_adapter(adapter.expanduser(), BaseModel.of(source)).info
+        details = read_adapter(model_file(adapter), BaseModel.of(source)).info
     if as_json:
         facts = {name: getattr(details, name) for name in ("name", "path", "fingerprint", "rank", "n_params")}
         print_json({**facts, "tensors": list(details.tensors), "layers": list(details.layers)})
@@ -49,12 +51,12 @@ def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
 def convert(model: _Model, adapter: _Adapter, target: Annotated[
         Path, typer.Argument(metavar="OUT", help="The new GGUF file.")], force: _Force = False) -> None:  # fmt: skip
     """Write an adapter of PEFT as a GGUF file, which llama.cpp reads, too."""
-    target = target.expanduser()
+    target = expanded(target)
     if target.exists() and not force:
         raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
     with open_model(local(model)) as source:
         base = BaseModel.of(source)
-        read = read_adapter(adapter.expanduser(), base)
+        read = read_adapter(model_file(adapter), base)
         if read.directions:
             raise InvalidOption(f"{adapter}: a control vector is a GGUF file already")
         write_adapter(read, base.architecture, target)
@@ -76,8 +78,8 @@ def merge_command(
 
     Changes are often smaller than the steps of a format with few bits: merge into F16, and quantize the result.
     """
-    adapters = [(path.expanduser(), scale) for path, scale in map(read_lora, lora or ())]
-    target = target.expanduser()
+    adapters = [(model_file(path), scale) for path, scale in map(read_lora, lora or ())]
+    target = expanded(target)
     with progress_of(f"Merging into {model.name}") as progress:
         n_changed = merge(local(model), adapters, target, ggml_type=type_name, force=force, progress=progress)
     note(f"{target}: {n_changed} tensors changed, {target.stat().st_size / 1e6:,.1f} MB")
@@ -110,10 +112,10 @@ def vector(
 
     Texts are prompts, or beginnings of answers; control tokens in them are parsed. Their last tokens are compared.
     """
-    target = target.expanduser()
+    target = expanded(target)
     if target.exists() and not force:
         raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
-    texts = [file.expanduser().read_text(encoding="utf-8").splitlines() for file in (positive, negative)]
+    texts = [read_text(file).splitlines() for file in (positive, negative)]
     layers = None if layer_range is None else range(layer_range[0], layer_range[1] + 1)
     with engine.load(path) as model, progress_of("Reading the texts") as progress:
         directions = model.control_vector(

@@ -17,6 +17,7 @@ import typer
 from slm_core.cli.terminal import note
 from slm_core.errors import InvalidOption
 from slm_core.plugins import registry
+from slm_core.user_paths import expanded
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SUFFIX = ".in"  # suffix of templates, which are not valid Python
@@ -97,7 +98,7 @@ def new_backend(
     """Write a package with a backend that passes the conformance suite, as a template for your engine."""
     try:
         names = Names.of(name)
-        target = directory.expanduser() / names.distribution
+        target = expanded(directory) / names.distribution
         write(names, target)
     except InvalidOption as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from error

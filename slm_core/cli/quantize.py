@@ -17,6 +17,7 @@ from slm_core.errors import InvalidOption
 from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
 from slm_core.quantizing import RECIPES, Plan, plan_quantization, write_plan
+from slm_core.user_paths import expanded
 
 
 def _type_names(incomplete: str) -> list[str]:
@@ -54,7 +55,7 @@ def quantize(
     as_json: o.AsJson = False,
 ) -> None:
     """Make a model file smaller, with fewer bits per weight. Types and recipes are the same as in llama.cpp."""
-    target = target.expanduser()
+    target = expanded(target)
     with open_gguf(source) as file:
         plan = plan_quantization(file, type_name, overrides=_overrides(override or []), imatrix=imatrix, pure=pure)
         for line in plan.notes:

@@ -24,6 +24,7 @@ from slm_core.errors import ContextFull, InvalidOption
 from slm_core.generation import Answer, BeamAnswer, Completion, FinishReason, Generation
 from slm_core.hub import is_reference
 from slm_core.model import Model
+from slm_core.user_paths import exists
 
 STDIN_NOTE_S = 3.0
 """Seconds of waiting for standard input, beside a prompt, before a note says so."""
@@ -203,7 +204,7 @@ def _model_and_prompt(model: str | None, text: str | None, prompt: str | None) -
 
 
 def _is_model(word: str) -> bool:
-    return is_reference(word) or word.lower().endswith(".gguf") or Path(word).exists()
+    return is_reference(word) or word.lower().endswith(".gguf") or exists(word)
 
 
 def _prompt(text: str | None) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from slm_core.cli import options as o
 from slm_core.cli.adapters import AdapterOptions
+from slm_core.cli.files import read_text
 from slm_core.cli.terminal import out, print_json, write
 
 
@@ -30,7 +31,7 @@ def score(
     """Measure how well a model predicts a text: perplexity, and bits per byte."""
     if len(names) > 2:
         raise typer.BadParameter("give one file of text, and before it a model, if any", param_hint="FILE")
-    text = sys.stdin.read() if names[-1] == "-" else Path(names[-1]).read_text(encoding="utf-8", errors="replace")
+    text = sys.stdin.read() if names[-1] == "-" else read_text(Path(names[-1]), errors="replace")
     kv_types = o.read_kv_types(kv_type)
     with engine.load(Path(names[0]) if len(names) == 2 else None) as model:
         adapters = adapter_options.load(model)

@@ -29,6 +29,7 @@ from slm_core.modelinfo import model_info
 from slm_core.paths import local
 from slm_core.plugins import registry
 from slm_core.types import KvType
+from slm_core.user_paths import exists
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -332,7 +333,7 @@ def _named(text: str) -> tuple[str, str | None, Path | None]:
     if not path:
         return name, backend, None
     # Absolute: replicas run elsewhere. Other paths are names of downloads, or wrong, and are shown as they were given.
-    return name, backend, Path(path).absolute() if Path(path).exists() else Path(path)
+    return name, backend, Path(path).absolute() if exists(path) else Path(path)
 
 
 def _needed(path: Path | None, settings: EngineSettings) -> int:

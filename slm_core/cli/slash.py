@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_core.atomic_write import atomic_file
+from slm_core.atomic_write import atomic_file, read_regular
 from slm_core.cli import options as o
 from slm_core.cli.constraints import read_schema
 from slm_core.cli.conversation import Conversation
@@ -23,6 +23,7 @@ from slm_core.sampling import Sampling
 from slm_core.sampling.aliases import PRESETS, canonical
 from slm_core.toolschema import tool_schemas
 from slm_core.types import EditLevel, Message, Role
+from slm_core.user_paths import expanded
 
 LEAVE = ("exit", "quit", "/exit", "/quit")
 """Lines that end a chat."""
@@ -278,7 +279,7 @@ class Commands:
 
     def _tools(self, argument: str) -> None:
         if argument:
-            tools = [] if argument == "off" else read_tools(Path(argument).expanduser())
+            tools = [] if argument == "off" else read_tools(expanded(argument))
             self._talk.set_options(tools=tuple(tools))
         functions = [schema["function"] for schema in tool_schemas(self._talk.chat.options.tools)]
         listed = [f"{f['name']}: {f.get('description', '')}".rstrip(": ") for f in functions if isinstance(f, dict)]
@@ -310,7 +311,7 @@ class Commands:
         note(f"(saved {len(self._talk.messages)} messages, {len(data):,} bytes, to {path})")
 
     def _load(self, argument: str) -> None:
-        self._talk.restore(_file("load", argument).read_bytes())
+        self._talk.restore(read_regular(_file("load", argument)))
         note(f"(going on with {len(self._talk.messages)} messages)")
 
     def _help(self, argument: str) -> None:
@@ -335,7 +336,7 @@ def write_private(path: Path, data: bytes) -> None:
 def _file(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidOption(f"/{command} needs the name of a file")
-    return Path(argument).expanduser()
+    return expanded(argument)
 
 
 def _name_and_value(argument: str) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ import typer
 
 from slm_core.chat.prompt import encode_segments, special_spans
 from slm_core.cli import options as o
+from slm_core.cli.files import read_text
 from slm_core.cli.terminal import note, out, print_json, write
 from slm_core.formatting import formatter
 from slm_core.loading import demo_model_path
@@ -50,7 +51,7 @@ def template(
     if template_file is not None and name is not None:
         raise typer.BadParameter("give --template or --formatter, not both", param_hint="--template")
     path = demo_model_path() if model is None else local(model)
-    text = None if template_file is None else template_file.read_text(encoding="utf-8")
+    text = None if template_file is None else read_text(template_file)
     chat_format = formatter(template=text, name=name, model=path)
     segments = chat_format.render(
         _read_list(messages, "--messages", "messages"),
@@ -97,7 +98,7 @@ def _kinds(vocab: Vocab | None, segments: Sequence[Segment]) -> Iterator[tuple[s
 
 def _read_list(path: str, option: str, key: str) -> list[Mapping[str, Any]]:
     """A JSON list of objects: the whole file, or the value of ``key`` in an object."""
-    text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
+    text = sys.stdin.read() if path == "-" else read_text(Path(path))
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from slm_core.cli.files import read_text
 from slm_core.errors import InvalidOption
 from slm_core.toolschema import tool_schemas
 from slm_core.types import Tool
+from slm_core.user_paths import expanded
 
 
 def read_tools(path: Path) -> list[Tool]:
@@ -20,7 +21,7 @@ def read_tools(path: Path) -> list[Tool]:
         InvalidOption: the file cannot be run or read, or contains no tool.
         OSError: there is no such JSON file.
     """
-    path = path.expanduser()
+    path = expanded(path)
     tools = _functions(path) if path.suffix == ".py" else _schemas(path)
     if not tools:
         raise InvalidOption(f"{path} contains no tools (accepted: functions in FILE.py, schemas in FILE.json)")

@@ -146,6 +146,10 @@ class EngineCore(Closing):
             request.stop_at(request.message_ends[-1])
         self._waiting.append(request)
 
+    def refuse(self, request: Request, error: Exception) -> None:
+        """Fail a request that ``add`` refused."""
+        self._fail(request, error)
+
     def check(self, request: Request) -> None:
         """Refuse a request that the context cannot serve; see ``add``. Any thread may call this.
 

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -240,7 +240,7 @@ class Engine(Closing):
 
         Args:
             prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
-            n: the number of completions.
+            n: the number of completions, up to 4096.
             sampling: how tokens are chosen.
             best_of: make this many completions, and keep the n with the largest mean log probability.
             constraint: restricts the completions; each completion has a copy.
@@ -248,7 +248,8 @@ class Engine(Closing):
             options: the other options of ``submit``; completion i has the id ``request_id`` with "-i".
 
         Raises:
-            InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``; ``submit`` lists the other errors.
+            InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096; ``submit``
+                lists the other errors.
         """
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
@@ -429,9 +430,16 @@ class Engine(Closing):
             if self._closing:
                 return False
             arrived, self._inbox = self._inbox, deque()
-        for request in arrived:
-            self._core.add(request)
+        self._add(arrived)
         return True
+
+    def _add(self, requests: Iterable[Request]) -> None:
+        """Add requests to the queue; a request that cannot be added fails alone."""
+        for request in requests:
+            try:
+                self._core.add(request)
+            except Exception as error:
+                self._core.refuse(request, error)
 
     def _note_positions(self, busy: bool) -> None:
         """Count the positions at intervals: counting in each step would take longer than the rest of the step."""
@@ -443,8 +451,7 @@ class Engine(Closing):
         with self._changed:
             self._closing = True
             arrived, self._inbox = self._inbox, deque()
-        for request in arrived:
-            self._core.add(request)
+        self._add(arrived)
         self._core.abort(error)
         try:
             self._core.close()

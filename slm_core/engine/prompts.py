@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 from slm_core.chat.messages import MessageLike, as_messages
 from slm_core.chat.prompt import encode_messages
@@ -137,13 +137,18 @@ class EventParser:
 def is_prompt(prompt: object) -> bool:
     """Whether ``prompt`` is one prompt (a text, tokens, messages, ...), not several."""
     return isinstance(prompt, str | Infill | Conversation) or (
-        isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
+        _is_list(prompt) and bool(prompt) and all(isinstance(p, int | Message | Mapping) for p in prompt)
     )
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Whether a value is a sequence, but not bytes: their numbers are not tokens."""
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
 
 
 def check_prompts(prompts: object) -> None:
     """Raise ``InvalidOption`` if ``prompts`` is not a list of prompts."""
-    if not isinstance(prompts, Sequence):
+    if not _is_list(prompts):
         raise InvalidOption(
             f"{type(prompts).__name__} is no prompt (accepted: a text, tokens, messages, or a list of them)"
         )

@@ -20,6 +20,7 @@ from slm_core.generation.events import Answer, Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.generation.token_loop import Progress, TokenLoop
+from slm_core.numerics import as_finite, shown
 from slm_core.protocols import Adapters, Constraint, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling, chain_for
 
@@ -106,8 +107,8 @@ class Request:
         origin: the origin of the request, for tracing.
 
     Raises:
-        InvalidOption: no tokens, a priority that is not a number, an invalid id, a drafter for sessions only,
-            logits processors that are not a list of functions, or see ``salt_of``.
+        InvalidOption: no tokens, a priority that is not a finite number, a key or salt that is not a text, an invalid
+            id, a drafter for sessions only, logits processors that are not a list of functions, or see ``salt_of``.
         UnsupportedInput: see ``salt_of``.
     """
 
@@ -137,8 +138,12 @@ class Request:
     ) -> None:
         if not prompt:
             raise InvalidOption("a prompt without tokens: the model's first token has to follow something")
-        if isinstance(priority, bool) or not isinstance(priority, int | float) or priority != priority:
-            raise InvalidOption(f"priority={priority!r} (accepted: a number; larger ones come first)")
+        finite = as_finite(priority)
+        if finite is None:
+            raise InvalidOption(f"priority={shown(priority)} (accepted: a finite number; larger ones come first)")
+        for name, text in (("key", key), ("salt", salt)):
+            if not isinstance(text, str):
+                raise InvalidOption(f"{name} is a value of type {type(text).__name__} (accepted: a text)")
         self.id = next(_NUMBERS)
         self.request_id = checked_id(request_id)
         self.history = History(prompt)
@@ -168,7 +173,7 @@ class Request:
             special=special,
         )
         self.loop.start_timeout()
-        self.priority = priority
+        self.priority = finite
         self.key = key
         self.on_end = on_end
         self.arrived_s = clock()

@@ -19,7 +19,11 @@ from slm_core.generation.branches import Branches
 from slm_core.generation.events import Answer, Event
 from slm_core.generation.loop import Generation
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.numerics import shown
 from slm_core.types import PrefillProgress
+
+MOST_COMPLETIONS = 4096
+"""The most completions of a call: they are all made before the first one is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +316,10 @@ def checked_completions(n: int, best_of: int | None) -> int:
     """The number of completions to make, of which ``n`` are kept.
 
     Raises:
-        InvalidOption: ``n`` is below 1, or ``best_of`` below ``n``.
+        InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above ``MOST_COMPLETIONS``.
     """
     n_made = n if best_of is None else best_of
     for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_COMPLETIONS:
+            raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from {least} to {MOST_COMPLETIONS})")
     return n_made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import Event
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.numerics import as_finite, shown
 from slm_core.types import PrefillProgress
 
 
@@ -74,6 +74,7 @@ def checked_timeout(seconds: float | None) -> float | None:
     """
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise InvalidOption(f"timeout={seconds!r} (accepted: seconds above 0, or None)")
-    return float(seconds)
+    number = as_finite(seconds)
+    if number is None or number <= 0:
+        raise InvalidOption(f"timeout={shown(seconds)} (accepted: seconds above 0, or None)")
+    return number

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slm_core.adapters import check_layer_range, unknown_adapter
 from slm_core.isolation.control import Control
+from slm_core.paths import model_file
 from slm_core.types import AdapterInfo
 
 
@@ -39,7 +40,7 @@ class IsolatedAdapters(Mapping[str, AdapterInfo]):
     def load(self, path: Path | str, name: str | None = None, *, layers: tuple[int, int] | None = None) -> AdapterInfo:
         """Load an adapter; see ``protocols.Adapters``."""
         layers = check_layer_range(layers)
-        value = self._control.ask("load_adapter", Path(path).expanduser().absolute(), name, layers and list(layers))
+        value = self._control.ask("load_adapter", model_file(path).absolute(), name, layers and list(layers))
         match value:
             case {
                 "name": str() as known,

@@ -17,6 +17,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
+from slm_core.atomic_write import check_regular
 from slm_core.errors import InvalidOption
 from slm_core.server.errors import ApiError
 
@@ -63,6 +64,7 @@ def read_keys(path: Path) -> list[ApiKey]:
         InvalidOption: the file cannot be read, is invalid, or has no keys.
     """
     try:
+        check_regular(path, or_pipe=True)
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidOption(f"{path}: {error}") from error

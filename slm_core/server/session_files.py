@@ -9,6 +9,7 @@ from pathlib import Path
 from slm_core.atomic_write import atomic_file
 from slm_core.errors import InvalidOption
 from slm_core.server.errors import ApiError
+from slm_core.user_paths import option_path
 
 _SUFFIX = ".json"
 _READABLE_BY_OWNER = 0o600
@@ -25,7 +26,7 @@ class SessionFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.expanduser()
+        self._folder = option_path("sessions_dir", folder)
         with _one_line(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 

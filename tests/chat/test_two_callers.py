@@ -304,7 +304,7 @@ def _enter(queue: ContextQueue) -> None:
         pass
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), -float("inf"), 10**400, 10**5000, "5", True], ids=type)
 def test_an_invalid_deadline_is_refused(seconds: object) -> None:
     with pytest.raises(slm.SlmError, match="queue_timeout="):
         Session(ScriptedContext(), ByteVocab(), queue_timeout=seconds)  # type: ignore[arg-type]

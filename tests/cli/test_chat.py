@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from slm_core.cli.app import app
 from slm_core.toolschema import tool_schema
 
 GREEDY = ("--backend", "native", "--temperature", "0")
+NEEDS_PIPES = pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
 
 
 @pytest.fixture(scope="module")
@@ -261,14 +263,19 @@ def test_another_backend_gets_all_flags_but_options_of_the_first(run, monkeypatc
         ("/save no-such-folder/talk.chat", "No such file or directory"),
         ("/load no-such.chat", "No such file or directory"),
         ("/load {damaged}", "error: "),
+        pytest.param("/load {pipe}", "not a regular file", marks=NEEDS_PIPES),
+        pytest.param("/save {pipe}", "not a regular file", marks=NEEDS_PIPES),
         ("/backend nosuch", "error: unknown backend 'nosuch' (registered: "),
     ],
 )
 def test_an_error_leaves_the_conversation_unchanged(run, chat, tmp_path: Path, command: str, message: str) -> None:
     damaged = tmp_path / "damaged.chat"
     damaged.write_bytes(b"not a dump")
+    if "{pipe}" in command:
+        os.mkfifo(tmp_path / "pipe")
+    command = command.replace("{damaged}", str(damaged)).replace("{pipe}", str(tmp_path / "pipe"))
     expected = [chat.send("Hello!").text]
-    outcome = run("chat", *GREEDY, input=f"{command.replace('{damaged}', str(damaged))}\nHello!\n/exit\nnot read\n")
+    outcome = run("chat", *GREEDY, input=f"{command}\nHello!\n/exit\nnot read\n")
     assert (outcome.code, outcome.out.splitlines()) == (0, expected)
     assert len(outcome.err.splitlines()) == 1
     assert message in outcome.err

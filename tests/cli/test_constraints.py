@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,40 @@ def test_an_invalid_constraint_is_one_line(run, tmp_path: Path, command: str, fl
     assert (outcome.code, outcome.out) == (1, "")
     assert re.fullmatch(r"error: [^\n]+\n", outcome.err), outcome.err
     assert message in outcome.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a device of Linux and macOS")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "-p", "Hello!", "--schema", "{device}"),
+        ("run", "-p", "Hello!", "--grammar", "{device}"),
+        ("run", "-p", "Hello!", "--template", "{device}"),
+        ("run", "-p", "Hello!", "--tools", "{device}"),
+        ("chat", "--session", "{device}"),
+        ("template", "--messages", "{device}"),
+        ("template", "--messages", "{messages}", "--template", "{device}"),
+        ("score", "{device}"),
+    ],
+    ids=lambda arguments: " ".join((arguments[0], arguments[-2])),
+)
+def test_a_device_is_not_read(run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A device such as /dev/zero has no end."""
+    device = tmp_path / "device"
+    device.symlink_to(os.devnull)
+    (tmp_path / "messages").write_text('[{"role": "user", "content": "Hi"}]')
+    named = {"{device}": str(device), "{messages}": str(tmp_path / "messages")}
+    outcome = run(*(named.get(each, each) for each in arguments))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert re.fullmatch(r"error: [^\n]*not a regular file[^\n]*\n", outcome.err), outcome.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+def test_a_schema_from_a_pipe(run, tmp_path: Path) -> None:
+    """A shell's ``<(command)`` is a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=('{"const": 7}',))
+    writer.start()
+    assert run("run", "-p", "Hello!", *GREEDY, "--schema", str(pipe)).out == "7\n"
+    writer.join()

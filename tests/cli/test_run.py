@@ -41,6 +41,15 @@ def test_a_prompt_is_an_argument_or_an_option(run, arguments: tuple[str, ...]) -
     assert run("run", *arguments, *GREEDY).out == "12 + 30 = 42\n"
 
 
+def test_a_prompt_may_be_longer_than_the_name_of_a_file(run, chat) -> None:
+    prompt = "Hello " * 60 + "there!"  # a name has at most 255 bytes
+    with chat.fork() as fork:
+        assert run("run", prompt, *GREEDY).out == fork.send(prompt).text + "\n"
+    longer_than_a_path = run("run", "Hello " * 2000, *GREEDY, "--ctx", "64")
+    assert "free (--ctx N sets a larger one)" in longer_than_a_path.err
+    assert "is neither a model" in run("run", "x" * 300, *GREEDY).err
+
+
 def test_one_word_behind_a_model_is_a_prompt(run, chat) -> None:
     with chat.fork() as fork:
         assert run("run", DEMO, "Hello!", *GREEDY).out == fork.send("Hello!").text + "\n"

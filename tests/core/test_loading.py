@@ -213,6 +213,11 @@ def test_the_callers_template_overrides_the_models(known: FakeRegistry) -> None:
         slm.load("m.gguf", chat_template="broken")
     with pytest.raises(InvalidOption, match="not both"):
         slm.load("m.gguf", chat_template="another", formatter="tags")
+    for template in (b"another", Path("another.jinja"), 1):
+        with pytest.raises(InvalidOption, match=r"^chat_template=.* \(accepted: a text, or None\)$"):
+            slm.load("m.gguf", chat_template=template)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption, match=r"^template=.* \(accepted: a text, or None\)$"):
+            slm.formatter(template)  # type: ignore[arg-type]
 
 
 def test_info_has_the_settings_in_effect(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripted import ByteVocab, ScriptedContext, TagFormatter
@@ -156,7 +158,7 @@ def test_thinking_requires_messages(engine: Engine) -> None:
         engine.submit("text", thinking=True)
 
 
-@pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None])
+@pytest.mark.parametrize("prompt", [3, "", [], [[1], "a"], ["text", 3], None, b"text", memoryview(b"text")])
 def test_invalid_prompts_are_refused(engine: Engine, prompt: object) -> None:
     with pytest.raises(InvalidOption, match="prompt"):
         engine.submit(prompt)  # type: ignore[arg-type]
@@ -186,6 +188,88 @@ def test_a_prompt_that_is_too_long_is_refused_at_once(engine: Engine) -> None:
     with pytest.raises(ContextFull):
         engine.submit("x" * 2000)
     assert engine.submit("and goes on", GREEDY).run().tokens == tokens_alone("and goes on")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("key", ["team", "a"]),
+        ("key", None),
+        ("key", b"a"),
+        ("salt", np.arange(3)),
+        ("salt", 1),
+        ("priority", 10**400),
+        ("priority", 10**5000),
+        ("priority", math.inf),
+        ("priority", math.nan),
+        ("priority", True),
+        ("priority", "1"),
+        ("timeout", 10**400),
+        ("timeout", math.nan),
+        ("timeout", math.inf),
+        ("timeout", 0),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_an_invalid_option_is_raised_to_its_caller_only(engine: Engine, option: str, value: object) -> None:
+    other = engine.submit("Another request", GREEDY)
+    for call in (engine.submit, lambda prompt, *rest, **options: engine.completions(prompt, 2, *rest, **options)):
+        with pytest.raises(InvalidOption, match=option) as refused:
+            call("text", GREEDY, **{option: value})
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 200
+    assert other.run().tokens == tokens_alone("Another request")
+    assert engine.submit("and goes on", GREEDY).run().tokens == tokens_alone("and goes on")
+
+
+@pytest.mark.parametrize(("n", "best_of"), [(4097, None), (2**31, None), (1, 2**31), (10**5000, None)], ids=type)
+def test_too_many_completions_are_refused_before_they_are_made(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, n: int, best_of: int | None
+) -> None:
+    monkeypatch.setattr("slm_core.engine.engine.Request", None)
+    with pytest.raises(InvalidOption, match=r"accepted: an integer from 1 to 4096\)"):
+        engine.completions("text", n, GREEDY, best_of=best_of)
+
+
+class Unhashable(str):
+    """A text that the engine cannot count by."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_request_that_cannot_be_added_fails_alone() -> None:
+    """The requests that arrived with it are answered, and the engine goes on."""
+    context = SlowContext(n_ctx=2000, n_seq_max=4)
+    with engine_over(context) as engine:
+        running = engine.submit("running", GREEDY)
+        assert context.begun.acquire(timeout=WAIT_S)
+        streams = [engine.submit(f"request {i}", GREEDY, key=Unhashable("b") if i == 1 else "a") for i in range(3)]
+        context.may_go_on.release(1000)
+        with pytest.raises(TypeError, match="hash"):
+            streams[1].run()
+        assert running.run().tokens == tokens_alone("running")
+        assert [streams[i].run().tokens for i in (0, 2)] == [tokens_alone(f"request {i}") for i in (0, 2)]
+        assert engine.submit("later", GREEDY).run().tokens == tokens_alone("later")
+        stats = engine.stats()
+        assert (stats.n_finished, stats.n_failed, len(stats.requests)) == (4, 1, 0)
+
+
+def test_a_request_that_cannot_be_added_while_the_engine_closes_fails_too() -> None:
+    context = SlowContext(n_ctx=2000, n_seq_max=4)
+    engine = engine_over(context)
+    running = engine.submit("running", ENDLESS)
+    assert context.begun.acquire(timeout=WAIT_S)
+    bad, good = (engine.submit("text", GREEDY, key=key) for key in (Unhashable("b"), "a"))
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while not engine._closing:
+        time.sleep(0.001)
+    context.may_go_on.release(1000)
+    closing.join(WAIT_S)
+    for stream, error in ((bad, TypeError), (good, EngineClosed), (running, EngineClosed)):
+        with pytest.raises(error):
+            stream.run()
 
 
 def test_leaving_a_stream_cancels_its_request() -> None:

@@ -73,9 +73,11 @@ def test_the_failure_of_a_single_prompt_is_raised_unchanged(model: slm.Model) ->
         model.generate("too long " * 200, GREEDY, n_ctx=200)
 
 
-@pytest.mark.parametrize("bad", [None, 3, [None], [["a"]], [PROMPTS[0], 3], {"role": "user"}])
+@pytest.mark.parametrize(
+    "bad", [None, 3, [None], [["a"]], [PROMPTS[0], 3], {"role": "user"}, b"Hello", [b"Hello"], bytearray(b"a"), b""]
+)
 def test_invalid_prompts_are_refused(model: slm.Model, bad: object) -> None:
-    with pytest.raises(slm.SlmError, match="accepted: a text"):
+    with pytest.raises(slm.InvalidOption, match="accepted: a text"):
         model.generate(bad)  # type: ignore[call-overload]
 
 

@@ -244,9 +244,11 @@ def test_a_session_changed_meanwhile_is_refused() -> None:
 def test_invalid_numbers_of_completions_are_refused() -> None:
     session = session_of(n_seq_max=3)
     for options, message in (
-        ({"n": 0}, "n=0 .accepted: an integer from 1 on"),
+        ({"n": 0}, "n=0 .accepted: an integer from 1 to 4096"),
         ({"n": True}, "n=True"),
-        ({"n": 2, "best_of": 1}, "best_of=1 .accepted: an integer from 2 on"),
+        ({"n": 4097}, "n=4097 .accepted: an integer from 1 to 4096"),
+        ({"n": 2, "best_of": 1}, "best_of=1 .accepted: an integer from 2 to 4096"),
+        ({"n": 2, "best_of": 10**5000}, "best_of=.* .accepted: an integer from 2 to 4096"),
     ):
         with pytest.raises(InvalidOption, match=message):
             session.completions(sampling=WARM, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -157,6 +158,11 @@ def test_an_invalid_file_of_keys(tmp_path: Path, text: str, message: str) -> Non
         read_keys(path)
     with pytest.raises(InvalidOption, match="No such file"):
         read_keys(tmp_path / "none.toml")
+    if os.name != "nt":
+        device = tmp_path / "device"
+        device.symlink_to(os.devnull)
+        with pytest.raises(InvalidOption, match="not a regular file"):
+            read_keys(device)
 
 
 def test_names_are_distinct() -> None:

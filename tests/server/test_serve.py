@@ -80,6 +80,7 @@ def server() -> Iterator[Server]:
         ("a=hf://org/name", ("a", None, Path("hf://org/name"))),
         ("other:small.gguf", ("other:small", None, Path("other:small.gguf"))),
         ("folder/a=b.gguf", ("a=b", None, Path("folder/a=b.gguf"))),
+        ("x" * 300, ("x" * 300, None, Path("x" * 300))),
     ],
 )
 def test_names_and_engines_of_models(text: str, expected: object) -> None:

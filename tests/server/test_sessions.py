@@ -365,6 +365,8 @@ def test_a_folder_that_cannot_be_made_stops_the_start(client_with: Callable[...,
     (tmp_path / "file").write_text("")
     with pytest.raises(slm.InvalidOption, match="file/sessions: Not a directory"):
         client_with(sessions_dir=tmp_path / "file" / "sessions")
+    with pytest.raises(slm.InvalidOption, match=r"^sessions_dir=.*: no such user$"):
+        client_with(sessions_dir=Path("~nobody-here/x"))
 
 
 @pytest.mark.parametrize("stream", [False, True])

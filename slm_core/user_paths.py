@@ -1,0 +1,46 @@
+"""Paths that callers and users name: home directories, and texts that no file can have as its path."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from slm_core.errors import InvalidOption
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path in which a home directory has replaced ``~`` or ``~user``.
+
+    Raises:
+        FileNotFoundError: there is no such user.
+        OSError: no file can have this path: it contains a NUL or half a surrogate pair.
+    """
+    text = os.fspath(path)
+    try:
+        if "\0" in text:
+            raise OSError(errno.EINVAL, "no path contains a NUL character", text)
+        file = Path(path).expanduser()
+        os.fsencode(file)
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "no such user", text) from None
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EINVAL, f"no path contains {error.object[error.start]!a}", text) from None
+    return file
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or directory; False for any text that no file can have as its path."""
+    return os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
+
+
+def option_path(name: str, path: str | os.PathLike[str]) -> Path:
+    """``expanded``, for the value of an option.
+
+    Raises:
+        InvalidOption: no file can have this path.
+    """
+    try:
+        return expanded(path)
+    except OSError as error:
+        raise InvalidOption(f"{name}={os.fspath(path)!a:.80}: {error.strerror}") from None
