@@ -189,6 +189,8 @@ def test_a_restored_dump_continues_like_the_chat(payload_format: str) -> None:
         lambda meta: meta.update(context=[0, 1, 1]),
         lambda meta: meta.update(context=[1, 1, 2**17]),
         lambda meta: meta.update(thinking="yes"),
+        lambda meta: meta.update(overflow="roll"),
+        lambda meta: meta.update(overflow=[]),
         lambda meta: meta.update(tools=["x"]),
         lambda meta: meta.update(n_answers=-1),
         lambda meta: meta.pop("sampling"),
