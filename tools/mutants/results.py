@@ -112,6 +112,7 @@ make mutants                                             # 50 mutants of each pa
 make mutants MUTANTS="slm_core/context/ledger.py"        # all of one file
 make mutants MUTANTS="--sample 200 --seed 1 --seconds 3600"
 make mutants MUTANTS="--survivors"                       # what was not noticed so far
+make mutants MUTANTS="--again --only suite --most 600"   # asks the suite again, for longer, what it has missed
 make mutants MUTANTS="--show 4d891c48"                   # what a mutant changes
 ```
 
