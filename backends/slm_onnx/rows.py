@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.container import Pieces
-from slm_core.context import ContextBase
+from slm_core.context import ContextBase, check_context_options
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
@@ -89,10 +89,11 @@ class RowsContext(ContextBase):
         options: the sizes, and the KV type, which must be the graph's.
 
     Raises:
-        InvalidOption: a size below 1, or another KV type.
+        InvalidOption: a size that no context can have, or another KV type.
     """
 
     def __init__(self, engine: RowsEngine, options: ContextOptions) -> None:
+        check_context_options(options)
         kv_type = KV_TYPES[engine.dtype.name]
         for option in (options.kv_type_k, options.kv_type_v):
             if option is not None and option != kv_type:
