@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of, in_blocks, in_chunks, part_of
+from slm_native.kv.plan import Run
 
 Place = tuple[int, int]
 """A page and a slot."""
@@ -108,3 +109,20 @@ def test_a_token_sees_its_whole_block(batch, blocks) -> None:
     blocked = in_blocks(plan, ahead)
     check(blocked, expected, [places[seq_id][position] for seq_id, position in tokens])
     assert blocked.has_blocks == bool(ahead.any())
+
+
+@given(st.integers(0, 4 * PAGE_TOKENS), st.integers(1, PAGE_TOKENS), st.integers(1, 2), st.integers(1, 5 * PAGE_TOKENS))
+@settings(deadline=None)
+def test_a_chunk_has_the_biases_of_its_keys(start: int, n: int, pages_in_chunk: int, n_biased: int) -> None:
+    """Each key is its own bias, so the biases that a token sees are the positions of its keys that have one."""
+    chunk, n_held = pages_in_chunk * PAGE_TOKENS, start + n
+    bias = np.arange(min(n_biased, n_held), dtype=np.float32)
+    pages = np.arange(-(-n_held // PAGE_TOKENS))
+    codec = codec_of("f32", 2)
+    tables = PagedKvCache([PageLayout(range(1), 1, 2, codec, codec)], 8, 1).tables
+    plan = BatchPlan([Run(0, slice(0, n), start, n_held, pages, bias=bias)], pages[:0], pages[:0], tables)
+    runs = in_chunks(plan, chunk).runs
+    assert len(runs) == (n_held - 1) // chunk - start // chunk + 1
+    for i, run in enumerate(runs):
+        first = (start // chunk + i) * chunk
+        assert run.bias.tolist() == bias[first : first + run.n_held].tolist()
