@@ -69,7 +69,7 @@ def test_beams_equal_the_api(run, session) -> None:
         (("--beams", "4", "--temperature", "0.3"), "a beam search draws nothing: temperature"),
         (("--beams", "2", "-n", "3"), "n_best=3 (accepted: up to width, which is 2)"),
         (("--beams", "2", "--best-of", "3"), "--beams and --best-of do not go together"),
-        (("-n", "3", "--best-of", "2"), "best_of=2 (accepted: an integer from 3 on)"),
+        (("-n", "3", "--best-of", "2"), "best_of=2 (accepted: an integer from 3 to 4096)"),
     ],
 )
 def test_incompatible_options_are_refused(run, options, message) -> None:
