@@ -253,7 +253,7 @@ class TestContextOptions:
             (ContextOptions(kv_type_k=KvType.Q8_0), r"heads are 16 wide \(accepted: f32, f16, bf16\)"),
             (ContextOptions(kv_type_v=KvType.Q8_0), "does not divide n_embd_head_v=16"),
             (ContextOptions(kv_type_k="q3"), r"unknown KV type 'q3' \(accepted: f32, "),  # type: ignore[arg-type]
-            (ContextOptions(n_ctx=2**31), r"n_ctx=2147483648 \(accepted by llama.cpp: 1 to 2147483392\)"),
+            (ContextOptions(n_ctx=2**31 - 1), r"n_ctx=2147483647 \(accepted by llama.cpp: 1 to 2147483392\)"),
             (ContextOptions(n_ctx=2**31 - 256, kv_type_k=KvType.F32), r"takes 1152 GiB of keys and values"),
         ],
     )
@@ -313,7 +313,7 @@ class TestContextOptions:
         assert 0 < error(quantized, exact) < 0.1
 
     def test_a_batch_larger_than_the_context(self, load: LoadModel, llama_file: Path) -> None:
-        with load(llama_file).new_context(ContextOptions(n_ctx=8, n_batch=2**33)) as context:
+        with load(llama_file).new_context(ContextOptions(n_ctx=8, n_batch=2**31 - 1)) as context:
             batch = context.new_batch(9)
             batch.extend(list(range(9)), Pos(0, 0))
             with pytest.raises(ContextFull):
