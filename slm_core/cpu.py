@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slm_core.errors import InvalidOption
-from slm_core.numerics import as_integer
+from slm_core.numerics import as_integer, shown
 
 _MOST_THREADS = 512
 _CPUS = Path("/sys/devices/system/cpu")
@@ -35,7 +35,7 @@ def chosen_threads(asked: int | None) -> int:
         return usable_cores()
     n_threads = None if isinstance(asked, bool) else as_integer(asked)
     if n_threads is None or not 1 <= n_threads <= _MOST_THREADS:
-        raise InvalidOption(f"n_threads={asked!r} (accepted: an integer from 1 to {_MOST_THREADS})")
+        raise InvalidOption(f"n_threads={shown(asked)} (accepted: an integer from 1 to {_MOST_THREADS})")
     return n_threads
 
 

@@ -28,6 +28,14 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def as_integer(value: object) -> int | None:
+    """An integer of any type as one of Python, whose arithmetic does not wrap as NumPy's does; None if it is none."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]  # it raises for other values
+    except TypeError:
+        return None
+
+
 def as_finite(value: object) -> float | None:
     """A finite number as a float; None for anything else, such as an integer that is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -97,11 +105,3 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def as_integer(value: object) -> int | None:
-    """An integer of any type as one of Python, whose arithmetic does not wrap as NumPy's does; None if it is none."""
-    try:
-        return int(operator.index(value))  # type: ignore[arg-type]  # it raises for other values
-    except TypeError:
-        return None

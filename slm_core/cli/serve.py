@@ -127,8 +127,7 @@ def serve(
     ] = 16,
     batch: Annotated[int, typer.Option(min=1, help="The most tokens of a step.", rich_help_panel=_ENGINE)] = 512,
     step_ms: Annotated[
-        float,
-        typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE),
+        float, typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE)
     ] = 100.0,
     reuse: Annotated[
         str, typer.Option(metavar="prefix|cut", help="Which cached tokens are reused.", rich_help_panel=_ENGINE)

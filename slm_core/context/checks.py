@@ -37,7 +37,7 @@ from slm_core.errors import (
     UnsupportedEdit,
     UnsupportedInput,
 )
-from slm_core.numerics import as_integer
+from slm_core.numerics import as_integer, shown
 from slm_core.protocols import Batch
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel
 
@@ -54,7 +54,7 @@ def check_context_options(options: ContextOptions) -> None:
     for name, largest in _LARGEST.items():
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-            raise InvalidOption(f"{name}={value!r:.80} (accepted: an integer from 1 to {largest})")
+            raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from 1 to {largest})")
 
 
 def check_learned_positions(batch: Batch, n_positions: int | None) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from slm_core.errors import InvalidOption, UnknownOption
+from slm_core.numerics import shown
 from slm_core.sampling.checks import READERS
 
 PRESETS: Mapping[str, Mapping[str, object]] = {
@@ -90,13 +91,13 @@ def _check_switches(arguments: Mapping[str, object], options: dict[str, tuple[st
 
 def _do_sample(name: str, value: object) -> object:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: True, False)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: True, False)")
     return _UNSAID if value else 0.0
 
 
 def _ignore_eos(name: str, value: object) -> object:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: True, False)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: True, False)")
     return -math.inf if value else _UNSAID
 
 
@@ -112,7 +113,7 @@ def _logprobs(name: str, value: object) -> object:
 def _single_tokens(name: str, value: object) -> object:
     """In transformers these are lists of tokens; here, tokens."""
     if not isinstance(value, Sequence) or not all(isinstance(run, Sequence) and len(run) == 1 for run in value):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: a list of lists of one token id each)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: a list of lists of one token id each)")
     return tuple(sorted({run[0] for run in value}))
 
 
@@ -122,7 +123,7 @@ def _bias_pairs(name: str, value: object) -> object:
         return value
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], int) for pair in value):
         raise InvalidOption(
-            f"{name}={value!r:.80} (accepted: a mapping, or a list of pairs, from token ids to numbers)"
+            f"{name}={shown(value)} (accepted: a mapping, or a list of pairs, from token ids to numbers)"
         )
     return {token: -math.inf if bias is False else bias for token, bias in value}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from slm_core.errors import InvalidOption, PluginError, UnknownOption
+from slm_core.numerics import shown
 from slm_core.plugins import registry
 from slm_core.sampling.order import ORDER, SWITCHES, TRUNCATION
 
@@ -29,7 +30,7 @@ def _number(
         if not is_finite(value) or not least <= value <= most or not value > above:
             bounds = f" from {least}" if math.isfinite(least) else f" above {above}" if math.isfinite(above) else ""
             limit = f" to {most}" if math.isfinite(most) else ""
-            raise InvalidOption(f"{name}={value!r:.80} (accepted: a number{bounds}{limit})")
+            raise InvalidOption(f"{name}={shown(value)} (accepted: a number{bounds}{limit})")
         return value if abs(value) < _EXACT else float(value)
 
     return read
@@ -46,7 +47,7 @@ def _integer(least: int, most: int = 2**63 - 1, *, optional: bool = False) -> Re
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             limit = f" to {most}" if most < 2**63 - 1 or (isinstance(value, int) and value > most) else " on"
-            raise InvalidOption(f"{name}={value!r:.80} (accepted: an integer from {least}{limit})")
+            raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from {least}{limit})")
         return value
 
     return read
@@ -56,12 +57,12 @@ def _bias(name: str, value: object) -> float:
     value = -math.inf if value == "-inf" else value
     if value == -math.inf or is_finite(value):
         return value
-    raise InvalidOption(f"{name}={value!r:.80} (accepted: a number, or -inf)")
+    raise InvalidOption(f"{name}={shown(value)} (accepted: a number, or -inf)")
 
 
 def _token(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise InvalidOption(f"{name}: {value!r:.80} is not a token id (accepted: integers from 0 on)")
+        raise InvalidOption(f"{name}: {shown(value)} is not a token id (accepted: integers from 0 on)")
     return value
 
 
@@ -72,7 +73,7 @@ def _tokens(name: str, value: object) -> tuple[int, ...]:
 def _texts(name: str, value: object) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else _several(name, value)
     if not all(isinstance(text, str) and text for text in texts):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: texts that are not empty)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: texts that are not empty)")
     return tuple(str(text) for text in texts)
 
 
@@ -83,7 +84,7 @@ def _breakers(name: str, value: object) -> tuple[str | int, ...]:
 
 def _logit_bias(name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: a mapping from token ids to numbers)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: a mapping from token ids to numbers)")
     ids = {key: int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 12 else key for key in value}
     return {_token(name, ids[key]): _bias(f"{name}[{key}]", bias) for key, bias in value.items()}
 
@@ -91,32 +92,32 @@ def _logit_bias(name: str, value: object) -> dict[int, float]:
 def _names(name: str, value: object) -> tuple[str, ...]:
     names = _several(name, value)
     if not all(isinstance(each, str) for each in names):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: names of steps)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: names of steps)")
     return tuple(str(each) for each in names)
 
 
 def _custom(name: str, value: object) -> dict[str, dict[str, object]]:
     if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
         raise InvalidOption(
-            f"{name}={value!r:.80} (accepted: a mapping from names of steps to mappings of their options)"
+            f"{name}={shown(value)} (accepted: a mapping from names of steps to mappings of their options)"
         )
     try:
         read: dict[str, dict[str, object]] = json.loads(json.dumps(dict(value), default=dict, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: options that are JSON values: {error})") from error
+        raise InvalidOption(f"{name}={shown(value)} (accepted: options that are JSON values: {error})") from error
     return read
 
 
 def _several(name: str, value: object) -> Collection[object]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | set | frozenset):
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: a list)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: a list)")
     return value
 
 
 def _temperature(name: str, value: object) -> object:
     number = _number(least=0.0)(name, value)
     if 0 < number < MIN_TEMPERATURE:
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: 0 for greedy, or a number from {MIN_TEMPERATURE})")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: 0 for greedy, or a number from {MIN_TEMPERATURE})")
     return number
 
 
@@ -207,7 +208,7 @@ def check_together(sampling: Sampling) -> None:
         if step not in steps and getattr(sampling, option) != off:
             value = getattr(sampling, option)
             raise InvalidOption(
-                f"{option}={value!r:.80} needs step {step!r}, which order lacks (name it, or set {off!r})"
+                f"{option}={shown(value)} needs step {step!r}, which order lacks (name it, or set {off!r})"
             )
     for option, (step, switches) in _RIDERS.items():
         if step not in steps and _differs(sampling, option):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 from slm_core.errors import InvalidOption
+from slm_core.numerics import shown
 
 
 def check_texts(name: str, texts: object, *others: type) -> None:
@@ -39,4 +40,4 @@ def check_number(name: str, value: object, *, least: float, is_integer: bool = F
     kinds = (int,) if is_integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
         kind = "an integer" if is_integer else "a finite number"
-        raise InvalidOption(f"{name}={value!r:.80} (accepted: {kind} from {least} on)")
+        raise InvalidOption(f"{name}={shown(value)} (accepted: {kind} from {least} on)")

@@ -347,3 +347,5 @@ def test_messages_name_the_limit_and_stay_short() -> None:
     with pytest.raises(InvalidOption) as raised:
         Sampling(stop=("x" * 100_000, ""))
     assert len(str(raised.value)) < 200
+    with pytest.raises(InvalidOption, match=r"^seed=an integer of thousands of digits \(accepted"):
+        Sampling(seed=10**5000)

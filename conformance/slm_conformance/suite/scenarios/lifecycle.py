@@ -193,9 +193,11 @@ class TestSizes(Scenarios):
         assert sizes == (100, 3, 20, 100), f"asked for (100, 3, 20), n_ctx, n_seq_max, n_batch and n_free are {sizes}"
         assert context.options == options, f"asked for {options}, the context's options are {context.options}"
         assert [context.length(seq_id) for seq_id in range(3)] == [0, 0, 0], "a new context holds tokens"
-        small, tokens = bench.context(n_ctx=8, n_seq_max=12, n_batch=4), bench.tokens(8)
+        tokens = bench.tokens(8)
         expected = bench.oracle().decode(tokens)
-        bench.agree(bench.feed(small, tokens, seq_id=11), expected, "the last of 12 sequences of a context of 8")
+        for n_ctx in (8, 256):  # fewer positions than sequences, and fewer tokens in a batch
+            rows = bench.feed(bench.context(n_ctx=n_ctx, n_seq_max=12, n_batch=4), tokens, seq_id=11)
+            bench.agree(rows, expected, f"the last of 12 sequences of a context of {n_ctx}")
 
     def test_many_sequences_take_no_memory(self, bench: Bench) -> None:
         """Context: 256 unused sequences take no memory except up to 16 tokens each, and large pages."""
