@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -69,6 +71,15 @@ class RequestOptions(SharedOptions, total=False):
 _LISTED = 16
 """The most requests that HTML lists."""
 
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_engines() -> None:
+    """Close the open engines when Python ends: an engine's thread in native code would abort the process."""
+    for engine in tuple(_engines):
+        engine.close()
+
 
 def _named(options: SharedOptions, request_id: str) -> SharedOptions:
     return {**options, "request_id": request_id}
@@ -130,6 +141,7 @@ class Engine(Closing):
         self.ended: Future[BaseException] = Future()
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
+        _engines.add(self)
 
     def __repr__(self) -> str:
         if self._closing:
@@ -199,7 +211,7 @@ class Engine(Closing):
             ConstraintError: the spec of a constraint is invalid or unsupported.
             TemplateError: the model has no chat format, or the chat format refuses the messages.
             ContextFull: the prompt is longer than the context.
-            EngineClosed: the engine is closed.
+            EngineClosed: the engine is closed, or of the process that forked this one.
         """
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
         queue: EventQueue[Event] = EventQueue(self._core.notifications)
@@ -317,6 +329,8 @@ class Engine(Closing):
         """Send requests to the engine's thread, all or none."""
         for request in requests:
             self._core.check(request)
+        if not (self._closing or self._thread.is_alive()):
+            raise EngineClosed("the engine was made before this process was forked; make it after the fork")
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
@@ -392,7 +406,12 @@ class Engine(Closing):
         return metrics_text(self.registry)
 
     def close(self) -> None:
-        """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine."""
+        """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine.
+
+        Engines that are open when Python ends are closed then.
+        """
+        if not self._thread.is_alive():  # it has closed the context, or is of the process that forked this one
+            return
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -1,0 +1,66 @@
+"""Engines at the end of Python and after a fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+WAIT_S = 60
+# The first handler of atexit is the last to run: it sees what the end of the program has left.
+AT_EXIT = """
+import atexit, threading
+def report():
+    threads = [thread.name for thread in threading.enumerate()]
+    print("slm-engine" in threads, [type(stream_error).__name__ for stream_error in map(error_of, streams)])
+atexit.register(report)
+
+import slm_core as slm
+def error_of(stream):
+    try:
+        for _ in stream: pass
+    except Exception as error:
+        return error
+
+model = slm.load(slm.demo_model_path())
+engine = model.engine(n_ctx=1024)
+streams = [engine.submit("Hello", slm.Sampling(max_tokens=900, min_tokens=900)) for _ in range(4)]
+next(iter(streams[0]))  # the engine is at work
+"""
+AFTER_FORK = """
+import os, slm_core as slm
+model = slm.load(slm.demo_model_path())
+engine = model.engine(n_ctx=256)
+if os.fork() == 0:
+    try:
+        engine.submit("Hello")
+    except slm.EngineClosed as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+stream = engine.submit("Hello", slm.Sampling(max_tokens=4))
+list(stream)
+print(len(stream.answer.tokens))
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit"])
+def test_an_engine_that_is_open_at_the_end_is_closed(end: str) -> None:
+    """A thread that leaves native code after the end of Python would abort the process."""
+    ended = run(AT_EXIT + end)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == ["False", *str(["EngineClosed"] * 4).split()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_is_told_that_the_engine_is_not_its_own() -> None:
+    ended = run(AFTER_FORK)
+    assert ended.stderr == ""
+    error = "the engine was made before this process was forked; make it after the fork"
+    assert ended.stdout.splitlines() == [error, "4"]
