@@ -24,6 +24,7 @@ from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Logits, Pos, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers, Part, parts_of_a_kind
+from slm_llamacpp.forks import before_computing
 from slm_llamacpp.memory import Cells, Memory, n_llama_sequences
 from slm_llamacpp.options import Settings
 from slm_llamacpp.payload import BYTES_PER_NUMBER, GGML_TYPES, check_payload
@@ -275,6 +276,7 @@ class LlamaCppContext(ContextBase):
                 self._api.llama_set_causal_attn(self._pointer, True)
 
     def _run(self, batch: Any) -> None:
+        before_computing(self._api, self._pointer)
         with logs.collected() as complaints:
             failure = self._api.llama_decode(self._pointer, batch)
         if failure:
@@ -357,6 +359,7 @@ class LlamaCppContext(ContextBase):
             return
         zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.bool_)
         batch = self._buffers.fill(zero, np.full(1, self._memory.scratch, np.int32), zero, nothing)
+        before_computing(self._api, self._pointer)
         try:
             failure = self._api.llama_decode(self._pointer, batch)
         finally:

@@ -15,6 +15,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
 from slm_llamacpp import BACKEND, library, logs
 from slm_llamacpp.batchbuffers import BatchBuffers
 from slm_llamacpp.context import copied, created, kv_type
+from slm_llamacpp.forks import before_computing
 from slm_llamacpp.options import Settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class LlamaCppEncoder(ContextBase):
         check_learned_positions(batch, self._model.n_positions)
         every = np.ones(len(batch), np.bool_)
         filled = self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, every)
+        before_computing(self._api, self._pointer)
         with logs.collected() as complaints:
             failure = self._api.llama_encode(self._pointer, filled)
         if failure:

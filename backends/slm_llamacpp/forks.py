@@ -1,0 +1,32 @@
+"""llama.cpp in a process that was forked: it computes with one thread."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from slm_llamacpp import logs
+
+_computed_in: int | None = None  # the process that computed first, this one or one that it was forked from
+_warned = False
+
+
+def before_computing(api: Any, context: int) -> None:
+    """Give a context one thread if an ancestor of this process has computed with llama.cpp, with one warning.
+
+    A fork copies no threads, but GNU's OpenMP, which llama.cpp is built with, counts on those that the parent had: with
+    two threads or more it would wait for them for ever.
+    """
+    global _computed_in, _warned
+    process = os.getpid()
+    if _computed_in is None:
+        _computed_in = process
+    if _computed_in == process:
+        return
+    api.llama_set_n_threads(context, 1, 1)
+    if not _warned:
+        _warned = True
+        logs.logger.warning(
+            "llama.cpp computes with one thread here: the process that forked this one has used llama.cpp's threads"
+            " (the start method 'spawn' of multiprocessing avoids it)"
+        )
