@@ -210,6 +210,10 @@ class TestDecodeLimits(Scenarios):
         assert context.n_free == 10, f"590 tokens and a fork of 150 in {n_ctx} positions leave {context.n_free} free"
         expected = bench.oracle().decode(tokens)
         bench.agree(rows[-8:], expected[-8:], "the last 8 of 590 tokens")
+        if bench.edit_level >= EditLevel.TRUNCATE:
+            context.truncate(Pos(0, 470))
+            rows = bench.feed(context, tokens[470:478])
+            bench.agree(rows, expected[470:478], "8 of 590 tokens again, after they were truncated to 470")
         context.drop(0)
         assert context.n_free == n_ctx - 150, f"a fork of 150 is all that is held, and n_free is {context.n_free}"
         last_rows = bench.feed(context, others, seq_id=1)[-8:]
