@@ -34,6 +34,9 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
 
 _TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some chat formats contain the date
 _TWIN_N_CTX, _TWIN_N_BATCH = 1024, 256
+_UNRELATED = 0.5
+"""A model without a reference is compared with itself and its finest KV type. How much the rounding of a coarser type
+changes its logits is not known, but wrong keys and values change them by about 1."""
 
 
 class Bench:
@@ -243,6 +246,18 @@ class Bench:
     def same(self, rows: Rows, others: Rows, what: str) -> None:
         """Fail if two ways to decode the same tokens differ by more than two tolerances, as each may be off by one."""
         self._compare(rows, others, what, 2 * self.tolerance.row)
+
+    def agree_in_the_mean(self, rows: Rows, expected: Rows, what: str, kv_type: KvType, factor: float = 1) -> None:
+        """Fail if the mean error of rows exceeds the tolerance for a KV type, times ``factor``."""
+        has_reference = self.workshop.source(self.name).weights is not None
+        allowed = factor * self.workshop.tolerance(self.name, kv_type).mean if has_reference else _UNRELATED
+        errors = relative_errors(rows, expected)
+        if not errors.mean() <= allowed:
+            pytest.fail(
+                f"{what}: the logits of {len(rows)} tokens differ by {errors.mean():.2e} of their norm in the mean, and"
+                f" by {errors.max():.2e} at most (allowed in the mean: {allowed:.1e})",
+                pytrace=False,
+            )
 
     def states_agree(self, rows: Rows, expected: Rows, what: str, allowed: Tolerance | None = None) -> None:
         """Fail if a row of hidden states is further from the expected one than the tolerance."""

@@ -73,6 +73,15 @@ class TestBidirectionalBlocks(Scenarios):
         expected = _decode(reference, tokens[:40], blocks)
         bench.agree(_feed(context, tokens[:40], blocks), expected, "40 tokens with a block of 22")
         bench.agree(bench.feed(context, tokens[40:]), reference.decode(tokens[40:]), "the next 10 tokens")
+        # Sequences that grow in turn do not lie side by side.
+        tokens, context, n = bench.tokens(146), bench.context(n_ctx=300, n_batch=70), 140
+        for first in (0, 70):
+            for seq_id in (0, 1):
+                bench.feed(context, tokens[first : first + 70], seq_id)
+        batch = bench.batch(context, (0, n, tokens[n:]))
+        batch.join_block(6)
+        expected = _decode(bench.reference(), tokens, ((n, n + 6),))[n:]
+        bench.agree(context.decode(batch).copy(), expected, "a block of 6 after 140 tokens, beside another sequence")
 
     def test_of_rows_and_tokens(self, bench: Bench) -> None:
         """Clauses 13 and 14: embedding rows and tokens form one block after a row, and after tokens decoded before."""

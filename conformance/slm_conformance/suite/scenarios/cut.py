@@ -57,6 +57,20 @@ class TestCut(Scenarios):
         more = bench.tokens(6, seed=9)
         bench.agree(bench.feed(context, more), reference.decode(more), "6 tokens after 5 cuts")
 
+    def test_with_each_kv_type(self, bench: Bench) -> None:
+        """Clause 4: with each KV type, keys that are stored with rounding are rotated."""
+        tokens, more = bench.tokens(40), bench.tokens(12, seed=1)
+        for kv_type in bench.kv_types:
+            context, reference = bench.context(kv_type=kv_type), bench.oracle()
+            if context.edit_level < EditLevel.CUT:
+                continue
+            bench.feed(context, tokens)
+            reference.decode(tokens)
+            self._cut(context, reference, 3, 17)
+            rows, what = bench.feed(context, more), f"12 tokens after cut(3, 17) of 40 with a {kv_type.value} KV cache"
+            # Rotated keys may be rounded once more.
+            bench.agree_in_the_mean(rows, reference.decode(more), what, kv_type, factor=2)
+
     def test_across_pages(self, bench: Bench) -> None:
         """Clause 4: cuts may begin and end anywhere in a long sequence."""
         tokens, more = bench.tokens(140), bench.tokens(8, seed=1)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE, relative_errors
-from slm_conformance.suite.workshop import N_OTHER_PROCESS, Rows
+from slm_conformance.suite.tolerance import N_ROW_SAMPLES, N_SAMPLE
+from slm_conformance.suite.workshop import N_OTHER_PROCESS
 from slm_core.types import ContextOptions, KvType
-
-_UNRELATED = 0.5
-"""A model without a reference is compared with itself and its finest KV type. How much the rounding of a coarser type
-changes its logits is not known, but wrong keys and values change them by about 1."""
 
 
 class TestNumbers(Scenarios):
@@ -24,18 +19,19 @@ class TestNumbers(Scenarios):
     def test_against_the_reference(self, bench: Bench) -> None:
         """Clause 9: the mean error over many rows is within the bound for the weight type."""
         bench.reference()  # skips models without a reference
-        self._check(bench, bench.kv_type, *self._rows(bench, bench.kv_type))
+        self._compare(bench, bench.kv_type)
 
     def test_each_kv_type(self, bench: Bench) -> None:
         """Clause 9: the mean error is within the bound for each KV type."""
         for kv_type in bench.kv_types[1:]:
-            self._check(bench, kv_type, *self._rows(bench, kv_type))
+            self._compare(bench, kv_type)
 
     def test_the_default_kv_type(self, bench: Bench) -> None:
         """Clause 9: the default KV type has 16 bits or more."""
         context, tokens = bench.model.new_context(ContextOptions(256, 1, 64)), bench.tokens(N_SAMPLE)
         with context:
-            self._check(bench, KvType.F16, bench.feed(context, tokens), bench.oracle().decode(tokens))
+            rows = bench.feed(context, tokens)
+        bench.agree_in_the_mean(rows, bench.oracle().decode(tokens), "with the default KV type", KvType.F16)
 
     def test_the_greedy_choice(self, bench: Bench) -> None:
         """Clause 9: the best token is the reference's if its lead exceeds the allowed error."""
@@ -86,18 +82,7 @@ class TestNumbers(Scenarios):
         return n_clear
 
     @staticmethod
-    def _rows(bench: Bench, kv_type: KvType) -> tuple[Rows, Rows]:
+    def _compare(bench: Bench, kv_type: KvType) -> None:
         tokens = bench.tokens(N_SAMPLE)
-        return bench.feed(bench.context(kv_type=kv_type), tokens), bench.oracle().decode(tokens)
-
-    @staticmethod
-    def _check(bench: Bench, kv_type: KvType, rows: Rows, expected: Rows) -> None:
-        has_reference = bench.workshop.source(bench.name).weights is not None
-        allowed = bench.workshop.tolerance(bench.name, kv_type).mean if has_reference else _UNRELATED
-        errors = relative_errors(rows, expected)
-        if not errors.mean() <= allowed:
-            pytest.fail(
-                f"with a {kv_type.value} KV cache the logits of {len(rows)} tokens differ by {errors.mean():.2e} of"
-                f" their norm in the mean, and by {errors.max():.2e} at most (allowed in the mean: {allowed:.1e})",
-                pytrace=False,
-            )
+        rows = bench.feed(bench.context(kv_type=kv_type), tokens)
+        bench.agree_in_the_mean(rows, bench.oracle().decode(tokens), f"with a {kv_type.value} KV cache", kv_type)

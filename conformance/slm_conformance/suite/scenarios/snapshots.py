@@ -87,6 +87,18 @@ class TestDumpRestore(Scenarios):
             context = moved
         bench.agree(np.concatenate(rows), bench.oracle().decode(tokens)[15:], "a generation that moves 5 times")
 
+    def test_with_each_kv_type(self, bench: Bench) -> None:
+        """Clause 6: with each KV type, dumps of any length continue as the dumped sequences do."""
+        for kv_type in bench.kv_types:
+            for n in (1, 7, 70):
+                context, other = (bench.context(n_batch=n + 3, kv_type=kv_type) for _ in range(2))
+                tokens = bench.tokens(n + 3)
+                bench.feed(context, tokens[:n])
+                other.restore(1, context.dump(0))
+                rows, expected = bench.feed(other, tokens[n:], seq_id=1), bench.feed(context, tokens[n:])
+                what = f"3 tokens after a dump of {n} with a {kv_type.value} KV cache"
+                bench.agree_in_the_mean(rows, expected, what, kv_type)
+
     def test_after_edits(self, bench: Bench) -> None:
         """Clause 6: a dump of a sequence with cuts continues as the reference does."""
         bench.requires(EditLevel.CUT)
