@@ -114,13 +114,15 @@ def test_a_dump_fails_if_keys_cannot_be_rotated(context: Any, code: int) -> None
 
 
 def test_a_repaired_sequence_is_dumped_with_rotated_keys(context: Any) -> None:
-    feed(context, some_tokens(12))
-    context.cut(Pos(0, 2), Pos(0, 4))
-    context._memory.remove(0, 7)  # as if a truncate was interrupted before the ledger changed
     restored, expected = new_context(context._model), new_context(context._model)
+    for each in (context, expected):
+        feed(each, some_tokens(12))
+        each.cut(Pos(0, 2), Pos(0, 4))
+        feed(each, [1, 2])
+        each.cut(Pos(0, 5), Pos(0, 6))
+        feed(each, [3])
+    context._memory.remove(0, 7)  # as if a truncate was interrupted before the ledger changed
     restored.restore(0, context.dump(0))
-    feed(expected, some_tokens(12))
-    expected.cut(Pos(0, 2), Pos(0, 4))
     assert error(feed(restored, [5, 6, 7]), feed(expected, [5, 6, 7])) <= EXACT
 
 

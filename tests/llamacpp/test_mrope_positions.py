@@ -159,6 +159,12 @@ def test_positions_must_increase_in_time_then_height_then_width() -> None:
     positions = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 5), (1, 0, 0), (1, 0, 0), (1, 2, 3), (0, 9, 9), (-1, 0, 0)]
     expected = [True, True, True, False, True, False, True, False, False]
     assert _in_order(np.array(positions)).tolist() == expected
+    farthest = 2**31 - 1  # of int32
+    assert _in_order(np.array([(0, 0, farthest), (farthest, 0, 0), (farthest + 1, 0, 0)])).tolist() == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

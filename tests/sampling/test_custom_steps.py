@@ -150,6 +150,9 @@ def test_wrong_options_of_a_custom_step_are_refused() -> None:
         Sampling.preset("neutral", order=("top_k",), custom={"top_k": {"n": 2}})
     with pytest.raises(InvalidOption, match="JSON"):
         neutral("every_nth", custom={"every_nth": {"n": object()}})
+    for wrong in ([], {"every_nth": 2}):
+        with pytest.raises(InvalidOption, match=r"custom=.*accepted: a mapping from names of steps to mappings"):
+            neutral("every_nth", custom=wrong)
     with pytest.raises(UnknownOption, match=r"'tyre'.*accepted:.*top_k.*tire"):
         neutral("tyre")
 
