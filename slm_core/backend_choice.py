@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from slm_core.argument_checks import checked_list, refused
 from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
 from slm_core.gguf.cursor import is_checkpoint
 from slm_core.hints import did_you_mean
@@ -17,6 +18,7 @@ from slm_core.protocols import Backend, BackendModel, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelSource, SourceKind, Support
 
 BACKEND_VARIABLE = "SLM_BACKEND"
+_BACKENDS = "the name of a backend, names, or None"
 _KINDS = {
     SourceKind.FILE: "a file",
     SourceKind.DIRECTORY: "a directory",
@@ -78,12 +80,14 @@ def candidates(
 
     Raises:
         UnknownBackend: no plugin provides a named backend.
-        InvalidOption: an empty list.
+        InvalidOption: no name, no list of names, or an empty list.
         UnsupportedModel: no backend can run the model.
         InvalidModelFile: the file is missing or damaged.
     """
-    if backend is not None and not isinstance(backend, str) and not backend:
-        raise InvalidOption("backend=[] (accepted: the name of a backend, names, or None)")
+    if backend is not None and not isinstance(backend, str):
+        backend = checked_list("backend", backend, _BACKENDS)
+        if not backend or not all(isinstance(name, str) for name in backend):
+            raise refused("backend", backend, _BACKENDS)
     chosen = backend or os.environ.get(BACKEND_VARIABLE)
     if isinstance(chosen, str):
         return [(chosen, "named by the caller" if backend else f"named by {BACKEND_VARIABLE}")]

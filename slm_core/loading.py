@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slm_core.argument_checks import check_function, check_methods, check_text
 from slm_core.backend_choice import Needs, candidates, first_that_has, ranked, refused_kind
 from slm_core.errors import InvalidOption, TemplateError, UnsupportedModel
 from slm_core.formatting import check_template, choose
@@ -85,6 +86,10 @@ def load(
     if formatter is not None and chat_template is not None:
         raise InvalidOption("give a chat_template or a formatter, not both")
     check_template("chat_template", chat_template)
+    check_text("device", device)
+    check_function("progress", progress)
+    if formatter is not None and not isinstance(formatter, str):
+        check_methods("formatter", formatter, ("render", "parse", "stream_parser"), "a chat format, its name, or None")
     source = source_of(path)
     plugins = registry()
     isolation = isolation_of(isolated)
@@ -130,8 +135,9 @@ def supports(path: str | os.PathLike[str] | bytes | TensorSource, *, device: str
 
     Raises:
         InvalidModelFile: the file is missing or damaged, or a source is damaged.
-        InvalidOption: an object that is no source.
+        InvalidOption: an object that is no source, or a ``device`` that is no text.
     """
+    check_text("device", device)
     return ranked(registry(), source_of(path), device)
 
 

@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import (
+    check_flag,
+    check_function,
+    check_text,
+    checked_list,
+    checked_texts,
+    checked_tokens,
+    refused,
+)
 from slm_core.chat import Chat, ChatOptions, Session
 from slm_core.chat.messages import MessageLike
 from slm_core.chat.overflow import Overflow
+from slm_core.chat.toolbox import checked_tools
 from slm_core.checkpoints import open_model
 from slm_core.closing import Closing
+from slm_core.context.checks import check_context_options
 from slm_core.embedding import Embeddings, checked_pooling, embed, layer_states, token_states
 from slm_core.engine import Engine, EngineOptions, GenerateOptions, Prompt, Reuse, generate
 from slm_core.errors import BackendCrashed, InvalidOption, TemplateError, UnsupportedOutput
@@ -190,7 +201,9 @@ class Model(Closing):
                 formatter,
                 system=system,
                 messages=messages,
-                options=ChatOptions(sampling if sampling is not None else Sampling(), tuple(tools), thinking, overflow),
+                options=ChatOptions(
+                    sampling if sampling is not None else Sampling(), checked_tools(tools), thinking, overflow
+                ),
             )
         except BaseException:
             context.close()
@@ -328,8 +341,10 @@ class Model(Closing):
             sampling: options to sample drafts; None for greedy drafts.
 
         Raises:
-            InvalidOption: see ``speculation.draft_model``.
+            InvalidOption: a target that is no model; see ``speculation.draft_model``.
         """
+        if not isinstance(target, Model):
+            raise refused("target", target, "the model that answers")
         context = self.new_context(n_ctx=n_ctx, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
         try:
             return draft_model(context, self.vocab, target.vocab, sampling=sampling)
@@ -360,7 +375,12 @@ class Model(Closing):
             kv_type_v: storage type of values; None for the backend's default.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
             top: the number of likeliest tokens to list at each position; see ``Score.top``.
+
+        Raises:
+            InvalidOption: an invalid value.
         """
+        check_text("text", text)
+        check_context_options(ContextOptions(n_ctx, 1, n_batch))
         n_top, ids = checked_top(top), self.vocab.encode(text, add_special=True, parse_special=False)
         with self.new_context(
             n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), kv_type_k=kv_type_k, kv_type_v=kv_type_v
@@ -389,9 +409,11 @@ class Model(Closing):
 
         Raises:
             UnsupportedOutput: the backend does not support hidden states of this model.
-            InvalidOption: an unknown pooling or adapter, or a text without tokens.
+            InvalidOption: an unknown pooling or adapter, a text without tokens, or a value of the wrong type.
         """
-        ids = self._encoded([texts] if isinstance(texts, str) else texts)
+        check_flag("normalize", normalize)
+        accepted = "a text, or a list of texts or of their tokens"
+        ids = self._encoded([texts] if isinstance(texts, str) else checked_list("texts", texts, accepted))
         with self._context_for(ids, n_batch) as context:
             _use_adapters(context, adapters)
             return embed(context, ids, checked_pooling(pooling) or self.info.pooling, normalize=normalize)
@@ -414,7 +436,10 @@ class Model(Closing):
         Raises:
             UnsupportedOutput: the model is no reranker, or the backend does not support hidden states of it.
             UnsupportedModel: the head is missing or unknown.
+            InvalidOption: a value of the wrong type.
         """
+        check_text("query", query)
+        texts = checked_texts("texts", texts)
         head = self._rank_head()
         if adapters and head.second_type is not None:
             raise UnsupportedOutput("a reranker whose second text has token type 1 takes no adapters")
@@ -487,12 +512,18 @@ class Model(Closing):
 
         Raises:
             UnsupportedOutput: the backend does not support hidden states of this model's layers.
-            InvalidOption: no pairs, another number of negative texts, an unknown method or layer.
+            InvalidOption: no pairs, another number of negative texts, an unknown method or layer, or a value of the
+                wrong type.
         """
-        chosen = range(1, self.info.n_layers) if layers is None else layers
+        numbers = f"1 to {self.info.n_layers - 1}; 0 has no direction"
+        chosen = range(1, self.info.n_layers) if layers is None else checked_list("layers", layers, numbers)
         if 0 in chosen:
-            raise InvalidOption(f"layers={list(chosen)} (accepted: 1 to {self.info.n_layers - 1}; 0 has no direction)")
-        pairs = [[self._parsed(text) for text in texts] for texts in (positive, negative)]
+            raise refused("layers", list(chosen), numbers)
+        check_function("progress", progress)
+        pairs = [
+            [self._parsed(text) for text in checked_texts(name, texts)]
+            for name, texts in (("positive", positive), ("negative", negative))
+        ]
         with self._context_for([*pairs[0], *pairs[1]], n_batch) as context:
             return control_vector(context, pairs[0], pairs[1], chosen, method, progress)
 
@@ -501,12 +532,15 @@ class Model(Closing):
 
     def _encoded(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         return [
-            self.vocab.encode(text, add_special=True, parse_special=False) if isinstance(text, str) else list(text)
-            for text in texts
+            self.vocab.encode(text, add_special=True, parse_special=False)
+            if isinstance(text, str)
+            else checked_tokens(f"text {i}", text, "a text, or a list of token ids")
+            for i, text in enumerate(texts)
         ]
 
     def _context_for(self, texts: Sequence[Sequence[int]], n_batch: int) -> Context:
         """A context with room for the longest text."""
+        check_context_options(ContextOptions(n_batch=n_batch))
         longest = max(map(len, texts), default=1)
         n_ctx, n_seq_max = max(longest, n_batch), min(8, max(1, len(texts)))
         context = self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)

@@ -12,7 +12,7 @@ from slm_core.errors import InvalidModelFile, InvalidOption, ModelFileNotFound
 from slm_core.hub import fetch, is_reference
 from slm_core.tensor_source import TENSOR_SOURCE_MEMBERS, TensorSource
 from slm_core.types import ModelSource
-from slm_core.user_paths import exists, expanded
+from slm_core.user_paths import exists, expanded, text_of
 
 _URL = re.compile(
     r"https?:/{1,2}(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -78,10 +78,11 @@ def model_file(path: str | os.PathLike[str]) -> Path:
     """The path of a model's or adapter's file or directory, with ``expanded``; there may be nothing.
 
     Raises:
+        InvalidOption: the value is no path.
         InvalidModelFile: no file can have this path, or the system refuses to look at it.
         ModelFileNotFound: the path begins with an unknown user.
     """
-    with _reported(os.fspath(path)):
+    with _reported(text_of(path)):
         file = expanded(path)
         with suppress(FileNotFoundError, NotADirectoryError):
             file.stat()

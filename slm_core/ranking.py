@@ -7,6 +7,7 @@ are llama.cpp's (``llama_pooling_type`` "rank"), which takes them from the model
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,13 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.chat.prompt import encode_segments
 from slm_core.display import count, signature
 from slm_core.embedding import pool, token_states
 from slm_core.errors import UnsupportedModel, UnsupportedOutput
 from slm_core.gguf import RANK_EOS_TWICE, RANK_POOLING, WeightSource
 from slm_core.protocols import Context, Vocab
 from slm_core.quant import QuantizedTensor, dequantize, dequantize_rows
-from slm_core.types import Capability, Pooling, Pos, States
+from slm_core.types import Capability, Pooling, Pos, Segment, States
 
 Matrix: TypeAlias = NDArray[np.float32]
 
@@ -135,12 +137,15 @@ class RankHead:
         return [*first, *second]
 
     def texts(self, vocab: Vocab, query: str, text: str) -> tuple[list[int], list[int]]:
-        """The tokens of a pair: those of the query, and those of the text; all are the query's with a template."""
+        """The tokens of a pair: those of the query, and those of the text; all are the query's with a template.
+
+        A filled template is tokenized as a whole, as in training. Control tokens are parsed in the template only.
+        """
         if self.template is not None:
-            before, found, after = self.template.partition("{document}")
-            parts = [before.replace("{query}", query), text if found else "", after.replace("{query}", query)]
-            ids = [vocab.encode(part, add_special=False, parse_special=i != 1) for i, part in enumerate(parts)]
-            return [token for part in ids for token in part], []
+            contents = {"{query}": query, "{document}": text}
+            pieces = re.split(r"(\{query\}|\{document\})", self.template)
+            segments = [Segment(contents.get(each, each), each not in contents) for each in pieces]
+            return encode_segments(vocab, segments), []
         first, second = (vocab.encode(each, add_special=True, parse_special=False) for each in (query, text))
         if vocab.bos is not None and second[:1] == [vocab.bos]:
             second = second[1:]

@@ -13,10 +13,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """A path in which a home directory has replaced ``~`` or ``~user``.
 
     Raises:
+        InvalidOption: the value is no path.
         FileNotFoundError: there is no such user.
         OSError: no file can have this path: it contains a NUL or half a surrogate pair.
     """
-    text = os.fspath(path)
+    text = text_of(path)
     try:
         if "\0" in text:
             raise OSError(errno.EINVAL, "no path contains a NUL character", text)
@@ -29,6 +30,18 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return file
 
 
+def text_of(path: str | os.PathLike[str], name: str = "path") -> str:
+    """A path as a text.
+
+    Raises:
+        InvalidOption: the value is no path; the message begins with ``name``.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise InvalidOption(f"{name}={path!r:.80} (accepted: a path)")
+    return text
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file or directory; False for any text that no file can have as its path."""
     return os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
@@ -38,9 +51,10 @@ def option_path(name: str, path: str | os.PathLike[str]) -> Path:
     """``expanded``, for the value of an option.
 
     Raises:
-        InvalidOption: no file can have this path.
+        InvalidOption: no file can have this path, or the value is no path.
     """
+    text = text_of(path, name)
     try:
         return expanded(path)
     except OSError as error:
-        raise InvalidOption(f"{name}={os.fspath(path)!a:.80}: {error.strerror}") from None
+        raise InvalidOption(f"{name}={text!a:.80}: {error.strerror}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from slm_core.adapters.adapter import Adapter, AdapterSet, AdapterUse
 from slm_core.adapters.base_model import BaseModel
 from slm_core.adapters.reading import read_adapter
+from slm_core.argument_checks import check_kind
 from slm_core.errors import InvalidOption, SnapshotMismatch, UnsupportedInput
 from slm_core.hints import did_you_mean
 from slm_core.paths import model_file
@@ -80,6 +81,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         """Load an adapter; see ``protocols.Adapters``."""
         if self._base is None:
             raise UnsupportedInput(f"this model takes no adapters: {self._reason}")
+        check_kind("name", name, str)
         adapter = read_adapter(model_file(path), self._base, name, layers)
         with self._lock:
             if adapter.info.name in self._adapters:

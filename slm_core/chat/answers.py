@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from slm_core.argument_checks import check_kind, check_methods
 from slm_core.chat.session_dump import OwnSampler, UnfinishedAnswer, restore_constraint
 from slm_core.chat.source import SessionSource
 from slm_core.constraints import GrammarConstraint, Spec, compile  # noqa: A004  (as in re.compile)
@@ -17,17 +18,9 @@ from slm_core.generation.top import TopChoice, top_choice
 from slm_core.protocols import Constraint, Sampler, Vocab
 from slm_core.sampling import LogitsProcessor, ProcessedChain, SamplerChain
 
-
-def check_kind(name: str, value: object, kind: type, *others: type) -> None:
-    """Refuse a value that is neither None nor of the kind: another value could be ignored silently.
-
-    Raises:
-        InvalidOption: with the accepted values.
-    """
-    if value is not None and not isinstance(value, (kind, *others)):
-        raise InvalidOption(
-            f"{name}={value!r} (accepted: {' or '.join(each.__name__ for each in (kind, *others))}, None)"
-        )
+SAMPLER_METHODS = ("sample", "set_history")
+SAMPLERS = "a sampler, such as SamplerChain(...)"
+"""What an error lists in place of an argument that is no sampler."""
 
 
 def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:
@@ -39,9 +32,11 @@ def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constr
     """
     if isinstance(constraint, Spec):
         return compile(constraint, vocab)
-    if isinstance(constraint, str | Mapping):
-        raise InvalidOption(f"constraint={constraint!r} (accepted: a spec, such as Regex(...) or JsonSchema(...))")
-    return None if constraint is None else constraint.clone()
+    if constraint is None:
+        return None
+    accepted = "a spec, such as Regex(...) or JsonSchema(...)"
+    check_methods("constraint", constraint, ("clone", "mask", "advance"), accepted)
+    return constraint.clone()
 
 
 def check_source(speculation: Speculation | None, shift: TokenShift | None) -> None:
@@ -88,11 +83,13 @@ def begun(
 
 
 def check_processors(processors: Sequence[LogitsProcessor], sampler: Sampler | None) -> None:
-    """Refuse logits processors together with a sampler.
+    """Refuse logits processors together with a sampler, and a sampler that is none, such as options.
 
     Raises:
-        InvalidOption: there are both.
+        InvalidOption: there are both, or the sampler lacks a method.
     """
+    if sampler is not None:
+        check_methods("sampler", sampler, SAMPLER_METHODS, SAMPLERS)
     if processors and sampler is not None:
         raise InvalidOption("logits_processors and sampler together (accepted: one of them)")
 

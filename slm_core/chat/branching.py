@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import checked_tokens
 from slm_core.chat.sequences import check_free, claim, release
 from slm_core.context.inputs import text_tokens
 from slm_core.errors import SessionError
@@ -61,7 +62,7 @@ def score(session: Session, content: str | Sequence[int], top: int) -> Score:
     if isinstance(content, str):
         ids: Sequence[int] = session.vocab.encode(content, add_special=not session.n_tokens, parse_special=False)
     else:
-        ids = content
+        ids = checked_tokens("content", content, "a text, or a list of token ids")
     with session.scratch_branch() as aside:
         before = aside.prefill() if aside.n_tokens else None
         return score_tokens(aside.context, aside.seq_id, ids, before, top=top)

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from operator import index as as_index
 from typing import TYPE_CHECKING, Protocol, Self
 
+from slm_core.argument_checks import check_flag, check_function, check_kind, check_text, refused
 from slm_core.atomic_write import read_whole, write_whole
 from slm_core.chat import chat_dump, picture
 from slm_core.chat.answers import check_processors
@@ -22,7 +22,7 @@ from slm_core.chat.session import Session
 from slm_core.chat.steering import Steering
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.talking import Talking
-from slm_core.chat.toolbox import Toolbox
+from slm_core.chat.toolbox import Toolbox, checked_tools
 from slm_core.chat.tools import RunningTurn, Turn, open_calls
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
@@ -33,7 +33,7 @@ from slm_core.errors import ChatBusy, InvalidOption, InvalidSnapshot, SessionErr
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Overflowed
 from slm_core.interrupts import uninterrupted
-from slm_core.numerics import common_prefix
+from slm_core.numerics import as_integer, common_prefix, shown
 from slm_core.protocols import Context, Formatter, Vocab
 from slm_core.sampling import Sampling, chain_for
 from slm_core.types import EditLevel, KvType, Message, ModelInfo, Role, Tool, ToolCall
@@ -89,7 +89,7 @@ class ChatOptions:
         overflow: the policy if messages and answer do not fit; see ``overflow.Overflow``.
 
     Raises:
-        InvalidOption: an unknown policy.
+        InvalidOption: an unknown policy, or a value of the wrong type.
     """
 
     sampling: Sampling
@@ -99,6 +99,11 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         name_of(self.overflow)
+        if not isinstance(self.sampling, Sampling):
+            raise refused("sampling", self.sampling, "Sampling")
+        check_flag("thinking", self.thinking)
+        if not isinstance(self.tools, tuple):
+            object.__setattr__(self, "tools", checked_tools(self.tools))
 
 
 class Chat(Talking, Closing):
@@ -130,13 +135,14 @@ class Chat(Talking, Closing):
         self.session = session
         self.formatter = formatter
         self.options = options if options is not None else ChatOptions(session.sampling)
+        check_kind("system", system, str)
         first = () if system is None else (Message(Role.SYSTEM, system),)
         self._messages: tuple[Message, ...] = ()
         self._stream: AnswerStream | None = None
         self._turn: RunningTurn | None = None
         self._reader: Callable[[], ChatStream | None] = lambda: None
         self._guard = Guard()
-        self._known_tools = Toolbox(())
+        self._known_tools = Toolbox(self.options.tools)
         self._prompts = RowPromptEncoder(session.vocab)
         self._n_answers = n_answers
         self._become((*first, *as_messages(messages)))
@@ -292,7 +298,7 @@ class Chat(Talking, Closing):
         state = chat_dump.read(data)
         offered: Sequence[Tool] = _checked_tools(state.tools) if tools is None else tools
         policy = state.overflow if overflow is None else overflow
-        options = ChatOptions(state.sampling, tuple(offered), state.thinking, policy)
+        options = ChatOptions(state.sampling, checked_tools(offered), state.thinking, policy)
         dumped_n_ctx, n_seq_max, n_batch = state.context
         if n_ctx is None:
             n_ctx = chat_dump.checked_n_ctx(dumped_n_ctx, max(_UNASKED_CONTEXT, model.info.n_ctx_train))
@@ -349,6 +355,7 @@ class Chat(Talking, Closing):
     @contextmanager
     def scratch_branch(self, question: str, *, thinking: bool | None = None) -> Iterator[Session]:
         """A session after ``question``, where the answer is about to begin; the chat does not change."""
+        check_text("question", question)
         with self._settled():
             messages = (*self._messages, Message(Role.USER, question))
             ids = self._encode(messages, add_generation_prompt=True, thinking=thinking)
@@ -384,9 +391,10 @@ class Chat(Talking, Closing):
 
         use, sampling = steering.tool_use, steering.sampling_over(self.options.sampling)
         timeout = checked_timeout(steering.timeout)
+        check_function("on_event", steering.on_event)
         try:
             if steering.tools is not None:
-                self.options = replace(self.options, tools=tuple(steering.tools))
+                self.options = replace(self.options, tools=checked_tools(steering.tools))
             left = next((call.name for call in pending if self._toolbox.leaves(call)), None)
             if left is not None:
                 raise SessionError(f"a call of {left!r} is the caller's to answer: send its result")
@@ -536,9 +544,10 @@ class Chat(Talking, Closing):
         n = len(self._messages)
         if n == 0:
             raise SessionError(f"there is no message {i}: the chat is empty")
-        if not -n <= as_index(i) < n:
-            raise SessionError(f"there is no message {i} (accepted: 0 to {n - 1})")
-        return i % n
+        index = as_integer(i)
+        if index is None or not -n <= index < n:
+            raise SessionError(f"there is no message {shown(i)} (accepted: 0 to {n - 1})")
+        return index % n
 
 
 def _checked_tools(schemas: Sequence[Tool]) -> Sequence[Tool]:

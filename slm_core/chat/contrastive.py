@@ -9,6 +9,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import check_methods, refused
+from slm_core.chat.answers import SAMPLER_METHODS, SAMPLERS
 from slm_core.chat.session import Session
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.speculation import same_tokens
@@ -30,12 +32,15 @@ class ContrastiveSampler:
         plausibility: above 0, up to 1; the paper uses 0.1.
 
     Raises:
-        InvalidOption: ``plausibility`` is out of its range, or the vocabularies differ.
+        InvalidOption: ``plausibility`` is out of its range, the vocabularies differ, or a value of the wrong type.
     """
 
     def __init__(self, amateur: Session, inner: Sampler, vocab: Vocab, *, plausibility: float = 0.1) -> None:
         if isinstance(plausibility, bool) or not isinstance(plausibility, int | float) or not 0 < plausibility <= 1:
             raise InvalidOption(f"plausibility={plausibility!r} (accepted: a number above 0, up to 1)")
+        if not isinstance(amateur, Session):
+            raise refused("amateur", amateur, "a session of the smaller model")
+        check_methods("inner", inner, SAMPLER_METHODS, SAMPLERS)
         if vocab.size != amateur.vocab.size or not same_tokens(vocab, amateur.vocab):
             raise InvalidOption(
                 f"the amateur has another vocabulary, of {amateur.vocab.size} tokens (accepted: the expert's"

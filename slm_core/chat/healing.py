@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slm_core.argument_checks import check_methods
+from slm_core.chat.answers import SAMPLER_METHODS, SAMPLERS
 from slm_core.chat.session import Session
 from slm_core.protocols import Sampler, Vocab
 
@@ -31,8 +33,11 @@ def heal(session: Session, sampler: Sampler | None = None) -> str:
         The generated text beyond the prompt; often "".
 
     Raises:
+        InvalidOption: a ``sampler`` that is none.
         SamplingError: the sampler can choose no token.
     """
+    if sampler is not None:
+        check_methods("sampler", sampler, SAMPLER_METHODS, SAMPLERS)
     if session.vocab not in _spellings:
         _spellings[session.vocab] = Spellings(session.vocab)
     spellings = _spellings[session.vocab]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import checked_list, checked_tokens, refused
 from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.records import check_records, context_inputs
@@ -21,6 +22,8 @@ from slm_core.interrupts import uninterrupted
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Context, Vocab
 from slm_core.types import EditLevel, Segment
+
+_CONTENT = "a text, an Infill, or a list of segments; append_tokens takes tokens"
 
 
 class SessionHistory(ABC):
@@ -110,6 +113,7 @@ class SessionHistory(ABC):
 
         Raises:
             ContextFull: no room; nothing changed.
+            InvalidOption: content of another kind.
             SessionError: a text with a gap after other tokens.
             VocabError: a text with a gap, and the model was not trained to fill it.
         """
@@ -120,7 +124,10 @@ class SessionHistory(ABC):
         elif isinstance(content, str):
             ids = self.vocab.encode(content, add_special=not self.n_tokens, parse_special=False)
         else:
-            ids = encode_segments(self.vocab, content)
+            segments = checked_list("content", content, _CONTENT)
+            if not all(isinstance(segment, Segment) for segment in segments):
+                raise refused("content", content, _CONTENT)
+            ids = encode_segments(self.vocab, segments)
         self.append_tokens(ids)
         return len(ids)
 
@@ -128,9 +135,10 @@ class SessionHistory(ABC):
         """Add tokens.
 
         Raises:
+            InvalidOption: no list of integers.
             ContextFull: no room; nothing changed.
         """
-        self._append(tokens)
+        self._append(checked_tokens("tokens", tokens))
 
     def append_rows(
         self,

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 
 from slm_core.errors import InvalidMark
+from slm_core.numerics import shown
 
 
 class Mark:
@@ -46,8 +47,10 @@ class Marks:
         """The position of a mark.
 
         Raises:
-            InvalidMark: the mark is stale, or of another session.
+            InvalidMark: the mark is stale, of another session, or no mark.
         """
+        if not isinstance(mark, Mark):
+            raise InvalidMark(f"{shown(mark)} is no mark (accepted: the result of mark(); truncate takes a length)")
         if not mark.is_one_of(self):
             raise InvalidMark("the mark is of another session")
         if mark not in self._places:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, EnumType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import check_kind, checked_list
 from slm_core.chat.schema import Schema
 from slm_core.chat.session import Session
 from slm_core.chat.stream import parsed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 GREEDY = Sampling(temperature=0)
+_OPTIONS = "a list of texts, or an Enum"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -114,7 +116,7 @@ class Oracle:
             options: at least two strings (or values with different ``str``), or an Enum of them.
 
         Raises:
-            InvalidOption: fewer than two options, an empty option, or two options with the same text.
+            InvalidOption: no list, fewer than two options, an empty option, or two options with the same text.
         """
         values, texts = _options(options)
         with self._chat.scratch_branch(question, thinking=self._chat.options.thinking) as session:
@@ -138,6 +140,7 @@ class Oracle:
                 pydantic model refused it.
             ConstraintError: the schema cannot be enforced.
         """
+        check_kind("sampling", sampling, Sampling)
         target, thinking = Schema(schema), self._chat.options.thinking
         reasoning_end = self._chat.formatter.reasoning_end(thinking=thinking)
         spec: Spec = target.spec if reasoning_end is None else AfterThinking(target.spec, reasoning_end)
@@ -159,6 +162,7 @@ class Oracle:
         *,
         thinking: bool | None,
     ) -> Answer:
+        check_kind("sampling", sampling, Sampling)
         formatter = self._chat.formatter
         limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
         with self._chat.scratch_branch(question, thinking=thinking) as session:
@@ -169,7 +173,9 @@ class Oracle:
 
 
 def _options(options: Sequence[_Value] | type[Enum]) -> tuple[list[_Value], list[str]]:
-    values: list[_Value] = list(options)
+    values: list[_Value] = (
+        list(options) if isinstance(options, EnumType) else checked_list("options", options, _OPTIONS)
+    )
     texts = [str(value.value) if isinstance(value, Enum) else str(value) for value in values]
     if len(texts) < 2 or len(set(texts)) < len(texts) or not all(texts):
         raise InvalidOption(f"options {texts!r} (accepted: at least two texts, different and not empty)")

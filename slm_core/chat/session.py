@@ -9,6 +9,7 @@ from typing import Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import check_function, check_kind
 from slm_core.chat import answers, branching, picture, session_dump
 from slm_core.chat.history import SessionHistory
 from slm_core.chat.sequences import claim, free_sequences, release
@@ -58,7 +59,7 @@ class Session(SessionHistory, Closing):
 
     Raises:
         InvalidSequence: the sequence is taken, or none is left.
-        InvalidOption: an invalid ``queue_timeout``, or an unknown adapter.
+        InvalidOption: an invalid ``queue_timeout``, an unknown adapter, or a ``sampling`` that is no ``Sampling``.
         UnsupportedInput: adapters, and the context takes none.
     """
 
@@ -73,6 +74,7 @@ class Session(SessionHistory, Closing):
         owns_context: bool = False,
         queue_timeout: float | None = None,
     ) -> None:
+        check_kind("sampling", sampling, Sampling)
         self.context = context
         self._owns_context = owns_context
         self._queue = queue_of(context)
@@ -138,7 +140,7 @@ class Session(SessionHistory, Closing):
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._source.check_open()
-        answers.check_kind("sampling", sampling, Sampling)
+        check_kind("sampling", sampling, Sampling)
         answers.check_source(speculation, shift)
         if speculation is not None:
             speculation = in_sequence(speculation, self.context, self.seq_id)
@@ -152,6 +154,7 @@ class Session(SessionHistory, Closing):
             return self._generation.resume(stopping_criteria, timeout=timeout, on_event=on_event, progress=progress)
         seconds = checked_timeout(timeout)
         rule = answers.own_constraint(constraint, self.vocab)
+        control = Control(() if stopping_criteria is None else stopping_criteria, on_event, progress)
         options = sampling if sampling is not None else self.sampling
         answers.check_processors(logits_processors, sampler)
         if sampler is None:
@@ -162,7 +165,6 @@ class Session(SessionHistory, Closing):
         self._source.decoded.settle()
         n_cached = self.n_tokens - self.n_pending
         begun = Progress(self.n_tokens, n_cached, options.max_tokens, options.stop, time_left_s=seconds)
-        control = Control(stopping_criteria or (), on_event, progress)
         self._generation = answers.begun(
             self._source, self.vocab, sampler, begun, control, rule, speculation or shift, special=special
         )
@@ -227,13 +229,16 @@ class Session(SessionHistory, Closing):
             progress: called after each batch of the prompt.
 
         Raises:
+            InvalidOption: a value of the wrong type.
             InvalidSequence: fewer than ``beams.width`` sequences of the context are free.
             ContextFull: no room for a single step.
             SamplingError: no answer satisfies the options.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._check_settled()
-        answers.check_kind("beams", beams, Beams)
+        check_kind("beams", beams, Beams)
+        check_function("cancelled", cancelled)
+        check_function("progress", progress)
         rule = answers.own_constraint(constraint, self.vocab)
         return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
 
@@ -271,19 +276,19 @@ class Session(SessionHistory, Closing):
             progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
 
         Raises:
-            InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096.
+            InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, one of them above 4096, or a value of the wrong
+                type.
             InvalidSequence: the context has too few free sequences.
             SessionError: there is nothing to continue.
             ConstraintError: the spec of a constraint is invalid or unsupported.
         """
         self._check_settled()
-        answers.check_kind("sampling", sampling, Sampling)
+        check_kind("sampling", sampling, Sampling)
+        check_function("on_event", on_event)
         options = sampling if sampling is not None else self.sampling
         rule = answers.own_constraint(constraint, self.vocab)
         plan = branching.Plan(options, logits_processors, rule, special=special, timeout=checked_timeout(timeout))
-        return branching.completions(
-            self, n, best_of, plan, Control(tuple(stopping_criteria), None, progress), on_event
-        )
+        return branching.completions(self, n, best_of, plan, Control(stopping_criteria, None, progress), on_event)
 
     def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
         """Log probabilities of a text after the history; the session does not change.
@@ -294,7 +299,7 @@ class Session(SessionHistory, Closing):
             top: the number of likeliest tokens to list at each position; see ``Score.top``.
 
         Raises:
-            InvalidOption: ``top`` is out of range.
+            InvalidOption: ``top`` is out of range, or ``content`` is neither text nor tokens.
             ContextFull: no room.
             InvalidToken: a token outside the vocabulary.
         """

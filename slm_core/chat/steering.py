@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slm_core.chat.answers import check_kind
+from slm_core.argument_checks import check_kind
 from slm_core.chat.tools import ToolErrors, ToolUse
 from slm_core.constraints import Spec
 from slm_core.generation import Event, StoppingCriterion

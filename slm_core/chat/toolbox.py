@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, cast
 
+from slm_core.argument_checks import checked_list
 from slm_core.chat.arguments import Misfit, fitted
 from slm_core.constraints.schema import pydantic_model
 from slm_core.errors import InvalidOption
@@ -101,6 +102,15 @@ class Toolbox:
             raise Misfit(problem)
         function = cast("Callable[..., Any]", tool)
         return function, fitted(function, call.arguments)
+
+
+def checked_tools(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools of a list; ``Toolbox`` checks each.
+
+    Raises:
+        InvalidOption: no list, such as one tool alone.
+    """
+    return tuple(checked_list("tools", tools, "a list of functions, JSON schemas and pydantic models"))
 
 
 def as_text(result: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -125,7 +125,8 @@ class Choice(Spec):
     options: Sequence[str]
 
     def __post_init__(self) -> None:
-        options = (self.options,) if isinstance(self.options, str) else tuple(self.options)
+        alone = isinstance(self.options, str | Mapping) or not isinstance(self.options, Iterable)
+        options = (self.options,) if alone else tuple(self.options)
         if not options or not all(isinstance(o, str) and o for o in options) or len(set(options)) < len(options):
             raise ConstraintError(f"options {options!r} (accepted: at least one text, all different and not empty)")
         object.__setattr__(self, "options", options)

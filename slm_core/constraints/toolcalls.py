@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -47,7 +47,7 @@ class ToolCalls(Spec):
     required: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.tools, Mapping | str):
+        if isinstance(self.tools, Mapping | str) or not isinstance(self.tools, Iterable):
             raise ConstraintError("tools: one alone (accepted: a sequence of tools)")
         tools = tuple(json.dumps(_tool(tool), ensure_ascii=False) for tool in self.tools)
         names = [json.loads(tool)["name"] for tool in tools]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -140,6 +140,8 @@ class Checks:
     def layers(self, layers: Sequence[int]) -> list[int]:
         """Check numbers of layers and return them; raises ``InvalidOption``."""
         n = self._declared.n_layers
+        if isinstance(layers, int | float) or not isinstance(layers, Iterable):
+            raise InvalidOption(f"layers={shown(layers)} (accepted: a list of numbers from 0 to {n - 1})")
         numbers = [int(layer) for layer in layers if isinstance(layer, int | np.integer)]
         if not numbers or len(numbers) < len(layers) or not all(0 <= layer < n for layer in numbers):
             raise InvalidOption(f"layers={list(layers)[:20]} (accepted: one or more of 0 to {n - 1})")

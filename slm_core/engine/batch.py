@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypedDict, cast
 
-from slm_core.chat.answers import check_kind, own_constraint
+from slm_core.argument_checks import check_flag, check_kind
+from slm_core.chat.answers import own_constraint
 from slm_core.chat.chat import ChatModel
 from slm_core.constraints import Spec
 from slm_core.display.notebook import NotebookProgressBar, in_notebook
@@ -114,7 +115,9 @@ def generate(
     if not prompt_list:
         return []
     options = EngineOptions(n_parallel)
+    check_kind("sampling", sampling, Sampling)
     check_kind("speculation", speculation, Speculation)
+    check_flag("progress", progress)
     sampling = (sampling if sampling is not None else Sampling()).override(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
     )

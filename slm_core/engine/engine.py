@@ -14,7 +14,8 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from slm_core.chat.answers import check_kind, own_constraint
+from slm_core.argument_checks import check_kind
+from slm_core.chat.answers import own_constraint
 from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.display import count, preview, signature
@@ -263,6 +264,7 @@ class Engine(Closing):
             InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096; ``submit``
                 lists the other errors.
         """
+        check_kind("sampling", sampling, Sampling)
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
         rule = own_constraint(encoded.constraint(constraint), self._vocab)
@@ -297,6 +299,7 @@ class Engine(Closing):
         on_end: Callable[[], None],
         **options: Unpack[SharedOptions],
     ) -> Request:
+        check_kind("sampling", sampling, Sampling)
         speculation = options.get("speculation")
         check_kind("speculation", speculation, Speculation)
         request = Request(

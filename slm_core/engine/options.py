@@ -31,7 +31,7 @@ class EngineOptions:
         cache_dir_bytes: the most bytes of all dumps in the directory.
 
     Raises:
-        InvalidOption: a number that is not above 0.
+        InvalidOption: a number that is not above 0, or a value of the wrong type.
     """
 
     n_parallel: int = 16
@@ -52,6 +52,8 @@ class EngineOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidOption(f"{name}={value!r} (accepted: an integer from {least} on)")
+        if not isinstance(self.prefix_cache, bool):
+            raise InvalidOption(f"prefix_cache={self.prefix_cache!r} (accepted: True, False)")
         if self.reuse not in get_args(Reuse):
             raise InvalidOption(f"reuse={self.reuse!r} (accepted: {', '.join(get_args(Reuse))})")
         if self.reuse == "cut" and not self.prefix_cache:

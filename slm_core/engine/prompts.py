@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import TypeAlias, TypeGuard, cast
 
+from slm_core.argument_checks import check_flag
 from slm_core.chat.messages import MessageLike, as_messages
 from slm_core.chat.prompt import encode_messages
 from slm_core.chat.stream import parsed, separated
-from slm_core.chat.toolbox import Toolbox
+from slm_core.chat.toolbox import Toolbox, checked_tools
 from slm_core.chat.tools import ToolUse
 from slm_core.constraints import Spec
 from slm_core.errors import InvalidOption, InvalidToken
@@ -40,7 +41,7 @@ class Conversation:
             are refused.
 
     Raises:
-        InvalidOption: invalid ``template_kwargs``.
+        InvalidOption: invalid ``template_kwargs`` or ``thinking``.
     """
 
     messages: Messages
@@ -52,6 +53,7 @@ class Conversation:
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_flag("thinking", self.thinking)
         check_template_kwargs(self.template_kwargs, "template_kwargs")
 
 
@@ -215,7 +217,7 @@ def _checked(tokens: Sequence[int], n_vocab: int) -> Sequence[int]:
 
 
 def _encode_conversation(vocab: Vocab, formatter: Formatter, conversation: Conversation) -> EncodedPrompt:
-    thinking, toolbox = conversation.thinking, Toolbox(conversation.tools)
+    thinking, toolbox = conversation.thinking, Toolbox(checked_tools(conversation.tools))
     use = ToolUse(conversation.tool_choice, conversation.strict_tools)
     rule, _ = use.rules(toolbox, formatter, thinking=thinking)
     segments = formatter.render(

@@ -167,7 +167,7 @@ class Request:
             vocab,
             sampler,
             progress,
-            control=Control(tuple(stopping_criteria), on_event),
+            control=Control(stopping_criteria, on_event),
             constraint=constraint,
             speculation=self.drafts,
             special=special,

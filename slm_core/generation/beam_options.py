@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from slm_core.argument_checks import refused
 from slm_core.display import changed_fields, count, preview, signature
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import FinishReason, Timings, Usage
+from slm_core.sampling.checks import READERS
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
@@ -54,17 +56,15 @@ class Beams:
 
     def __post_init__(self) -> None:
         for name in ("stop", "force_words"):
-            texts = getattr(self, name)
-            texts = (texts,) if isinstance(texts, str) else tuple(texts)
-            if not all(isinstance(text, str) and text for text in texts):
-                raise InvalidOption(f"{name}={texts!r} (accepted: texts that are not empty)")
-            object.__setattr__(self, name, texts)
+            object.__setattr__(self, name, READERS["stop"](name, getattr(self, name)))
         for name, least in (("width", 1), ("n_best", 1), ("n_groups", 1), ("max_tokens", 1), ("min_tokens", 0)):
             _check_integer(name, getattr(self, name), least)
         _check_finite("length_penalty", self.length_penalty)
         _check_finite("diversity_penalty", self.diversity_penalty)
         if self.early_stopping not in (True, False, "never"):
             raise InvalidOption(f"early_stopping={self.early_stopping!r} (accepted: True, False, 'never')")
+        if not isinstance(self.logit_bias, Mapping):
+            raise refused("logit_bias", self.logit_bias, "a mapping from token ids to numbers")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         for token, bias in self.logit_bias.items():
             _check_integer("a token of logit_bias", token, 0)

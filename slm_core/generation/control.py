@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slm_core.argument_checks import check_function, checked_functions
 from slm_core.errors import InvalidOption
 from slm_core.generation.events import Event
 from slm_core.generation.stopping import StoppingCriterion
@@ -21,11 +22,19 @@ class Control:
         stopping_criteria: called in order after each token.
         on_event: called with each event, before the iteration yields it; its exceptions leave the iteration.
         progress: called with the number of decoded prompt tokens, and the number of prompt tokens to decode.
+
+    Raises:
+        InvalidOption: a callback cannot be called, or the stopping criteria are no list.
     """
 
     stopping_criteria: Sequence[StoppingCriterion] = ()
     on_event: Callable[[Event], None] | None = None
     progress: PrefillProgress | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stopping_criteria", checked_functions("stopping_criteria", self.stopping_criteria))
+        check_function("on_event", self.on_event)
+        check_function("progress", self.progress)
 
     @property
     def sees_events(self) -> bool:

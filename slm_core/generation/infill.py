@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slm_core.argument_checks import check_text, refused
 from slm_core.errors import VocabError
 from slm_core.protocols import Vocab
 
@@ -22,6 +23,9 @@ class Infill:
         files: other files that belong to the text, by name; models without a token for files cannot read them.
         name: name of the file that has the gap; "" leaves it out.
         repository: name of the repository of the files; "" leaves it out.
+
+    Raises:
+        InvalidOption: an attribute that is no text, or files that are no mapping of names to texts.
     """
 
     prefix: str
@@ -29,6 +33,15 @@ class Infill:
     files: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     repository: str = ""
+
+    def __post_init__(self) -> None:
+        for attribute in ("prefix", "suffix", "name", "repository"):
+            check_text(attribute, getattr(self, attribute))
+        if not isinstance(self.files, Mapping):
+            raise refused("files", self.files, "a mapping of names to texts")
+        for name, text in self.files.items():
+            check_text("a name of files", name)
+            check_text(f"files[{name!r}]", text)
 
     def tokens(self, vocab: Vocab) -> list[int]:
         """The tokens of the prompt, after BOS if texts begin with it; control tokens in the texts are not parsed.

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import check_kind
 from slm_core.container import is_count
 from slm_core.errors import InvalidSnapshot, SamplingError
 from slm_core.protocols import Vocab
@@ -79,8 +80,10 @@ class SamplerChain:
         """A chain with the properties of a vocabulary that its options need.
 
         Raises:
-            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains.
+            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains; options
+                that are no ``Sampling``.
         """
+        check_kind("sampling", sampling, Sampling)
         return cls(sampling, stream=stream, known=known_of(sampling, vocab))
 
     def sample(self, logits: NDArray[np.float32]) -> int:

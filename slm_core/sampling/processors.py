@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import checked_functions
 from slm_core.errors import InvalidOption
 from slm_core.protocols import Vocab
 from slm_core.sampling.candidates import Candidates
@@ -27,18 +28,12 @@ class ProcessedChain(SamplerChain):
         sampling, stream: as for ``SamplerChain``.
         known: the properties of the vocabulary.
         processors: called in order, after a constraint; a token that the constraint removed stays removed.
-
-    Raises:
-        InvalidOption: a processor cannot be called.
     """
 
     def __init__(
         self, sampling: Sampling, *, known: Known, processors: Sequence[LogitsProcessor], stream: int = 0
     ) -> None:
         super().__init__(sampling, stream=stream, known=known)
-        for processor in processors:
-            if not callable(processor):
-                raise InvalidOption(f"logits_processors: {processor!r} (accepted: functions of tokens and logits)")
         self._processors = tuple(processors)
         self._tokens: list[int] = []
 
@@ -85,8 +80,7 @@ def chain_for(
     Raises:
         InvalidOption: the processors are not a list of functions.
     """
-    if callable(processors) or isinstance(processors, str):
-        raise InvalidOption(f"logits_processors={processors!r} (accepted: a list of functions)")
-    if not processors:
+    functions = () if processors is None else checked_functions("logits_processors", processors)
+    if not functions:
         return SamplerChain.for_vocab(sampling, vocab, stream=stream)
-    return ProcessedChain(sampling, known=known_of(sampling, vocab), processors=processors, stream=stream)
+    return ProcessedChain(sampling, known=known_of(sampling, vocab), processors=functions, stream=stream)

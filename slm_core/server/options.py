@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from slm_core.argument_checks import check_text
 from slm_core.errors import InvalidOption
 from slm_core.server.checks import check_number, check_texts
 from slm_core.server.keys import ApiKey
@@ -66,6 +67,7 @@ class ServerOptions:
             check_number("memory_bytes", self.memory_bytes, least=1, is_integer=True)
         if self.keep_alive_s is not None:
             check_number("keep_alive_s", self.keep_alive_s, least=0)
+        check_text("host", self.host)
         check_texts("keys", self.keys, ApiKey)
         check_texts("allowed_hosts", self.allowed_hosts)
         check_texts("allowed_origins", self.allowed_origins)

@@ -249,7 +249,7 @@ DRAFTERS: Mapping[type[PromptLookup | SuffixIndex], Mapping[str, Mapping[str, ob
     SuffixIndex: {
         "min_match": {"min_match": 6},
         "max_tokens": {"max_tokens": 256},
-        "corpus": {"corpus": [b"xyz, which is said elsewhere"]},
+        "corpus": {"corpus": [list(b"xyz, which is said elsewhere")]},
     },
 }
 

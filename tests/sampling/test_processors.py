@@ -121,7 +121,7 @@ def test_a_paused_answer_keeps_its_processors_and_cannot_be_dumped() -> None:
         ([lambda tokens, logits: logits[1:]], r"returned float32 \[\d+\]"),
         ([lambda tokens, logits: logits * np.nan], "none of them NaN"),
         ([lambda tokens, logits: None], r"returned object \[\]"),
-        ([7], "7 .accepted: functions of tokens and logits"),
+        ([7], r"logits_processors\[0\]=7 .accepted: a function"),
         (halved, "accepted: a list of functions"),
     ],
 )

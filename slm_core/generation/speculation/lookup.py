@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
+from slm_core.numerics import as_integer, shown
 
 _CHECKED = 64
 """Tokens at the end of the previous history that are compared, to detect a changed history."""
@@ -19,13 +20,16 @@ class PromptLookup:
         min_ngram: the shortest n-gram.
 
     Raises:
-        InvalidOption: not ``1 <= min_ngram <= max_ngram <= 16``.
+        InvalidOption: not integers with ``1 <= min_ngram <= max_ngram <= 16``.
     """
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
-        if not 1 <= min_ngram <= max_ngram <= 16:
-            raise InvalidOption(f"max_ngram={max_ngram}, min_ngram={min_ngram} (accepted: 1 <= min <= max <= 16)")
-        self.max_ngram, self.min_ngram = max_ngram, min_ngram
+        most, least = as_integer(max_ngram), as_integer(min_ngram)
+        if most is None or least is None or not 1 <= least <= most <= 16:
+            raise InvalidOption(
+                f"max_ngram={shown(max_ngram)}, min_ngram={shown(min_ngram)} (accepted: 1 <= min <= max <= 16)"
+            )
+        self.max_ngram, self.min_ngram = most, least
         self._seen: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the offset after its last occurrence but the newest
 

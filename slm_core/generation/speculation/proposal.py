@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.argument_checks import refused
 from slm_core.errors import InvalidOption
 
 DraftProbabilities: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -65,9 +66,14 @@ class DraftFunction:
 
     Args:
         function: called with the history, which it must not change, and the most tokens to return.
+
+    Raises:
+        InvalidOption: it cannot be called.
     """
 
     def __init__(self, function: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+        if not callable(function):
+            raise refused("function", function, "a function of the history and a number")
         self._function = function
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slm_core.argument_checks import check_methods, refused
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.lookup import PromptLookup
 from slm_core.generation.speculation.mtp import MTP, MtpDrafter
@@ -18,6 +19,7 @@ _KINDS: Mapping[str, type[PromptLookup | SuffixIndex | MtpDrafter]] = {
     "prompt_lookup": PromptLookup,
     "suffix_index": SuffixIndex,
 }
+_DRAFTERS = "'mtp', or a drafter, as PromptLookup()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Speculation:
         adaptive: choose the draft length that pays best, which may be 0; False always drafts ``n_max`` tokens.
 
     Raises:
-        InvalidOption: ``n_max`` is out of its range, or there is no drafter of this name.
+        InvalidOption: ``n_max`` is out of its range, or the drafter is none.
     """
 
     drafter: Drafter
@@ -44,8 +46,10 @@ class Speculation:
     def __post_init__(self) -> None:
         if isinstance(self.drafter, str):
             if self.drafter != MTP:
-                raise InvalidOption(f"drafter={self.drafter!r} (accepted: 'mtp', or a drafter, as PromptLookup())")
+                raise refused("drafter", self.drafter, _DRAFTERS)
             object.__setattr__(self, "drafter", MtpDrafter())
+        else:
+            check_methods("drafter", self.drafter, ("draft", "settings"), _DRAFTERS)
         if isinstance(self.n_max, bool) or not isinstance(self.n_max, int) or not 1 <= self.n_max <= 64:
             raise InvalidOption(f"n_max={self.n_max!r} (accepted: 1 to 64)")
         if not isinstance(self.adaptive, bool):

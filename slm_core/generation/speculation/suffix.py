@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from slm_core.argument_checks import checked_list, checked_tokens
 from slm_core.errors import InvalidOption
 from slm_core.generation.speculation.lookup import continued
 from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
-from slm_core.numerics import common_prefix
+from slm_core.numerics import as_integer, common_prefix, shown
 
 _CHECKED = 64
 _ROOT = 0
@@ -82,17 +83,20 @@ class SuffixIndex:
     """
 
     def __init__(self, min_match: int = 2, *, max_tokens: int = 2**16, corpus: Iterable[Sequence[int]] = ()) -> None:
-        if min_match < 1 or max_tokens < 256:
+        shortest, most = as_integer(min_match), as_integer(max_tokens)
+        if shortest is None or most is None or shortest < 1 or most < 256:
             raise InvalidOption(
-                f"min_match={min_match}, max_tokens={max_tokens} (accepted: min_match from 1, max_tokens from 256 on)"
+                f"min_match={shown(min_match)}, max_tokens={shown(max_tokens)} (accepted: integers, min_match from 1,"
+                " max_tokens from 256 on)"
             )
-        self.min_match, self.max_tokens = min_match, max_tokens
+        texts = checked_list("corpus", corpus, "a list of texts, each as its tokens")
+        self.min_match, self.max_tokens = shortest, most
         self._known = SuffixAutomaton()
         self._n_texts = 0
         self._seen: list[int] = []
         self._match = (0, 0)
-        for text in corpus:
-            self._begin(text)
+        for i, text in enumerate(texts):
+            self._begin(checked_tokens(f"corpus[{i}]", text))
         self._seen = []
 
     def __repr__(self) -> str:
