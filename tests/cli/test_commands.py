@@ -403,7 +403,7 @@ def test_every_command_accepts_a_model_of_the_hub(run, command, tmp_path, monkey
     assert fetched
 
 
-def test_a_directory_becomes_a_gguf_file(run, tmp_path) -> None:
+def test_a_directory_becomes_a_gguf_file(run, tmp_path, monkeypatch) -> None:
     sound = dict(folders.transformers_folders(tmp_path)[1])
     settings = json.loads(sound["tokenizer_config.json"]) | {"chat_template": "{{ bos }} hi"}
     sound["tokenizer_config.json"] = json.dumps(settings).encode()
@@ -411,6 +411,9 @@ def test_a_directory_becomes_a_gguf_file(run, tmp_path) -> None:
     done = run("convert", str(folder), str(target), "--to", "gguf")
     assert (done.code, done.out) == (0, "")
     assert "1 file," in done.err
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert "1 file," in run("convert", str(folder), "~/home.gguf", "--to", "gguf").err
     ids = [run("tokenize", str(path), "Hello, <|im_end|>", "--ids", "--special").out for path in (folder, target)]
     assert ids[0] == ids[1] != ""
     shown = json.loads(run("info", str(target), "--json").out)
