@@ -35,6 +35,8 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
         print_json({**facts, "backends": refusals})
         return
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # paths are shown whole
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " "), style="dim"), Text(_value_text(value)))
     for name, refusal in refusals.items():

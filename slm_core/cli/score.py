@@ -37,7 +37,7 @@ def score(
         adapters = adapter_options.load(model)
         scored = model.score(text, n_ctx=o.context_size(model, ctx), adapters=adapters, **kv_types)
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
-    bits = -scored.total / math.log(2) / n_bytes if n_bytes else math.nan
+    bits = -scored.total / math.log(2) / n_bytes if scored.n_scored else math.nan
     if as_json:
         values = {"perplexity": scored.perplexity, "bits_per_byte": bits}
         finite_values = {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -122,6 +122,20 @@ def test_every_sampling_option_can_be_passed(run, model) -> None:
     assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
 
 
+@pytest.mark.parametrize("text", ["", "a"])
+def test_a_text_without_a_scored_token_has_neither_perplexity_nor_bits(run, text: str) -> None:
+    shown = json.loads(run("score", "-", "--json", "--backend", "native", input=text).out)
+    assert (shown["tokens"], shown["perplexity"], shown["bits_per_byte"]) == (0, None, None)
+
+
+def test_info_shows_the_whole_path(run, tmp_path) -> None:
+    path = tmp_path / ("long " + "n" * 150) / "model.gguf"
+    path.parent.mkdir()
+    path.symlink_to(slm.demo_model_path())
+    shown = run("info", str(path)).out
+    assert str(path).replace(" ", "") in re.sub(r"\s", "", shown)
+
+
 def test_score_is_the_perplexity_of_a_file(run, model, tmp_path) -> None:
     text = "My dog is called Rex. What is 12 + 30? " * 8
     (tmp_path / "text.txt").write_text(text)
