@@ -128,6 +128,22 @@ def test_a_text_without_a_scored_token_has_neither_perplexity_nor_bits(run, text
     assert (shown["tokens"], shown["perplexity"], shown["bits_per_byte"]) == (0, None, None)
 
 
+@pytest.mark.parametrize(
+    "command", [("embed", str(demo_model_path()), "-"), ("tokenize", "-"), ("template",), ("run",)]
+)
+def test_standard_input_that_is_not_text(run, command) -> None:
+    outcome = run(*command, input=b"caf\xe9 au lait")
+    message = "error: standard input is not UTF-8 text: invalid continuation byte at byte 3\n"
+    assert (outcome.code, outcome.err) == (1, message)
+
+
+def test_bytes_of_standard_input_are_scored_as_those_of_a_file(run, tmp_path) -> None:
+    text = b"caf\xe9 au lait"
+    (tmp_path / "text").write_bytes(text)
+    shown = [run("score", name, "--json", "-b", "native", input=text).out for name in (str(tmp_path / "text"), "-")]
+    assert shown[0] == shown[1] != ""
+
+
 def test_info_shows_the_whole_path(run, tmp_path) -> None:
     path = tmp_path / ("long " + "n" * 150) / "model.gguf"
     path.parent.mkdir()
