@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from slm_core.errors import InvalidOption
 from slm_core.user_paths import expanded
+
+_KEPT_OF_NAME = 50
+"""Characters of a file's name in the name of its temporary file, which must not exceed 255 bytes."""
 
 
 @contextmanager
@@ -32,7 +36,7 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     path = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
         check_regular(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:  # includes ``open``: an interrupt may come after the file is created, but before ``open`` returns
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -42,6 +46,32 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def check_new_file(path: Path, sources: Iterable[Path], n_bytes: int = 0, *, force: bool = False) -> None:
+    """Check, before a long computation, that a new file can be written.
+
+    Args:
+        path: the new file.
+        sources: the files that are read; the new file never replaces them.
+        n_bytes: the size of the new file.
+        force: an existing file is replaced.
+
+    Raises:
+        InvalidOption: there is no folder or no room, a file exists without ``force``, or it is one of the sources.
+    """
+    if not path.parent.is_dir():
+        raise InvalidOption(f"{path}: there is no folder {path.parent}")
+    if path.exists():
+        if not path.is_file():
+            raise InvalidOption(f"{path}: not a file")
+        if any(path.samefile(source) for source in sources):
+            raise InvalidOption(f"{path}: the new file cannot be the one that is read")
+        if not force:
+            raise InvalidOption(f"{path}: there is a file already (to replace it: force)")
+    free = shutil.disk_usage(path.parent).free
+    if n_bytes > free:
+        raise InvalidOption(f"{path}: {n_bytes / 1e6:,.0f} MB are needed, and {free / 1e6:,.0f} MB free in its folder")
 
 
 def check_regular(path: Path, *, or_pipe: bool = False) -> None:

@@ -22,6 +22,7 @@ from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, PlainValue
 from slm_core.gguf.cursor import shown
 from slm_core.gguf.writer import stored
 from slm_core.quant import dequantize
+from slm_core.user_paths import expanded
 
 ARCHITECTURE = "controlvector"
 _KIND, _HINT, _COUNT = "general.architecture", f"{ARCHITECTURE}.model_hint", f"{ARCHITECTURE}.layer_count"
@@ -95,7 +96,7 @@ def write_control_vector(directions: Mapping[int, NDArray[np.float32]], path: Pa
     names = {f"direction.{layer}": array for layer, array in arrays.items()}
     tensors = [NewTensor(name, array.shape, GgmlType.F32, array.nbytes) for name, array in names.items()]
     writer = GgufWriter({key: stored(value) for key, value in metadata.items()}, tensors, _ALIGNMENT)
-    with writer.open(Path(path)) as sink:
+    with writer.open(expanded(path)) as sink:
         for array in names.values():
             sink.write(array.view(np.uint8))
 

@@ -18,6 +18,7 @@ from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, PlainValue
 from slm_core.gguf.cursor import shown
 from slm_core.gguf.writer import stored
 from slm_core.quant import dequantize
+from slm_core.user_paths import expanded
 
 TYPE, KIND, ALPHA = "general.type", "adapter.type", "adapter.lora.alpha"
 _PARTS = (".lora_a", ".lora_b")
@@ -64,7 +65,7 @@ def write_adapter(adapter: Adapter, architecture: str, path: Path) -> None:
         arrays |= {f"{name}{part}": np.ascontiguousarray(array) for part, array in zip(_PARTS, pair, strict=True)}
     tensors = [NewTensor(name, array.shape, GgmlType.F32, array.nbytes) for name, array in arrays.items()]
     writer = GgufWriter({key: stored(value) for key, value in metadata.items()}, tensors, _ALIGNMENT)
-    with writer.open(path) as sink:
+    with writer.open(expanded(path)) as sink:
         for array in arrays.values():
             sink.write(array.reshape(-1).view(np.uint8))
 

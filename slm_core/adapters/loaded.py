@@ -30,8 +30,17 @@ def check_scales(scales: object, loaded: Adapters) -> None:
         raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
     for name, scale in scales.items():
         loaded[name]
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MAX_SCALE:
-            raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: -1e6 to 1e6)")
+        check_scale(name, scale)
+
+
+def check_scale(name: str, scale: object) -> None:
+    """Check the scale of an adapter.
+
+    Raises:
+        InvalidOption: it is no number from -1e6 to 1e6.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MAX_SCALE:
+        raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: -1e6 to 1e6)")
 
 
 def unknown_adapter(name: object, loaded: Collection[str]) -> InvalidOption:

@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from slm_core.adapters.adapter import AdapterSet, AdapterUse, LowRank, stacked
 from slm_core.adapters.base_model import BaseModel
+from slm_core.adapters.loaded import check_scale
 from slm_core.adapters.reading import read_adapter
-from slm_core.errors import InvalidOption
+from slm_core.atomic_write import check_new_file
+from slm_core.errors import InvalidOption, ModelError
 from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor
+from slm_core.gguf.cursor import shown
 from slm_core.quant import dequantize, quantizable_types, quantize, row_bytes
+from slm_core.user_paths import expanded
 
 _ROWS = 1024
 _ALIGNMENT = "general.alignment"
@@ -43,18 +47,20 @@ def merge(
         The number of changed tensors.
 
     Raises:
-        InvalidOption: an unknown format, a control vector, or the new file exists or is the one that is read.
-        InvalidModelFile, UnsupportedModel: see ``read_adapter``.
+        InvalidOption: an unknown format, a scale that is no number from -1e6 to 1e6, a control vector, or the new file
+            exists, is one that is read, or has no folder or no room.
+        InvalidModelFile, UnsupportedModel: see ``read_adapter``; or changed weights are too large for their format.
     """
     kind = None if ggml_type is None else _type(ggml_type)
-    if target.exists() and (not force or target.samefile(source)):
-        raise InvalidOption(f"{target}: there is a file already" + ("" if force else " (to replace it: force)"))
+    target = expanded(target)
+    for path, scale in adapters:
+        check_scale(str(path), scale)
     with GgufFile.open(source) as file:
         base = BaseModel.of(file)
         uses: AdapterSet = tuple(AdapterUse(read_adapter(path, base), scale) for path, scale in adapters)
         _check_mergeable(uses)
         changes = stacked(uses)
-        kinds = {name: kind or _type(file.tensors[name].ggml_type.name) for name in changes}
+        kinds = {name: _type(file.tensors[name].ggml_type.name) if kind is None else kind for name in changes}
         tensors = []
         for name, info in file.tensors.items():
             stored = kinds.get(name, info.ggml_type)
@@ -63,6 +69,8 @@ def merge(
         metadata = {key: file.metadata.stored(key) for key in file.metadata if not key.startswith("split.")}
         writer = GgufWriter(metadata, tensors, file.get(_ALIGNMENT, int, 32))
         total, done = sum(tensor.n_bytes for tensor in tensors), 0
+        sources = [*file.shard_paths, *(path for path, _ in adapters)]
+        check_new_file(target, sources, writer.size_bytes, force=force)
         with writer.open(target) as sink:
             for tensor in tensors:
                 if tensor.name in changes:
@@ -105,5 +113,8 @@ def _merged(file: GgufFile, tensor: NewTensor, change: LowRank) -> list[NDArray[
             rows = packed[i * n_out + start : i * n_out + min(start + _ROWS, n_out)]
             values = dequantize(np.ascontiguousarray(rows).reshape(-1), info.ggml_type, (len(rows), n_cols))
             values = values + b[i, start : start + _ROWS] @ a[i] * np.float32(change.scale)
-            pieces.append(quantize(np.ascontiguousarray(values, np.float32), tensor.ggml_type))
+            try:
+                pieces.append(quantize(np.ascontiguousarray(values, np.float32), tensor.ggml_type))
+            except ModelError as error:
+                raise type(error)(f"{file.path}: tensor {shown(tensor.name)}, merged: {error}") from None
     return pieces

@@ -1,10 +1,17 @@
 """The ``slm`` command."""
 
+import sys
+
 
 def main() -> None:
     """Run the command line, and exit with 0 (done), 1 (an error), 2 (wrong usage) or 130 (interrupted)."""
-    from slm_core.cli.app import app
-    from slm_core.cli.terminal import use_utf8_in_pipes
+    try:
+        from slm_core.cli.terminal import replace_closed_streams, use_utf8_in_pipes
 
-    use_utf8_in_pipes()
-    app()
+        replace_closed_streams()
+        from slm_core.cli.app import app
+
+        use_utf8_in_pipes()
+        app()
+    except KeyboardInterrupt:  # while modules are imported: ``app`` itself turns it into this exit code
+        sys.exit(130)

@@ -73,7 +73,11 @@ class Group(TyperGroup):
         """Run a command; with ``--debug``, errors keep their traceback."""
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, UsageError, BrokenPipeError):
+        except typer.Abort as abort:  # a question was not answered: Ctrl-C, or the end of the input
+            if isinstance(abort.__context__, KeyboardInterrupt):
+                raise typer.Exit(INTERRUPTED) from None
+            raise
+        except (typer.Exit, UsageError, BrokenPipeError):
             raise
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

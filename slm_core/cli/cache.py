@@ -29,7 +29,7 @@ def cache(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("backend", "megabytes", "of"):
-        table.add_column(column, justify="right" if column == "megabytes" else "left")
+        table.add_column(column, justify="right" if column == "megabytes" else "left", overflow="fold")
     for entry in cached:
         table.add_row(Text(entry.kind), Text(f"{entry.n_bytes / 1e6:,.1f}"), Text(entry.about))
     if cached:

@@ -35,9 +35,9 @@ def convert(
     ],
 ) -> None:
     """Write a model in another format, for other programs to load."""
-    write = registry().converter(to)
+    write, target = registry().converter(to), expanded(target)
     with progress_of(f"Converting {model.name}") as progress:
-        write(local(model), expanded(target), progress or (lambda share: None))
+        write(local(model), target, progress or (lambda share: None))
     files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
     n_files = "1 file" if len(files) == 1 else f"{len(files)} files"
     note(f"{target}: {n_files}, {sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from slm_core.cli import options as o
 from slm_core.cli.adapters import AdapterOptions
+from slm_core.cli.files import read_stdin
 from slm_core.cli.terminal import print_json
 from slm_core.types import Pooling
 
@@ -28,7 +28,7 @@ def read_texts(texts: list[str]) -> list[str]:
         return texts
     if len(texts) > 1:
         raise typer.BadParameter('give texts, or "-" alone', param_hint="TEXT")
-    return sys.stdin.read().splitlines()
+    return read_stdin().splitlines()
 
 
 @o.expand_groups

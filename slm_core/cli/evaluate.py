@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slm_core.atomic_write import write_whole
+from slm_core.atomic_write import check_new_file, write_whole
 from slm_core.cli import options as o
 from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.terminal import out, print_json, write
@@ -52,6 +52,8 @@ def evaluate(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise InvalidOption("--tasks names no task")
+    if output is not None:
+        check_new_file(expanded(output), (), force=True)  # before hours of work, not after them
     kv_types = o.read_kv_types(kv_type)
     with engine.load(model, chat_format) as loaded:
         n_ctx, adapters = o.context_size(loaded, ctx), adapter_options.load(loaded)
@@ -66,14 +68,14 @@ def evaluate(
             system_instruction=system,
             log_samples=output is not None,
         )
-    if output is not None:
-        write_whole(output, json.dumps(results, default=str, ensure_ascii=False, indent=1).encode())
     if as_json:
         print_json({"results": results["results"], "n-samples": results["n-samples"]})
-        return
-    from lm_eval.utils import make_table
+    else:
+        from lm_eval.utils import make_table
 
-    write(out(), make_table(results) + "\n")
+        write(out(), make_table(results) + "\n")
+    if output is not None:  # last, because it may fail: the disk is full, or read-only
+        write_whole(output, json.dumps(results, default=str, ensure_ascii=False, indent=1).encode())
 
 
 def _results(subject: object, names: list[str], include_path: Path | None, **options: object) -> dict[str, Any]:

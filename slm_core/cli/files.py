@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,21 @@ def paths(argument: str) -> Sequence[str]:
 def complete_path(incomplete: str) -> list[str]:
     """``paths``, for the completion of typer."""
     return list(paths(incomplete))
+
+
+def read_stdin(errors: Literal["strict", "replace"] = "strict") -> str:
+    """All of standard input.
+
+    Raises:
+        InvalidOption: it is not text in the encoding of the locale, UTF-8 nearly everywhere.
+    """
+    if errors == "replace" and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors=errors)
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        reason = f"{error.reason} at byte {error.start}"
+        raise InvalidOption(f"standard input is not {error.encoding.upper()} text: {reason}") from error
 
 
 def read_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> str:

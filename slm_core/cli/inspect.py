@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,7 @@ from rich.text import Text
 from slm_core.backend_choice import support_of
 from slm_core.checkpoints import INDEX, SINGLE, open_model, vocabulary_of
 from slm_core.cli import options as o
+from slm_core.cli.files import read_stdin
 from slm_core.cli.terminal import out, print_json, write
 from slm_core.loading import backends as list_backends
 from slm_core.loading import demo_model_path
@@ -35,6 +35,8 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
         print_json({**facts, "backends": refusals})
         return
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # paths are shown whole
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " "), style="dim"), Text(_value_text(value)))
     for name, refusal in refusals.items():
@@ -81,7 +83,7 @@ def tokenize(
     if len(text) > 2:
         raise typer.BadParameter("give one text, in quotes if it has spaces", param_hint="TEXT")
     vocab = load_vocab(Path(text[0]) if len(text) == 2 else demo_model_path())
-    content = sys.stdin.read() if text[-1] == "-" else text[-1]
+    content = read_stdin() if text[-1] == "-" else text[-1]
     ids = vocab.encode(content, add_special=bos, parse_special=special)
     pieces = [vocab.token_bytes(token, special=True) for token in ids]
     if as_json:

@@ -9,12 +9,14 @@ from typing import Annotated, cast, get_args
 import typer
 
 from slm_core.adapters import BaseModel, merge, read_adapter, write_adapter, write_control_vector
-from slm_core.checkpoints import open_model
+from slm_core.atomic_write import check_new_file
+from slm_core.checkpoints import Checkpoint, open_model
 from slm_core.cli import options as o
 from slm_core.cli.adapters import Lora, read_lora
 from slm_core.cli.files import read_text
 from slm_core.cli.terminal import note, out, print_json, progress_of
 from slm_core.errors import InvalidOption
+from slm_core.gguf import GgufFile
 from slm_core.paths import local, model_file
 from slm_core.steering import SteeringMethod
 from slm_core.user_paths import expanded
@@ -52,11 +54,10 @@ def convert(model: _Model, adapter: _Adapter, target: Annotated[
         Path, typer.Argument(metavar="OUT", help="The new GGUF file.")], force: _Force = False) -> None:  # fmt: skip
     """Write an adapter of PEFT as a GGUF file, which llama.cpp reads, too."""
     target = expanded(target)
-    if target.exists() and not force:
-        raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
     with open_model(local(model)) as source:
         base = BaseModel.of(source)
         read = read_adapter(model_file(adapter), base)
+        _check_target(target, [*_files(source), model_file(adapter)], force=force)
         if read.directions:
             raise InvalidOption(f"{adapter}: a control vector is a GGUF file already")
         write_adapter(read, base.architecture, target)
@@ -113,9 +114,9 @@ def vector(
     Texts are prompts, or beginnings of answers; control tokens in them are parsed. Their last tokens are compared.
     """
     target = expanded(target)
-    if target.exists() and not force:
-        raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
     texts = [read_text(file).splitlines() for file in (positive, negative)]
+    with open_model(local(path)) as source:
+        _check_target(target, [*_files(source), expanded(positive), expanded(negative)], force=force)
     layers = None if layer_range is None else range(layer_range[0], layer_range[1] + 1)
     with engine.load(path) as model, progress_of("Reading the texts") as progress:
         directions = model.control_vector(
@@ -123,6 +124,16 @@ def vector(
         )
         write_control_vector(directions, target, model.info.architecture)
     note(f"{target}: directions after {len(directions)} layers: {_ranges([*directions])}")
+
+
+def _files(model: GgufFile | Checkpoint) -> Sequence[Path]:
+    return model.shard_paths if isinstance(model, GgufFile) else ()
+
+
+def _check_target(target: Path, sources: Sequence[Path], *, force: bool) -> None:
+    if target.is_file() and not force:
+        raise InvalidOption(f"{target}: there is a file already (to replace it: --force)")
+    check_new_file(target, sources, force=force)
 
 
 def _ranges(layers: Sequence[int]) -> str:

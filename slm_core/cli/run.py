@@ -17,6 +17,7 @@ from slm_core.cli.adapters import AdapterOptions
 from slm_core.cli.completions import Request
 from slm_core.cli.constraints import ConstraintOptions, check_tools
 from slm_core.cli.drafts import DraftOptions, Drafts
+from slm_core.cli.files import read_stdin
 from slm_core.cli.streaming import PlainView, stream_answer, summary
 from slm_core.cli.terminal import INTERRUPTED, PrefillBar, note, out, print_json
 from slm_core.cli.tools_file import read_tools
@@ -227,7 +228,7 @@ def _standard_input(*, beside_prompt: bool) -> str:
     if beside_prompt:
         waiting.start()
     try:
-        return sys.stdin.read()
+        return read_stdin()
     finally:
         waiting.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from slm_core.chat.prompt import encode_segments, special_spans
 from slm_core.cli import options as o
-from slm_core.cli.files import read_text
+from slm_core.cli.files import read_stdin, read_text
 from slm_core.cli.terminal import note, out, print_json, write
 from slm_core.formatting import formatter
 from slm_core.loading import demo_model_path
@@ -98,7 +97,7 @@ def _kinds(vocab: Vocab | None, segments: Sequence[Segment]) -> Iterator[tuple[s
 
 def _read_list(path: str, option: str, key: str) -> list[Mapping[str, Any]]:
     """A JSON list of objects: the whole file, or the value of ``key`` in an object."""
-    text = sys.stdin.read() if path == "-" else read_text(Path(path))
+    text = read_stdin() if path == "-" else read_text(Path(path))
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:

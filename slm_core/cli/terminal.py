@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
@@ -68,6 +69,17 @@ def colours(*, off: bool) -> Iterator[None]:
 def printable(text: str) -> str:
     """Text without the control characters that a terminal obeys; tabs and line feeds stay."""
     return _TERMINAL_CONTROLS.sub("", text)
+
+
+def replace_closed_streams() -> None:
+    """Open the null device in place of standard streams that the caller closed (``slm ... >&-`` in a shell).
+
+    Python has None for a closed stream. The first file that is opened would also get its number: a model file that is
+    written would receive what engines print on standard output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # open until Python exits
 
 
 def use_utf8_in_pipes() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from slm_core.errors import InvalidModelFile
 from slm_core.gguf import GgmlType, GgufFile
 from slm_core.gguf.cursor import Cursor, MappedFile, shown
+from slm_core.user_paths import expanded
 
 Importance: TypeAlias = Mapping[str, NDArray[np.float32]]
 """By tensor name: the mean square of each input, float32 [n_matrices * n_cols] (several matrices: experts)."""
@@ -33,7 +34,7 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
         InvalidModelFile: it cannot be read, is damaged, or has a negative or NaN value.
         UnsupportedModel: it is a GGUF file of another version.
     """
-    file_path = Path(path)
+    file_path = expanded(path)
     file = MappedFile(file_path)
     is_gguf = bytes(file.data[:4]) == b"GGUF"
     entries = _gguf_entries(file_path) if is_gguf else _legacy_entries(Cursor(file))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.atomic_write import check_new_file
 from slm_core.cpu import usable_cores
 from slm_core.errors import InvalidOption, ModelError
 from slm_core.exporting import open_gguf
 from slm_core.gguf.cursor import shown
 from slm_core.quant import dequantize, quantize
 from slm_core.quantizing.plan import Plan, PlannedTensor, plan_quantization
+from slm_core.user_paths import expanded
 
 Piece: TypeAlias = NDArray[np.uint8]
 Progress: TypeAlias = Callable[[float], None]
@@ -79,8 +79,8 @@ def write_plan(
     """Write a planned file; see ``quantize_model``."""
     if n_threads is not None and n_threads < 1:
         raise InvalidOption(f"n_threads is {n_threads} (accepted: 1 or more)")
-    path, writer, workers = Path(target), plan.writer(), n_threads or usable_cores()
-    _check_target(plan, path, writer.size_bytes, force=force)
+    path, writer, workers = expanded(target), plan.writer(), n_threads or usable_cores()
+    check_new_file(path, plan.file.shard_paths, writer.size_bytes, force=force)
     total = sum(tensor.source.n_elements for tensor in plan.tensors)
     done = 0
     pool = ThreadPoolExecutor(workers, thread_name_prefix="quantize")
@@ -93,21 +93,6 @@ def write_plan(
                     progress(done / total)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _check_target(plan: Plan, path: Path, n_bytes: int, *, force: bool) -> None:
-    if not path.parent.is_dir():
-        raise InvalidOption(f"{path}: there is no folder {path.parent}")
-    if path.exists():
-        if not path.is_file():
-            raise InvalidOption(f"{path}: not a file")
-        if any(path.samefile(shard) for shard in plan.file.shard_paths):
-            raise InvalidOption(f"{path}: the new file cannot be the one that is read")
-        if not force:
-            raise InvalidOption(f"{path}: there is a file already (to replace it: force)")
-    free = shutil.disk_usage(path.parent).free
-    if n_bytes > free:
-        raise InvalidOption(f"{path}: {n_bytes / 1e6:,.0f} MB are needed, and {free / 1e6:,.0f} MB free in its folder")
 
 
 def _jobs(plan: Plan) -> Iterator[tuple[int, Callable[[], Piece]]]:

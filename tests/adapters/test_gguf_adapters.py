@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,12 @@ import pytest
 import slm_core as slm
 from native.exact import exact
 from slm_conformance.oracle.adapters import adapter_metadata, merged, random_adapter, usual_matrices
-from slm_conformance.oracle.factories import make_tiny_model
+from slm_conformance.oracle.factories import TinyModel, make_tiny_model
 from slm_conformance.oracle.gguf_writer import StoredTensor, write_gguf
 from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.weights import Weights
 from slm_core.adapters import merge, read_adapter, write_adapter
-from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedInput, UnsupportedModel
+from slm_core.errors import InvalidModelFile, InvalidOption, ModelError, UnsupportedInput, UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_core.quant import dequantize
 from slm_core.types import Capability, Pos
@@ -104,6 +105,16 @@ def test_refused_files(metadata, kind, words, tiny, base, tmp_path) -> None:
         read_adapter(path, base)
 
 
+def write_shards(folder: Path, model: TinyModel) -> list[Path]:
+    """A model as two files, each with half of its tensors."""
+    shards, names = [], sorted(model.tensors)
+    for i in range(2):
+        split = {"split.no": i, "split.count": 2, "split.tensors.count": len(names)}
+        shard = folder / f"s-0000{i + 1}-of-00002.gguf"
+        shards.append(write_gguf(shard, {**model.metadata, **split}, {n: model.tensors[n] for n in names[i::2]}))
+    return shards
+
+
 class TestMerging:
     """A merged file has the logits of the model with its adapters."""
 
@@ -129,7 +140,7 @@ class TestMerging:
         path, weights = model.write(tmp_path / "q.gguf"), Weights.of(model)
         made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.1.ffn_up.weight"], 1)
         expected = weights.tensors["blk.1.ffn_up.weight"] + made.changes["blk.1.ffn_up.weight"]
-        for asked, name, error in ((None, "Q8_0", 1 / 127), ("f16", "F16", 2**-10)):
+        for asked, name, error in ((None, "Q8_0", 1 / 127), ("f16", "F16", 2**-10), ("F32", "F32", 2**-20)):
             target = tmp_path / f"{name}.gguf"
             merge(path, [(made.path, 1.0)], target, ggml_type=asked)
             with GgufFile.open(target) as file, GgufFile.open(path) as before:
@@ -146,11 +157,7 @@ class TestMerging:
     def test_shards_become_one_file(self, tiny, tmp_path) -> None:
         (path, weights), model = tiny, make_tiny_model("llama", "f32")
         made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
-        shards, names = [], sorted(model.tensors)
-        for i in range(2):
-            split = {"split.no": i, "split.count": 2, "split.tensors.count": len(names)}
-            shard = tmp_path / f"s-0000{i + 1}-of-00002.gguf"
-            shards.append(write_gguf(shard, {**model.metadata, **split}, {n: model.tensors[n] for n in names[i::2]}))
+        shards = write_shards(tmp_path, model)
         for source, target in ((path, tmp_path / "of_file.gguf"), (shards[1], tmp_path / "of_shards.gguf")):
             merge(source, [(made.path, 1.0)], target)
         np.testing.assert_array_equal(logits(tmp_path / "of_file.gguf", {}), logits(tmp_path / "of_shards.gguf", {}))
@@ -162,12 +169,36 @@ class TestMerging:
         taken.write_bytes(b"something")
         for target, options, words in (
             (taken, {}, "there is a file already"),
-            (path, {"force": True}, "there is a file already"),
+            (path, {"force": True}, "cannot be the one that is read"),
+            (made.path, {"force": True}, "cannot be the one that is read"),
             (tmp_path / "new.gguf", {"ggml_type": "Q9_9"}, "cannot be written as 'Q9_9'"),
+            (tmp_path / "none" / "new.gguf", {}, "there is no folder"),
         ):
+            before = set(tmp_path.iterdir())
             with pytest.raises(InvalidOption, match=words):
                 merge(path, [(made.path, 1.0)], target, **options)
-        assert taken.read_bytes() == b"something" and not (tmp_path / "new.gguf").exists()
+            assert set(tmp_path.iterdir()) == before
+        assert taken.read_bytes() == b"something"
+
+    @pytest.mark.parametrize("scale", [math.nan, math.inf, -1e7])
+    def test_scales_out_of_range_are_refused(self, scale, tiny, tmp_path) -> None:
+        path, weights = tiny
+        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        with pytest.raises(InvalidOption, match=r"a\.gguf' is .* \(accepted: -1e6 to 1e6\)"):
+            merge(path, [(made.path, scale)], tmp_path / "m.gguf")
+
+    def test_weights_that_are_too_large_name_their_tensor(self, tiny, tmp_path) -> None:
+        path, weights = tiny
+        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        with pytest.raises(ModelError, match=r"tensor 'blk\.0\.ffn_up\.weight', merged: .* too large for F16"):
+            merge(path, [(made.path, 1e6)], tmp_path / "m.gguf", ggml_type="F16")
+
+    def test_no_shard_of_the_model_is_replaced(self, tiny, tmp_path) -> None:
+        (_, weights), model = tiny, make_tiny_model("llama", "f32")
+        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        shards = write_shards(tmp_path, model)
+        with pytest.raises(InvalidOption, match="cannot be the one that is read"):
+            merge(shards[0], [(made.path, 1.0)], shards[1], force=True)
 
     def test_an_interrupt_leaves_no_file(self, tiny, tmp_path) -> None:
         path, weights = tiny

@@ -31,7 +31,7 @@ def _installed() -> None:
 def run() -> Callable[..., Outcome]:
     """Runs ``slm`` with arguments, in this process."""
 
-    def invoke(*arguments: str, input: str = "") -> Outcome:  # noqa: A002  # the name in subprocess.run
+    def invoke(*arguments: str, input: str | bytes = "") -> Outcome:  # noqa: A002  # the name in subprocess.run
         result = CliRunner().invoke(app, list(arguments), input=input, prog_name="slm")
         return Outcome(result.exit_code, result.stdout, result.stderr)
 

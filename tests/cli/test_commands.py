@@ -122,6 +122,36 @@ def test_every_sampling_option_can_be_passed(run, model) -> None:
     assert drawn == model.chat(n_ctx=256, sampling=sampling).send("Hello!").text + "\n"
 
 
+@pytest.mark.parametrize("text", ["", "a"])
+def test_a_text_without_a_scored_token_has_neither_perplexity_nor_bits(run, text: str) -> None:
+    shown = json.loads(run("score", "-", "--json", "--backend", "native", input=text).out)
+    assert (shown["tokens"], shown["perplexity"], shown["bits_per_byte"]) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    "command", [("embed", str(demo_model_path()), "-"), ("tokenize", "-"), ("template",), ("run",)]
+)
+def test_standard_input_that_is_not_text(run, command) -> None:
+    outcome = run(*command, input=b"caf\xe9 au lait")
+    message = "error: standard input is not UTF-8 text: invalid continuation byte at byte 3\n"
+    assert (outcome.code, outcome.err) == (1, message)
+
+
+def test_bytes_of_standard_input_are_scored_as_those_of_a_file(run, tmp_path) -> None:
+    text = b"caf\xe9 au lait"
+    (tmp_path / "text").write_bytes(text)
+    shown = [run("score", name, "--json", "-b", "native", input=text).out for name in (str(tmp_path / "text"), "-")]
+    assert shown[0] == shown[1] != ""
+
+
+def test_info_shows_the_whole_path(run, tmp_path) -> None:
+    path = tmp_path / ("long " + "n" * 150) / "model.gguf"
+    path.parent.mkdir()
+    path.symlink_to(slm.demo_model_path())
+    shown = run("info", str(path)).out
+    assert str(path).replace(" ", "") in re.sub(r"\s", "", shown)
+
+
 def test_score_is_the_perplexity_of_a_file(run, model, tmp_path) -> None:
     text = "My dog is called Rex. What is 12 + 30? " * 8
     (tmp_path / "text.txt").write_text(text)
@@ -403,7 +433,7 @@ def test_every_command_accepts_a_model_of_the_hub(run, command, tmp_path, monkey
     assert fetched
 
 
-def test_a_directory_becomes_a_gguf_file(run, tmp_path) -> None:
+def test_a_directory_becomes_a_gguf_file(run, tmp_path, monkeypatch) -> None:
     sound = dict(folders.transformers_folders(tmp_path)[1])
     settings = json.loads(sound["tokenizer_config.json"]) | {"chat_template": "{{ bos }} hi"}
     sound["tokenizer_config.json"] = json.dumps(settings).encode()
@@ -411,6 +441,9 @@ def test_a_directory_becomes_a_gguf_file(run, tmp_path) -> None:
     done = run("convert", str(folder), str(target), "--to", "gguf")
     assert (done.code, done.out) == (0, "")
     assert "1 file," in done.err
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert "1 file," in run("convert", str(folder), "~/home.gguf", "--to", "gguf").err
     ids = [run("tokenize", str(path), "Hello, <|im_end|>", "--ids", "--special").out for path in (folder, target)]
     assert ids[0] == ids[1] != ""
     shown = json.loads(run("info", str(target), "--json").out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,33 @@ def test_convert(run, tmp_path) -> None:
     assert (refused.code, "--force" in refused.err) == (1, True)
     assert run("lora", "convert", DEMO, PIRATE, str(target), "--force").code == 0
     np.testing.assert_array_equal(np.frombuffer(target.read_bytes(), np.uint8), np.frombuffer(before, np.uint8))
+
+
+def test_files_that_are_read_are_not_replaced(run, tmp_path) -> None:
+    model, adapter = shutil.copy(DEMO, tmp_path / "m.gguf"), shutil.copy(PIRATE, tmp_path / "a.gguf")
+    (tmp_path / "a.txt").write_text("My dog is very\n")
+    (tmp_path / "b.txt").write_text("It is\n")
+    texts = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for command in (
+        ("convert", model, adapter, model),
+        ("convert", model, adapter, adapter),
+        ("merge", model, adapter, "--lora", adapter),
+        ("vector", model, model, *texts),
+        ("vector", model, texts[0], *texts),
+    ):
+        refused = run("lora", *map(str, command), "--force")
+        assert refused.code == 1 and "the new file cannot be the one that is read" in refused.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["convert", "vector"])
+def test_a_missing_folder_is_named(run, tmp_path, command) -> None:
+    target, text = str(tmp_path / "none" / "new.gguf"), tmp_path / "text"
+    text.write_text("It is\n")
+    rest = (PIRATE, target) if command == "convert" else (target, str(text), str(text))
+    outcome = run("lora", command, DEMO, *rest)
+    assert (outcome.code, outcome.err) == (1, f"error: {target}: there is no folder {tmp_path / 'none'}\n")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core import hub
 from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.hub_cache import cached_models
+from tests.terminal_emulator import WAIT_S, terminal
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -147,6 +148,14 @@ def test_removing_asks(run, cache: Cache, answer: str, code: int) -> None:
     assert outcome.code == code
     assert "Remove hf://else/many:Q4_K_M, 2 files, 2.9 KiB? [y/N]" in outcome.err
     assert ("hf://else/many:Q4_K_M" in {model.reference for model in cached_models().models}) == (code == 1)
+
+
+def test_ctrl_c_at_the_question(cache: Cache) -> None:
+    with terminal("rm", "hf://else/many:Q4_K_M", HF_HUB_CACHE=str(cache.folder), HF_HUB_OFFLINE="1") as tty:
+        tty.wait_for(r"\[y/N\]")
+        tty.type("\x03")
+        assert tty.process.wait(WAIT_S) == 130
+    assert "hf://else/many:Q4_K_M" in {model.reference for model in cached_models().models}
 
 
 def test_a_file_that_stays_is_an_error(run, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,14 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from slm_core.cli import main
 from slm_core.cli.terminal import stopping, write
 from tests.terminal_emulator import SLM, WAIT_S, terminal
 
@@ -41,6 +44,23 @@ def test_ctrl_c_ends_a_run_and_keeps_its_text() -> None:
     assert process.returncode == 130
     assert (first + rest).endswith(b"\n"), "the printed text is complete"
     assert errors == b"", errors
+
+
+def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "slm_core.cli.app", Interrupted("slm_core.cli.app"))
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 130
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="cmd.exe cannot close the streams of a command")
+def test_closed_streams_are_no_error() -> None:
+    command = [*SLM, "tokenize", "A text."]
+    assert subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=False).returncode == 0
 
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:

@@ -26,6 +26,14 @@ def test_the_file_replaces_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@needs_posix
+@pytest.mark.parametrize("name", ["n" * 255, "\u6f22" * 85], ids=["one byte", "three bytes"])
+def test_the_longest_name_of_a_file(tmp_path: Path, name: str) -> None:
+    """255 bytes; the name of the temporary file is no longer."""
+    write_whole(tmp_path / name, b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"new")]
+
+
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
 def test_an_error_in_the_body_keeps_the_old_file(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "file"

@@ -204,6 +204,25 @@ def test_the_command(run: Any, tasks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+def test_results_are_shown_though_their_file_cannot_be_written(
+    run: Any, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise slm.InvalidOption("the disk is full")
+
+    monkeypatch.setattr("slm_core.cli.evaluate.write_whole", full)
+    options = ("--include-path", str(tasks), "--backend", "native", "--ctx", "256", "--json")
+    done = run("eval", "--tasks", "tiny_choice", *options, "--output", str(tmp_path / "out.json"))
+    assert (done.code, "disk is full" in done.err, "tiny_choice" in json.loads(done.out)["results"]) == (1, True, True)
+
+
+def test_a_missing_folder_is_named_before_the_model_is_loaded(run: Any, tmp_path: Path) -> None:
+    output = tmp_path / "none" / "out.json"
+    refused = run("eval", "no-such-model.gguf", "--tasks", "x", "--output", str(output))
+    assert (refused.code, refused.err) == (1, f"error: {output}: there is no folder {output.parent}\n")
+
+
+@pytest.mark.filterwarnings("default")
 def test_an_unknown_task_is_named(run: Any) -> None:
     unknown = run("eval", "--tasks", "arc_easy,never")
     assert (unknown.code, unknown.err) == (1, "error: unknown tasks: never (lm_eval ls tasks lists all)\n")

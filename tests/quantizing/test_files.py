@@ -18,7 +18,7 @@ from ggml_library import ggml_quantize, llama_quantize
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
 from slm_core.gguf import GgmlType, GgufFile
 from slm_core.quant import quantize
-from slm_core.quantizing import RECIPES, plan_quantization, quantize_model, write_plan
+from slm_core.quantizing import RECIPES, plan_quantization, quantize_model, read_importance, write_plan
 from toy_models import write_imatrix
 
 CHANGED_KEYS = {"general.file_type", "general.quantization_version"}
@@ -205,6 +205,16 @@ def test_existing_files_are_replaced_only_with_force(toy, tmp_path) -> None:
     quantize_model(source, existing, "Q8_0", force=True)
     assert contents(existing)
     assert folder(source) == ["there.gguf", "toy.gguf"]
+
+
+def test_home_directories_are_expanded(toy, tmp_path, monkeypatch) -> None:
+    source = toy()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write_imatrix(tmp_path / "imatrix.gguf", {"blk.0.ffn_up.weight": np.ones((1, 32), np.float32)}, 8)
+    assert [*read_importance("~/imatrix.gguf")] == ["blk.0.ffn_up.weight"]
+    quantize_model(source, "~/new.gguf", "Q8_0")
+    assert contents(tmp_path / "new.gguf")
 
 
 def test_too_little_disk_space_is_reported_before_writing(toy, tmp_path, monkeypatch) -> None:
