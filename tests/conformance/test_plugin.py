@@ -71,6 +71,13 @@ def test_a_module_of_a_few_lines_adopts_the_suite(adopt):
     )
 
 
+def test_a_backend_that_nobody_registers_is_one_line(adopt):
+    result = adopt(ADOPTION.replace("slm_conformance.toy:ToyBackend", "lama"))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: the backend of test_adopted: unknown backend 'lama' (registered: *"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
 def test_what_is_declared_absent_is_skipped_and_named(adopt):
     result = adopt(ADOPTION + "    load_options = {'edit_level': 'replay'}\n", "-k", "TestCut")
     assert outcomes(result) == {"skipped": len(collection.tests_of(scenarios.TestCut))}

@@ -10,6 +10,7 @@ import pytest
 
 from slm_conformance.fixtures import COMMAND_LINE, BackendFixtures
 from slm_conformance.suite.workshop import Effort, Workshop
+from slm_core.errors import SlmError
 
 _WORKSHOPS = pytest.StashKey["dict[str, Workshop]"]()
 _DIRECTORY = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
@@ -36,7 +37,7 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
     """The module's workshop, made on first use; skips if the backend is not installed.
 
     Raises:
-        pytest.UsageError: it is required, and not installed.
+        pytest.UsageError: it is required, and not installed; or nobody registers it.
     """
     workshops = config.stash.setdefault(_WORKSHOPS, {})
     if module.__name__ not in workshops:
@@ -46,7 +47,11 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
             config.getoption("--slm-budget"), config.getoption("--slm-seed"), config.getoption("--slm-quick")
         )
         directory = Path(config.stash[_DIRECTORY].name)
-        workshops[module.__name__] = Workshop(fixtures_of(module, config), directory, effort)
+        fixtures = fixtures_of(module, config)
+        try:
+            workshops[module.__name__] = Workshop(fixtures, directory, effort)
+        except SlmError as error:
+            raise pytest.UsageError(f"the backend of {module.__name__}: {error}") from None
     workshop = workshops[module.__name__]
     if workshop.absence is not None:
         why = workshop.absence
