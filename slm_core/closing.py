@@ -1,10 +1,10 @@
-"""A base class of objects that own memory, files or sequences: ``with`` releases them."""
+"""A base class of objects that own memory, files or sequences: ``with`` releases them, and nothing copies them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 
 class Closing(ABC):
@@ -21,3 +21,8 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse ``copy`` and ``pickle``: two objects would own the same."""
+        remedy = "call its fork() or dump()" if hasattr(self, "fork") and hasattr(self, "dump") else "make another"
+        raise TypeError(f"copy and pickle refuse a {type(self).__name__}, which owns memory or files: {remedy}")

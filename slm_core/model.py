@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -81,6 +82,7 @@ class Model(Closing):
         self._vocab = model.vocab if vocab is None else vocab
         self._source = source if model.info.ranks else None
         self._head: RankHead | None = None
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._formatter = formatter
         if not origin:
             origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
@@ -305,7 +307,7 @@ class Model(Closing):
             n_ctx=n_ctx, n_seq_max=2 * n_parallel, n_batch=n_batch, kv_type_k=kv_type_k, kv_type_v=kv_type_v
         )
         try:
-            return Engine(
+            engine = Engine(
                 context,
                 self.vocab,
                 lambda: self.formatter,
@@ -317,6 +319,8 @@ class Model(Closing):
         except BaseException:
             context.close()
             raise
+        self._engines.add(engine)
+        return engine
 
     def drafter(
         self,
@@ -550,7 +554,13 @@ class Model(Closing):
         return self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=longest)
 
     def close(self) -> None:
-        """Free the weights now. Twice is fine; contexts of this model are closed first."""
+        """Free the weights now. Twice is fine; engines and contexts of this model are closed first.
+
+        Raises:
+            ContextBusy: another thread is inside a call of a context; the model stays open.
+        """
+        for engine in tuple(self._engines):
+            engine.close()
         self._model.close()
 
 

@@ -512,6 +512,8 @@ class Chat(Talking, Closing):
     def _check_free(self, *, tools_may_run: bool = False) -> None:
         if self._turn is not None and self._turn.runs_tools and not tools_may_run:
             raise ChatBusy("a tool of the chat is running: a tool cannot change the chat that calls it")
+        if self._turn is not None and self._turn.steps:
+            raise ChatBusy("a callback of the chat is running: a callback cannot change the chat that calls it")
         reader = self._reader()
         if reader is not None and reader.held_by_another:
             raise ChatBusy(

@@ -79,13 +79,11 @@ class Toolbox:
 
     async def arun(self, call: ToolCall) -> ToolResult:
         """Like ``run``, on an event loop: a coroutine is awaited, another function runs in a worker thread."""
+        if not inspect.iscoroutinefunction(self._by_name.get(call.name)):
+            return await in_thread(lambda: self.run(call), lambda: None)
         try:
             function, arguments = self._prepare(call)
-            if inspect.iscoroutinefunction(function):
-                result = await function(**arguments)
-            else:
-                result = await in_thread(lambda: function(**arguments), lambda: None)
-            return ToolResult(call, as_text(result))
+            return ToolResult(call, as_text(await function(**arguments)))
         except Exception as error:  # as above
             return _failed(call, error)
 

@@ -15,6 +15,7 @@ from slm_core.chat.toolbox import Toolbox
 from slm_core.constraints import AfterThinking, NoToolCalls, Spec, ToolCalls
 from slm_core.errors import InvalidOption, SessionError, ToolError
 from slm_core.generation import Answer, Event, EventStream, FinishReason, StoppingCriterion
+from slm_core.generation.control import callbacks
 from slm_core.generation.events import Overflowed, Timings, ToolResult, Usage
 from slm_core.protocols import Formatter
 from slm_core.types import MalformedCall, Message, Role, ToolCall
@@ -124,7 +125,7 @@ class RunningTurn(EventStream):
         self._results: list[ToolResult] = []
         self._rounds: list[Answer] = []
         self._answer: Answer | None = None
-        self._running = self._cancelled = False
+        self._running = self._steps = self._cancelled = False
         self._shown = True
         self._current: AnswerStream | None = None
         if not pending:
@@ -196,6 +197,11 @@ class RunningTurn(EventStream):
         """Whether tools are running."""
         return self._running
 
+    @property
+    def steps(self) -> bool:
+        """Whether a step computes an event: a call on the chat comes from a callback then."""
+        return self._steps
+
     def end(self) -> None:
         """End the turn: the text so far becomes the answer."""
         self.cancel()
@@ -221,9 +227,14 @@ class RunningTurn(EventStream):
                 self._check_nothing_awaited()
                 with self._tool_running():
                     self._ready.append(self._toolbox.run(self._due.popleft()))
-            event = self._next_event()
+            self._steps = True
+            try:
+                event = self._next_event()
+            finally:
+                self._steps = False
             if event is not None and self._on_event is not None:
-                self._on_event(event)
+                with callbacks:
+                    self._on_event(event)
         if event is None:
             raise StopIteration
         return event

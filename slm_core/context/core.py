@@ -5,7 +5,6 @@ The base class of contexts, ``base.ContextBase``, adds dumps.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from slm_core.context.inputs import (
     token_ids,
 )
 from slm_core.context.ledger import Ledger
-from slm_core.context.one_call import one_call
+from slm_core.context.one_call import lock_of_calls, one_call
 from slm_core.context.payload import PayloadWriter, Steps
 from slm_core.context.sequence_adapters import (
     R,
@@ -118,7 +117,7 @@ class ContextCore(EngineCalls):
         self._checks = Checks(self._declared, self._ledger)
         loaded = adapters if Capability.ADAPTERS in capabilities else None
         self._adapters = SequenceAdapters(loaded)
-        self._lock = threading.Lock()
+        self._lock = lock_of_calls()
         self._closed = False
         self._steps: weakref.WeakSet[Steps[Any]] = weakref.WeakSet()  # dumps and restores that are still valid
         self._writers: dict[int, PayloadWriter] = {}  # by sequence: the storage reserved by restores in steps

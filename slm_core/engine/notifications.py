@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,13 +35,18 @@ class Notifications:
         self._holder: int | None = None
         self._held: dict[Notified, None] = {}
 
+    @property
+    def are_held(self) -> bool:
+        """Whether this thread's are held back: it is the engine's."""
+        return self._holder == threading.get_ident()
+
     def hold(self) -> None:
         """From now on, hold notifications of this thread back."""
         self._holder = threading.get_ident()
 
     def add(self, notified: Notified) -> None:
         """Notify, now or at the next ``flush``."""
-        if self._holder == threading.get_ident():
+        if self.are_held:
             self._held[notified] = None
         else:
             notified.notify()
@@ -60,6 +67,10 @@ class Wakeups:
     """Sets futures of event loops, from a thread of its own: waking a loop is a system call that releases the lock."""
 
     def __init__(self) -> None:
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Begin without a thread, as in a forked process, which has not got that of its parent."""
         self._waiters: SimpleQueue[Waiter] = SimpleQueue()
         self._start = threading.Lock()
         self._is_started = False
@@ -90,6 +101,8 @@ class Wakeups:
 
 WAKEUPS = Wakeups()
 """Of this process."""
+if sys.platform != "win32":  # Windows has no fork
+    os.register_at_fork(after_in_child=WAKEUPS.begin_again)
 
 
 def _set(futures: Sequence[asyncio.Future[None]]) -> None:

@@ -56,9 +56,15 @@ class EventQueue(Generic[_E]):
         self._notifications.add(self)
 
     def get(self) -> _E | None:
-        """Wait for the next event; None at the end."""
+        """Wait for the next event; None at the end.
+
+        Raises:
+            SessionError: this is the engine's thread, and there is no event yet.
+        """
         with self._changed:
             while not self._events and not self._ended:
+                if self._notifications.are_held:
+                    raise SessionError("a callback of an engine cannot wait for another answer of the engine")
                 self._changed.wait()
             return self._events.popleft() if self._events else None
 

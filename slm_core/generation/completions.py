@@ -16,6 +16,7 @@ from slm_core.display import preview, signature
 from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.aio import in_thread
 from slm_core.generation.branches import Branches
+from slm_core.generation.control import callbacks
 from slm_core.generation.events import Answer, Event
 from slm_core.generation.loop import Generation
 from slm_core.generation.stopping import StoppingCriterion
@@ -275,7 +276,8 @@ class Completions(Closing, Iterator[CompletionEvent]):
         try:
             event = self._next()
             if event is not None and self._on_event is not None:
-                self._on_event(event)
+                with callbacks:
+                    self._on_event(event)
         except BaseException:
             self.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 from slm_core.argument_checks import check_function, checked_functions
 from slm_core.errors import InvalidOption
@@ -40,6 +41,23 @@ class Control:
     def sees_events(self) -> bool:
         """Whether a callback takes events."""
         return bool(self.stopping_criteria) or self.on_event is not None
+
+
+class _Callbacks:
+    """A block that calls functions of the caller. Their ``StopIteration`` would end the loop over events in silence.
+
+    As in a generator (PEP 479), it becomes a ``RuntimeError``.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError("a callback raised StopIteration") from error
+
+
+callbacks = _Callbacks()
 
 
 class Countdown:

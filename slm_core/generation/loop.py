@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slm_core.display import count, preview, signature
 from slm_core.errors import ContextFull, SessionError
 from slm_core.generation.aio import EventStream
-from slm_core.generation.control import Control, Countdown, checked_timeout
+from slm_core.generation.control import Control, Countdown, callbacks, checked_timeout
 from slm_core.generation.events import Event, FinishReason
 from slm_core.generation.stopping import StoppingCriterion
 from slm_core.generation.token_loop import Progress, TokenHistory, TokenLoop
@@ -142,12 +142,14 @@ class Generation(TokenLoop, EventStream):
         self.start_prefill()
         started, n_before = time.perf_counter(), len(self._progress.tokens)
         try:
-            event = self._next_event()
+            with callbacks:
+                event = self._next_event()
         finally:
             self._note_seconds(time.perf_counter() - started, n_before)
         if event is None:
             raise StopIteration
-        self._report(event)
+        with callbacks:
+            self._report(event)
         return event
 
     def _next_event(self) -> Event | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.errors import SessionError
-from slm_core.generation.control import Control, Countdown
+from slm_core.generation.control import Control, Countdown, callbacks
 from slm_core.generation.events import Answer, Event, FinishReason, Logprobs, Timings, TokenLogprob, Usage
 from slm_core.generation.logprobs import logprobs_of, wanted_logprobs
 from slm_core.generation.stopping import Draft, StoppingAction, ask
@@ -236,7 +236,8 @@ class TokenLoop:
         n_before = len(self._progress.tokens)
         started = time.perf_counter()
         try:
-            event = self._step(row)
+            with callbacks:
+                event = self._step(row)
         finally:
             self._note_seconds(seconds + time.perf_counter() - started, n_before)
         self._report(event)

@@ -44,6 +44,21 @@ stream = engine.submit("Hello", slm.Sampling(max_tokens=4))
 list(stream)
 print(len(stream.answer.tokens))
 """
+ASYNC_AFTER_FORK = """
+import asyncio, os, signal, slm_core as slm
+model = slm.load(slm.demo_model_path())
+
+async def ask():
+    with model.engine(n_ctx=256) as engine:
+        return len([event async for event in engine.generate("Hello", slm.Sampling(max_tokens=4))])
+
+print(asyncio.run(ask()), flush=True)
+if os.fork() == 0:
+    signal.alarm(20)
+    print(asyncio.run(ask()), flush=True)
+    os._exit(0)
+os.wait()
+"""
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
@@ -64,3 +79,10 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own() -> None:
     assert ended.stderr == ""
     error = "the engine was made before this process was forked; make it after the fork"
     assert ended.stdout.splitlines() == [error, "4"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_reads_answers_of_its_own_engine_on_an_event_loop() -> None:
+    """The thread that wakes event loops is not forked."""
+    ended = run(ASYNC_AFTER_FORK)
+    assert (ended.stdout.splitlines(), ended.stderr) == (["4", "4"], "")

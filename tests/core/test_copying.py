@@ -1,0 +1,31 @@
+"""``copy`` and ``pickle`` of objects that own memory: a copy of llama.cpp's context would free its memory twice."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+import slm_core as slm
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copy_and_pickle_refuse_what_owns_memory(copied: Callable[[object], object]) -> None:
+    with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as model, model.engine(n_ctx=64) as engine:
+        chat = model.chat(n_ctx=64)
+        context = model.new_context(n_ctx=64)
+        by_remedy = {r"call its fork\(\) or dump\(\)": (chat, chat.session, context), "make another": (model, engine)}
+        for remedy, owners in by_remedy.items():
+            for owner in owners:
+                with pytest.raises(TypeError, match=f"refuse a {type(owner).__name__}, which .*: {remedy}$"):
+                    copied(owner)
+
+
+def test_copy_and_pickle_take_values() -> None:
+    sampling = slm.Sampling(temperature=0, max_tokens=4)
+    with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as model:
+        values = (sampling, model.generate("Hello", sampling), model.info, slm.Message("user", "Hello"))
+    for value in values:
+        assert copy.deepcopy(value) == copy.copy(value) == pickle.loads(pickle.dumps(value)) == value
