@@ -51,9 +51,11 @@ def option_path(name: str, path: str | os.PathLike[str]) -> Path:
     """``expanded``, for the value of an option.
 
     Raises:
-        InvalidOption: no file can have this path, or the value is no path.
+        InvalidOption: no file can have this path, or the value is no path; an empty text is none.
     """
     text = text_of(path, name)
+    if not text:
+        raise InvalidOption(f"{name}='' (accepted: a path)")
     try:
         return expanded(path)
     except OSError as error:

@@ -166,6 +166,7 @@ MODELS: list[tuple[str, Callable[[slm.Model, Any], object], Any]] = [
     ("system=", lambda model, value: model.chat(n_ctx=32, system=value), []),
     ("system=", lambda model, value: model.chat(n_ctx=32, system=value), ["You are terse."]),
     ("cache_dir=", lambda model, value: model.engine(n_ctx=32, cache_dir=value), b"x"),
+    ("cache_dir=", lambda model, value: model.engine(n_ctx=32, cache_dir=value), ""),
     ("prefix_cache=", lambda model, value: model.engine(n_ctx=32, prefix_cache=value), "off"),
     ("target=", lambda model, value: model.drafter(value, n_ctx=32), PATH),
     ("text=", lambda model, value: model.score(value), b"x"),

@@ -442,6 +442,7 @@ std::vector<std::string> available_isas() {
 NB_MODULE(_native, module) {
     using namespace slm::python;
     using namespace nb::literals;
+    nb::set_leak_warnings(false);  // daemon threads keep objects until the process ends, which is no leak
     module.doc() = "C++ kernels of the native engine.";
     module.attr("interface") = SLM_INTERFACE;
     module.def("available_isas", &available_isas,
