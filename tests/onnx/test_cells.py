@@ -109,9 +109,12 @@ def test_every_sequence_reads_the_tokens_of_its_list(operations) -> None:
         elif name == "cut":
             start, end = sorted((min(a, len(lists[seq])), min(b, len(lists[seq]))))
             n_removed = next_position(lists[seq][start:end])
-            if start == end or table.n_used + table.n_copied_by_cut(seq, start, end, n_removed) > N_CELLS:
+            n_copied = table.n_copied_by_cut(seq, start, end, n_removed)
+            if start == end or table.n_used + n_copied > N_CELLS:
                 continue
-            memory.run(table.cut(seq, start, end, n_removed))
+            move = table.cut(seq, start, end, n_removed)
+            assert (0 if move is None else len(move.source)) == n_copied
+            memory.run(move)
             del lists[seq][start:end]
         for i, expected in enumerate(lists):
             actual = [memory.cells[cell] for cell in table.of(i)]
