@@ -389,6 +389,8 @@ class TestChat(Scenarios):
             ):
                 with bench.refused(f"a dump of a chat in a context of {sizes}", InvalidSnapshot):
                     Chat.restore(model, pack("chat", {**meta, "context": sizes}, sections))
+            with bench.refused("a dump of a chat with an unknown overflow policy", InvalidSnapshot):
+                Chat.restore(model, pack("chat", {**meta, "overflow": "spill"}, sections))
         with bench.refused("a chat in a context that is too small", ContextFull):
             Chat.restore(model, chat.dump(), n_ctx=chat.session.n_tokens - 1)
         assert _is_closed(model.contexts[-1]), "a chat that has no room leaves its context open"

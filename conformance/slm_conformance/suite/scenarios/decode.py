@@ -239,9 +239,9 @@ class TestDecodeRefusals(Scenarios):
     """Clause 1: an invalid batch is refused, and nothing changes."""
 
     def test_a_token_outside_the_vocabulary(self, bench: Bench) -> None:
-        """Clause 1: token ids from V on raise ``InvalidToken``, anywhere in the batch."""
+        """Clause 1: token ids below 0 and from V on raise ``InvalidToken``, anywhere in the batch."""
         size = bench.vocab.size
-        for bad, at in itertools.product((size, size + 1000, 2**31 - 1), (0, 5, 9)):
+        for bad, at in itertools.product((-1, size, size + 1000, 2**31 - 1), (0, 5, 9)):
             tokens = bench.tokens(10, seed=1)
             tokens[at] = bad
             self._refused_then_goes_on(bench, f"token {bad} of {size}", InvalidToken, [(0, 20, tokens)])

@@ -39,11 +39,19 @@ class TestGeneration(Scenarios):
 
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: an event's logprob is the log softmax of the raw row, whatever the sampling options."""
-        session = _session(bench)
-        events = list(session.generate(Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8)))
+        sampling, seen = Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8), []
+
+        def look(event: Event, draft: Draft) -> StoppingAction:
+            if event.token is not None:
+                seen.append(event.logprob)
+            return StoppingAction.NEXT
+
+        events = list(_session(bench).generate(sampling))
+        _session(bench).generate(sampling, stopping_criteria=[look]).run()
         logprobs = [event.logprob for event in events if event.token is not None]
         tokens = [event.token for event in events if event.token is not None]
         bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs, "the events of an answer")
+        assert seen == logprobs, "a stopping criterion sees other log probabilities than who reads the events"
 
     def test_likeliest_tokens(self, bench: Bench) -> None:
         """Generation: with ``logprobs``, events and answer have the likeliest tokens, before and after sampling."""

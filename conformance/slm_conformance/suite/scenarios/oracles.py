@@ -219,6 +219,7 @@ def _check_choice(bench: Bench, chat: Chat, choices: Sequence[str] | type[Enum])
     scores, slack = _scores(bench, "is it", [each.value if isinstance(each, Enum) else each for each in options])
     best = choice.probabilities.index(max(choice.probabilities))
     assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
+    assert abs(sum(choice.probabilities) - 1) < 1e-9, f"the probabilities of {options} are {choice.probabilities}"
     logprobs = np.log(choice.probabilities)
     off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
     worst = int(off.argmax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,11 +218,11 @@ class TestSampling(Scenarios):
             ({"xtc_probability": 1.0, "xtc_threshold": 0.25}, 1),
             ({"temperature": 0.0}, 1),
         )
-        for options, n in cases:
-            ids, shares = SamplerChain(Sampling(**{**NEUTRAL, **options})).distribution(row)
+        for (options, n), more in itertools.product(cases, (0, 1000)):  # the exponential of 1000 is no float64
+            ids, shares = SamplerChain(Sampling(**{**NEUTRAL, **options})).distribution(row + np.float32(more))
             assert (ids.tolist(), shares.tolist()) == (sorted(letters)[:n], [1 / n] * n), (
-                f"of four tokens with equal logits, {dict(options)} keeps {ids.tolist()} with shares {shares.tolist()};"
-                f" expected the first {n} of {sorted(letters)}"
+                f"of four tokens with the logit {more}, {dict(options)} keeps {ids.tolist()} with shares"
+                f" {shares.tolist()}; expected the first {n} of {sorted(letters)}"
             )
 
         a, b, c, d = letters

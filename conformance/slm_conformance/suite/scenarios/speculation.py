@@ -253,6 +253,8 @@ class TestSpeculation(Scenarios):
                 read_speculation(wrong_meta, wrong_data, n_vocab)
         longest = read_speculation({**meta, "queue": [1] * 64, "drawn": [False] * 64}, b"", n_vocab)
         assert longest.queue == ((1, None),) * 64, f"64 drafted tokens were restored as {longest.queue}"
+        for accepted in (1, 64):
+            assert Speculation(PromptLookup(), accepted).n_max == accepted
         for n_max, adaptive in ((0, True), (65, True), (True, True), (2.0, True), (2, 1)):
             with bench.refused(f"speculation with n_max={n_max}, adaptive={adaptive}", InvalidOption):
                 Speculation(PromptLookup(), n_max, adaptive)  # type: ignore[arg-type]
