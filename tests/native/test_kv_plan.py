@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slm_native.kv import PAGE_TOKENS, BatchPlan, PagedKvCache, PageLayout, codec_of, in_blocks, in_chunks, part_of
@@ -83,6 +83,7 @@ def test_a_token_sees_its_sequence_up_to_itself_in_any_part_of_a_batch(batch, st
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches, st.sampled_from([64, 128]))
+@example(((PAGE_TOKENS, 0, 0), [(0, 1)], False), PAGE_TOKENS)  # the first token of the second chunk
 def test_a_token_sees_its_chunk_up_to_itself(batch, chunk) -> None:
     plan, places, tokens = plan_of(batch)
     expected = [places[seq_id][position // chunk * chunk : position + 1] for seq_id, position in tokens]
