@@ -44,13 +44,19 @@ def one_call(lock: threading.Lock, remedy: str = "use one context a thread") -> 
     """
     with uninterrupted:  # outside of the lock, which would stay locked if an interrupt came before its release
         if not lock.acquire(blocking=False):
+            if _is_over():  # the end of the program has the lock
+                raise SystemExit
             raise ContextBusy(f"another thread is inside a call of this context ({remedy})")
         try:
-            if _program_ended and threading.current_thread() is not threading.main_thread():
+            if _is_over():
                 raise SystemExit
             yield
         finally:
             lock.release()
+
+
+def _is_over() -> bool:
+    return _program_ended and threading.current_thread() is not threading.main_thread()
 
 
 @atexit.register
