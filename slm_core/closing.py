@@ -24,5 +24,7 @@ class Closing(ABC):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse ``copy`` and ``pickle``: two objects would own the same."""
-        remedy = "call its fork() or dump()" if hasattr(self, "fork") and hasattr(self, "dump") else "make another"
-        raise TypeError(f"copy and pickle refuse a {type(self).__name__}, which owns memory or files: {remedy}")
+        raise TypeError(
+            f"copy and pickle refuse a {type(self).__name__}, which owns memory or files: make another (chats, sessions"
+            " and contexts have fork and dump)"
+        )

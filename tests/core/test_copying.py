@@ -16,11 +16,9 @@ def test_copy_and_pickle_refuse_what_owns_memory(copied: Callable[[object], obje
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as model, model.engine(n_ctx=64) as engine:
         chat = model.chat(n_ctx=64)
         context = model.new_context(n_ctx=64)
-        by_remedy = {r"call its fork\(\) or dump\(\)": (chat, chat.session, context), "make another": (model, engine)}
-        for remedy, owners in by_remedy.items():
-            for owner in owners:
-                with pytest.raises(TypeError, match=f"refuse a {type(owner).__name__}, which .*: {remedy}$"):
-                    copied(owner)
+        for owner in (chat, chat.session, context, model, engine):
+            with pytest.raises(TypeError, match=f"refuse a {type(owner).__name__}, which .*: make another"):
+                copied(owner)
 
 
 def test_copy_and_pickle_take_values() -> None:
