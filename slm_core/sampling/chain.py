@@ -269,17 +269,19 @@ def known_of(sampling: Sampling, vocab: Vocab) -> Known:
 
 def _place(probs: NDArray[np.float64], number: float) -> int:
     """The index at which the cumulative probability exceeds a number in [0, 1)."""
+    # The product of a number below 1 and a sum is below the sum, also after rounding.
     n_blocks = 1 if len(probs) < 8192 else len(probs) // 512
     if n_blocks == 1:
         edges = np.add.accumulate(probs)
-        return min(int(edges.searchsorted(number * edges[-1], side="right")), len(probs) - 1)
+        return int(edges.searchsorted(number * edges[-1], side="right"))
     # A cumulative sum over the whole vocabulary would dominate the time; sums over blocks take almost none.
     starts = np.arange(n_blocks) * 512
     blocks = np.add.reduceat(probs, starts)
     edges = np.cumsum(blocks)
-    at = min(int(np.searchsorted(edges, number * edges[-1], side="right")), n_blocks - 1)
+    at = int(np.searchsorted(edges, number * edges[-1], side="right"))
     within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
     inside = np.cumsum(within) + (edges[at] - blocks[at])
+    # The sums within a block are rounded in another way than those over blocks.
     return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
 

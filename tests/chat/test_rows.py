@@ -13,6 +13,7 @@ from scripted import TagFormatter
 from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.toy.backend import ToyBackend, ToyModel
 from slm_core.chat import Chat, ChatOptions, Session, row_prompts
+from slm_core.chat.records import check_records
 from slm_core.chat.row_prompts import RowPromptEncoder
 from slm_core.chat.rows_dump import read_rows, write_rows
 from slm_core.container import pack, unpack
@@ -293,6 +294,15 @@ def test_dumps_of_sessions_are_checked(model: ToyModel, session: Session) -> Non
     refusing.capabilities = frozenset(Capability) - {Capability.EMBEDDING_INPUT}
     with pytest.raises(SnapshotMismatch, match="embedding"):
         Session.restore(refusing, model.vocab, session.dump())
+
+
+def test_a_block_may_begin_with_tokens(model: ToyModel, session: Session) -> None:
+    width = model.info.n_embd
+    block = [HeldInput(token=5, ahead=2), HeldInput(token=EMBEDDED, row=rows(1, width)[0], ahead=1), 7]
+    check_records(session.context, block)
+    block[1] = HeldInput(token=EMBEDDED, row=rows(1, width + 1)[0], ahead=1)
+    with pytest.raises(InvalidEmbedding, match=rf"embedding rows are {width + 1} wide \(accepted: {width}"):
+        check_records(session.context, block)
 
 
 def test_rows_of_a_dump_are_the_same_rows() -> None:

@@ -12,11 +12,12 @@ from scripted import N_VOCAB, ByteVocab, ScriptedContext
 from slm_conformance.suite.scripted import Script
 from slm_core.chat import Session
 from slm_core.errors import InvalidOption
-from slm_core.generation import Event, FinishReason, StoppingAction
+from slm_core.generation import Answer, Event, FinishReason, StoppingAction, ToolResult
 from slm_core.generation import control as control_module
+from slm_core.generation.events import Timings, Usage
 from slm_core.generation.token_loop import Progress, TokenLoop
 from slm_core.sampling import Sampling
-from slm_core.types import EditLevel
+from slm_core.types import EditLevel, MalformedCall, ToolCall
 
 
 def session(*, n_prompt: int = 60, **options: object) -> Session:
@@ -240,3 +241,23 @@ class History:
 
     def settle(self) -> None:
         """Do nothing."""
+
+
+def test_an_answer_shows_its_text_and_counts() -> None:
+    call, broken = ToolCall("f", {"a": 1}), MalformedCall("{", "no JSON")
+    numbers = {"usage": Usage(5, 2, 3), "timings": Timings(0.1, 0.2, 0.0, 0.1)}
+    short = Answer("Sunny.", FinishReason.LENGTH, (1,), **numbers)
+    assert repr(short) == "<Answer: 'Sunny.', length, 1 token>"
+    long = Answer(
+        "Sunny.",
+        FinishReason.STOP,
+        (1, 2, 3),
+        **numbers,
+        reasoning="Hm, look",
+        tool_calls=(call,),
+        malformed_calls=(broken,),
+        results=(ToolResult(call, "z"),) * 3,
+        timed_out=True,
+    )
+    counts = "3 tokens, 8 characters of reasoning, 2 tool calls, 3 tool results, timed out"
+    assert repr(long) == f"<Answer: 'Sunny.', stop, {counts}>"

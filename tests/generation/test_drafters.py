@@ -333,6 +333,11 @@ def test_eog_is_translated_to_eog() -> None:
     assert translated_drafter().draft(list(b"wx"), 4).tokens == [ord("y"), ord("z"), END]
 
 
+def test_a_draft_without_eog_is_translated_without_eog() -> None:
+    drafted = translated_drafter().draft(list(b"}"), 4).tokens
+    assert bytes(drafted) == b"~\x7f", "two of the four bytes are no text"
+
+
 def test_an_incomplete_character_has_no_draft() -> None:
     drafter = translated_drafter()
     data = "a🙂b".encode()

@@ -24,6 +24,7 @@ from slm_core.generation.speculation import (
     Speculation,
     SpeculativeSource,
     SuffixIndex,
+    rounds,
 )
 from slm_core.generation.speculation.dumped import DumpedSpeculation
 from slm_core.generation.speculation.proposal import never
@@ -127,6 +128,20 @@ def test_events_answer_and_session_are_the_same_as_without_drafts(
         "no rejected tokens remain"
     )
     np.testing.assert_array_equal(drafted.next_logits(), plain.next_logits())
+
+
+def test_the_time_of_all_drafts_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, n_drafts = [0.0], [0]
+
+    def slow(tokens: Sequence[int], n: int) -> Sequence[int]:
+        now[0] += 2
+        n_drafts[0] += 1
+        return half_right(tokens, n)
+
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    stats = begin().generate(speculation=Speculation(DraftFunction(slow), **ALWAYS)).run().speculation
+    assert n_drafts[0] > 1
+    assert stats.draft_s == 2 * n_drafts[0]
 
 
 def test_right_drafts_and_one_more_token_take_one_batch() -> None:

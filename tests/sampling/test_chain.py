@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slm_core.errors import InvalidSnapshot, SamplingError
 from slm_core.sampling import SamplerChain, Sampling
+from slm_core.sampling.chain import _place
 from slm_core.sampling.stream import UniformStream
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
@@ -38,6 +39,15 @@ def expected(
     out = np.zeros(len(row))
     out[remaining] = np.exp((row[remaining].astype(float) - row.max()) / temperature)
     return out / out.sum()
+
+
+@pytest.mark.parametrize("n", [3, 9000])
+def test_the_largest_random_number_chooses_a_token(n: int) -> None:
+    for seed in range(64):
+        rng = np.random.default_rng(seed)
+        probs = rng.random(n) * 2.0 ** rng.integers(-60, 3, n)
+        assert 0 <= _place(probs, 1 - 2.0**-53) < n
+        assert _place(np.append(probs, 2.0**10), 1 - 2.0**-53) == n
 
 
 @pytest.mark.parametrize(

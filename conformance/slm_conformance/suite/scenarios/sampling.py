@@ -361,6 +361,7 @@ def _each_step(likely: Sequence[int]) -> Iterator[Options]:
     yield {**DRY, "dry_base": 1.3, "dry_allowed_length": 4, "dry_window": 12, "dry_breakers": ()}
     yield from ({"no_repeat_ngram": n} for n in (1, 2, 3))
     yield from ({"top_k": 1}, {"top_k": 12}, {"top_k": 10**6}, {"top_p": 0.6}, {"min_p": 0.3})
+    yield from ({name: 0.94} for name in ("top_p", "typical_p"))  # 82 of 305 tokens stay: a short list is too short
     yield from ({name: value} for name, value in TRUNCATED.items())
     yield from ({name: value, "min_keep": 40} for name, value in {**TRUNCATED, "top_p": 0.1, "min_p": 0.9}.items())
     yield from ({"top_k": 12, "top_p": 0.7}, {"top_k": 12, "min_p": 0.4}, {"top_k": 12, "top_p": 0.3, "min_keep": 9})

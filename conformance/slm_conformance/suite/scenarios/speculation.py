@@ -369,7 +369,7 @@ def _damages(n_vocab: int) -> Iterator[tuple[str, object]]:
     lookup = {"drafter": "prompt_lookup"}
     yield from (("drafter", {**lookup, "max_ngram": value}) for value in (True, 2.0, 99))
     yield from (("drafter", {**lookup, "other": 1}), ("drafter", {"drafter": "other"}), ("drafter", {}))
-    yield "drafter", {"drafter": "mtp", "other": 1}
+    yield from (("drafter", {"drafter": "mtp", name: 1}) for name in ("other", "seq_id"))
 
 
 _WRONG_STATS = (

@@ -78,7 +78,8 @@ class TestTools(Scenarios):
         """
         broken = "<tool_call>\n{]\n</tool_call>"
         first = _call("_add", a=1, pair=[2, 3], rest=[4]) + _call("_fail") + broken
-        says = Says(bench.vocab, first, _call("_add", a=5.0, b=-1), _call("look"), "so", broken, broken)
+        whole, half = _call("_add", a=5.0, b=-1), _call("_add", a=2.5)
+        says = Says(bench.vocab, first, whole, _call("look"), "so", broken, half, broken)
 
         dumps: list[bytes] = []
 
@@ -251,6 +252,8 @@ def _check_left_call(bench: Bench, chat: Chat, says: Says) -> None:
 def _check_refused_turns(bench: Bench, chat: Chat, says: Says) -> None:
     """A call that cannot be read raises if it is to; wrong options of a turn raise."""
     with bench.refused("a call that could not be read", ToolError):
+        chat.send("x", sampler=says, tool_errors="raise")
+    with bench.refused("the argument 2.5 for an int", ToolError):
         chat.send("x", sampler=says, tool_errors="raise")
     wrong_options: tuple[dict[str, Any], ...] = (
         {"max_rounds": -1},
