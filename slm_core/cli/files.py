@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def complete_path(incomplete: str) -> list[str]:
 
 
 def read_stdin(errors: Literal["strict", "replace"] = "strict") -> str:
-    """All of standard input.
+    """All of standard input, without a byte order mark.
 
     Raises:
         InvalidOption: it is not text in the encoding of the locale, UTF-8 nearly everywhere.
@@ -39,14 +40,14 @@ def read_stdin(errors: Literal["strict", "replace"] = "strict") -> str:
     if errors == "replace" and isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors=errors)
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         reason = f"{error.reason} at byte {error.start}"
         raise InvalidOption(f"standard input is not {error.encoding.upper()} text: {reason}") from error
 
 
 def read_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> str:
-    """The text of a regular file or of a pipe, such as ``<(command)`` in a shell.
+    """The text of a regular file or of a pipe, such as ``<(command)`` in a shell, without a byte order mark.
 
     Raises:
         OSError: the file cannot be read, or is a device.
@@ -55,6 +56,9 @@ def read_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> st
     path = expanded(path)
     check_regular(path, or_pipe=True)
     try:
-        return path.read_text(encoding="utf-8", errors=errors)
+        return path.read_text(encoding="utf-8-sig", errors=errors)
     except UnicodeDecodeError as error:
+        if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            hint = "accepted: UTF-8, which PowerShell writes with Set-Content -Encoding utf8"
+            raise InvalidOption(f"{path} is UTF-16 text ({hint})") from error
         raise InvalidOption(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error

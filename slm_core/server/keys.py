@@ -65,7 +65,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     """
     try:
         check_regular(path, or_pipe=True)
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InvalidOption(f"{path}: {error}") from error
     tables = content.pop("key", [])

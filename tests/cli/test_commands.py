@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -135,6 +136,22 @@ def test_standard_input_that_is_not_text(run, command) -> None:
     outcome = run(*command, input=b"caf\xe9 au lait")
     message = "error: standard input is not UTF-8 text: invalid continuation byte at byte 3\n"
     assert (outcome.code, outcome.err) == (1, message)
+
+
+def test_a_byte_order_mark_is_no_text(run, tmp_path) -> None:
+    messages = '[{"role": "user", "content": "café"}]'.encode()
+    (tmp_path / "messages.json").write_bytes(codecs.BOM_UTF8 + messages)
+    plain, marked = (run("template", "--messages", "-", input=text) for text in (messages, codecs.BOM_UTF8 + messages))
+    assert plain.out == marked.out == run("template", "--messages", str(tmp_path / "messages.json")).out
+    assert "café" in plain.out
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_of_powershell_is_refused_with_its_cure(run, tmp_path, encoding: str) -> None:
+    (tmp_path / "grammar.gbnf").write_bytes('\ufeffroot ::= "x"'.encode(encoding))
+    outcome = run("run", "-p", "Hello!", "--grammar", str(tmp_path / "grammar.gbnf"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "grammar.gbnf is UTF-16 text (accepted: UTF-8, which PowerShell writes with Set-Content" in outcome.err
 
 
 def test_bytes_of_standard_input_are_scored_as_those_of_a_file(run, tmp_path) -> None:

@@ -120,7 +120,7 @@ def test_a_constraint_of_a_chat_and_its_tools_exclude_each_other(run, tmp_path: 
 )
 def test_an_invalid_constraint_is_one_line(run, tmp_path: Path, command: str, flags, message: str) -> None:
     (tmp_path / "tools.json").write_text('{"name": "now", "parameters": {}}')
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "binary").write_bytes(b"\xff\xfd")
     named = {"{tools}": str(tmp_path / "tools.json"), "{binary}": str(tmp_path / "binary")}
     prompt = ("-p", "Hello!") if command == "run" else ()
     outcome = run(command, *prompt, *GREEDY, *(named.get(flag, flag) for flag in flags))

@@ -130,7 +130,8 @@ def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text('[[key]]\nkey = "a"\nname = "alice"\nrate = 60\n\n[[key]]\nkey = "b"\ncells = 8192\n')
+    text = '\ufeff[[key]]\nkey = "a"\nname = "alice"\nrate = 60\n\n[[key]]\nkey = "b"\ncells = 8192\n'
+    path.write_text(text, "utf-8")  # with a byte order mark, as Windows programs write it
     first, second = read_keys(path)
     assert first == ApiKey("a", "alice", rate=60)
     assert (second.cells, len(second.name)) == (8192, 12) and second.name != "b"
