@@ -141,7 +141,7 @@ class Chat(Talking, Closing):
         self._stream: AnswerStream | None = None
         self._turn: RunningTurn | None = None
         self._reader: Callable[[], ChatStream | None] = lambda: None
-        self._guard = Guard()
+        self._guard = Guard("chat", ChatBusy)
         self._known_tools = Toolbox(self.options.tools)
         self._prompts = RowPromptEncoder(session.vocab)
         self._n_answers = n_answers

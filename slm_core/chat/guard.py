@@ -1,28 +1,60 @@
-"""Keeps a second thread out of a chat."""
+"""Keeps a second thread out of a session and out of a chat."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from slm_core.errors import ChatBusy
+from slm_core.errors import SessionError
 
 
 class Guard:
     """A ``with`` block that one thread at a time may be inside of; the same thread may enter again.
 
-    Entering raises ``ChatBusy`` at once if another thread is inside.
+    Entering raises an error at once if another thread is inside.
+
+    Args:
+        what: what is used, for the error: "chat".
+        busy: the class of the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, busy: type[SessionError]) -> None:
         self._lock = threading.RLock()
+        self._what = what
+        self._busy = busy
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise ChatBusy(
-                "this chat is busy: another thread is inside a call (wait until it is over, or give each caller a fork"
-                " of the chat)"
+            raise self._busy(
+                f"this {self._what} is busy: another thread is inside a call (wait until it is over, or give each"
+                f" caller a fork of the {self._what})"
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._lock.release()
+
+
+class Guarded(Protocol):
+    """An object whose calls exclude each other."""
+
+    @property
+    def _guard(self) -> Guard: ...
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Self = TypeVar("Self", bound=Guarded)
+
+
+def one_thread(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+    """A method that refuses to run while another thread is inside of one of them; see ``Guard``."""
+
+    @wraps(method)
+    def guarded(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._guard:
+            return method(self, *args, **kwargs)
+
+    return guarded

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.argument_checks import checked_list, checked_tokens, refused
+from slm_core.chat.guard import Guard, one_thread
 from slm_core.chat.marks import Mark
 from slm_core.chat.prompt import encode_segments
 from slm_core.chat.records import check_records, context_inputs
@@ -42,6 +43,10 @@ class SessionHistory(ABC):
     _queue: ContextQueue
 
     @property
+    def _guard(self) -> Guard:
+        return self._source.guard
+
+    @property
     def closed(self) -> bool:
         """Whether the session is closed."""
         return self._source.closed
@@ -71,6 +76,7 @@ class SessionHistory(ABC):
         """The adapters of the session, by name, with their scales."""
         return self.context.adapters(self.seq_id)
 
+    @one_thread
     @uninterrupted
     def set_adapters(self, scales: Mapping[str, float]) -> None:
         """Continue with these adapters of the model, by name, in place of the present ones.
@@ -103,6 +109,7 @@ class SessionHistory(ABC):
 
     # Growing.
 
+    @one_thread
     def append(self, content: str | Infill | Sequence[Segment]) -> int:
         """Add text, which is never parsed for control tokens, a text with a gap, or segments.
 
@@ -165,6 +172,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self._append(context_inputs(self.context, EmbeddingRows(rows, blocks, offsets, bias=bias)))
 
+    @one_thread
     @uninterrupted
     def follow(self, inputs: Sequence[Held]) -> None:
         """Make ``inputs`` the history: the longest common prefix is kept, later inputs are decoded when needed.
@@ -194,6 +202,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         return self._source.marks.add(self.n_tokens)
 
+    @one_thread
     def rollback(self, mark: Mark) -> None:
         """Remove all tokens after a mark. A mark can be used any number of times.
 
@@ -203,6 +212,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self.truncate(self._source.marks.place(mark))
 
+    @one_thread
     @uninterrupted
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens and embedding rows.
@@ -221,6 +231,7 @@ class SessionHistory(ABC):
         self._edited(self._source.inputs[:length])
         self._source.marks.truncate(length)
 
+    @one_thread
     def remove(self, start: Mark, end: Mark, *, exact: bool = False) -> EditLevel:
         """Remove the tokens between two marks.
 
@@ -241,6 +252,7 @@ class SessionHistory(ABC):
             raise InvalidMark(f"the end mark (at {last}) is before the start mark (at {first})")
         return self.remove_span(first, last, exact=exact)
 
+    @one_thread
     @uninterrupted
     def remove_span(self, start: int, end: int, *, exact: bool = False) -> EditLevel:
         """Like ``remove``, by positions: remove [start, end) of the history.
@@ -265,6 +277,7 @@ class SessionHistory(ABC):
         self._source.check_open()
         self._source.settle()
 
+    @one_thread
     @uninterrupted
     def _append(self, inputs: Sequence[Held]) -> None:
         self._check_settled()

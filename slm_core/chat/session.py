@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slm_core.argument_checks import check_function, check_kind
 from slm_core.chat import answers, branching, picture, session_dump
+from slm_core.chat.guard import one_thread
 from slm_core.chat.history import SessionHistory
 from slm_core.chat.sequences import claim, free_sequences, release
 from slm_core.chat.source import SessionSource
@@ -45,7 +46,8 @@ class Session(SessionHistory, Closing):
     """One token history and its text.
 
     Text is decoded lazily: ``append`` only queues tokens, ``generate`` decodes them. A session is for one thread at a
-    time. Sessions of one context, such as forks, are for a thread each: their calls on the context wait their turn.
+    time: while a call runs, other threads get ``SessionError``. Sessions of one context, such as forks, are for a
+    thread each: their calls on the context wait their turn.
 
     Args:
         context: the KV cache; sessions may share one, each in its own sequence.
@@ -96,6 +98,7 @@ class Session(SessionHistory, Closing):
     def __repr__(self) -> str:
         return picture.session_line(self)
 
+    @one_thread
     def generate(
         self,
         sampling: Sampling | None = None,
@@ -197,8 +200,10 @@ class Session(SessionHistory, Closing):
                 history takes them.
             progress: called after each batch.
         """
-        return self._source.next_logits(cancelled, expected=expected, progress=progress)
+        with self._guard:
+            return self._source.next_logits(cancelled, expected=expected, progress=progress)
 
+    @one_thread
     def prefill(
         self, cancelled: Callable[[], bool] = lambda: False, *, progress: PrefillProgress | None = None
     ) -> NDArray[np.float32] | None:
@@ -208,6 +213,7 @@ class Session(SessionHistory, Closing):
             return None  # cancelled before removed tokens were decoded again
         return row
 
+    @one_thread
     def beam_search(
         self,
         beams: Beams | None = None,
@@ -242,6 +248,7 @@ class Session(SessionHistory, Closing):
         rule = answers.own_constraint(constraint, self.vocab)
         return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
 
+    @one_thread
     def completions(
         self,
         n: int,
@@ -290,6 +297,7 @@ class Session(SessionHistory, Closing):
         plan = branching.Plan(options, logits_processors, rule, special=special, timeout=checked_timeout(timeout))
         return branching.completions(self, n, best_of, plan, Control(stopping_criteria, None, progress), on_event)
 
+    @one_thread
     def score(self, content: str | Sequence[int], *, top: int = 0) -> Score:
         """Log probabilities of a text after the history; the session does not change.
 
@@ -307,6 +315,7 @@ class Session(SessionHistory, Closing):
 
     # Copies.
 
+    @one_thread
     def fork(self, seq_id: int | None = None) -> Session:
         """An independent copy in another sequence of the same context; marks stay with the original.
 
@@ -326,6 +335,7 @@ class Session(SessionHistory, Closing):
         twin._sampler = self._sampler.clone()
         return twin
 
+    @one_thread
     def dump(self) -> bytes:
         """Dump the session: tokens and KV cache, sampler, and a paused answer with its pending text.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.chat.decoded import DecodedSequence
+from slm_core.chat.guard import Guard
 from slm_core.chat.marks import Marks
 from slm_core.context.inputs import Held, ahead_of, block_boundary, has_records, text_tokens
 from slm_core.context_queue import queue_of
@@ -33,6 +34,7 @@ class SessionSource:
         decoded: the decoded part of it, and tokens decoded ahead.
         marks: marks in the history.
         closed: whether the session is closed.
+        guard: keeps a second thread out of the session.
     """
 
     def __init__(self, context: Context, seq_id: int) -> None:
@@ -43,6 +45,7 @@ class SessionSource:
         self.decoded = DecodedSequence(context, seq_id)
         self.marks = Marks()
         self.closed = False
+        self.guard = Guard("session", SessionError)
 
     @property
     def inputs(self) -> list[Held]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -61,6 +62,7 @@ class Generation(TokenLoop, EventStream):
 
     Args:
         source: the history that it extends, and its rows of logits.
+        guard: a block around each step, which keeps other threads out; None for none.
 
     For the other arguments see ``token_loop.TokenLoop``.
     """
@@ -79,6 +81,7 @@ class Generation(TokenLoop, EventStream):
         top: TopChoice | None = None,
         special: bool = False,
         paused: bool = False,
+        guard: AbstractContextManager[None] | None = None,
     ) -> None:
         super().__init__(
             source,
@@ -94,6 +97,7 @@ class Generation(TokenLoop, EventStream):
         )
         self._source = source
         self.paused = paused
+        self._guard = nullcontext() if guard is None else guard
 
     def __repr__(self) -> str:
         state = "over" if self.finished else "paused" if self.paused else "running"
@@ -136,6 +140,10 @@ class Generation(TokenLoop, EventStream):
         return self
 
     def __next__(self) -> Event:
+        with self._guard:
+            return self._next()
+
+    def _next(self) -> Event:
         if self.finished or self.paused:
             raise StopIteration
         self.start_timeout()

@@ -1,4 +1,4 @@
-"""Threads and tasks that use one context wait their turn; a chat that answers one caller refuses another."""
+"""Threads and tasks that use one context wait their turn; a session or chat that is in use refuses another caller."""
 
 from __future__ import annotations
 
@@ -213,6 +213,50 @@ def test_a_stream_that_nobody_reads_any_more_does_not_hold_its_chat(release: str
         assert pool.submit(chat.send, "again").result(10).text
     first_answer = chat.messages[2].content
     assert first_answer == ("" if next_event is None else next_event.text)
+
+
+def test_a_second_thread_is_told_that_the_session_is_busy_and_the_answer_goes_on() -> None:
+    def new_session() -> Session:
+        session = Session(ScriptedContext(n_ctx=4000, n_seq_max=8), ByteVocab(), sampling=SAMPLING)
+        session.append("hello")
+        return session
+
+    expected, session = new_session().generate().run(), new_session()
+    start, inside, leave = session.mark(), threading.Event(), threading.Event()
+
+    def wait(event: object) -> None:
+        inside.set()
+        assert leave.wait(10)
+
+    generation = session.generate(on_event=wait)
+    calls = (
+        lambda: session.append("me, too"),
+        lambda: session.append_tokens([1]),
+        lambda: session.follow([1, 2]),
+        lambda: session.rollback(start),
+        lambda: session.remove(start, start),
+        lambda: session.set_adapters({}),
+        session.generate,
+        session.next_logits,
+        session.prefill,
+        session.beam_search,
+        lambda: session.completions(2),
+        lambda: session.score("text"),
+        session.fork,
+        session.dump,
+        lambda: next(generation),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generation.run)
+        assert inside.wait(10)
+        for call in calls:
+            with pytest.raises(SessionError, match=r"this session is busy: .*wait.*fork"):
+                call()
+        generation.show_events(True)  # these and reading are for any thread
+        assert session.tokens
+        leave.set()
+        assert answer.result(10).tokens == expected.tokens
+    session.append("the next thread")
 
 
 def test_a_half_read_stream_does_not_hold_the_context() -> None:
