@@ -246,8 +246,13 @@ class History:
 def test_an_answer_shows_its_text_and_counts() -> None:
     call, broken = ToolCall("f", {"a": 1}), MalformedCall("{", "no JSON")
     numbers = {"usage": Usage(5, 2, 3), "timings": Timings(0.1, 0.2, 0.0, 0.1)}
-    short = Answer("Sunny.", FinishReason.LENGTH, (1,), **numbers)
-    assert repr(short) == "<Answer: 'Sunny.', length, 1 token>"
+    for options, counts in (
+        ({}, ""),
+        ({"tool_calls": (call,)}, ", 1 tool call"),
+        ({"results": (ToolResult(call, "z"),)}, ", 1 tool result"),
+    ):
+        short = Answer("Sunny.", FinishReason.LENGTH, (1,), **numbers, **options)
+        assert repr(short) == f"<Answer: 'Sunny.', length, 1 token{counts}>"
     long = Answer(
         "Sunny.",
         FinishReason.STOP,
