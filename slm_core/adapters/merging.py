@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from slm_core.adapters.loaded import check_scale
 from slm_core.adapters.reading import read_adapter
 from slm_core.atomic_write import check_new_file
 from slm_core.errors import InvalidOption, ModelError
-from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor
+from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, stored_uint32
 from slm_core.gguf.cursor import shown
+from slm_core.gguf.file_types import FILE_TYPE, file_type, main_type
 from slm_core.quant import dequantize, quantizable_types, quantize, row_bytes
 from slm_core.user_paths import expanded
 
@@ -67,6 +69,7 @@ def merge(
             n_bytes = row_bytes(stored, info.shape[-1]) * (info.n_elements // info.shape[-1])
             tensors.append(NewTensor(name, info.shape, stored, n_bytes))
         metadata = {key: file.metadata.stored(key) for key in file.metadata if not key.startswith("split.")}
+        metadata |= _new_file_type(file, tensors)
         writer = GgufWriter(metadata, tensors, file.get(_ALIGNMENT, int, 32))
         total, done = sum(tensor.n_bytes for tensor in tensors), 0
         sources = [*file.shard_paths, *(path for path, _ in adapters)]
@@ -82,6 +85,13 @@ def merge(
                 if progress is not None:
                     progress(done / total)
     return len(changes)
+
+
+def _new_file_type(file: GgufFile, tensors: Sequence[NewTensor]) -> dict[str, bytes]:
+    """The file type, if most weights get another number format."""
+    before = main_type((info.ggml_type, info.n_elements) for info in file.tensors.values())
+    after = main_type((tensor.ggml_type, math.prod(tensor.shape)) for tensor in tensors)
+    return {} if after is before else {FILE_TYPE: stored_uint32(file_type(after))}
 
 
 def _check_mergeable(uses: AdapterSet) -> None:

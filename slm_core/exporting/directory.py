@@ -17,6 +17,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.exporting.vocabulary import vocabulary_metadata
 from slm_core.formatting import directory_templates
 from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, TensorInfo
+from slm_core.gguf.file_types import FILE_TYPE, file_type, main_type
 from slm_core.gguf.matrices import may_be_quantized
 from slm_core.gguf.writer import stored
 from slm_core.paths import local
@@ -26,8 +27,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _EMBEDDING = "token_embd.weight"
-_FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.BF16: 32, GgmlType.MXFP4: 38}
-"""``general.file_type`` by the type of most weights."""
 _QUANTIZATION_VERSION = 2
 _FLOATS = (GgmlType.F16, GgmlType.BF16)
 
@@ -112,12 +111,9 @@ class ExportedDirectory(Closing):
         if _EMBEDDING not in self.tensors:
             raise UnsupportedModel(f"{self.path}: tensor {_EMBEDDING!r} is missing")
         n_vocab = self.tensors[_EMBEDDING].shape[0]
-        weights: dict[GgmlType, int] = {}
-        for info in self.tensors.values():
-            weights[info.ggml_type] = weights.get(info.ggml_type, 0) + info.n_elements
-        most = max(weights, key=lambda kind: weights[kind])
+        kind = main_type((info.ggml_type, info.n_elements) for info in self.tensors.values())
         added = {
-            "general.file_type": _FILE_TYPES.get(most, 0),
+            FILE_TYPE: file_type(kind),
             "general.quantization_version": _QUANTIZATION_VERSION,
             **vocabulary_metadata(self.path, n_vocab, self._checkpoint.ends),
             **_templates(self.path),

@@ -12,6 +12,7 @@ from slm_core.errors import InvalidOption, UnsupportedModel
 from slm_core.exporting import ExportedDirectory
 from slm_core.gguf import GgmlType, GgufFile, GgufWriter, NewTensor, TensorInfo, stored_uint32
 from slm_core.gguf.cursor import shown
+from slm_core.gguf.file_types import FILE_TYPE
 from slm_core.gguf.matrices import may_be_quantized
 from slm_core.quant import format_of, quantizable_types, row_bytes
 from slm_core.quantizing.importance import Importance, read_importance
@@ -87,7 +88,7 @@ class Plan:
         """The writer of the new file. Metadata is copied, except the file type; shards become one file."""
         source = self.file.metadata
         metadata = {key: source.stored(key) for key in source if not key.startswith("split.")}
-        metadata["general.file_type"] = stored_uint32(self.recipe.file_type)
+        metadata[FILE_TYPE] = stored_uint32(self.recipe.file_type)
         metadata["general.quantization_version"] = stored_uint32(_QUANTIZATION_VERSION)
         tensors = [NewTensor(t.source.name, t.source.shape, t.ggml_type, t.n_bytes) for t in self.tensors]
         return GgufWriter(metadata, tensors, self.file.alignment)

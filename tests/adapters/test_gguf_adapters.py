@@ -154,6 +154,16 @@ class TestMerging:
                     key: before.metadata.stored(key) for key in before.metadata
                 }
 
+    @pytest.mark.parametrize(("name", "file_type"), [("F16", 1), ("Q8_0", 7), ("Q5_0", 8)])
+    def test_the_file_type_is_that_of_most_weights(self, tiny, tmp_path, name, file_type) -> None:
+        path, weights = tiny
+        made = random_adapter(tmp_path / "a.gguf", "llama", weights, usual_matrices(weights), 1)
+        merge(path, [(made.path, 1.0)], tmp_path / "m.gguf", ggml_type=name)
+        with GgufFile.open(tmp_path / "m.gguf") as file:
+            n_changed = sum(file.tensors[matrix].n_elements for matrix in usual_matrices(weights))
+            assert 2 * n_changed > sum(info.n_elements for info in file.tensors.values()), "most weights are changed"
+            assert file.require("general.file_type", int) == file_type
+
     def test_shards_become_one_file(self, tiny, tmp_path) -> None:
         (path, weights), model = tiny, make_tiny_model("llama", "f32")
         made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
