@@ -79,7 +79,7 @@ def begun(
         shifting=shifting,
         top=_top_choice(history, sampler, vocab) if constraint is None and source is None else None,
         special=special,
-        guard=history.guard,
+        guard=history.guard.block,
     )
 
 
@@ -152,7 +152,7 @@ def taken_up(history: SessionSource, vocab: Vocab, sampler: Sampler, answer: Unf
         top=_top_choice(history, sampler, vocab) if rule is None and source is None else None,
         special=answer.special,
         paused=True,
-        guard=history.guard,
+        guard=history.guard.block,
     )
 
 

@@ -248,7 +248,7 @@ class Chat(Talking, Closing):
 
         A dump between the answers of a turn does not end the turn: ``proceed`` continues it in the restored chat.
         """
-        with self._guard:
+        with self._guard.block():
             self._check_free(tools_may_run=self._stream is None)
             if self._stream is not None:
                 self._settle()
@@ -372,7 +372,7 @@ class Chat(Talking, Closing):
             self._settle()
             return begin()
 
-        with self._guard:
+        with self._guard.block():
             self._check_free()
             stream = ChatStream(settle_and_begin, self._guard)
             self._reader = weakref.ref(stream)
@@ -504,7 +504,7 @@ class Chat(Talking, Closing):
     @contextmanager
     def _settled(self) -> Iterator[None]:
         """Keep other callers out of the chat, and end a turn that is no longer iterated."""
-        with self._guard:
+        with self._guard.block():
             self._check_free()
             self._settle()
             yield

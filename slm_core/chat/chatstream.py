@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
+from slm_core.chat.guard import Guard
 from slm_core.chat.tools import RunningTurn
 from slm_core.display import preview, signature
 from slm_core.errors import ChatBusy, SessionError
@@ -50,7 +50,7 @@ class ChatStream(EventStream):
         guard: keeps other threads out of the chat during a step.
     """
 
-    def __init__(self, begin: Callable[[], RunningTurn], guard: AbstractContextManager[object]) -> None:
+    def __init__(self, begin: Callable[[], RunningTurn], guard: Guard) -> None:
         self._begin = begin
         self._guard = guard
         self._turn: RunningTurn | None = None
@@ -135,7 +135,7 @@ class ChatStream(EventStream):
         with uninterrupted:
             try:
                 with uninterrupted.paused():
-                    with self._guard:
+                    with self._guard.block():
                         self._begun().check_nothing_awaited()
                     return super().run()
             except ChatBusy:  # another thread is inside the turn, which goes on
@@ -162,7 +162,7 @@ class ChatStream(EventStream):
         return event
 
     def _next_event(self) -> Event | None:
-        with self._guard:
+        with self._guard.block():
             try:
                 return next(self._begun(), None)
             except BaseException:
@@ -172,7 +172,7 @@ class ChatStream(EventStream):
     def _begun(self) -> RunningTurn:
         """The turn, which begins with the first call."""
         if self._turn is None:
-            with self._guard:
+            with self._guard.block():
                 try:
                     self._turn = self._begin()
                 except BaseException:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from slm_core.errors import SessionError
+from slm_core.interrupts import uninterrupted
 
 
 class Guard:
-    """A ``with`` block that one thread at a time may be inside of; the same thread may enter again.
-
-    Entering raises an error at once if another thread is inside.
+    """Blocks that one thread at a time may be inside of; the same thread may enter again.
 
     Args:
         what: what is used, for the error: "chat".
@@ -26,15 +25,22 @@ class Guard:
         self._what = what
         self._busy = busy
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise self._busy(
-                f"this {self._what} is busy: another thread is inside a call (wait until it is over, or give each"
-                f" caller a fork of the {self._what})"
-            )
+    def block(self) -> AbstractContextManager[object]:
+        """The block, for a ``with`` statement of the caller: no interrupt comes between a lock and its own block.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._lock.release()
+        Raises:
+            The class ``busy``: another thread is inside. If it entered at the same moment, the block waits instead.
+        """
+        if threading.active_count() == 1:  # nobody else is inside, and holding signals costs more than the lock
+            return self._lock
+        with uninterrupted:
+            if not self._lock.acquire(blocking=False):
+                raise self._busy(
+                    f"this {self._what} is busy: another thread is inside a call (wait until it is over, or give each"
+                    f" caller a fork of the {self._what})"
+                )
+            self._lock.release()
+        return self._lock
 
 
 class Guarded(Protocol):
@@ -54,7 +60,7 @@ def one_thread(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenat
 
     @wraps(method)
     def guarded(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._guard:
+        with self._guard.block():
             return method(self, *args, **kwargs)
 
     return guarded

@@ -200,7 +200,7 @@ class Session(SessionHistory, Closing):
                 history takes them.
             progress: called after each batch.
         """
-        with self._guard:
+        with self._guard.block():
             return self._source.next_logits(cancelled, expected=expected, progress=progress)
 
     @one_thread

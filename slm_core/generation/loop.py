@@ -62,7 +62,7 @@ class Generation(TokenLoop, EventStream):
 
     Args:
         source: the history that it extends, and its rows of logits.
-        guard: a block around each step, which keeps other threads out; None for none.
+        guard: makes a block around each step, which keeps other threads out.
 
     For the other arguments see ``token_loop.TokenLoop``.
     """
@@ -81,7 +81,7 @@ class Generation(TokenLoop, EventStream):
         top: TopChoice | None = None,
         special: bool = False,
         paused: bool = False,
-        guard: AbstractContextManager[None] | None = None,
+        guard: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         super().__init__(
             source,
@@ -97,7 +97,7 @@ class Generation(TokenLoop, EventStream):
         )
         self._source = source
         self.paused = paused
-        self._guard = nullcontext() if guard is None else guard
+        self._guard = guard
 
     def __repr__(self) -> str:
         state = "over" if self.finished else "paused" if self.paused else "running"
@@ -140,7 +140,7 @@ class Generation(TokenLoop, EventStream):
         return self
 
     def __next__(self) -> Event:
-        with self._guard:
+        with self._guard():
             return self._next()
 
     def _next(self) -> Event:

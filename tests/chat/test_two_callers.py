@@ -15,6 +15,7 @@ import slm_core as slm
 from interrupting import interrupted, n_calls_of
 from scripted import ByteVocab, ScriptedContext, TagFormatter, says
 from slm_core.chat import Chat, Session
+from slm_core.chat.guard import Guard
 from slm_core.context_queue import ContextQueue, queue_of
 from slm_core.errors import ChatBusy, ContextBusy, SessionError
 
@@ -341,6 +342,26 @@ def test_no_interrupt_leaves_the_turn_behind() -> None:
         queue.deadline_s = 1
         with ThreadPoolExecutor(1) as pool:
             pool.submit(_enter, queue).result(10)
+
+
+def test_no_interrupt_leaves_a_guard_behind() -> None:
+    def twice() -> None:
+        with guard.block(), guard.block():
+            pass
+
+    def enter() -> None:
+        with guard.block():
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # from here on there are two threads
+        guard = Guard("session", SessionError)
+        n_calls = n_calls_of(twice)
+        assert n_calls > 4
+        for stop in range(1, n_calls + 1):
+            guard = Guard("session", SessionError)
+            interrupted(twice, stop)
+            pool.submit(enter).result(10)
 
 
 def _enter(queue: ContextQueue) -> None:
