@@ -7,242 +7,28 @@
     with slm.load(slm.demo_model_path()) as model:
         chat = model.chat(system="You are terse.")
         print(chat.send("My dog is called Rex.").text)
+
+``public`` lists the names. They are imported when one is used for the first time: the command line, and processes that
+probe an engine, need a part of the package and do not wait for the rest.
 """
 
-from slm_core.chat import Chat, ChatOptions, ChatStream, Choice, Extraction, Mark, Oracle, Session
-from slm_core.chat.contrastive import ContrastiveSampler
-from slm_core.chat.healing import heal
-from slm_core.chat.overflow import Summarize
-from slm_core.embedding import Embeddings
-from slm_core.embedding_rows import EmbeddingRows
-from slm_core.engine import Engine, EngineStats, RequestStream
-from slm_core.errors import (
-    BackendCrashed,
-    BackendError,
-    BackendUnavailable,
-    BatchFull,
-    ChatBusy,
-    ConstraintError,
-    ContextBusy,
-    ContextClosed,
-    ContextError,
-    ContextFull,
-    DecodeFailed,
-    EngineClosed,
-    InvalidEmbedding,
-    InvalidMark,
-    InvalidModelFile,
-    InvalidOption,
-    InvalidPosition,
-    InvalidSequence,
-    InvalidSnapshot,
-    InvalidToken,
-    MissingExtra,
-    ModelClosed,
-    ModelError,
-    ModelFileNotFound,
-    OptionError,
-    OracleError,
-    PluginError,
-    RequestsFailed,
-    SamplingError,
-    SequenceChanged,
-    SessionError,
-    SlmError,
-    SnapshotError,
-    SnapshotMismatch,
-    TemplateError,
-    ToolError,
-    UnknownBackend,
-    UnknownOption,
-    UnsupportedEdit,
-    UnsupportedInput,
-    UnsupportedModel,
-    UnsupportedOutput,
-    VocabError,
-)
-from slm_core.formatting import formatter
-from slm_core.generation import (
-    Answer,
-    BeamAnswer,
-    Beams,
-    Completion,
-    CompletionEvent,
-    Completions,
-    Draft,
-    Event,
-    FinishReason,
-    Generation,
-    Hypothesis,
-    Infill,
-    Logprobs,
-    Overflowed,
-    Score,
-    StoppingAction,
-    TokenLogprob,
-    ToolResult,
-)
-from slm_core.generation.coloured import ColouredText
-from slm_core.generation.shifting import TokenShift
-from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation, SuffixIndex
-from slm_core.hookspecs import Entry, hookimpl
-from slm_core.isolation import Isolation
-from slm_core.loading import backends, demo_adapter_path, demo_model_path, load, supports
-from slm_core.model import Model
-from slm_core.plugins import add_plugin
-from slm_core.ranking import Ranking
-from slm_core.sampling import SamplerChain, Sampling
-from slm_core.tensor_source import TensorSource
-from slm_core.types import (
-    AdapterInfo,
-    AnswerDelta,
-    BackendStatus,
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Capability,
-    ContextOptions,
-    Delta,
-    EditLevel,
-    KvType,
-    MalformedCall,
-    Message,
-    ModelInfo,
-    ModelOptions,
-    Pooling,
-    Pos,
-    Role,
-    Segment,
-    SourceKind,
-    Support,
-    ToolCall,
-)
-from slm_core.vocabularies import load_vocab
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdapterInfo",
-    "Answer",
-    "AnswerDelta",
-    "BackendCrashed",
-    "BackendError",
-    "BackendStatus",
-    "BackendUnavailable",
-    "BatchFull",
-    "BeamAnswer",
-    "Beams",
-    "CallArguments",
-    "CallEnd",
-    "CallStart",
-    "Capability",
-    "Chat",
-    "ChatBusy",
-    "ChatOptions",
-    "ChatStream",
-    "Choice",
-    "ColouredText",
-    "Completion",
-    "CompletionEvent",
-    "Completions",
-    "ConstraintError",
-    "ContextBusy",
-    "ContextClosed",
-    "ContextError",
-    "ContextFull",
-    "ContextOptions",
-    "ContrastiveSampler",
-    "DecodeFailed",
-    "Delta",
-    "Draft",
-    "DraftFunction",
-    "EditLevel",
-    "EmbeddingRows",
-    "Embeddings",
-    "Engine",
-    "EngineClosed",
-    "EngineStats",
-    "Entry",
-    "Event",
-    "Extraction",
-    "FinishReason",
-    "Generation",
-    "Hypothesis",
-    "Infill",
-    "InvalidEmbedding",
-    "InvalidMark",
-    "InvalidModelFile",
-    "InvalidOption",
-    "InvalidPosition",
-    "InvalidSequence",
-    "InvalidSnapshot",
-    "InvalidToken",
-    "Isolation",
-    "KvType",
-    "Logprobs",
-    "MalformedCall",
-    "Mark",
-    "Message",
-    "MissingExtra",
-    "Model",
-    "ModelClosed",
-    "ModelError",
-    "ModelFileNotFound",
-    "ModelInfo",
-    "ModelOptions",
-    "OptionError",
-    "Oracle",
-    "OracleError",
-    "Overflowed",
-    "PluginError",
-    "Pooling",
-    "Pos",
-    "PromptLookup",
-    "Ranking",
-    "RequestStream",
-    "RequestsFailed",
-    "Role",
-    "SamplerChain",
-    "Sampling",
-    "SamplingError",
-    "Score",
-    "Segment",
-    "SequenceChanged",
-    "Session",
-    "SessionError",
-    "SlmError",
-    "SnapshotError",
-    "SnapshotMismatch",
-    "SourceKind",
-    "Speculation",
-    "StoppingAction",
-    "SuffixIndex",
-    "Summarize",
-    "Support",
-    "TemplateError",
-    "TensorSource",
-    "TokenLogprob",
-    "TokenShift",
-    "ToolCall",
-    "ToolError",
-    "ToolResult",
-    "UnknownBackend",
-    "UnknownOption",
-    "UnsupportedEdit",
-    "UnsupportedInput",
-    "UnsupportedModel",
-    "UnsupportedOutput",
-    "VocabError",
-    "add_plugin",
-    "backends",
-    "demo_adapter_path",
-    "demo_model_path",
-    "formatter",
-    "heal",
-    "hookimpl",
-    "load",
-    "load_vocab",
-    "supports",
-]
+if TYPE_CHECKING:
+    from slm_core.public import *  # noqa: F403
+
+
+def __getattr__(name: str) -> object:
+    if find_spec(f"slm_core.{name}"):  # a module of the package
+        return import_module(f"slm_core.{name}")
+    public = import_module("slm_core.public")
+    if name not in (*public.__all__, "__all__"):
+        raise AttributeError(f"module 'slm_core' has no attribute {name!r}")
+    value = globals()[name] = getattr(public, name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__]
+    return [*import_module("slm_core.public").__all__]

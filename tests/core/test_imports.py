@@ -31,9 +31,26 @@ def test_listing_backends_imports_nothing_heavy() -> None:
 
 def test_all_is_sorted_and_complete() -> None:
     assert slm_core.__all__ == sorted(slm_core.__all__)
-    public = {name for name in vars(slm_core) if name[0].isalpha()}
-    submodules = {name for name in public if f"slm_core.{name}" in sys.modules}
-    assert public - submodules == set(slm_core.__all__) - submodules
+    imported = {name for name in vars(slm_core.public) if name[0].isalpha()}
+    assert imported == set(slm_core.__all__)
+    assert not [name for name in imported if f"slm_core.{name}" in sys.modules], "a module hides a name"
+    for name in imported:
+        assert getattr(slm_core, name) is getattr(slm_core.public, name)
+
+
+def test_names_and_modules_are_imported_when_they_are_used() -> None:
+    probe = """
+import sys, slm_core
+assert "slm_core.public" not in sys.modules and "numpy" not in sys.modules
+assert slm_core.errors.SlmError.__name__ == "SlmError" and "slm_core.public" not in sys.modules
+try:
+    slm_core.no_such_name
+except AttributeError as error:
+    assert str(error) == "module 'slm_core' has no attribute 'no_such_name'"
+from slm_core import *
+assert load is slm_core.load
+"""
+    subprocess.run([sys.executable, "-c", probe], check=True)
 
 
 def test_dir_lists_public_names_alone() -> None:
