@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.numerics import as_integer, shown
 
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, type)
 """Iterable (an Enum class, too), but their items are hardly what the caller meant."""
+
+
+IDS = "a list of token ids"
 
 
 def refused(name: str, value: object, accepted: str) -> InvalidOption:
@@ -103,7 +106,25 @@ def checked_functions(name: str, value: Iterable[Callable[..., Any]]) -> tuple[C
     return tuple(functions)
 
 
-def checked_tokens(name: str, value: Iterable[int], accepted: str = "a list of token ids") -> list[int]:
+def checked_id(token: object, size: int) -> int:
+    """A token id of any integer type, as an integer of Python.
+
+    Args:
+        token: the id.
+        size: the number of tokens of the vocabulary.
+
+    Raises:
+        InvalidToken: no integer, or outside the vocabulary.
+    """
+    number = as_integer(token)
+    if number is None:
+        raise InvalidToken(f"token {shown(token)} is no integer (accepted: 0 to {size - 1})")
+    if not 0 <= number < size:
+        raise InvalidToken(f"token {number} is outside the vocabulary (0 to {size - 1})")
+    return number
+
+
+def checked_tokens(name: str, value: Iterable[int], accepted: str = IDS) -> list[int]:
     """Token ids of any integer type, such as an array's, as integers of Python; the vocabulary is not asked.
 
     Raises:

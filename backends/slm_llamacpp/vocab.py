@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slm_core.errors import InvalidModelFile, InvalidToken, VocabError
+from slm_core.argument_checks import IDS, check_text, checked_id, checked_list
+from slm_core.errors import InvalidModelFile, VocabError
 from slm_core.gguf import GgufFile
 from slm_core.tokenization import composes
 from slm_core.types import InfillTokens
@@ -97,9 +98,11 @@ class LlamaCppVocab:
         """Token ids of a text; see ``protocols.Vocab.encode``.
 
         Raises:
+            InvalidOption: no text.
             VocabError: a text of a gigabyte, a character without tokens in this vocabulary, or content that llama.cpp
                 would parse as a control token (RWKV's vocabulary).
         """
+        check_text("text", text)
         text = _well_formed(text)
         if not parse_special and (spelled := next((token for token in self._never_content if token in text), None)):
             raise VocabError(f"llama.cpp takes {spelled!r} for a control token wherever it stands in this vocabulary")
@@ -114,10 +117,10 @@ class LlamaCppVocab:
         """The bytes of one token; b"" for a control token, or its text if ``special``.
 
         Raises:
-            InvalidToken: the id is outside the vocabulary.
+            InvalidToken: the id is no integer, or outside the vocabulary.
         """
-        if not 0 <= id < self.size:
-            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        if type(id) is not int or not 0 <= id < self.size:
+            id = checked_id(id, self.size)  # noqa: A001
         with self._model.use():
             size = 64
             while True:
@@ -133,9 +136,10 @@ class LlamaCppVocab:
         If the vocabulary puts a space in front of texts, one leading space is removed.
 
         Raises:
-            InvalidToken: an id is outside the vocabulary.
+            InvalidOption: no list.
+            InvalidToken: an id is no integer, or outside the vocabulary.
         """
-        pieces = [self.token_bytes(i, special=special) for i in ids]
+        pieces = [self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS)]
         if self._is_wordpiece:
             pieces = [piece.lstrip(b" ") if piece in (b" .", b" ?", b" !", b" ,") else piece for piece in pieces]
         data = b"".join(pieces)

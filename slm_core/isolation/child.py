@@ -52,7 +52,6 @@ class Server:
             "close": lambda: self._loaded.close(),
             "encode": self._encode,
             "decode_text": lambda ids, special: self._loaded.vocab.decode(ids, special=special),
-            "token_bytes": lambda id, special: self._loaded.vocab.token_bytes(id, special=special),  # noqa: A006
             "token_block": self._token_block,
         }
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from slm_core.argument_checks import IDS, check_text, checked_id, checked_list
 from slm_core.isolation.control import Control
 from slm_core.isolation.values import Garbled
 from slm_core.types import InfillTokens
@@ -57,14 +58,13 @@ class IsolatedVocab:
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; see ``protocols.Vocab.encode``."""
+        check_text("text", text)
         ids = self._control.ask("encode", text, bool(add_special), bool(parse_special))
         return self._checked(_ids, "encode", ids, self.size)
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:  # noqa: A002  (the contract's name)
         """The bytes of a token; see ``protocols.Vocab.token_bytes``."""
-        if not isinstance(id, int | np.integer) or not 0 <= id < self.size:
-            return self._checked(_bytes, "token_bytes", self._control.ask("token_bytes", id, bool(special)))
-        block, i = divmod(int(id), _BLOCK)
+        block, i = divmod(checked_id(id, self.size), _BLOCK)
         key = block, bool(special)
         if key not in self._blocks:
             first = block * _BLOCK
@@ -75,7 +75,8 @@ class IsolatedVocab:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; see ``protocols.Vocab.decode``."""
-        return self._checked(_text, "decode", self._control.ask("decode_text", [int(i) for i in ids], bool(special)))
+        checked = [checked_id(i, self.size) for i in checked_list("ids", ids, IDS)]
+        return self._checked(_text, "decode", self._control.ask("decode_text", checked, bool(special)))
 
     def _checked(self, check: Callable[..., T], call: str, *values: Any) -> T:
         try:
@@ -101,12 +102,6 @@ def _infill(value: Any, size: int) -> InfillTokens | None:
     if len(others) != 2 or not all(type(token) is int and 0 <= token < size for token in tokens):
         raise Garbled("vocab.infill")
     return InfillTokens(prefix, suffix, middle, *others)
-
-
-def _bytes(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise Garbled("bytes")
-    return value
 
 
 def _text(value: Any) -> str:

@@ -43,6 +43,9 @@ class Vocab(Protocol):
             text: the text.
             add_special: add the tokens that the model file specifies around a text (BOS, EOS).
             parse_special: parse the spelling of control tokens as control tokens; otherwise they are plain text.
+
+        Raises:
+            InvalidOption: no text.
         """
         ...
 
@@ -50,7 +53,7 @@ class Vocab(Protocol):
         """The bytes of a token; b"" for a control token unless ``special``.
 
         Raises:
-            InvalidToken: the id is outside the vocabulary.
+            InvalidToken: the id is no integer, or outside the vocabulary.
         """
         ...
 
@@ -58,6 +61,7 @@ class Vocab(Protocol):
         """The text of tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            InvalidToken: an id is outside the vocabulary.
+            InvalidOption: no list.
+            InvalidToken: an id is no integer, or outside the vocabulary.
         """
         ...

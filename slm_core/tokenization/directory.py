@@ -15,8 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from slm_core.argument_checks import IDS, check_text, checked_id, checked_list
 from slm_core.checkpoints import WORLD, vocabulary_of
-from slm_core.errors import InvalidModelFile, InvalidToken, UnsupportedModel
+from slm_core.errors import InvalidModelFile, UnsupportedModel
 from slm_core.foreign import reported
 from slm_core.jsonfile import read_json
 from slm_core.tokenization.encoding import encoding
@@ -141,6 +142,7 @@ class DirectoryVocab:
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn text into token ids; see ``protocols.Vocab``."""
+        check_text("text", text)
         text = well_formed(text)
         if parse_special:
             with_special: list[int] = encoding(self._whole, text, add_special=add_special).ids
@@ -152,19 +154,20 @@ class DirectoryVocab:
         """Bytes of one token; b"" for a control token unless ``special``.
 
         Raises:
-            InvalidToken: the id is outside the vocabulary.
+            InvalidToken: the id is no integer, or outside the vocabulary.
         """
-        if not 0 <= id < self.size:
-            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        if type(id) is not int or not 0 <= id < self.size:
+            id = checked_id(id, self.size)  # noqa: A001
         return self._bytes_of(id, special)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a run of tokens, without the space that the vocabulary adds before a text.
 
         Raises:
-            InvalidToken: an id is outside the vocabulary.
+            InvalidOption: no list.
+            InvalidToken: an id is no integer, or outside the vocabulary.
         """
-        data = b"".join(self.token_bytes(i, special=special) for i in ids)
+        data = b"".join(self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS))
         if self._strips_space:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from slm_core.argument_checks import IDS, check_text, checked_id, checked_list
 from slm_core.display import count, signature
-from slm_core.errors import InvalidToken
 from slm_core.tokenization.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ class GgufVocab:
             text: any string.
             add_special: add the tokens that the file specifies around a text (BOS, EOS; BERT's [CLS] and [SEP]).
             parse_special: recognize spelled-out control tokens; otherwise they are plain text.
+
+        Raises:
+            InvalidOption: no text.
         """
+        check_text("text", text)
         ids: list[int] = []
         for piece in self._special.split(well_formed(text), parse_special=parse_special):
             if isinstance(piece, int):
@@ -89,10 +93,10 @@ class GgufVocab:
         """Bytes of one token. A control token gives b"", or its text if ``special``.
 
         Raises:
-            InvalidToken: the id is outside the vocabulary.
+            InvalidToken: the id is no integer, or outside the vocabulary.
         """
-        if not 0 <= id < self.size:
-            raise InvalidToken(f"token {id} is outside the vocabulary (0 to {self.size - 1})")
+        if type(id) is not int or not 0 <= id < self.size:
+            id = checked_id(id, self.size)  # noqa: A001
         return self._text_of(id, special=special)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -104,9 +108,10 @@ class GgufVocab:
         ``,``.
 
         Raises:
-            InvalidToken: an id is outside the vocabulary.
+            InvalidOption: no list.
+            InvalidToken: an id is no integer, or outside the vocabulary.
         """
-        pieces = [self.token_bytes(i, special=special) for i in ids]
+        pieces = [self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS)]
         if self._is_wordpiece:
             pieces = [piece.lstrip(b" ") if piece in (b" .", b" ?", b" !", b" ,") else piece for piece in pieces]
         data = b"".join(pieces)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 import numpy as np
 
 from slm_conformance.suite.bench import Bench
 from slm_conformance.suite.scenarios.base import Scenarios
-from slm_core.errors import InvalidToken
+from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.gguf import GgufFile
 from slm_core.protocols import Vocab
 from slm_core.tokenization import GgufVocab, build_vocab
@@ -114,12 +115,19 @@ class TestVocabulary(Scenarios):
         assert bench.vocab.decode([token]) == "", f"decode gives control token {token} as text without special"
 
     def test_ids_outside(self, bench: Bench) -> None:
-        """Vocab: an id outside the vocabulary raises ``InvalidToken``."""
-        for bad in (bench.vocab.size, -1, 2**31):
+        """Vocab: other ids raise ``InvalidToken``, and what is no text or no list, ``InvalidOption``."""
+        no_integers: tuple[Any, ...] = (1.0, "1", None)
+        for bad in (bench.vocab.size, -1, 2**31, *no_integers):
             with bench.refused(f"token_bytes({bad}) of {bench.vocab.size}", InvalidToken):
                 bench.vocab.token_bytes(bad)
             with bench.refused(f"decode([{bad}]) of {bench.vocab.size}", InvalidToken):
                 bench.vocab.decode([bad])
+        others: tuple[Any, ...] = (5, None, b"ab")
+        for other in others:
+            with bench.refused(f"encode({other!r})", InvalidOption):
+                bench.vocab.encode(other, add_special=False, parse_special=False)
+            with bench.refused(f"decode({other!r})", InvalidOption):
+                bench.vocab.decode(other)
 
     def test_broken_utf8_is_replaced(self, bench: Bench) -> None:
         """Vocab: ``decode`` turns bytes that are not UTF-8 into U+FFFD."""
