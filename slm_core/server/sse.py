@@ -126,15 +126,15 @@ async def whole_answers(
     requests: Sequence[GenerationRequest],
     collect: Callable[[Sequence[Answering]], Awaitable[Mapping[str, object]]],
 ) -> Response:
-    """One answer to requests that are generated together; see ``whole_answer``."""
+    """One answer to requests of one model that are generated together; see ``whole_answer``."""
     call = call_of(http.scope)
     call.facts["stream"] = False
 
     async def work() -> Response:
         async with AsyncExitStack() as stack:
-            answerings = []
+            answerings = list[Answering]()
             for i, request in enumerate(requests):
-                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "")
+                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "", answerings)
                 answerings.append(await stack.enter_async_context(answering))
             call.facts["model"] = answerings[0].running.name
             try:
@@ -153,16 +153,20 @@ async def submit(http: Request, request: GenerationRequest) -> Answering:
     return answering
 
 
-def answering_of(http: Request, request: GenerationRequest, suffix: str = "") -> Answering:
+def answering_of(
+    http: Request, request: GenerationRequest, suffix: str = "", begun: Sequence[Answering] = ()
+) -> Answering:
     """A request that is not submitted yet.
 
     Args:
         http: the HTTP request.
         request: what to generate.
         suffix: distinguishes its id from those of other requests that one HTTP request makes.
+        begun: the answers of these other requests that have begun.
     """
     call, limits = call_of(http.scope), http.app.state.limits
-    return Answering(registry_of(http), limits, request, key=call.key, request_id=call.engine_id + suffix)
+    name = call.engine_id + suffix
+    return Answering(registry_of(http), limits, request, key=call.key, request_id=name, begun=begun)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
