@@ -103,7 +103,8 @@ class Answering:
                 self._stream = stream = await to_thread.run_sync(self._submit)
             self._stack.callback(stream.close)
             n, max_tokens = len(self._readers), self._request.sampling.max_tokens
-            self._stack.enter_context(self._limits.cells(self._key, stream.n_prompt, n, max_tokens))
+            n_begun = sum(answering.n_cells for answering in self._begun)
+            self._stack.enter_context(self._limits.cells(self._key, stream.n_prompt, n, max_tokens, n_begun=n_begun))
             await anyio.lowlevel.checkpoint()
         except BaseException:
             await self._stack.aclose()
@@ -119,6 +120,11 @@ class Answering:
     def n(self) -> int:
         """The number of answers."""
         return self._request.n
+
+    @property
+    def n_cells(self) -> int:
+        """The most cells of the KV cache for it; without ``max_tokens``, those of the prompt."""
+        return self._submitted.n_prompt + len(self._readers) * (self._request.sampling.max_tokens or 0)
 
     @property
     def has_logprobs(self) -> bool:

@@ -19,6 +19,7 @@ from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import Call, call_of, until_lost
 from slm_core.server.errors import ApiError, api_error
 from slm_core.server.json_text import encoded
+from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
 from slm_core.server.options import ServerOptions
 from slm_core.server.pieces import Choice, Piece
@@ -131,6 +132,7 @@ async def whole_answers(
     call.facts["stream"] = False
 
     async def work() -> Response:
+        limits_of(http).check_prompts(call.key, len(requests))
         async with AsyncExitStack() as stack:
             answerings = list[Answering]()
             for i, request in enumerate(requests):
@@ -164,9 +166,9 @@ def answering_of(
         suffix: distinguishes its id from those of other requests that one HTTP request makes.
         begun: the answers of these other requests that have begun.
     """
-    call, limits = call_of(http.scope), http.app.state.limits
+    call = call_of(http.scope)
     name = call.engine_id + suffix
-    return Answering(registry_of(http), limits, request, key=call.key, request_id=name, begun=begun)
+    return Answering(registry_of(http), limits_of(http), request, key=call.key, request_id=name, begun=begun)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -178,6 +180,12 @@ def registry_of(http: Request) -> ModelRegistry:
     """The server's models."""
     registry: ModelRegistry = http.app.state.registry
     return registry
+
+
+def limits_of(http: Request) -> Limits:
+    """The limits of the server's keys."""
+    limits: Limits = http.app.state.limits
+    return limits
 
 
 def options_of(http: Request) -> ServerOptions:
