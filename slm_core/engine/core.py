@@ -22,6 +22,7 @@ from slm_core.engine.requests import Request
 from slm_core.engine.restores import Restores
 from slm_core.engine.rows import drop_rejected, feed, fill
 from slm_core.engine.sequences import Sequences
+from slm_core.engine.shares import FairShares
 from slm_core.engine.sources import Source, Sources
 from slm_core.engine.stats import Positions
 from slm_core.engine.store import StoredPrefix
@@ -99,7 +100,7 @@ class EngineCore(Closing):
         self._sequences = Sequences(context, keeps=options.prefix_cache, cuts=cuts, disk=behind)
         self._sources = Sources(self._sequences, self._disk, self._costs)
         self._swap = Swap(context, options.swap_bytes)
-        self._served: dict[str, float] = {}
+        self._shares = FairShares()
         self._batch = context.new_batch()
         self.totals = Totals()
         self.notifications = Notifications()
@@ -138,9 +139,7 @@ class EngineCore(Closing):
         self.recorder.admit(request)
         self.totals.n_requests += 1
         self.totals.prompt_tokens += request.n_prompt
-        if not any(other.key == request.key for other in self._requests()):  # a key without requests earns no credit
-            least = min((self._served.get(other.key, 0.0) for other in self._requests()), default=0.0)
-            self._served[request.key] = max(self._served.get(request.key, 0.0), least)
+        self._shares.begin(request.id, request.key)
         if request.message_ends and not self._sequences.can_fork_inside:  # later prompts can continue here
             request.stop_at(request.message_ends[0])
             request.stop_at(request.message_ends[-1])
@@ -285,7 +284,7 @@ class EngineCore(Closing):
                 number,
                 request.priority,
                 now - request.arrived_s,
-                self._served.get(request.key, 0.0),
+                self._shares.served(request.key),
                 request.loop.time_left_s,
             )
             for number, request in by_id.items()
@@ -436,7 +435,7 @@ class EngineCore(Closing):
         for request, piece in work:
             request.last_turn = self.totals.n_steps
             request.step_s += seconds
-            self._served[request.key] = self._served.get(request.key, 0.0) + piece.n_tokens + piece.n_ahead
+            self._shares.add(request.key, piece.n_tokens + piece.n_ahead)
             if request.drafts is not None:
                 request.drafts.decoded(piece.n_ahead, seconds)
         self._hand_out(rows, [(request, n) for (request, _), n in zip(work, n_rows, strict=True)])
@@ -534,6 +533,7 @@ class EngineCore(Closing):
             self._waiting.remove(request)
         self._active.pop(request.id, None)
         self._restores.remove(request)
+        self._shares.end(request.id)
         try:
             if seq_id is not None and keep:
                 request.saved = self._sequences.release(seq_id, request.salt)
