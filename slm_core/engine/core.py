@@ -70,6 +70,8 @@ class EngineCore(Closing):
         context: the KV cache; no other code may use it.
         options: how requests share the context.
         recorder: measures requests; None for a new recorder.
+        contained: what a request's callbacks may raise to end only this request. In the thread of a caller, Ctrl-C is
+            no error of a request; an engine's own thread contains every exception.
 
     Raises:
         InvalidOption: the context cannot do what an option needs.
@@ -80,7 +82,14 @@ class EngineCore(Closing):
         notifications: hold back what readers are told, while a step holds them.
     """
 
-    def __init__(self, context: Context, options: EngineOptions, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        options: EngineOptions,
+        recorder: Recorder | None = None,
+        *,
+        contained: type[BaseException] = Exception,
+    ) -> None:
         cuts = options.reuse == "cut"
         if cuts and context.edit_level < EditLevel.CUT:
             raise InvalidOption(
@@ -90,7 +99,8 @@ class EngineCore(Closing):
         self.recorder = recorder if recorder is not None else Recorder()
         self._options = options
         self._costs = StepCosts()
-        self._drafts = StepDrafts(context, self._costs, options.step_ms / 1e3)
+        self._contained = contained
+        self._drafts = StepDrafts(context, self._costs, options.step_ms / 1e3, contained)
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
         self._restores = Restores(self.recorder.clock)
@@ -456,11 +466,11 @@ class EngineCore(Closing):
 
     def _hand_out(self, rows: Logits, shares: Sequence[tuple[Request, int]]) -> None:
         """Feed each request its rows, then end requests: the next call on the context invalidates the rows."""
-        first, failed = 0, dict[int, Exception]()
+        first, failed = 0, dict[int, BaseException]()
         for request, n in shares:
             try:
                 feed(request, rows[first : first + n], self._count)
-            except Exception as error:  # a sampler, constraint or callback of this request
+            except self._contained as error:  # a sampler, constraint or callback of this request
                 failed[request.id] = error
             first += n
         self.recorder.stepped([request for request, n in shares if n], len(self._batch))
@@ -500,7 +510,7 @@ class EngineCore(Closing):
     def _end(self, request: Request, reason: FinishReason) -> None:
         try:
             request.loop.end(reason)
-        except Exception as error:  # a callback of this request
+        except self._contained as error:  # a callback of this request
             self._fail(request, error)
             return
         self._finish(request)

@@ -130,7 +130,7 @@ class Engine(Closing):
         self._adapters = adapters
         self._tracer = None if tracer_provider is None else _request_tracer(tracer_provider, model_name)
         self.recorder = Recorder(clock, None if self._tracer is None else self._tracer.trace)
-        self._core = EngineCore(context, options, self.recorder)
+        self._core = EngineCore(context, options, self.recorder, contained=BaseException)
         self._positions = self._core.positions()
         self._positions_at = self.recorder.clock()
         self._vocab = vocab
@@ -384,7 +384,11 @@ class Engine(Closing):
 
         Sequences that are dropped for other requests in the meantime are not written. Without a ``cache_dir`` it
         returns at once.
+
+        Raises:
+            SessionError: a callback of a request calls it: the engine's thread would wait for itself.
         """
+        self._core.notifications.check_wait("the disk")
         return self._core.flush(timeout)
 
     @cached_property
