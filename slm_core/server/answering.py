@@ -202,11 +202,14 @@ class Answering:
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all answers, so far. The prompt counts once."""
+        """Tokens of all answers, so far. The prompt counts once. Tokens after the end of a cut answer do not count."""
         metrics = self._submitted.metrics
         return TokenUsage(
             self._submitted.n_prompt,
-            sum(each.completion_tokens for each in metrics),
+            sum(
+                reader.n_tokens if reader.over else each.completion_tokens
+                for reader, each in zip(self._readers, metrics, strict=True)
+            ),
             metrics[0].cached_tokens,
             sum(reader.n_reasoning for reader in self._readers),
         )
