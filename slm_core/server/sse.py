@@ -224,7 +224,7 @@ class AnswerStream(EventSourceResponse):
             ping=options.ping_s if media_type == EVENT_STREAM else _NO_PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             data_sender_callable=partial(self._watch, options.send_timeout_s),
-            shutdown_grace_period=options.grace_s,
+            shutdown_grace_period=options.cut_s,
         )
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
