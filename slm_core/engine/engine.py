@@ -358,10 +358,10 @@ class Engine(Closing):
     def stats(self) -> EngineStats:
         """The engine's state and counters. Any thread may call this."""
         core, recorded, now = self._core, self.recorder.recorded(), self.recorder.clock()
-        latencies = recorded.latencies
+        latencies, living, n_active = recorded.latencies, self.recorder.living, core.n_active
         return EngineStats(
-            n_active=core.n_active,
-            n_waiting=core.n_waiting + len(self._inbox),
+            n_active=n_active,
+            n_waiting=max(0, len(living) - n_active),  # a request that is being moved is in no list of the core
             n_ctx=core.context.n_ctx,
             n_free=core.context.n_free,
             n_cached_sequences=core.n_cached_sequences,
@@ -375,7 +375,7 @@ class Engine(Closing):
             first_token_s=latencies["first_token_s"],
             inter_token_s=latencies["inter_token_s"],
             total_s=latencies["total_s"],
-            requests=tuple(RequestStatus.of(request, now) for request in self.recorder.living),
+            requests=tuple(RequestStatus.of(request, now) for request in living),
             **asdict(core.totals),
         )
 
