@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
-from slm_core.server.run import config_of
+from slm_core.server.run import Server
 
 
 @contextmanager
 def serving(app: Any, send_buffer: int | None = None) -> Iterator[str]:
     """The address of a server; ``send_buffer`` limits what the system buffers for clients, in bytes."""
-    config = config_of(app, app.state.options)
-    config.port = 0
-    server = uvicorn.Server(config)
+    server = Server(app, app.state.options)
+    server.config.port = 0
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -22,6 +22,7 @@ from slm_core.engine.requests import Request
 from slm_core.engine.restores import Restores
 from slm_core.engine.rows import drop_rejected, feed, fill
 from slm_core.engine.sequences import Sequences
+from slm_core.engine.shares import FairShares
 from slm_core.engine.sources import Source, Sources
 from slm_core.engine.stats import Positions
 from slm_core.engine.store import StoredPrefix
@@ -69,6 +70,8 @@ class EngineCore(Closing):
         context: the KV cache; no other code may use it.
         options: how requests share the context.
         recorder: measures requests; None for a new recorder.
+        contained: what a request's callbacks may raise to end only this request. In the thread of a caller, Ctrl-C is
+            no error of a request; an engine's own thread contains every exception.
 
     Raises:
         InvalidOption: the context cannot do what an option needs.
@@ -79,7 +82,14 @@ class EngineCore(Closing):
         notifications: hold back what readers are told, while a step holds them.
     """
 
-    def __init__(self, context: Context, options: EngineOptions, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        options: EngineOptions,
+        recorder: Recorder | None = None,
+        *,
+        contained: type[BaseException] = Exception,
+    ) -> None:
         cuts = options.reuse == "cut"
         if cuts and context.edit_level < EditLevel.CUT:
             raise InvalidOption(
@@ -89,7 +99,8 @@ class EngineCore(Closing):
         self.recorder = recorder if recorder is not None else Recorder()
         self._options = options
         self._costs = StepCosts()
-        self._drafts = StepDrafts(context, self._costs, options.step_ms / 1e3)
+        self._contained = contained
+        self._drafts = StepDrafts(context, self._costs, options.step_ms / 1e3, contained)
         self._waiting: list[Request] = []
         self._active: dict[int, Request] = {}  # by request id
         self._restores = Restores(self.recorder.clock)
@@ -99,7 +110,7 @@ class EngineCore(Closing):
         self._sequences = Sequences(context, keeps=options.prefix_cache, cuts=cuts, disk=behind)
         self._sources = Sources(self._sequences, self._disk, self._costs)
         self._swap = Swap(context, options.swap_bytes)
-        self._served: dict[str, float] = {}
+        self._shares = FairShares()
         self._batch = context.new_batch()
         self.totals = Totals()
         self.notifications = Notifications()
@@ -138,9 +149,7 @@ class EngineCore(Closing):
         self.recorder.admit(request)
         self.totals.n_requests += 1
         self.totals.prompt_tokens += request.n_prompt
-        if not any(other.key == request.key for other in self._requests()):  # a key without requests earns no credit
-            least = min((self._served.get(other.key, 0.0) for other in self._requests()), default=0.0)
-            self._served[request.key] = max(self._served.get(request.key, 0.0), least)
+        self._shares.begin(request.id, request.key)
         if request.message_ends and not self._sequences.can_fork_inside:  # later prompts can continue here
             request.stop_at(request.message_ends[0])
             request.stop_at(request.message_ends[-1])
@@ -285,7 +294,7 @@ class EngineCore(Closing):
                 number,
                 request.priority,
                 now - request.arrived_s,
-                self._served.get(request.key, 0.0),
+                self._shares.served(request.key),
                 request.loop.time_left_s,
             )
             for number, request in by_id.items()
@@ -436,7 +445,7 @@ class EngineCore(Closing):
         for request, piece in work:
             request.last_turn = self.totals.n_steps
             request.step_s += seconds
-            self._served[request.key] = self._served.get(request.key, 0.0) + piece.n_tokens + piece.n_ahead
+            self._shares.add(request.key, piece.n_tokens + piece.n_ahead)
             if request.drafts is not None:
                 request.drafts.decoded(piece.n_ahead, seconds)
         self._hand_out(rows, [(request, n) for (request, _), n in zip(work, n_rows, strict=True)])
@@ -457,11 +466,11 @@ class EngineCore(Closing):
 
     def _hand_out(self, rows: Logits, shares: Sequence[tuple[Request, int]]) -> None:
         """Feed each request its rows, then end requests: the next call on the context invalidates the rows."""
-        first, failed = 0, dict[int, Exception]()
+        first, failed = 0, dict[int, BaseException]()
         for request, n in shares:
             try:
                 feed(request, rows[first : first + n], self._count)
-            except Exception as error:  # a sampler, constraint or callback of this request
+            except self._contained as error:  # a sampler, constraint or callback of this request
                 failed[request.id] = error
             first += n
         self.recorder.stepped([request for request, n in shares if n], len(self._batch))
@@ -501,7 +510,7 @@ class EngineCore(Closing):
     def _end(self, request: Request, reason: FinishReason) -> None:
         try:
             request.loop.end(reason)
-        except Exception as error:  # a callback of this request
+        except self._contained as error:  # a callback of this request
             self._fail(request, error)
             return
         self._finish(request)
@@ -534,6 +543,7 @@ class EngineCore(Closing):
             self._waiting.remove(request)
         self._active.pop(request.id, None)
         self._restores.remove(request)
+        self._shares.end(request.id)
         try:
             if seq_id is not None and keep:
                 request.saved = self._sequences.release(seq_id, request.salt)

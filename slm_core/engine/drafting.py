@@ -198,17 +198,21 @@ class StepDrafts:
         context: the context of the engine.
         costs: estimates the time of steps.
         step_s: seconds that a step of several requests may take.
+        contained: what a drafter may raise to end only its request; see ``core.EngineCore``.
     """
 
-    def __init__(self, context: Context, costs: StepCosts, step_s: float) -> None:
+    def __init__(
+        self, context: Context, costs: StepCosts, step_s: float, contained: type[BaseException] = Exception
+    ) -> None:
         self._context = context
         self._costs = costs
         self._step_s = step_s
+        self._contained = contained
         self._n_steps = 0
 
     def draft(
         self, requests: Mapping[int, Request], states: Sequence[ActiveRequest]
-    ) -> tuple[list[ActiveRequest], dict[int, Exception]]:
+    ) -> tuple[list[ActiveRequest], dict[int, BaseException]]:
         """Set the tokens that requests may decode ahead of their histories: forced tokens, or drafts.
 
         Args:
@@ -225,12 +229,12 @@ class StepDrafts:
         if len(states) > 1:
             step.most_s = self._most_s(step, has_prompts=len(decoding) < len(states))
         self._n_steps += 1
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         for state in sorted(states, key=lambda state: _drafted_at(requests[state.id])):
             request = requests[state.id]
             try:
                 request.ahead = self._ahead(request, state, step)
-            except Exception as error:  # an error of a drafter or constraint concerns only its request
+            except self._contained as error:  # an error of a drafter or constraint concerns only its request
                 failed[state.id] = error
         kept = [state for state in states if state.id not in failed]
         return [replace(state, n_ahead=len(requests[state.id].ahead)) for state in kept], failed

@@ -130,7 +130,7 @@ class Engine(Closing):
         self._adapters = adapters
         self._tracer = None if tracer_provider is None else _request_tracer(tracer_provider, model_name)
         self.recorder = Recorder(clock, None if self._tracer is None else self._tracer.trace)
-        self._core = EngineCore(context, options, self.recorder)
+        self._core = EngineCore(context, options, self.recorder, contained=BaseException)
         self._positions = self._core.positions()
         self._positions_at = self.recorder.clock()
         self._vocab = vocab
@@ -358,10 +358,10 @@ class Engine(Closing):
     def stats(self) -> EngineStats:
         """The engine's state and counters. Any thread may call this."""
         core, recorded, now = self._core, self.recorder.recorded(), self.recorder.clock()
-        latencies = recorded.latencies
+        latencies, living, n_active = recorded.latencies, self.recorder.living, core.n_active
         return EngineStats(
-            n_active=core.n_active,
-            n_waiting=core.n_waiting + len(self._inbox),
+            n_active=n_active,
+            n_waiting=max(0, len(living) - n_active),  # a request that is being moved is in no list of the core
             n_ctx=core.context.n_ctx,
             n_free=core.context.n_free,
             n_cached_sequences=core.n_cached_sequences,
@@ -375,7 +375,7 @@ class Engine(Closing):
             first_token_s=latencies["first_token_s"],
             inter_token_s=latencies["inter_token_s"],
             total_s=latencies["total_s"],
-            requests=tuple(RequestStatus.of(request, now) for request in self.recorder.living),
+            requests=tuple(RequestStatus.of(request, now) for request in living),
             **asdict(core.totals),
         )
 
@@ -384,7 +384,11 @@ class Engine(Closing):
 
         Sequences that are dropped for other requests in the meantime are not written. Without a ``cache_dir`` it
         returns at once.
+
+        Raises:
+            SessionError: a callback of a request calls it: the engine's thread would wait for itself.
         """
+        self._core.notifications.check_wait("the disk")
         return self._core.flush(timeout)
 
     @cached_property

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
+from slm_core.errors import SessionError
+
 Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
@@ -39,6 +41,11 @@ class Notifications:
     def are_held(self) -> bool:
         """Whether this thread's are held back: it is the engine's."""
         return self._holder == threading.get_ident()
+
+    def check_wait(self, what: str) -> None:
+        """Raise ``SessionError`` in the engine's thread, which would wait for itself; ``what`` it waits for."""
+        if self.are_held:
+            raise SessionError(f"a callback of an engine cannot wait for {what}")
 
     def hold(self) -> None:
         """From now on, hold notifications of this thread back."""

@@ -29,19 +29,21 @@ _LONGEST_ID = 128
 
 
 def salt_of(salt: str, scales: Mapping[str, float], adapters: Adapters | None) -> str:
-    """The salt of a request with adapters: it depends on their content, so that no prefix of others is used.
+    """The salt of a request and the content of its adapters as one text: no prefix of others is used.
+
+    The adapters end at the first NUL, so that no salt, whatever it contains, stands for adapters.
 
     Raises:
         InvalidOption: an unknown adapter, or a scale that is no number from -1e6 to 1e6.
         UnsupportedInput: there are scales, but the engine has no adapters.
     """
     if not scales:
-        return salt
+        return f"\0{salt}"
     if adapters is None:
         raise UnsupportedInput("this engine has no adapters: make it by model.engine()")
     check_scales(scales, adapters)
     uses = sorted((adapters[name].fingerprint, float(scale)) for name, scale in scales.items() if scale)
-    return "\0".join([salt, *(f"{fingerprint} {scale!r}" for fingerprint, scale in uses)])
+    return " ".join(f"{fingerprint} {scale!r}" for fingerprint, scale in uses) + f"\0{salt}"
 
 
 class History:

@@ -63,10 +63,13 @@ class EventQueue(Generic[_E]):
         """
         with self._changed:
             while not self._events and not self._ended:
-                if self._notifications.are_held:
-                    raise SessionError("a callback of an engine cannot wait for another answer of the engine")
+                self._notifications.check_wait("another answer of the engine")
                 self._changed.wait()
             return self._events.popleft() if self._events else None
+
+    def check_wait(self, what: str) -> None:
+        """See ``Notifications.check_wait``."""
+        self._notifications.check_wait(what)
 
     async def get_async(self, cancel: Callable[[], None]) -> _E | None:
         """Like ``get``, on an event loop; ``cancel`` is called if the task is cancelled while it waits."""
@@ -189,8 +192,11 @@ class RequestStream(EventStream, Closing):
 
         Raises:
             TimeoutError: it is not written after ``timeout`` seconds.
+            SessionError: a callback of a request calls it before it is written.
         """
         saved = self._request.saved
+        if saved is not None and not saved.done():
+            self._queue.check_wait("the disk")
         return saved is not None and saved.result(timeout)
 
     def cancel(self) -> None:

@@ -51,9 +51,18 @@ class Swap:
         return n_positions * (self._seconds["dump"] + self._seconds.get("restore", self._seconds["dump"]))
 
     def put(self, request_id: int, seq_id: int) -> bool:
-        """Dump the sequence of a request; returns whether there was room."""
+        """Dump the sequence of a request; returns whether there is a dump.
+
+        There is none for an empty sequence, without room, or if the context refuses it, with a warning.
+        """
         started, n_positions = self._clock(), self._context.length(seq_id)
-        dump = self._context.dump(seq_id)
+        if not n_positions:
+            return False
+        try:
+            dump = self._context.dump(seq_id)
+        except Exception as error:  # the tokens can be computed again without the dump
+            _log.warning("a request that gives up its sequence will be computed again: the dump failed: %s", error)
+            return False
         self._note("dump", (self._clock() - started) / n_positions)
         self._bytes_per_position = len(dump) / n_positions
         if self.held_bytes + len(dump) > self._budget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -57,6 +57,8 @@ class Answering:
         request: the request.
         key: the client, for fair shares.
         request_id: the request's id in the engine's metrics and logs.
+        begun: answers of the same HTTP request that have begun. Their model cannot be unloaded before they end, so this
+            request uses it, too: a lease of its own would wait for an unload, and the unload for them.
 
     Attributes:
         running: the model.
@@ -67,12 +69,20 @@ class Answering:
     running: Leased
 
     def __init__(
-        self, registry: ModelRegistry, limits: Limits, request: GenerationRequest, *, key: str, request_id: str
+        self,
+        registry: ModelRegistry,
+        limits: Limits,
+        request: GenerationRequest,
+        *,
+        key: str,
+        request_id: str,
+        begun: Sequence[Answering] = (),
     ) -> None:
         self._registry = registry
         self._limits = limits
         self._request = request
         self._key = key
+        self._begun = begun
         self.request_id = request_id
         self.load_s = 0.0
         self._stack = AsyncExitStack()
@@ -86,13 +96,15 @@ class Answering:
         try:
             self._stack.enter_context(self._limits.place(self._key))
             began = time.perf_counter()
-            self.running = await self._stack.enter_async_context(self._registry.lease(self._request.model))
+            lease = nullcontext(self._begun[0].running) if self._begun else self._registry.lease(self._request.model)
+            self.running = await self._stack.enter_async_context(lease)
             self.load_s = time.perf_counter() - began
             with anyio.CancelScope(shield=True):  # a submitted request must not be lost
                 self._stream = stream = await to_thread.run_sync(self._submit)
             self._stack.callback(stream.close)
             n, max_tokens = len(self._readers), self._request.sampling.max_tokens
-            self._stack.enter_context(self._limits.cells(self._key, stream.n_prompt, n, max_tokens))
+            n_begun = sum(answering.n_cells for answering in self._begun)
+            self._stack.enter_context(self._limits.cells(self._key, stream.n_prompt, n, max_tokens, n_begun=n_begun))
             await anyio.lowlevel.checkpoint()
         except BaseException:
             await self._stack.aclose()
@@ -108,6 +120,11 @@ class Answering:
     def n(self) -> int:
         """The number of answers."""
         return self._request.n
+
+    @property
+    def n_cells(self) -> int:
+        """The most cells of the KV cache for it; without ``max_tokens``, those of the prompt."""
+        return self._submitted.n_prompt + len(self._readers) * (self._request.sampling.max_tokens or 0)
 
     @property
     def has_logprobs(self) -> bool:
@@ -185,11 +202,14 @@ class Answering:
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all answers, so far. The prompt counts once."""
+        """Tokens of all answers, so far. The prompt counts once. Tokens after the end of a cut answer do not count."""
         metrics = self._submitted.metrics
         return TokenUsage(
             self._submitted.n_prompt,
-            sum(each.completion_tokens for each in metrics),
+            sum(
+                reader.n_tokens if reader.over else each.completion_tokens
+                for reader, each in zip(self._readers, metrics, strict=True)
+            ),
             metrics[0].cached_tokens,
             sum(reader.n_reasoning for reader in self._readers),
         )

@@ -111,6 +111,7 @@ def create_app(
         responses=_REFUSALS,
     )
     app.state.registry, app.state.options, app.state.startup_error = registry, options, None
+    app.state.end_answers = registry.close
     app.state.limits, app.state.sessions = limits, SessionStore(options.sessions_dir)
     app.state.metrics, app.state.log, app.state.responses = metrics, server_log, stored
     for router in _ROUTERS:

@@ -111,6 +111,21 @@ class Limits:
             wait_s = self._rates.get_window_stats(rate, name).reset_time - time.time()
             raise _refused(f"the key may send {key.rate} requests in a minute", wait_s)
 
+    def check_prompts(self, name: str, n: int) -> None:
+        """Refuse a request with more prompts than can ever be answered at a time.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        key = self._keys.get(name)
+        if key is not None and key.requests is not None and n > key.requests:
+            limit = f"the key may have {key.requests} requests at a time"
+        elif n > self._most_requests:
+            limit = f"the server answers {self._most_requests} requests at a time"
+        else:
+            return
+        raise ApiError(400, f"the request has {n} prompts, but {limit}", param="prompt")
+
     @contextmanager
     def place(self, name: str) -> Iterator[None]:
         """A place for a request that is generated or waits.
@@ -130,8 +145,15 @@ class Limits:
             self._n_requests[name] -= 1
 
     @contextmanager
-    def cells(self, name: str, n_prompt: int, n: int, max_tokens: int | None) -> Iterator[None]:
+    def cells(self, name: str, n_prompt: int, n: int, max_tokens: int | None, *, n_begun: int = 0) -> Iterator[None]:
         """Cells for ``n`` answers to a prompt.
+
+        Args:
+            name: the name of the key.
+            n_prompt: tokens of the prompt.
+            n: the number of answers.
+            max_tokens: the longest answer, in tokens; None if the request does not say it.
+            n_begun: cells for earlier prompts of the same request.
 
         Raises:
             ApiError: there are too few now, or the request needs more than the key has; then the status is 400.
@@ -143,8 +165,9 @@ class Limits:
         if max_tokens is None:
             raise ApiError(400, f"max_tokens is missing: the key may use {key.cells} cells", param="max_tokens")
         needed = n_prompt + n * max_tokens
-        if needed > key.cells:
-            message = f"the request needs {needed} cells (prompt and max_tokens), but the key may use {key.cells}"
+        if n_begun + needed > key.cells:
+            limit = f"the key may use {key.cells}"
+            message = f"the request needs {n_begun + needed} cells (prompt and max_tokens), but {limit}"
             raise ApiError(400, message, param="max_tokens")
         if self._n_cells[name] + needed > key.cells:
             raise _refused(f"the key may use {key.cells} cells, and {self._n_cells[name]} of them are in use")

@@ -12,6 +12,8 @@ from slm_core.server.checks import check_number, check_texts
 from slm_core.server.keys import ApiKey
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_READ_S = 2.0
+"""Seconds in which clients read the errors that end their answers when the server stops."""
 _LEAST_S = 0.001
 """The least timeout and the least interval of pings, in seconds: with shorter ones, pings take all of a core."""
 
@@ -30,7 +32,7 @@ class ServerOptions:
         send_timeout_s: seconds after which a client that reads nothing is lost.
         receive_timeout_s: seconds within which the body of a request has to arrive.
         max_body_bytes: the longest body of a request; all together may be eight times as long.
-        grace_s: seconds for which running answers continue after SIGTERM.
+        grace_s: seconds for which running answers continue after SIGTERM; then they end with an error.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
         max_requests: the most requests that are generated or wait at a time.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
@@ -88,6 +90,11 @@ class ServerOptions:
         for origin in self.allowed_origins:
             if "://" not in origin or origin.endswith("/"):
                 raise InvalidOption(f"allowed_origins={origin!r} (accepted: origins, such as https://example.org)")
+
+    @property
+    def cut_s(self) -> float:
+        """Seconds after SIGTERM at which connections are cut: clients have read the error that ended their answer."""
+        return self.grace_s + _READ_S
 
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:

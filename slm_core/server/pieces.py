@@ -161,6 +161,7 @@ class PieceReader:
 
     Attributes:
         n_calls: the number of calls so far.
+        n_tokens: the number of tokens of the answer so far.
         n_reasoning: the number of tokens that gave text of the reasoning.
         over: whether the answer ended after its first call.
     """
@@ -171,6 +172,7 @@ class PieceReader:
         self._tokens = tokens
         self._single_call = single_call
         self._numbers: dict[int, int] = {}
+        self.n_tokens = 0
         self.n_reasoning = 0
         self.over = False
 
@@ -184,6 +186,7 @@ class PieceReader:
         if self.over:
             return Piece(self._index)
         content, calls = event.text, []
+        self.n_tokens += event.token is not None
         self.n_reasoning += bool(event.reasoning and event.token is not None)
         for call in event.calls:
             if isinstance(call, CallStart):

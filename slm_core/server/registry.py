@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from slm_core.engine import Conversation, Engine, Reuse
 from slm_core.engine.prompts import encode
-from slm_core.errors import InvalidOption, SlmError
+from slm_core.errors import EngineClosed, InvalidOption, SlmError
 from slm_core.model import Model
 from slm_core.server.checks import check_texts
 from slm_core.server.errors import ApiError
@@ -297,6 +297,7 @@ class ModelRegistry:
 
         Raises:
             ApiError: there is no such model, or it cannot be loaded.
+            EngineClosed: the registry is closed.
         """
         entry = self.find(name)
         place = self._places[entry.served.name]
@@ -330,7 +331,7 @@ class ModelRegistry:
                     await self._drain(place)
 
     async def close(self) -> None:
-        """Close all models."""
+        """Close all models: answers that are not over end with ``EngineClosed``, and no model is loaded any more."""
         self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -354,11 +355,15 @@ class ModelRegistry:
         return place.running
 
     async def _load(self, place: _Place) -> None:
+        self._check_open()
         try:
             running = await to_thread.run_sync(Running, place.served)
         except SlmError as error:
             message = f"the model {place.served.name!r} cannot be loaded: {error}"
             raise ApiError(503, message, "model_load_failed", "model") from error
+        if self._is_closed:
+            await to_thread.run_sync(running.close)
+            self._check_open()
         place.running, place.used = running, self._clock()
         loop = asyncio.get_running_loop()
 
@@ -369,6 +374,10 @@ class ModelRegistry:
         running.engine.ended.add_done_callback(ended)
         if running.model.crashed is not None:
             running.model.crashed.add_done_callback(ended)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the server stops")
 
     async def _reload(self, place: _Place, failed: Running) -> None:
         """Load a model again whose process crashed. If it does without answering, its next request loads it."""
@@ -412,7 +421,7 @@ class ModelRegistry:
             return
 
         async def run() -> None:
-            with suppress(ApiError):
+            with suppress(ApiError, EngineClosed):
                 await work(*arguments)
 
         task = asyncio.get_running_loop().create_task(run())

@@ -189,7 +189,7 @@ def _events(http: Request, stored: StoredResponse, first: int) -> EventSourceRes
         ping=options.ping_s,
         ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
         send_timeout=options.send_timeout_s,
-        shutdown_grace_period=options.grace_s,
+        shutdown_grace_period=options.cut_s,
     )
 
 

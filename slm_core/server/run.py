@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,24 +16,50 @@ from slm_core.server.connections import TimedProtocol
 from slm_core.server.options import ServerOptions
 
 
-class _Server(uvicorn.Server):
-    """A server that says when it answers."""
+class Server(uvicorn.Server):
+    """A server that says when it answers, and at its end ends the answers that are not over in time.
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
+    Args:
+        app: the application.
+        options: its options.
+        started: called when it answers.
+    """
+
+    def __init__(self, app: Starlette, options: ServerOptions, started: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config_of(app, options))
         self._say = started
+        self._grace_s = options.grace_s
+        self._end_answers: Callable[[], Awaitable[None]] = app.state.end_answers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server``."""
         await super().startup(sockets)
         if self.started:
             self._say()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server``. It cuts connections a moment after answers were ended."""
+        over = asyncio.Event()
+        ending = asyncio.create_task(self._end_late_answers(over))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            over.set()
+            await ending
+
+    async def _end_late_answers(self, over: asyncio.Event) -> None:
+        """End the answers that are not over after the grace period, unless the server is ``over`` before."""
+        try:
+            await asyncio.wait_for(over.wait(), self._grace_s)
+        except TimeoutError:
+            await self._end_answers()
 
 
 def run(app: Starlette, options: ServerOptions, port: int, started: Callable[[str], None]) -> None:
     """Answer requests until SIGINT or SIGTERM; then running answers may continue for ``options.grace_s``.
 
     Args:
-        app: the application.
+        app: the application; ``app.state.end_answers`` ends all answers with an error.
         options: its options.
         port: the port; 0 for any free one.
         started: called with the server's URL when it answers.
@@ -50,7 +78,7 @@ def run(app: Starlette, options: ServerOptions, port: int, started: Callable[[st
     with _bound(options.host, port) as listener:
         url = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
         try:
-            _Server(config_of(app, options), lambda: say(url)).run([listener])
+            Server(app, options, lambda: say(url)).run([listener])
         except SystemExit:  # a failed start
             if app.state.startup_error is None:
                 raise
@@ -70,7 +98,7 @@ def config_of(app: Starlette, options: ServerOptions) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(options.grace_s) + 1),  # streams end before connections are cut
+        timeout_graceful_shutdown=math.ceil(options.cut_s),
     )
 
 

@@ -37,6 +37,8 @@ class ServedSession:
         tools: the tools that the model may call.
         usage: the numbers of tokens of the last answer; None before.
         created: the time, in seconds since 1970.
+        n_bytes: the size of its messages. It is computed when they change: computing it for all sessions would delay
+            all streams.
     """
 
     id: str
@@ -48,6 +50,14 @@ class ServedSession:
     usage: dict[str, Any] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _is_busy: bool = False
+    n_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_bytes = size_of(self.messages)
+
+    def change(self, messages: list[ChatMessage], usage: dict[str, Any] | None) -> None:
+        """Replace the messages, and the numbers of tokens of the last answer."""
+        self.messages, self.usage, self.n_bytes = messages, usage, size_of(messages)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -75,19 +85,19 @@ class ServedSession:
 
     def json(self) -> dict[str, Any]:
         """The session as clients see it."""
-        return {
-            "id": self.id,
-            "object": "session",
-            "created": self.created,
-            **self.content(),
-            "usage": self.usage,
-            "answering": self._is_busy,
-        }
+        return {**self._about(), **self.content(), **self._state()}
 
-    @property
-    def n_bytes(self) -> int:
-        """The size of its messages."""
-        return size_of(self.messages)
+    def listed(self) -> dict[str, Any]:
+        """The session in a list: the number of its messages in their place."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        about = {**self._about(), "model": self.model, "name": self.name, "tools": tools}
+        return {**about, **self._state(), "n_messages": len(self.messages)}
+
+    def _about(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "session", "created": self.created}
+
+    def _state(self) -> dict[str, Any]:
+        return {"usage": self.usage, "answering": self._is_busy}
 
 
 def size_of(messages: Sequence[ChatMessage]) -> int:
@@ -153,7 +163,7 @@ class SessionStore:
         """
         usage = session.usage if usage is None else usage
         self._save(session, messages, usage)
-        session.messages, session.usage = messages, usage
+        session.change(messages, usage)
 
     def check_size(self, n_bytes: int) -> None:
         """Refuse messages for which there is no memory.

@@ -76,9 +76,7 @@ async def create(body: NewSession, http: Request) -> Response:
 @router.get("/v1/sessions")
 async def sessions(http: Request) -> Response:
     """The client's sessions, without messages."""
-    listed = [session.json() for session in store_of(http).of(call_of(http.scope).key)]
-    for session in listed:
-        session["n_messages"] = len(session.pop("messages"))
+    listed = [session.listed() for session in store_of(http).of(call_of(http.scope).key)]
     return json_response({"object": "list", "data": listed})
 
 

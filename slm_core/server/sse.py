@@ -19,6 +19,7 @@ from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import Call, call_of, until_lost
 from slm_core.server.errors import ApiError, api_error
 from slm_core.server.json_text import encoded
+from slm_core.server.keys import Limits
 from slm_core.server.log import ServerLog
 from slm_core.server.options import ServerOptions
 from slm_core.server.pieces import Choice, Piece
@@ -126,15 +127,16 @@ async def whole_answers(
     requests: Sequence[GenerationRequest],
     collect: Callable[[Sequence[Answering]], Awaitable[Mapping[str, object]]],
 ) -> Response:
-    """One answer to requests that are generated together; see ``whole_answer``."""
+    """One answer to requests of one model that are generated together; see ``whole_answer``."""
     call = call_of(http.scope)
     call.facts["stream"] = False
 
     async def work() -> Response:
+        limits_of(http).check_prompts(call.key, len(requests))
         async with AsyncExitStack() as stack:
-            answerings = []
+            answerings = list[Answering]()
             for i, request in enumerate(requests):
-                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "")
+                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "", answerings)
                 answerings.append(await stack.enter_async_context(answering))
             call.facts["model"] = answerings[0].running.name
             try:
@@ -153,16 +155,20 @@ async def submit(http: Request, request: GenerationRequest) -> Answering:
     return answering
 
 
-def answering_of(http: Request, request: GenerationRequest, suffix: str = "") -> Answering:
+def answering_of(
+    http: Request, request: GenerationRequest, suffix: str = "", begun: Sequence[Answering] = ()
+) -> Answering:
     """A request that is not submitted yet.
 
     Args:
         http: the HTTP request.
         request: what to generate.
         suffix: distinguishes its id from those of other requests that one HTTP request makes.
+        begun: the answers of these other requests that have begun.
     """
-    call, limits = call_of(http.scope), http.app.state.limits
-    return Answering(registry_of(http), limits, request, key=call.key, request_id=call.engine_id + suffix)
+    call = call_of(http.scope)
+    name = call.engine_id + suffix
+    return Answering(registry_of(http), limits_of(http), request, key=call.key, request_id=name, begun=begun)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -174,6 +180,12 @@ def registry_of(http: Request) -> ModelRegistry:
     """The server's models."""
     registry: ModelRegistry = http.app.state.registry
     return registry
+
+
+def limits_of(http: Request) -> Limits:
+    """The limits of the server's keys."""
+    limits: Limits = http.app.state.limits
+    return limits
 
 
 def options_of(http: Request) -> ServerOptions:
@@ -212,7 +224,7 @@ class AnswerStream(EventSourceResponse):
             ping=options.ping_s if media_type == EVENT_STREAM else _NO_PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             data_sender_callable=partial(self._watch, options.send_timeout_s),
-            shutdown_grace_period=options.grace_s,
+            shutdown_grace_period=options.cut_s,
         )
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:

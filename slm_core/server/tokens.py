@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from slm_core.chat.toolbox import Toolbox
+from slm_core.engine import Conversation
 from slm_core.engine.prompts import encode
 from slm_core.model import Model
 from slm_core.server.errors import ApiError
@@ -58,10 +59,14 @@ class DetokenizeRequest(Strict):
 async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     """The tokens of a text or a conversation."""
     async with registry_of(http).lease(body.model) as running:
-        tokens = await to_thread.run_sync(body.encode, running.model)
-        shown = [_piece(running.model, token) for token in tokens] if body.with_pieces else tokens
         n_ctx = running.engine.stats().n_ctx
-    return json_response({"tokens": shown, "count": len(tokens), "max_model_len": n_ctx})
+
+        def answer() -> Response:
+            tokens = body.encode(running.model)
+            shown = [_piece(running.model, token) for token in tokens] if body.with_pieces else tokens
+            return json_response({"tokens": shown, "count": len(tokens), "max_model_len": n_ctx})
+
+        return await to_thread.run_sync(answer)
 
 
 @router.post("/detokenize")
@@ -78,21 +83,30 @@ class TemplateRequest(PromptFields):
 
     add_generation_prompt: bool = Field(True, description="End with the beginning of the assistant's message.")
 
+    def render(self, model: Model, conversation: Conversation) -> str:
+        """The prompt of a conversation.
+
+        Raises:
+            TemplateError: the model has no chat format, or it refuses the messages.
+        """
+        segments = model.formatter.render(
+            conversation.messages,
+            tools=Toolbox(conversation.tools).schemas,
+            add_generation_prompt=self.add_generation_prompt and not conversation.continue_final_message,
+            continue_final_message=conversation.continue_final_message,
+            thinking=conversation.thinking,
+            **conversation.template_kwargs,
+        )
+        return "".join(segment.text for segment in segments)
+
 
 @router.post("/apply-template")
 async def apply_template(body: TemplateRequest, http: Request) -> Response:
     """The prompt of a conversation, with control tokens as text."""
     conversation = body.conversation()
     async with registry_of(http).lease(body.model) as running:
-        segments = running.model.formatter.render(
-            conversation.messages,
-            tools=Toolbox(conversation.tools).schemas,
-            add_generation_prompt=body.add_generation_prompt and not conversation.continue_final_message,
-            continue_final_message=conversation.continue_final_message,
-            thinking=conversation.thinking,
-            **conversation.template_kwargs,
-        )
-    return json_response({"prompt": "".join(segment.text for segment in segments)})
+        text = await to_thread.run_sync(body.render, running.model, conversation)
+    return json_response({"prompt": text})
 
 
 @router.get("/tokenizer_info")

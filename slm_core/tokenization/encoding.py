@@ -7,15 +7,20 @@ from typing import Any
 from slm_core.errors import VocabError
 from slm_core.foreign import is_failure, one_line
 
+_LONG = 4096
+"""Characters from which a text is long: ``Tokenizer.encode`` keeps Python's lock, for seconds at a megabyte."""
+
 
 def encoding(tokenizer: Any, text: str, *, add_special: bool = False) -> Any:
-    """A tokenizer's encoding of a text, with ``ids`` and ``tokens``.
+    """A tokenizer's encoding of a text, with ``ids`` and ``tokens``. Other threads run while a long text is encoded.
 
     Raises:
         VocabError: the library fails, for example on a vocabulary that contradicts itself.
     """
     try:
-        return tokenizer.encode(text, add_special_tokens=add_special)
+        if len(text) < _LONG:
+            return tokenizer.encode(text, add_special_tokens=add_special)
+        return tokenizer.encode_batch([text], add_special_tokens=add_special)[0]
     except BaseException as error:
         if isinstance(error, MemoryError) or not is_failure(error):
             raise

@@ -177,6 +177,19 @@ class TestEngines:
             assert [usage(1.0), usage(0.5)] == [0, 0]
             assert usage(1.0) > 0 and usage(0.5) > 0
 
+    def test_no_salt_stands_for_adapters(self, model, alone, prompt) -> None:
+        """Salts come from clients, and fingerprints are no secret: no salt reaches the prefixes of an adapter."""
+        ends = [f"{model.adapters[name].fingerprint} 1.0" for name in ("a", "b")]
+        salts = [text for end in ends for text in (end, f"\0{end}", f"{end}\0")]
+        with model.engine(n_ctx=4096) as engine:
+            for salt in salts:
+                for name in ("", "b"):
+                    engine.submit(prompt, GREEDY, salt=salt, adapters={name: 1.0} if name else None).run()
+            for names in (["a"], ["b"], ["a", "b"]):
+                answer = engine.submit(prompt, GREEDY, adapters=dict.fromkeys(names, 1.0)).run()
+                assert answer.usage.cached_tokens == 0
+                assert len(names) > 1 or answer.text == alone[names[0]]
+
     def test_a_new_adapter_of_the_same_name(self, model, alone, prompt) -> None:
         """The prefix of the former adapter is not used: prefixes depend on an adapter's numbers."""
         with model.engine(n_ctx=2048, n_parallel=2) as engine:

@@ -259,6 +259,27 @@ def test_keys_get_equal_shares() -> None:
     assert max(i for i, name in enumerate(order) if name == "little") <= 4
 
 
+def test_what_a_key_was_served_alone_is_no_debt() -> None:
+    """A key that comes when no other has requests does not come before a key that was served much earlier."""
+    order: list[str] = []
+    engine = core(n_parallel=1, aging_s=1e9)
+    run(engine, [request(f"{i} long ago", key="early") for i in range(20)])
+
+    def asked(name: str) -> Request:
+        return request(name, key=name, on_end=lambda: order.append(name))
+
+    run(engine, [asked(name) for name in ["late"] * 4 + ["early"] * 4])
+    assert [set(order[i : i + 2]) for i in range(0, 8, 2)] == [{"early", "late"}] * 4
+
+
+def test_keys_without_requests_are_forgotten() -> None:
+    """Keys are names of users: there may be any number of them over time."""
+    engine = core()
+    for i in range(50):
+        run(engine, [request("a", key=f"user {i}"), request("b", key=f"other user {i}")])
+        assert len(engine._shares) <= 2
+
+
 # Ends.
 
 

@@ -406,6 +406,41 @@ def test_stats_add_up(engine: Engine) -> None:
     assert stats.computed_tokens == stats.prompt_tokens - stats.cached_tokens + stats.completion_tokens - 5
 
 
+def test_no_request_is_missing_while_it_moves() -> None:
+    """From the call to the queue, from the queue to a sequence, and back: it counts as waiting or active.
+
+    Programs that wait until nothing is active or waiting would stop too early.
+    """
+    seen: set[int] = set()
+    context = ScriptedContext(n_ctx=120, n_seq_max=4)
+    with engine_over(context, n_parallel=2, prefix_cache=False) as engine:
+
+        class Watched(list[Any]):
+            """Counts before and after each change."""
+
+            def append(self, item: Any) -> None:
+                count()
+                super().append(item)
+                count()
+
+            def remove(self, item: Any) -> None:
+                super().remove(item)
+                count()
+
+        def count() -> None:
+            stats = engine.stats()
+            seen.add(len(stats.requests) - stats.n_active - stats.n_waiting)
+
+        engine._core._waiting = Watched()
+        endless = Sampling(temperature=0, max_tokens=60, logit_bias={257: -1e9})
+        streams = [engine.submit(f"{i} {'x' * 30}", endless) for i in range(3)]
+        for stream in streams:
+            stream.run()
+        assert engine.stats().n_preempted > 0
+        assert _wait_until_idle(engine).requests == ()
+    assert max(seen) <= 0, "requests that are neither active nor waiting"
+
+
 def test_a_slow_reader_delays_no_other_request(engine: Engine) -> None:
     unread = engine.submit("nobody reads this", GREEDY)
     assert engine.submit("but somebody this", GREEDY).run().tokens == tokens_alone("but somebody this")

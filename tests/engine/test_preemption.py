@@ -95,6 +95,38 @@ def test_a_refused_dump_is_reported_and_computed_again(caplog: pytest.LogCapture
     assert len([r for r in caplog.records if "no restore today" in r.message]) == engine.totals.n_swapped > 0
 
 
+@pytest.mark.parametrize("error", [MemoryError("no memory for a dump"), DecodeFailed("no dump today")])
+def test_a_dump_that_fails_is_reported_and_computed_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    engine, submitted = small_engine(lambda n: 0.0), requests()
+
+    def fail(seq_id: int) -> bytes:
+        raise error
+
+    engine.context.dump = fail  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        run(engine, submitted)
+    assert [request.answer.tokens for request in submitted] == [tokens_alone(text) for text in TEXTS]
+    assert len([r for r in caplog.records if str(error) in r.message]) == engine.totals.n_preempted > 0
+    assert (engine.totals.n_swapped, engine.context.n_free) == (0, 150)
+
+
+def test_a_prompt_that_waits_for_its_first_piece_is_preempted() -> None:
+    """While answers that come first grow, prompts of a token each wait for their turn: no sequence has a token yet."""
+    engine = EngineCore(
+        ScriptedContext(n_ctx=120, n_seq_max=64, n_batch=64), EngineOptions(n_parallel=64, prefix_cache=False)
+    )
+    engine._costs.affordable = lambda *_: 1  # type: ignore[method-assign]
+    first = [Request(VOCAB, list(b"d"), ENDLESS, priority=5) for _ in range(20)]
+    for request in first:
+        engine.add(request)
+    while not all(request.begun for request in first):
+        engine.step()
+    prompts = [Request(VOCAB, [i], Sampling(temperature=0, max_tokens=2)) for i in range(30)]
+    run(engine, prompts)
+    assert all(request.answer.finish_reason is not FinishReason.CANCELLED for request in [*first, *prompts])
+    assert (engine.totals.n_failed, engine.context.n_free) == (0, 120)
+
+
 def test_a_cancelled_request_leaves_no_dump() -> None:
     engine, submitted = small_engine(lambda n: 0.0), requests()
     for request in submitted:

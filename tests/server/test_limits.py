@@ -85,6 +85,28 @@ def test_cells() -> None:
         assert error.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("key", "n_prompts", "message"),
+    [
+        ("q", 3, "the request has 3 prompts, but the key may have 2 requests at a time"),
+        ("f", 5, "the request has 5 prompts, but the server answers 4 requests at a time"),
+        ("c", 3, "the request needs 303 cells (prompt and max_tokens), but the key may use 300"),
+    ],
+)
+def test_prompts_that_never_fit_together_are_invalid(demo: slm.Model, key: str, n_prompts: int, message: str) -> None:
+    """To try again later would not help: the status is 400. One prompt less is answered."""
+    fixture = Fixture(demo.info, options=ServerOptions(keys=KEYS, max_requests=4))
+
+    def ask(n: int) -> httpx.Response:
+        body = {"prompt": ["x"] * n, "max_tokens": 100}
+        return fixture.client.post("/v1/completions", body, authorization=f"Bearer {key}")
+
+    refused = ask(n_prompts)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
+    assert ask(n_prompts - 1).status_code == 200
+    fixture.client.run(fixture.app.state.registry.close())
+
+
 def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None:
     """Complete, refused, failed and lost requests all do."""
     fixture = Fixture(demo.info)

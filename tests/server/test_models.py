@@ -20,7 +20,8 @@ import pytest
 import slm_core as slm
 from scripted import ScriptedContext
 from server.conftest import QUESTION, frames
-from server.test_lost_clients import WAIT_S, StubModel
+from server.test_lost_clients import WAIT_S, Fixture, StubModel
+from slm_core.engine import Engine
 from slm_core.errors import InvalidModelFile, InvalidOption
 from slm_core.isolation.model import IsolatedModel
 from slm_core.server import ModelRegistry, ServedModel, create_app
@@ -133,6 +134,32 @@ def test_a_lost_client_does_not_wait_for_a_swap(info: Any) -> None:
                 pass
 
     assert models.run(work) == ["load a"]
+
+
+def test_a_model_is_not_unloaded_between_the_prompts_of_a_request(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[the request waits for the unload, and the unload for the request]"""
+    fixture = Fixture(info)
+    registry, completions, unloads = fixture.app.state.registry, Engine.completions, list[Future[None]]()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def unload_first(*arguments: Any, **options: Any) -> Any:
+            if not unloads:
+                unloads.append(asyncio.run_coroutine_threadsafe(registry.unload(None), loop))
+                asyncio.run_coroutine_threadsafe(settled(), loop).result(WAIT_S)
+            return completions(*arguments, **options)
+
+        monkeypatch.setattr(Engine, "completions", unload_first)
+        transport = httpx.ASGITransport(fixture.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=WAIT_S) as http:
+            with anyio.fail_after(10):
+                answer = await http.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 3})
+                await asyncio.wrap_future(unloads[0])
+        assert [choice["text"] for choice in answer.json()["choices"]] == ["xxx", "xxx"]
+        assert registry.running == ()
+
+    asyncio.run(main())
 
 
 def test_a_model_that_is_back_waits_for_no_other_load(info: Any) -> None:

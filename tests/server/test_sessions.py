@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ import pytest
 import slm_core as slm
 from server.conftest import Body, Client, frames
 from server.test_openai_chat import WEATHER, message_of, plain
-from slm_core.server import ApiKey, EngineSettings, ServedModel, create_app, session_files
+from slm_core.server import ApiKey, EngineSettings, ServedModel, create_app, session_files, session_store
 from slm_core.server.session_store import MOST_SESSIONS, ServedSession, SessionStore
 
 
@@ -303,6 +304,31 @@ def test_sessions_are_bounded() -> None:
     store.add(ServedSession(str(number), "", "m", "", [], []))
     with pytest.raises(slm.SlmError, match="64 MiB of messages"):
         store.check_size(65 << 20)
+
+
+def test_no_change_reads_the_messages_of_other_sessions(
+    client_with: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full stores have 64 MiB of messages: to write them as JSON takes half a second, in which no stream goes on."""
+    client = client_with()
+    large = client.post("/v1/sessions", {"messages": [{"role": "user", "content": "x"}] * 1000}).json()["id"]
+    written = 0
+
+    def write(messages: list[Any], **options: Any) -> list[Any]:
+        nonlocal written
+        written += len(messages)
+        return [message.model_dump(**options) for message in messages]
+
+    monkeypatch.setattr(session_store, "_MESSAGES", SimpleNamespace(dump_python=write))
+    small = client.post("/v1/sessions", {"messages": [{"role": "user", "content": "x"}]}).json()["id"]
+    path = f"/v1/sessions/{small}"
+    assert client.call("PATCH", f"{path}/messages/0", json={"message": {"role": "user", "content": "y"}}).is_success
+    assert client.post(f"{path}/fork", {}).is_success
+    assert [each["n_messages"] for each in client.get("/v1/sessions").json()["data"]] == [1000, 1, 1]
+    assert 0 < written < 100
+    assert client.post(f"/v1/sessions/{large}/truncate", {"n_messages": 1}).is_success
+    store = client.app.state.sessions
+    assert {each.n_bytes for each in store.all} == {session_store.size_of(each.messages) for each in store.all}
 
 
 def test_sessions_are_in_their_folder_when_a_change_is_answered(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -171,3 +173,28 @@ def test_variables_of_the_template_that_other_parameters_set(client: Client, pat
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (400, "chat_template_kwargs", "invalid_value")
     assert error["message"].startswith(f"chat_template_kwargs has '{name}' (accepted: names other than ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "slow"),
+    [
+        ("/apply-template", {"messages": [{"role": "user", "content": "x"}]}, "render"),
+        ("/tokenize", {"content": "x", "with_pieces": True}, "token_bytes"),
+    ],
+)
+def test_long_work_is_not_done_in_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, body: Body, slow: str
+) -> None:
+    """Megabytes of messages or tokens take seconds, in which all other clients would wait."""
+    client.post("/tokenize", {"content": "x"})  # loads the model
+    (running,) = client.app.state.registry.running
+    kind = type(running.model.formatter if slow == "render" else running.model.vocab)
+    work, threads = getattr(kind, slow), set[threading.Thread]()
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        threads.add(threading.current_thread())
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(kind, slow, noted)
+    assert client.post(path, body).status_code == 200
+    assert threads and threading.current_thread() not in threads

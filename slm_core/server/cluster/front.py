@@ -87,9 +87,13 @@ def create_front(replicas: Replicas, options: ServerOptions, *, log: TextIO | No
 
     limits = Limits(options.api_keys, _UNLIMITED)
     app = Starlette(lifespan=lifespan, middleware=middleware(options, limits, ServerLog(log), metrics))
-    app.state.options, app.state.startup_error = options, None
+    app.state.options, app.state.startup_error, app.state.end_answers = options, None, _end_nothing
     app.router.default = _Front(replicas, options, metrics)
     return app
+
+
+async def _end_nothing() -> None:
+    """The replicas end their answers."""
 
 
 async def _start(app: Starlette, replicas: Replicas) -> None:
