@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import BackendUnavailable, DecodeFailed, UnsupportedModel
 from slm_onnx import INSTALL_HINT, build, plugins
+from slm_onnx.options import CAPTURE
 
 _NOT_CAPTURED = -1  # ONNX Runtime's id for runs without CUDA graphs
 _CAUSAL_SINCE = 1, 30  # first version whose GroupQueryAttention can be non-causal
@@ -172,6 +173,9 @@ def _options(place: Place) -> Any:
     options.intra_op_num_threads = place.threads.n_threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # the arena would keep the peak memory of a long prompt
+    # ONNX Runtime keeps a plan of memory for each shape of inputs for ever, and nearly every batch has a new shape.
+    # Captured runs have few shapes.
+    options.enable_mem_pattern = any(CAPTURE in of_provider for _, of_provider in place.providers)
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
     for key, value in place.config.items():

@@ -120,6 +120,13 @@ def test_cuda_multiplies_codes_with_float16() -> None:
     ]
 
 
+@pytest.mark.parametrize("label", sorted(PROVIDERS))
+def test_no_plan_of_memory_is_kept_for_each_shape(label) -> None:
+    """Every batch of one more token has another shape; a session of a server would grow for ever."""
+    place = providers.Device(label, PROVIDERS[label], 0, "").session_place({}, THREADS)
+    assert not runtime._options(place).enable_mem_pattern
+
+
 @pytest.mark.parametrize("label", sorted(set(PROVIDERS) - {"cuda"}))
 def test_other_devices_get_no_cuda_options(label) -> None:
     place = providers.Device(label, PROVIDERS[label], 0, "").session_place({}, THREADS)
