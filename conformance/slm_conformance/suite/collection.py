@@ -18,6 +18,7 @@ from slm_conformance.suite.subject import describe
 _TAKES_LONG = (
     "TestBackend::test_an_unknown_device",
     "TestClose::test_the_interpreter",
+    "TestCut::test_with_each_kv_type",
     "TestDecodeLimits::test_long",
     "TestDumpRestore::test_in_another_process",
     "TestHostile",
