@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyte
 
@@ -71,6 +71,19 @@ class Terminal:
     def type(self, text: str) -> None:
         """Type keys."""
         os.write(self._fd, text.encode())
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C until the process ends; returns its exit status.
+
+        Python does not notice a signal that comes after its last look and before the system reads the next key: a
+        person presses again.
+        """
+        deadline = time.monotonic() + WAIT_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type("\x03")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+        return self.process.wait(0)
 
 
 @contextmanager
