@@ -10,8 +10,6 @@ from slm_core.numerics import as_integer, shown
 
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, type)
 """Iterable (an Enum class, too), but their items are hardly what the caller meant."""
-
-
 IDS = "a list of token ids"
 
 

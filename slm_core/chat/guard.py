@@ -52,14 +52,14 @@ class Guarded(Protocol):
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Self = TypeVar("Self", bound=Guarded)
+Owner = TypeVar("Owner", bound=Guarded)
 
 
-def one_thread(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+def one_thread(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
     """A method that refuses to run while another thread is inside of one of them; see ``Guard``."""
 
     @wraps(method)
-    def guarded(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def guarded(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._guard.block():
             return method(self, *args, **kwargs)
 

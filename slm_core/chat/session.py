@@ -384,7 +384,8 @@ class Session(SessionHistory, Closing):
 
         It is a fork if forks share storage and a sequence is free; otherwise this session, rolled back afterwards.
         """
-        self._check_settled()
+        with self._guard.block():  # not around the branch, whose steps may run in other threads
+            self._check_settled()
         if Capability.SHARED_FORK in self.context.capabilities and free_sequences(self.context):
             with self.fork() as twin:
                 yield twin

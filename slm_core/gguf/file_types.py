@@ -20,10 +20,25 @@ _NUMBERS = {
     GgmlType.Q4_K: 14,
     GgmlType.Q4_1: 3,
     GgmlType.Q4_0: 2,
-    GgmlType.MXFP4: 38,
+    GgmlType.Q3_K: 11,
+    GgmlType.Q2_K: 10,
+    GgmlType.IQ4_XS: 30,
+    GgmlType.IQ4_NL: 25,
+    GgmlType.IQ3_S: 26,
+    GgmlType.IQ3_XXS: 23,
+    GgmlType.IQ2_S: 28,
+    GgmlType.IQ2_XS: 20,
+    GgmlType.IQ2_XXS: 19,
+    GgmlType.IQ1_M: 31,
+    GgmlType.IQ1_S: 24,
     GgmlType.TQ2_0: 37,
+    GgmlType.TQ1_0: 36,
+    GgmlType.MXFP4: 38,
+    GgmlType.NVFP4: 39,
+    GgmlType.Q2_0: 41,
     GgmlType.Q1_0: 40,
 }
+"""Where llama.cpp has several numbers for files of one type, the one of the least mixture ("S")."""
 
 
 def main_type(tensors: Iterable[tuple[GgmlType, int]]) -> GgmlType:

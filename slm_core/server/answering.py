@@ -123,7 +123,7 @@ class Answering:
 
     @property
     def n_cells(self) -> int:
-        """The most cells of the KV cache for it; without ``max_tokens``, those of the prompt."""
+        """The positions of the KV cache that it may take; without ``max_tokens``, those of the prompt."""
         return self._submitted.n_prompt + len(self._readers) * (self._request.sampling.max_tokens or 0)
 
     @property

@@ -218,7 +218,8 @@ def test_a_stream_that_nobody_reads_any_more_does_not_hold_its_chat(release: str
 
 def test_a_second_thread_is_told_that_the_session_is_busy_and_the_answer_goes_on() -> None:
     def new_session() -> Session:
-        session = Session(ScriptedContext(n_ctx=4000, n_seq_max=8), ByteVocab(), sampling=SAMPLING)
+        context = ScriptedContext(n_ctx=4000, n_seq_max=8, capabilities=frozenset())  # a scratch branch is no fork
+        session = Session(context, ByteVocab(), sampling=SAMPLING)
         session.append("hello")
         return session
 
@@ -245,6 +246,7 @@ def test_a_second_thread_is_told_that_the_session_is_busy_and_the_answer_goes_on
         lambda: session.score("text"),
         session.fork,
         session.dump,
+        lambda: session.scratch_branch().__enter__(),
         lambda: next(generation),
     )
     with ThreadPoolExecutor(1) as pool:
