@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from slm_core.argument_checks import check_kind
 from slm_core.container import is_count
 from slm_core.errors import InvalidSnapshot, SamplingError
+from slm_core.numerics import as_finite
 from slm_core.protocols import Vocab
 from slm_core.sampling.candidates import Candidates, best_of, shortlist, softmax, take
-from slm_core.sampling.checks import is_finite
 from slm_core.sampling.options import Sampling
 from slm_core.sampling.order import ORDER
 from slm_core.sampling.state import History, StepState
@@ -286,7 +286,7 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
 
 
 def _is_memory(memory: object) -> bool:
-    return isinstance(memory, dict) and all(map(is_finite, memory.values()))
+    return isinstance(memory, dict) and all(as_finite(value) is not None for value in memory.values())
 
 
 def _breaker_ids(vocab: Vocab, breakers: tuple[str | int, ...]) -> frozenset[int]:

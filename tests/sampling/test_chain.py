@@ -229,6 +229,19 @@ def test_the_largest_counts_of_a_state_are_restored() -> None:
         assert json.loads(chain.state().partition(b"\n")[0])[:3] == counts
 
 
+@pytest.mark.parametrize("extreme", [{"mirostat_tau": 1e30}, {"mirostat_eta": 1e30}], ids=str)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_state_with_the_largest_numbers_of_mirostat_is_restored(version: int, extreme: dict[str, float]) -> None:
+    sampling = Sampling.preset("neutral", mirostat=version, seed=1, **extreme)
+    chain, restored = SamplerChain(sampling), SamplerChain(sampling)
+    logits = np.arange(5, dtype=np.float32)
+    for _ in range(3):
+        chain.accept(chain.sample(logits))
+    restored.set_state(chain.state())
+    assert restored.state() == chain.state()
+    assert restored.sample(logits) == chain.sample(logits)
+
+
 def test_the_first_token_may_be_in_a_restored_history() -> None:
     chain, restored = (SamplerChain(Sampling(seed=1, repeat_penalty=1.5)) for _ in range(2))
     chain.set_history([0, 3, 0])
