@@ -55,8 +55,11 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """``exp(-total / n_scored)``; nan without scored tokens."""
-        return math.exp(min(-self.total / self.n_scored, 700.0)) if self.n_scored else math.nan
+        """``exp(-total / n_scored)``, inf if that is larger than any float; nan without scored tokens."""
+        try:
+            return math.exp(-self.total / self.n_scored) if self.n_scored else math.nan
+        except OverflowError:
+            return math.inf
 
 
 def score_tokens(

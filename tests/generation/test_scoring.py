@@ -104,6 +104,13 @@ def test_tokens_are_scored_like_text() -> None:
     assert math.isnan(s.score([]).perplexity)
 
 
+@pytest.mark.parametrize(
+    ("logprob", "perplexity"), [(-705.0, math.exp(705.0)), (-1e5, math.inf), (-math.inf, math.inf)]
+)
+def test_the_perplexity_of_a_text_that_is_all_but_impossible(logprob: float, perplexity: float) -> None:
+    assert scoring.Score((7,), (logprob,)).perplexity == perplexity
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_failed_score_changes_nothing(shared: bool) -> None:
     s = session(n_ctx=40, shared=shared)
