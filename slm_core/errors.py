@@ -29,7 +29,7 @@ They form one tree, so that ``except SlmError`` catches exactly these::
     │   ├── UnsupportedInput      embedding rows, or their blocks, offsets or bias, that are not declared
     │   ├── ContextBusy           a second thread called while a call was running, or waited for its turn too long
     │   ├── ContextClosed         the context was used after close()
-    │   └── DecodeFailed          the engine reported a failure; nothing changed
+    │   └── DecodeFailed          the engine failed, or computed NaN or infinity; nothing changed
     ├── SnapshotError
     │   ├── InvalidSnapshot       the bytes are not a whole, undamaged snapshot
     │   └── SnapshotMismatch      a valid snapshot of another model or kind
@@ -196,7 +196,7 @@ class ContextClosed(ContextError):
 
 
 class DecodeFailed(ContextError):
-    """The engine reported a failure; nothing changed."""
+    """The engine reported a failure, or computed NaN or infinity; nothing changed."""
 
 
 class SnapshotError(SlmError):

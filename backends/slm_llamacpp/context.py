@@ -16,8 +16,9 @@ from slm_core.adapters import AdapterSet
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.batch import TokenBatch
+from slm_core.context.finite import Check, check_logits, check_states, with_last_rows
 from slm_core.context.inputs import Held, add_held, chunks_of
-from slm_core.context.ledger import replay_plan
+from slm_core.context.ledger import replay_plan, tail_edits
 from slm_core.context.payload import PIECE_BYTES, PayloadWriter
 from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot, UnsupportedEdit
 from slm_core.protocols import Batch
@@ -77,6 +78,7 @@ class LlamaCppContext(ContextBase):
         n_batch = min(options.n_batch, options.n_ctx)
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
         self._used: AdapterSet = ()  # keeps them alive: llama.cpp computes with pointers to them
+        self._has_nan = False  # whether cells of a failed call may hold NaN
         self._keys_lag = False  # whether keys are still to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
         longest_block = min(api.llama_n_ubatch(self._pointer), model.longest_block)
@@ -149,19 +151,34 @@ class LlamaCppContext(ContextBase):
         self._sync(seq_id)
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        return self._ran(batch, batch.logits_mask, self._rows)
+        mask = with_last_rows(batch)
+        rows, is_asked_for = self._ran(batch, mask, self._rows, check_logits), batch.logits_mask[mask]
+        return rows if is_asked_for.all() else rows[is_asked_for]
 
     def _engine_embed(self, batch: Batch) -> States:
         """Run the batch with all outputs, as llama.cpp returns states of all tokens or none; then apply the mask."""
         self._api.llama_set_embeddings(self._pointer, True)
         try:
             every = np.ones(len(batch), np.bool_)
-            return self._ran(batch, every, self._states)[batch.logits_mask]
+            return self._ran(batch, every, self._states, check_states)[batch.logits_mask]
         finally:
             self._api.llama_set_embeddings(self._pointer, False)
 
-    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
+    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows], check: Check) -> Rows:
+        """The rows of a batch. If they are not finite, that may be due to cells of an earlier batch."""
         check_learned_positions(batch, self._model.n_positions)
+        try:
+            return self._ran_once(batch, output_mask, read, check)
+        except DecodeFailed:
+            if not self._has_nan:
+                raise
+        self._renew()
+        self._use_adapters_of(int(batch.seq_ids[0]))
+        return self._ran_once(batch, output_mask, read, check)
+
+    def _ran_once(
+        self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows], check: Check
+    ) -> Rows:
         sequences = np.unique(batch.seq_ids).tolist()
         for seq_id in sequences:
             self._sync(seq_id)
@@ -170,7 +187,9 @@ class LlamaCppContext(ContextBase):
             for part in parts_of_a_kind(batch, self._positions(batch), output_mask, self._model.table_rows):
                 self._run_part(part)
                 results.append(read(int(np.count_nonzero(part.output_mask))))
-            return results[0] if len(results) == 1 else np.concatenate(results)
+            rows = results[0] if len(results) == 1 else np.concatenate(results)
+            self._check(check, rows)
+            return rows
         except BaseException:  # also after an interrupt, the context must be unchanged
             for seq_id in sequences:
                 self._sync(seq_id)
@@ -289,6 +308,40 @@ class LlamaCppContext(ContextBase):
 
     def _states(self, n_rows: int) -> States:
         return copied(self._api.llama_get_embeddings(self._pointer), n_rows, self._n_embd)
+
+    def _check(self, check: Check, rows: Rows) -> None:
+        try:
+            check(rows)
+        except DecodeFailed:
+            self._has_nan = True
+            raise
+
+    def _renew(self) -> None:
+        """Zero the cache and decode all sequences again.
+
+        Without flash attention, llama.cpp reads the cells of all sequences, also of removed ones, and masks them
+        afterwards: NaN in one of them spoils all rows, and no call overwrites a cell.
+        """
+        logs.logger.warning("decoding all sequences again: the KV cache holds NaN of a call that failed")
+        self._memory.clear()
+        self._has_nan = self._keys_lag = False
+        done: list[int] = []
+        for seq_id, length in self._ledger.lengths().items():
+            if length:
+                self._use_adapters_of(seq_id)
+                self._refill(seq_id, done)
+                done.append(seq_id)
+
+    def _refill(self, seq_id: int, others: Sequence[int]) -> None:
+        """Decode a sequence again; the cells that it shares with one of ``others`` are there."""
+        n, src = max(((self._ledger.n_shared(seq_id, other), other) for other in others), default=(0, 0))
+        can_share = n == self._ledger.length(src) or self.edit_level >= EditLevel.TRUNCATE
+        if n == 0 or not can_share or tail_edits(self._ledger.edits(seq_id), n) != []:
+            self._rebuild(seq_id)
+            return
+        self._memory.share(src, seq_id, n)
+        tail = self._ledger.inputs(seq_id)[n:]
+        self._replay(seq_id, n, tail, self._positions_of(tail, n))
 
     def _sync(self, seq_id: int) -> None:
         """Make llama.cpp's sequence equal to the ledger; a failure or an interrupt may have changed it."""

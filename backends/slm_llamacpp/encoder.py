@@ -9,6 +9,7 @@ import numpy as np
 
 from slm_core.adapters import AdapterSet
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
+from slm_core.context.finite import check_states
 from slm_core.errors import DecodeFailed, UnsupportedOutput
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits, States
@@ -76,6 +77,7 @@ class LlamaCppEncoder(ContextBase):
         if failure:
             raise DecodeFailed(f"llama.cpp could not encode: {logs.reason_in(complaints)} (code {failure})")
         rows = copied(self._api.llama_get_embeddings(self._pointer), len(batch), self._n_embd)
+        check_states(rows)
         return rows[batch.logits_mask]
 
     def _engine_decode(self, batch: Batch) -> Logits:

@@ -111,6 +111,10 @@ class Memory:
             if not self._api.llama_memory_seq_rm(self._memory, i, start, end):
                 raise DecodeFailed(f"llama.cpp refused to forget positions from {start} on of sequence {seq_id}")
 
+    def clear(self) -> None:
+        """Empty all sequences, and zero the memory of the cache."""
+        self._api.llama_memory_clear(self._memory, True)
+
     def share(self, src: int, dst: int, end: int, *, start: int = 0) -> None:
         """Let ``dst`` share the cells of ``src[start:end]``."""
         for i in self._ids_of(dst):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slm_core.context.finite import Check
 from slm_core.context.inputs import Held, batch_inputs, offsets_of
 from slm_core.context.mrope import MropePositions, mrope_positions_of
 from slm_core.context.snapshot import SequenceSnapshot
@@ -117,8 +118,8 @@ class MropeContext(LlamaCppContext):
     def _positions_of(self, tokens: Sequence[Held], start: int) -> NDArray[np.integer]:
         return mrope_positions_of(tokens)  # without cuts there is one run, from position 0 on
 
-    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows]) -> Rows:
-        rows = super()._ran(batch, output_mask, read)
+    def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows], check: Check) -> Rows:
+        rows = super()._ran(batch, output_mask, read, check)
         for seq_id, n in zip(*np.unique(batch.seq_ids, return_counts=True), strict=True):
             self._counted[int(seq_id)] = self._ledger.length(int(seq_id)) + int(n)
         return rows
@@ -130,6 +131,9 @@ class MropeContext(LlamaCppContext):
     def _sync(self, seq_id: int) -> None:
         if self._counted.get(seq_id, 0) != self._ledger.length(seq_id):
             self._rebuild(seq_id)
+
+    def _refill(self, seq_id: int, others: Sequence[int]) -> None:
+        self._rebuild(seq_id)  # llama.cpp's positions are not those of the ledger: shared cells are decoded again
 
     def _rebuild(self, seq_id: int) -> None:
         super()._rebuild(seq_id)

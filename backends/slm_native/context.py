@@ -15,6 +15,7 @@ from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions, joined_top, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.biases import AttentionBiases
+from slm_core.context.finite import check_logits, check_states, check_top
 from slm_core.context.inputs import add_held
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter
@@ -99,17 +100,17 @@ class NativeContext(ContextBase):
         self._used = adapters
 
     def _engine_decode(self, batch: Batch) -> Logits:
-        return self._run(batch, self._transformer.forward)
+        return self._run(batch, self._transformer.forward, check_logits)
 
     def _engine_decode_top(self, batch: Batch, k: int) -> TopLogits:
         def top(host_batch: HostBatch) -> TopLogits:
             rows = self._transformer.rows(host_batch)
             return self._transformer.top(rows, k) if len(rows) else no_top_logits(k)
 
-        return self._run(batch, top)
+        return self._run(batch, top, check_top)
 
     def _engine_embed(self, batch: Batch) -> States:
-        return self._run(batch, partial(self._transformer.forward, hidden=True))
+        return self._run(batch, partial(self._transformer.forward, hidden=True), check_states)
 
     def _engine_layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
         keeping = self._transformer.adapted(self._used, sorted(set(layers)))
@@ -117,7 +118,7 @@ class NativeContext(ContextBase):
         def states(host_batch: HostBatch) -> States:
             return self._transformer.layer_states(replace(host_batch, adapted=keeping), layers)
 
-        return self._run(batch, states)
+        return self._run(batch, states, check_states)
 
     def _engine_draft(self, seq_id: int, token: int, n: int, k: int) -> TopLogits:
         length, rows = self._ledger.length(seq_id), []
@@ -129,6 +130,7 @@ class NativeContext(ContextBase):
                 batch.add(token, Pos(seq_id, position), logits=True)
                 plan = self._planned(batch)
                 top, state = self._guarded(partial(self._predict, state=state, k=k), batch, plan)
+                check_top(top)
                 self._memory.commit(plan)
                 rows.append(top)
                 token = int(top.tokens[0, 0])
@@ -138,11 +140,12 @@ class NativeContext(ContextBase):
         logits, state = self._transformer.predict(batch, state)
         return self._transformer.top(logits, k), state
 
-    def _run(self, batch: Batch, forward: Callable[[HostBatch], R]) -> R:
+    def _run(self, batch: Batch, forward: Callable[[HostBatch], R], check: Callable[[R], None]) -> R:
         check_learned_positions(batch, self._transformer.spec.n_positions)
         around = self._states_around(batch)
         plan = self._planned(batch)
         rows = self._guarded(forward, batch, plan, around)
+        check(rows)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
         if self._states is not None and around is not None:

@@ -17,10 +17,11 @@ from slm_core.architectures import EMBEDDING, ModelSpec, ReadFactors
 from slm_core.container import Pieces
 from slm_core.context import ContextBase, check_context_options, check_learned_positions
 from slm_core.context.biases import AttentionBiases
+from slm_core.context.finite import Check, check_logits, check_states, with_last_rows
 from slm_core.context.mrope import MropePositions
 from slm_core.context.payload import PayloadWriter, Section, SectionWriter
 from slm_core.context.snapshot import SequenceSnapshot
-from slm_core.errors import InvalidOption, InvalidSnapshot
+from slm_core.errors import DecodeFailed, InvalidOption, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.quant import QuantizedTensor, dequantize_rows
 from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, KvType, Logits, States
@@ -169,35 +170,45 @@ class OnnxContext(ContextBase):
 
     @on_device
     def _engine_decode(self, batch: Batch) -> Logits:
-        return self._run(batch, "logits")
+        return self._run(batch, "logits", check_logits)
 
     @on_device
     def _engine_embed(self, batch: Batch) -> States:
-        return self._run(batch, "states")
+        return self._run(batch, "states", check_states)
 
-    def _run(self, batch: Batch, output: str) -> Logits | States:
+    def _run(self, batch: Batch, output: str, check: Check) -> Logits | States:
         """Run a batch; returns the requested rows of an output."""
         check_learned_positions(batch, self._engine.spec.n_positions)
         feed = self._decoders.for_blocks() if batch.ahead.any() else self._decoders.feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))
-        n_rows = int(np.count_nonzero(batch.logits_mask))
-        sizes = feed.sizes(len(batch.tokens), self._cells.n_used, n_rows)
-        inputs = dict(self._inputs(batch, sizes))
+        outputs = np.flatnonzero(with_last_rows(batch))
+        sizes = feed.sizes(len(batch.tokens), self._cells.n_used, len(outputs))
+        inputs = dict(self._inputs(batch, sizes, outputs))
         if self._engine.has_states:
             inputs["product_rows"] = np.arange(sizes.rows if output == "logits" else 0)
-        rows = feed.run(inputs, output)
+        rows = feed.run(inputs, output)[: len(outputs)]
+        try:
+            check(rows)
+        except DecodeFailed:
+            self._blank(sizes.tokens)
+            raise
+        is_asked_for = batch.logits_mask[outputs]
         self._cells.append(batch.seq_ids, self._cells.indices(batch.seq_ids, batch.positions))
-        return rows[:n_rows]
+        return rows if is_asked_for.all() else rows[is_asked_for]
 
-    def _inputs(self, batch: Batch, sizes: Sizes) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _blank(self, n: int) -> None:
+        """Zero the next ``n`` cells: padded runs read cells before they are used, and a masked NaN spoils the rows."""
+        zeros = bytes(_FIRST_ANGLE.size + n * self._cell_bytes)
+        self._transfer.write(self._cells.n_used, self._planes(n, zeros))
+
+    def _inputs(self, batch: Batch, sizes: Sizes, outputs: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[Any]]]:
         dtype = np.dtype(self._dtype)
         tokens, seq_ids, positions = (padded(x, sizes.tokens) for x in (batch.tokens, batch.seq_ids, batch.positions))
         mrope_positions = batch.positions if self._mrope_positions is None else self._mrope_positions.of(batch)
         angles = self._cells.angles(seq_ids, padded(mrope_positions, sizes.tokens))
         has_bias = self._sessions.has_bias
         distances = self._distances(batch, seq_ids, positions, sizes.cells) if has_bias else None
-        outputs = np.flatnonzero(batch.logits_mask)
         yield "inputs_embeds", self._embedded(batch, tokens, positions)[None].astype(dtype, copy=False)
         biases = self._key_biases(batch, len(tokens), sizes.cells)
         yield from self._positions.inputs(positions, angles, distances, dtype, biases)
@@ -208,7 +219,7 @@ class OnnxContext(ContextBase):
         else:
             yield "seqlens_k", np.array([self._cells.n_used + sizes.tokens - 1], np.int32)
             yield "total_sequence_length", np.array(sizes.cells, np.int32)
-        yield "logits_rows", padded(outputs, sizes.rows) if len(outputs) else np.zeros(sizes.rows, np.int64)
+        yield "logits_rows", padded(outputs, sizes.rows)
 
     def _distances(
         self, batch: Batch, seq_ids: NDArray[np.int32], positions: NDArray[np.int32], n_cells: int

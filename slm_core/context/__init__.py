@@ -3,6 +3,7 @@
 from slm_core.context.base import ContextBase
 from slm_core.context.checks import check_context_options, check_learned_positions
 from slm_core.context.core import joined_top, no_top_logits
+from slm_core.context.finite import check_logits, check_states
 from slm_core.context.model import ModelBase
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "ModelBase",
     "check_context_options",
     "check_learned_positions",
+    "check_logits",
+    "check_states",
     "joined_top",
     "no_top_logits",
 ]

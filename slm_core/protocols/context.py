@@ -111,7 +111,7 @@ class Context(Protocol):
             InvalidEmbedding: embedding rows of another width than the model's.
             BatchFull: more than ``n_batch`` tokens.
             ContextFull: not enough free positions.
-            DecodeFailed: the engine reported a failure.
+            DecodeFailed: the engine reported a failure, or a requested row has NaN or infinity.
             UnsupportedOutput: an encoder, which has no logits.
             UnsupportedInput: embedding rows, bidirectional blocks, offsets or an attention bias, if the context does
                 not declare ``EMBEDDING_INPUT``, ``BIDIRECTIONAL_BLOCKS``, ``MROPE_POSITIONS`` or ``ATTENTION_BIAS``;

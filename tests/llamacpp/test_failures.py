@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_conformance.oracle.broken import with_broken_token
+from slm_conformance.oracle.families import family_model
 from slm_core.errors import ContextFull, DecodeFailed, InvalidOption, UnsupportedEdit
 from slm_core.protocols import Context
 from slm_core.types import ContextOptions, EditLevel, KvType, Pos
@@ -327,3 +329,33 @@ class TestContextOptions:
     def test_the_most_sequences(self, load: LoadModel, llama_file: Path) -> None:
         context = new_context(load(llama_file), n_seq_max=255)
         assert np.isfinite(feed(context, [1], 254)).all()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "falcon_h1", "qwen2vl"])
+def test_nan_of_a_failed_call_spoils_no_sequence(tmp_path: Path, load: LoadModel, family: str) -> None:
+    """Kinds of caches: one, one with windows, states, M-RoPE positions. llama.cpp masks cells after reading them."""
+    path, tokens = family_model(tmp_path, family), [1, 2, 3, 4, 6, 7, 8, 9]
+    expected = feed(new_context(load(path)), tokens)
+    context = new_context(load(with_broken_token(path, 5, tmp_path / "broken.gguf")))
+    feed(context, tokens[:4], 1)
+    context.fork(1, 2)
+    feed(context, tokens[4:6], 2)
+    n_free = context.n_free
+    with pytest.raises(DecodeFailed, match="sequence 0: the model computed NaN"):
+        feed(context, [1, 5, 2])
+    assert (context.length(0), context.n_free) == (0, n_free)
+    rows = [feed(context, tokens[6:], 2), feed(context, tokens[4:], 1), feed(context, tokens)]
+    for row, first in zip(rows, (6, 4, 0), strict=True):
+        assert error(row, expected[first:]) < 10 * EXACT
+
+
+def test_sequences_that_were_decoded_again_still_share_cells(tmp_path: Path, load: LoadModel) -> None:
+    path, tokens = family_model(tmp_path, "qwen3"), [token for token in some_tokens(230) if token != 5]
+    expected = feed(new_context(load(path)), tokens)
+    context = new_context(load(with_broken_token(path, 5, tmp_path / "broken.gguf")), n_ctx=256)  # two would not fit
+    feed(context, tokens[:200], 1)
+    context.fork(1, 2)
+    with pytest.raises(DecodeFailed):
+        feed(context, [5] * 20)
+    assert error(feed(context, tokens[200:210], 2), expected[200:210]) < 10 * EXACT
+    assert error(feed(context, tokens[200:210], 1), expected[200:210]) < 10 * EXACT

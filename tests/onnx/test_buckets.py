@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slm_conformance.oracle.broken import with_broken_token
 from slm_conformance.oracle.families import family_model
-from slm_core.errors import InvalidOption
-from slm_core.types import ContextOptions, Pos
+from slm_core.errors import DecodeFailed, InvalidOption
+from slm_core.types import ContextOptions, KvType, Pos
 from slm_onnx.feeding import bucket, padded, spare_cells
 
 FLOAT32 = 1e-5  # relative; matrices with more rows sum in another order
@@ -86,3 +87,15 @@ def test_buckets_are_the_next_powers_of_two() -> None:
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
     assert max(bucket(n) - n for n in range(1, 91)) <= spare_cells(90)
     assert padded(np.array([3, 4]), 4).tolist() == [3, 4, 4, 4]
+
+
+@pytest.mark.parametrize("kv_type", [KvType.F32, KvType.Q8_0])
+def test_nan_of_a_failed_call_is_not_read_as_padding(tmp_path, load, feed, assert_close, kv_type) -> None:
+    path = family_model(tmp_path, "qwen3")
+    options = ContextOptions(n_ctx=64, kv_type_k=kv_type, kv_type_v=kv_type)
+    sound = load(path, buckets=True).new_context(options)
+    broken = load(with_broken_token(path, 5, tmp_path / "broken.gguf"), buckets=True).new_context(options)
+    feed(sound, [1, 2, 3]), feed(broken, [1, 2, 3])
+    with pytest.raises(DecodeFailed, match="sequence 0: the model computed NaN"):
+        feed(broken, [4, 5, 6, 7, 8, 9])
+    assert_close(feed(broken, [4]), feed(sound, [4]), FLOAT32)

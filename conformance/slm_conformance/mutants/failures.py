@@ -13,9 +13,9 @@ from slm_conformance.mutants.registry import mutant
 from slm_conformance.toy.backend import ToyModel
 from slm_conformance.toy.context import ToyContext
 from slm_conformance.toy.engine import Array, Cell, Run
-from slm_core.context.inputs import batch_inputs
+from slm_core.context.inputs import Held, batch_inputs
 from slm_core.context.snapshot import Edit, SequenceSnapshot
-from slm_core.errors import ContextFull
+from slm_core.errors import ContextFull, DecodeFailed
 from slm_core.protocols import Batch, Context
 from slm_core.types import ContextOptions, Logits, Pos
 
@@ -52,6 +52,58 @@ class RowsAskedLast(ToyContext):
     def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
         rows = super()._run_batch(batch, run, width)
         return rows[: np.count_nonzero(batch.logits_mask)]
+
+
+@mutant("TestFailures::test_numbers_that_are_not_finite")
+class NotANumberStays(ToyContext):
+    """A batch with NaN in its rows raises, but its tokens stay in their sequences."""
+
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
+        cells = [list(held) for held in self.cells]
+        grown: dict[int, list[Cell]] = {}
+
+        def kept(inputs: Sequence[Held], past: Sequence[Cell]) -> tuple[list[Cell], Array]:
+            new_cells, rows = run(inputs, past)
+            grown.setdefault(len(grown), [*past, *new_cells])
+            return new_cells, rows
+
+        try:
+            return super()._run_batch(batch, kept, width)
+        except DecodeFailed:
+            for seq_id, held in zip(dict.fromkeys(batch.seq_ids.tolist()), grown.values(), strict=True):
+                cells[seq_id] = held
+            self.cells = cells
+            raise
+
+
+@mutant("TestFailures::test_numbers_that_are_not_finite")
+class NotANumberReturned(ToyContext):
+    """Rows of logits with NaN are returned."""
+
+    def decode(self, batch: Batch) -> Logits:
+        """Decode, and return NaN for all rows if the numbers are not finite."""
+        try:
+            return super().decode(batch)
+        except DecodeFailed:
+            return np.full((np.count_nonzero(batch.logits_mask), self.engine.n_vocab), np.nan, np.float32)
+
+
+@mutant("TestFailures::test_numbers_that_are_not_finite")
+class NotANumberSpreads(ToyContext):
+    """After a batch whose numbers are not finite, rows of all sequences have NaN until the next ``clear``."""
+
+    def _run_batch(self, batch: Batch, run: Run, width: int) -> Array:
+        try:
+            rows = super()._run_batch(batch, run, width)
+        except DecodeFailed:
+            self.__dict__["spoiled"] = True
+            raise
+        return rows + np.float32(np.nan) if self.__dict__.get("spoiled") else rows
+
+    def clear(self) -> None:
+        """Forget the broken numbers."""
+        super().clear()
+        self.__dict__["spoiled"] = False
 
 
 @mutant("TestFailures::test_an_interrupted_decode")

@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slm_conformance.oracle.adapters import RandomAdapter
+from slm_conformance.oracle.broken import with_broken_token
 from slm_conformance.oracle.factories import WeightType, make_tiny_model, shape_name
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.reference import Reference
@@ -123,6 +124,17 @@ class Bench:
     def own_model(self) -> BackendModel:
         """The model, loaded for this scenario only."""
         return self._stack.enter_context(self.workshop.load(self.path))
+
+    def broken_model(self, token: int) -> BackendModel:
+        """The model with NaN as the embedding of a token; skips if the embeddings are the output matrix, too.
+
+        Raises:
+            InvalidModelFile, UnsupportedModel: the backend refuses such a file.
+        """
+        if "output.weight" not in self.weights().tensors:
+            pytest.skip(f"the logits of {self.name} are products with the embeddings: NaN would be in every row")
+        path = with_broken_token(self.path, token, self.directory / "broken.gguf")
+        return self._stack.enter_context(self.workshop.load(path))
 
     def sibling(self, directory: Path) -> Path:
         """A tiny model of the same kind with other weights than the suite's."""

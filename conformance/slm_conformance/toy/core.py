@@ -16,6 +16,8 @@ import numpy as np
 from slm_conformance.toy.engine import Array, Cell, Run, ToyEngine
 from slm_core.adapters import AdapterSet, LoadedAdapters, stacked, summed_directions
 from slm_core.context.batch import TokenBatch
+from slm_core.context.checks import failures_of
+from slm_core.context.finite import check_logits, check_states
 from slm_core.context.inputs import (
     Held,
     ahead_of,
@@ -183,6 +185,8 @@ class ToyCore:
                 new_cells, outputs = engine.layers(inputs[first:end], cells, bidirectional=is_block)
                 states[:, first:end] = [outputs[layer] for layer in layers]
                 cells += new_cells
+            with failures_of(list(grown)):
+                check_states(states[:, mask])
             for seq_id, cells in grown.items():
                 self.cells[seq_id] = cells
             return states[:, mask]
@@ -193,7 +197,10 @@ class ToyCore:
             if Capability.MTP not in self.capabilities:
                 raise UnsupportedOutput("this toy has no layer for multi-token prediction")
             self.check_draft(self._changeable(seq_id), token, n, k)
-            return top_of(self.engine_with(self.sets[seq_id]).predict(self.drafted_after(seq_id), token, n), k)
+            rows = self.engine_with(self.sets[seq_id]).predict(self.drafted_after(seq_id), token, n)
+            with failures_of([seq_id]):
+                check_logits(rows)
+            return top_of(rows, k)
 
     def drafted_after(self, seq_id: int) -> Sequence[Held]:
         """The tokens that the MTP layer reads: those of the sequence."""
@@ -221,6 +228,8 @@ class ToyCore:
             else:
                 new_cells, rows[first:end] = run(inputs[first:end], cells)
                 cells += new_cells
+        with failures_of(list(grown)):
+            (check_logits if width == self.engine.n_vocab else check_states)(rows[mask])
         for seq_id, cells in grown.items():
             self.cells[seq_id] = cells
         return rows[mask]

@@ -16,8 +16,8 @@ from slm_conformance.suite.scenarios.base import Scenarios
 from slm_conformance.suite.scenarios.snapshots import foreign
 from slm_core.context.batch import TokenBatch
 from slm_core.context.snapshot import SequenceSnapshot
-from slm_core.errors import ContextFull, SlmError
-from slm_core.protocols import Context
+from slm_core.errors import ContextFull, DecodeFailed, InvalidModelFile, SlmError, UnsupportedModel
+from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, EditLevel, Pos
 
 _SHARES = (0.25, 0.5, 0.9, 1.0)
@@ -45,6 +45,33 @@ class TestFailures(Scenarios):
             )
         assert n_reads, "the batch was decoded, but never read"
         bench.agree(rows, bench.oracle().decode(tokens)[20:], f"a batch that failed to be read {n_reads} times")
+
+    def test_numbers_that_are_not_finite(self, bench: Bench) -> None:
+        """Clauses 1, 7 and 11: a sequence with a token whose embedding is NaN raises ``DecodeFailed``; others go on."""
+        broken, others = bench.tokens(1, seed=9)[0], bench.tokens(40, seed=1)
+        others = [token for token in others if token != broken]
+        try:
+            model = bench.broken_model(broken)
+        except (InvalidModelFile, UnsupportedModel) as error:
+            bench.note(f"refuses a file with NaN: {error}")
+            return
+        context = bench.context(model=model)
+        bench.feed(context, others[:8], seq_id=1)
+        n_held = 8
+        for what, call in _calls_with_rows(bench, context):
+            for n_others in (0, 1):
+                batch = context.new_batch()
+                batch.extend([others[0], broken], Pos(0, 0), logits="last")
+                batch.extend(others[n_held : n_held + n_others], Pos(1, n_held), logits="all")
+                before = contents_of(context)
+                with pytest.raises(DecodeFailed) as raised:
+                    call(batch)
+                assert contents_of(context) == before, f"{what} raised for NaN, and the context has changed"
+                named = None if n_others else 0
+                assert raised.value.seq_id == named, f"{what} named sequence {raised.value.seq_id}, not {named}"
+                _goes_on(bench, context, others[: n_held + 3], f"a sequence beside {what} that failed", seq_id=1)
+                n_held += 3
+        _goes_on(bench, context, others[:8], "a sequence whose first batch failed")
 
     def test_an_interrupted_decode(self, bench: Bench) -> None:
         """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``decode``, for both of its sequences."""
@@ -162,6 +189,18 @@ class TestFailures(Scenarios):
         for context, what in _interrupted(prepare):
             context.drop(2)
             _goes_on(bench, context, tokens if context.length(1) == 20 else others, what, seq_id=1)
+
+
+def _calls_with_rows(bench: Bench, context: Context) -> list[tuple[str, Callable[[Batch], object]]]:
+    """The calls of a context that run a batch and return rows."""
+    calls: list[tuple[str, Callable[[Batch], object]]] = [("decode", context.decode)]
+    if Capability.EMBEDDINGS in bench.capabilities:
+        calls.append(("embed", context.embed))
+    if Capability.DEVICE_SAMPLING in bench.capabilities:
+        calls.append(("decode_top", lambda batch: context.decode_top(batch, 3)))
+    if Capability.LAYER_STATES in bench.capabilities:
+        calls.append(("layer_states", lambda batch: context.layer_states(batch, [0])))
+    return calls
 
 
 class _Unreadable(Exception):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from my_backend.engine import Array, Qwen3
-from slm_core.context import ContextBase
+from slm_core.context import ContextBase, check_logits
 from slm_core.errors import DecodeFailed, InvalidSnapshot
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
@@ -47,6 +47,7 @@ class MyContext(ContextBase):
                 rows[row_of[places[mask]]] = logits
         except MemoryError as error:
             raise DecodeFailed(f"no memory for a batch of {len(batch.tokens)} tokens: {error}") from error
+        check_logits(rows)
         for seq_id, cache in grown.items():  # last, so that an error above has changed nothing
             self._caches[seq_id] = cache
         return rows
