@@ -482,7 +482,7 @@ def kv_type(asked: KvType | None) -> KvType:
         InvalidOption: an unknown type.
     """
     if asked is not None and asked not in GGML_TYPES:
-        raise InvalidOption(f"unknown KV type {asked!r} (accepted: {', '.join(GGML_TYPES)})")
+        raise InvalidOption(f"unknown KV type {str(asked)!r} (accepted: {', '.join(GGML_TYPES)})")
     return KvType.F16 if asked is None else KvType(asked)
 
 

@@ -256,6 +256,7 @@ class TestContextOptions:
             (ContextOptions(n_seq_max=256), r"n_seq_max=256 \(accepted by llama.cpp for this model: 1 to 255\)"),
             (ContextOptions(kv_type_k=KvType.Q8_0), r"heads are 16 wide \(accepted: f32, f16, bf16\)"),
             (ContextOptions(kv_type_v=KvType.Q8_0), "does not divide n_embd_head_v=16"),
+            (ContextOptions(kv_type_k=KvType.Q6_0), r"unknown KV type 'q6_0' \(accepted: f32, "),
             (ContextOptions(kv_type_k="q3"), r"unknown KV type 'q3' \(accepted: f32, "),  # type: ignore[arg-type]
             (ContextOptions(n_ctx=2**31 - 1), r"n_ctx=2147483647 \(accepted by llama.cpp: 1 to 2147483392\)"),
             (ContextOptions(n_ctx=2**31 - 256, kv_type_k=KvType.F32), r"takes 1152 GiB of keys and values"),
