@@ -30,6 +30,8 @@ def _number(
         if not is_finite(value) or not least <= value <= most or not value > above:
             bounds = f" from {least}" if math.isfinite(least) else f" above {above}" if math.isfinite(above) else ""
             limit = f" to {most}" if math.isfinite(most) else ""
+            if _is_too_large(value) and not limit:
+                bounds, limit = bounds or f" from -{_LARGEST}", f" to {_LARGEST}"
             raise InvalidOption(f"{name}={shown(value)} (accepted: a number{bounds}{limit})")
         return value if abs(value) < _EXACT else float(value)
 
@@ -39,6 +41,10 @@ def _number(
 def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number that fits into a float; JSON has larger integers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > _LARGEST
 
 
 def _integer(least: int, most: int = 2**63 - 1, *, optional: bool = False) -> Reader:
@@ -57,7 +63,8 @@ def _bias(name: str, value: object) -> float:
     value = -math.inf if value == "-inf" else value
     if value == -math.inf or is_finite(value):
         return value
-    raise InvalidOption(f"{name}={shown(value)} (accepted: a number, or -inf)")
+    bounds = f" from -{_LARGEST} to {_LARGEST}" if _is_too_large(value) else ""
+    raise InvalidOption(f"{name}={shown(value)} (accepted: a number{bounds}, or -inf)")
 
 
 def _token(name: str, value: object) -> int:

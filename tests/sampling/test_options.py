@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -255,6 +256,26 @@ def test_aliases_mean_the_same(given_as: dict[str, object], means: dict[str, obj
 )
 def test_contradicting_aliases_raise(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOption, match="|".join(options)):
+        Sampling.create(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted"),
+    [
+        ({"temperature": 1e31}, "a number from 0.0 to 1e+30"),
+        ({"repeat_penalty": math.inf}, "a number above 0.0 to 1e+30"),
+        ({"presence_penalty": -1e31}, "a number from -1e+30 to 1e+30"),
+        ({"logit_bias": {5: 1e38}}, "a number from -1e+30 to 1e+30, or -inf"),
+        ({"eog_bias": math.inf}, "a number from -1e+30 to 1e+30, or -inf"),
+        ({"eog_bias": math.nan}, "a number, or -inf"),
+        ({"top_p": 1e31}, "a number from 0.0 to 1.0"),
+    ],
+    ids=str,
+)
+def test_the_error_about_a_number_that_is_too_large_names_the_largest(
+    options: dict[str, object], accepted: str
+) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(f"(accepted: {accepted})")):
         Sampling.create(**options)
 
 
