@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options
+from slm_core.context import ContextBase, check_context_options, check_logits
 from slm_core.errors import DecodeFailed, InvalidOption
 from slm_core.protocols import Batch
 from slm_core.types import Capability, ContextOptions, EditLevel, Logits
@@ -121,6 +121,7 @@ class RowsContext(ContextBase):
             indices = np.flatnonzero(seq_ids == seq_id)
             after[seq_id], logits = self._run(self._rows[seq_id], tokens[indices], mask[indices])
             rows[row_of[indices[mask[indices]]]] = logits
+        check_logits(rows)
         for seq_id, row in after.items():  # only if all sequences ran
             self._rows[seq_id] = row
         return rows

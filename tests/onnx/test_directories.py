@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-co
 import onnx
 from foreign_onnx import LAYOUTS, N_CTX, write_directory
 from slm_conformance.oracle.factories import SHAPES, TinyModel, make_tiny_model
+from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_conformance.oracle.reference import Reference
 from slm_conformance.oracle.weights import Weights
 from slm_core.errors import DecodeFailed, InvalidModelFile, InvalidOption, UnsupportedModel
@@ -68,6 +69,22 @@ def test_sequences_of_one_batch_do_not_mix(tmp_path, load, random_tokens, assert
     for seq_id in range(2):
         expected[seq_id::2] = Reference(Weights.of(tiny)).decode(tokens[seq_id::2])
     assert_close(rows, np.delete(expected, 5, axis=0), FLOAT32)
+
+
+@pytest.mark.parametrize("layout", ["genai", "one graph"])
+def test_nan_raises_and_spoils_no_sequence(tmp_path, load, feed, assert_close, layout) -> None:
+    tiny = make_tiny_model("qwen2", "f32")
+    expected = Reference(Weights.of(tiny)).decode([1, 2, 3, 4])
+    table = tiny.tensors["token_embd.weight"].values().copy()
+    table[5] = np.nan
+    tiny.tensors["token_embd.weight"] = StoredTensor.pack(table, "f32")
+    with load(make(tiny, tmp_path, layout)).new_context(SIZES) as context:
+        assert_close(feed(context, [1, 2]), expected[:2], FLOAT32)
+        for seq_id in (0, 1):
+            with pytest.raises(DecodeFailed, match=f"sequence {seq_id}: the model computed NaN"):
+                feed(context, [1, 5, 2], seq_id=seq_id)
+        assert (context.length(0), context.length(1)) == (2, 0)
+        assert_close(feed(context, [3, 4]), expected[2:], FLOAT32)
 
 
 def change(file: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
