@@ -120,6 +120,8 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     n_original = _original(config, where, n_ctx)
     factor = where.number("factor", n_ctx / n_original)
     mscale, mscale_all_dim = where.number("mscale", 0.0), where.number("mscale_all_dim", 0.0)
+    if min(mscale, mscale_all_dim) < 0:
+        raise UnsupportedModel(f"{config.source}: 'mscale' or 'mscale_all_dim' is below 0 (accepted: 0 or more)")
     keys = scaled(
         "yarn",
         factor=factor,
