@@ -184,7 +184,7 @@ class Config:
             return
         value = self._stated[name]
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
-            spelled = ", ".join(map(_spelled, accepted))
+            spelled = ", ".join(map(_spelled, accepted)) or "null"
             raise UnsupportedModel(f"{self._told(name)}, which is not implemented (accepted: {spelled})")
 
     def neutral(self, *names: str) -> None:

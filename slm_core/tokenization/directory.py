@@ -30,6 +30,10 @@ from slm_core.tokenization.vocab import GgufVocab, well_formed
 from slm_core.tokenization.world import is_world, read_world, world_of_json, world_vocab
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+NO_TOKENIZER = (
+    f"there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
+    " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
 _OLD_ROLES, _OLD_ADDED = "special_tokens_map.json", "added_tokens.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -53,10 +57,7 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """
     path = vocabulary_of(folder)
     if not path.is_file():
-        raise InvalidModelFile(
-            f"{folder}: there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
-            " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+        raise InvalidModelFile(f"{folder}: {NO_TOKENIZER}")
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     data = {} if path.name == WORLD else read_json(path)
     vocab: DirectoryVocab | GgufVocab
