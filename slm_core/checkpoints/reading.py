@@ -122,14 +122,18 @@ def renamed(name: str, renames: Mapping[str, str]) -> str:
 
 
 def answer_ends(folder: Path) -> tuple[int, ...]:
-    """The tokens that end an answer, from the configurations.
+    """The tokens that end an answer, from the configurations, or else from the section of a text model.
 
     Raises:
         InvalidModelFile: a value is not a token.
     """
     tokens: list[int] = []
     for path in (folder / CONFIG, folder / GENERATION):
-        value = read_json(path).get("eos_token_id") if path.exists() else None
+        stated = read_json(path) if path.exists() else {}
+        text = stated.get("text_config")
+        value = stated.get("eos_token_id")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         ends = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(end) is int and end >= 0 for end in ends):
             raise InvalidModelFile(f"{path}: 'eos_token_id' is {repr(value)[:80]} (accepted: tokens)")

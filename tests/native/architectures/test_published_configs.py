@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from native.architectures.test_checkpoint_configs import CLASSES, parsed
 from slm_core.checkpoints.config import Config
-from slm_core.checkpoints.reading import recipe_of
+from slm_core.checkpoints.reading import answer_ends, recipe_of
 from slm_core.errors import UnsupportedModel
 
 SIZES = {
@@ -105,6 +106,13 @@ def test_published_configurations_mean_what_transformers_converts_them_to(name):
     converted = config_class(**keys).to_dict()
     converted.pop("rope_local_base_freq", None)
     assert parsed(stated) == parsed(converted)
+
+
+@pytest.mark.parametrize("outside", [{}, {"eos_token_id": 9}])
+def test_the_end_of_answers_may_be_in_the_section_of_the_text_model(tmp_path, outside):
+    config = transformers.Qwen3VLConfig(text_config={"eos_token_id": 7}, **outside)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert answer_ends(tmp_path) == (transformers.GenerationConfig.from_model_config(config).eos_token_id,)
 
 
 def test_two_different_rope_settings_are_refused():
