@@ -42,6 +42,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model_type": "gemma3n_text",
         "altup_lr_multiplier": 1.0,
         "num_kv_shared_layers": 2,
+        "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 12345.0,
         "rope_scaling": None,
     },
