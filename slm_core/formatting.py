@@ -209,6 +209,8 @@ def directory_templates(folder: Path) -> tuple[dict[str, str], str]:
 
 def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
     config = _read_config(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # an older directory, whose roles of tokens are in a file of their own
+        config |= _read_config(folder / "special_tokens_map.json")
     tokens = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     texts = {key: text for key, text in tokens.items() if text is not None}
     templates, origin = directory_templates(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_core.errors import InvalidModelFile, ModelFileNotFound
+from slm_core.lfs import refuse_pointer
 
 _MAX_BYTES = 256 << 20
 _MAX_DEPTH = 100
@@ -23,7 +24,9 @@ def read_json(path: Path) -> dict[str, Any]:
         is_file = path.is_file()
         if is_file and path.stat().st_size > _MAX_BYTES:
             raise InvalidModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-        data = json.loads(path.read_text(encoding="utf-8")) if is_file else None
+        content = path.read_bytes() if is_file else b"null"
+        refuse_pointer(path, content)
+        data = json.loads(content.decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{path}: cannot be read as JSON: {str(error)[:200]}") from None
     if not is_file:

@@ -26,8 +26,17 @@ quantization_config resid_pdrop residual_dropout return_dict router_aux_loss_coe
 task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id
 unsloth_fixed unsloth_version use_bfloat16 use_cache use_mrope vocab_size
 """
-NEUTRAL = frozenset(_NEUTRAL.split())
+_GENERATION = """
+bad_words_ids begin_suppress_tokens cross_attention_hidden_size diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task length_penalty max_length min_length
+no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores pruned_heads remove_invalid_values
+repetition_penalty return_dict_in_generate suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
+typical_p
+"""
+"""Keys that transformers 4 saved in every configuration, and in those of text models inside others."""
+NEUTRAL = frozenset((_NEUTRAL + _GENERATION).split())
 """Keys without effect on the forward pass, or that are read elsewhere."""
+_RENAMED = {"type": "rope_type"}
 
 
 class Config:
@@ -59,6 +68,10 @@ class Config:
     def is_true(self, name: str) -> bool:
         """Whether a key is true. Its other values are not checked."""
         return self._stated.get(name) is True
+
+    def says_no_more_than(self, other: Config) -> bool:
+        """Whether every key is in ``other`` with the same value; "type" is an old name of "rope_type"."""
+        return all(other._stated.get(_RENAMED.get(name, name)) == value for name, value in self._stated.items())
 
     def is_list(self, name: str) -> bool:
         """Whether a key that may have one or several values has a list."""
@@ -171,7 +184,7 @@ class Config:
             return
         value = self._stated[name]
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
-            spelled = ", ".join(map(_spelled, accepted))
+            spelled = ", ".join(map(_spelled, accepted)) or "null"
             raise UnsupportedModel(f"{self._told(name)}, which is not implemented (accepted: {spelled})")
 
     def neutral(self, *names: str) -> None:

@@ -122,14 +122,18 @@ def renamed(name: str, renames: Mapping[str, str]) -> str:
 
 
 def answer_ends(folder: Path) -> tuple[int, ...]:
-    """The tokens that end an answer, from the configurations.
+    """The tokens that end an answer, from the configurations, or else from the section of a text model.
 
     Raises:
         InvalidModelFile: a value is not a token.
     """
     tokens: list[int] = []
     for path in (folder / CONFIG, folder / GENERATION):
-        value = read_json(path).get("eos_token_id") if path.exists() else None
+        stated = read_json(path) if path.exists() else {}
+        text = stated.get("text_config")
+        value = stated.get("eos_token_id")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         ends = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(end) is int and end >= 0 for end in ends):
             raise InvalidModelFile(f"{path}: 'eos_token_id' is {repr(value)[:80]} (accepted: tokens)")
@@ -217,6 +221,11 @@ def _check_task(config: Config) -> None:
 
 def _packing(config: Config) -> Packing | None:
     """How matrices of integers are packed. Other quantized weights than these, FP8 and MXFP4 are refused."""
+    if "quantization" in config and "quant_method" not in config.part("quantization_config"):
+        raise UnsupportedModel(
+            f"{config.source}: 'quantization' is that of MLX, which is not implemented; take a GGUF file, or the"
+            " original weights"
+        )
     if "quantization_config" not in config:
         return None
     about = config.part("quantization_config")
@@ -238,7 +247,8 @@ def _packing(config: Config) -> Packing | None:
         about.only("format", "float-quantized", "naive-quantized", packed.PACK_QUANTIZED)
         about.only("quantization_status", "compressed", "frozen")
         about.neutral("config_groups", "global_compression_ratio", "ignore", "kv_cache_scheme", "version")
-        about.neutral("sparsity_config", "transform_config")
+        about.neutral("sparsity_config")
+        about.only("transform_config", {})  # rotations of activations
         if about.text("format", "") == packed.PACK_QUANTIZED:
             return Packing.of_compressed_tensors(about)
     return None
@@ -248,6 +258,10 @@ def _instead(folder: Path) -> str:
     """Advice for a directory without readable weights, as the end of an error message."""
     if gguf_files := sorted(folder.glob("*.gguf"), key=lambda path: (-path.stat().st_size, path.name)):
         return f", but with GGUF files (such as {gguf_files[0].name}): give the path of one"  # the largest is a model
+    if any(folder.glob("model-*-of-*.safetensors")):
+        return f", and its shards need their index, {INDEX}: download it, too"
+    if (folder / "adapter_config.json").is_file():
+        return ", but an adapter of PEFT: load its base model, and then the adapter (model.adapters.load, or --lora)"
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         return ", and pickled weights are never read: save it anew by transformers' save_pretrained"
     return ""

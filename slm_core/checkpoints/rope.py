@@ -39,22 +39,33 @@ def stated_rope(config: Config, freq_base: float, layers: str = "", old_base: st
         config: the configuration.
         freq_base: default of the base.
         layers: the kind of layers ("full_attention"), for models with several position embeddings.
-        old_base: the base's key in configurations without ``rope_parameters``.
+        old_base: the base's key outside these settings.
+
+    Raises:
+        UnsupportedModel: there are both, and they differ.
     """
     if "rope_parameters" in config:
-        where = config.part("rope_parameters")
-        where = where.part(layers) if layers and layers in where else where
-        base = where.number("rope_theta", freq_base)
-        config.neutral("rope_scaling", old_base)  # transformers derives rope_parameters from them
+        where = config.part("rope_parameters").part(layers) if layers else config.part("rope_parameters")
+        if not config.aside("rope_scaling").says_no_more_than(where):
+            raise UnsupportedModel(
+                f"{config.source}: 'rope_scaling' differs from 'rope_parameters', its new name (keep one of them)"
+            )
     else:
-        where, base = config.part("rope_scaling"), config.number(old_base, freq_base)
+        where = config.part("rope_scaling")
+    base = where.number("rope_theta", config.number(old_base, freq_base))
     kind = where.text("rope_type", where.text("type", "default"))
     where.neutral("type", "rope_type")
     return Stated(where, kind, base)
 
 
 def read_rope(
-    config: Config, head_dim: int, n_ctx: int, freq_base: float = 10_000.0, *, partial: float = 1.0, layers: str = ""
+    config: Config,
+    head_dim: int,
+    n_ctx: int,
+    freq_base: float = 10_000.0,
+    *,
+    partial: float | None = None,
+    layers: str = "",
 ) -> Positions:
     """Read the position embedding.
 
@@ -63,17 +74,18 @@ def read_rope(
         head_dim: D.
         n_ctx: longest context.
         freq_base: default of the base.
-        partial: default of the rotated share of a head.
+        partial: default of the rotated share of a head; None if the family always rotates whole heads.
         layers: see ``stated_rope``.
 
     Raises:
         UnsupportedModel: a kind of scaling, or a value, that is not implemented.
     """
     rope = stated_rope(config, freq_base, layers)
-    share = rope.where.number("partial_rotary_factor", config.number("partial_rotary_factor", partial))
+    share = rope.where.number("partial_rotary_factor", config.number("partial_rotary_factor", partial or 1.0))
     n_dims = int(head_dim * share)
-    if not 0 < n_dims <= head_dim:
-        raise UnsupportedModel(f"{config.source}: 'partial_rotary_factor' is {share} (accepted: up to 1)")
+    if not 0 < n_dims <= head_dim or (partial is None and share != 1):
+        accepted = "1: its class in transformers ignores other values" if partial is None else "up to 1"
+        raise UnsupportedModel(f"{config.source}: 'partial_rotary_factor' is {share} (accepted: {accepted})")
     keys: dict[str, PlainValue] = {"rope.dimension_count": n_dims, "rope.freq_base": rope.freq_base}
     if rope.kind == "default":
         return Positions(keys, {})
@@ -108,6 +120,8 @@ def _yarn(config: Config, where: Config, n_ctx: int) -> dict[str, PlainValue]:
     n_original = _original(config, where, n_ctx)
     factor = where.number("factor", n_ctx / n_original)
     mscale, mscale_all_dim = where.number("mscale", 0.0), where.number("mscale_all_dim", 0.0)
+    if min(mscale, mscale_all_dim) < 0:
+        raise UnsupportedModel(f"{config.source}: 'mscale' or 'mscale_all_dim' is below 0 (accepted: 0 or more)")
     keys = scaled(
         "yarn",
         factor=factor,
@@ -149,9 +163,6 @@ def _long(config: Config, where: Config, keys: dict[str, PlainValue], n_dims: in
     n_original = _original(config, where, n_ctx)
     extended = max(1.0, where.number("factor", n_ctx / n_original))
     grown = math.sqrt(1 + math.log(extended) / math.log(n_original)) if n_original > 1 else 1.0
-    for name in ("long_mscale", "short_mscale"):  # Phi 3.5 MoE's names of this value
-        if not math.isclose(where.number(name, grown), grown, rel_tol=1e-6):
-            raise UnsupportedModel(f"{config.source}: {name!r} is {where.number(name)} (accepted: {grown})")
     tables = {}
     for kind in ("long", "short"):
         factors = where.items(f"{kind}_factor", float, n_dims // 2)

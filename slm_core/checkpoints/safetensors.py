@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slm_core.errors import InvalidModelFile
 from slm_core.gguf.cursor import MappedFile, shown
+from slm_core.lfs import LONGEST, refuse_pointer
 
 ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -88,6 +89,7 @@ class SafetensorsFile:
         size = self._file.size
         if size < _LENGTH_BYTES:
             raise self._damaged(f"not a safetensors file: it has {size} bytes")
+        refuse_pointer(self.path, bytes(self._file.data[:LONGEST]))
         length = int.from_bytes(self._file.data[:_LENGTH_BYTES], "little")
         if length > min(_MAX_HEADER, size - _LENGTH_BYTES):
             raise self._damaged(

@@ -19,6 +19,7 @@ from slm_core.gguf.cursor import Cursor, FileData, HeldBytes, MappedFile, shown
 from slm_core.gguf.metadata import MIN_PAIR_BYTES, Metadata
 from slm_core.gguf.source_file import SourceFile
 from slm_core.gguf.tensors import MIN_TENSOR_BYTES, TensorInfo, read_tensors
+from slm_core.lfs import LONGEST, refuse_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -209,6 +210,7 @@ def _read_shard(file: FileData, index: int) -> _Shard:
 
 
 def _read_version(cursor: Cursor) -> int:
+    refuse_pointer(cursor.path, bytes(cursor.data[:LONGEST]))
     magic = cursor.data[:4]
     if magic != _MAGIC[: len(magic)]:
         raise cursor.damaged(f"not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}")

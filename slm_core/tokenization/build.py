@@ -10,7 +10,7 @@ from slm_core.checkpoints import Checkpoint, vocabulary_of
 from slm_core.errors import InvalidModelFile
 from slm_core.foreign import reported
 from slm_core.tokenization.charsmap import CharsMap
-from slm_core.tokenization.directory import directory_vocab
+from slm_core.tokenization.directory import NO_TOKENIZER, directory_vocab
 from slm_core.tokenization.missing import MissingVocab
 from slm_core.tokenization.sentencepiece import SentencePieceNormalizer
 from slm_core.tokenization.spec import MODEL_KEY, NO_VOCAB, VocabSpec, read_spec
@@ -47,7 +47,8 @@ def model_vocab(source: GgufFile | Checkpoint, n_vocab: int) -> Vocab:
         InvalidModelFile: the vocabulary contradicts itself, or has more tokens than the model.
     """
     if not has_vocab(source):
-        return MissingVocab(str(source.path), n_vocab)
+        reason = (NO_TOKENIZER,) if isinstance(source, Checkpoint) else ()
+        return MissingVocab(str(source.path), n_vocab, *reason)
     if isinstance(source, Checkpoint):
         return directory_vocab(source.path, n_vocab, source.ends)
     return build_vocab(source)

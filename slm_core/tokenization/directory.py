@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ from slm_core.tokenization.vocab import GgufVocab, well_formed
 from slm_core.tokenization.world import is_world, read_world, world_of_json, world_vocab
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+NO_TOKENIZER = (
+    f"there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
+    " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
+_OLD_ROLES, _OLD_ADDED = "special_tokens_map.json", "added_tokens.json"
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _MODELS = ("BPE", "WordPiece", "Unigram")
 _MAX_SIZE = 1 << 24
 _MAX_CACHED_TOKENS = 65536
@@ -49,10 +57,7 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
     """
     path = vocabulary_of(folder)
     if not path.is_file():
-        raise InvalidModelFile(
-            f"{folder}: there is no {TOKENIZER}, and no {WORLD} of RWKV; make one:"
-            " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+        raise InvalidModelFile(f"{folder}: {NO_TOKENIZER}")
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     data = {} if path.name == WORLD else read_json(path)
     vocab: DirectoryVocab | GgufVocab
@@ -63,10 +68,18 @@ def directory_vocab(folder: Path, size: int | None = None, ends: Sequence[int] =
         vocab = world_vocab(path, pieces, {"added_tokens_decoder": added} | settings, size, ends, unnamed=None)
     else:
         with reported(InvalidModelFile, f"{path}: not a tokenizer"):
-            vocab = DirectoryVocab(path, data, settings, size, ends)
+            vocab = DirectoryVocab(path, data, _with_older(folder, settings), size, ends)
     if size is not None and not all(0 <= end < size for end in ends):
         raise InvalidModelFile(f"{folder}: a token that ends answers is outside the vocabulary of {size}")
     return vocab
+
+
+def _with_older(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with the roles and added tokens of a directory's older files, which transformers prefers."""
+    if "added_tokens_decoder" in settings:
+        return settings
+    roles, added = (read_json(folder / name) if (folder / name).exists() else {} for name in (_OLD_ROLES, _OLD_ADDED))
+    return {**settings, **roles, "added_tokens_decoder": {str(i): {"content": text} for text, i in added.items()}}
 
 
 class DirectoryVocab:
@@ -103,8 +116,8 @@ class DirectoryVocab:
         self, source: Path, stated: dict[str, Any], settings: dict[str, Any], size: int | None, ends: Sequence[int]
     ) -> None:
         _check_model(source, stated)
-        self.stated = stated
         self.tokenizer = self._whole = _tokenizer(source, stated)
+        self.stated = stated = _with_missing(source, self._whole, stated, settings, size)
         ids = dict(self._whole.get_vocab(with_added_tokens=True))
         added = self._whole.get_added_tokens_decoder()
         n_tokens = max(ids.values(), default=-1) + 1
@@ -231,6 +244,41 @@ def _tokenizer(source: Path, stated: Mapping[str, Any]) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _with_missing(
+    source: Path, tokenizer: Any, stated: dict[str, Any], settings: Mapping[str, Any], size: int | None
+) -> dict[str, Any]:
+    """Add the tokens that only the settings have, as transformers does, while the model has rows for them.
+
+    Returns:
+        The content of the tokenizer afterwards.
+
+    Raises:
+        InvalidModelFile: the settings state another id than the next one.
+    """
+    from tokenizers import AddedToken
+
+    added = sorted(
+        ((int(i), token) for i, token in (settings.get("added_tokens_decoder") or {}).items()), key=itemgetter(0)
+    )
+    named = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    special = [*map(settings.get, _ROLES), *(named.values() if isinstance(named, dict) else named)]
+    ids = {token_text(token): i for i, token in added}
+    tokens = {token_text(token): token for token in [*reversed(special), *(token for _, token in added)]}
+    texts = [text for text in dict.fromkeys([*ids, *map(token_text, special)]) if text]
+    missing = [text for text in texts if tokenizer.token_to_id(text) is None]
+    missing = missing[: None if size is None else max(0, size - tokenizer.get_vocab_size())]
+    for text in missing:
+        token = tokens[text] if isinstance(tokens[text], dict) else {}
+        is_special = text in map(token_text, special) or token.get("special", False)
+        flags = {name: token[name] for name in _FLAGS if name in token}
+        tokenizer.add_tokens([AddedToken(text, special=is_special, **flags)])
+        if ids.get(text) not in (None, next_id := tokenizer.token_to_id(text)):
+            raise InvalidModelFile(
+                f"{source}: token {ids[text]} of {SETTINGS} is missing, and the next one is {next_id}"
+            )
+    return {**stated, "added_tokens": json.loads(tokenizer.to_str())["added_tokens"]} if missing else stated
 
 
 def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], control: set[str]) -> Any:

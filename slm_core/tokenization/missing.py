@@ -14,6 +14,7 @@ class MissingVocab:
     Args:
         source: the model, for messages.
         size: the number of its logits V.
+        reason: why there is none, for messages.
     """
 
     bos = None
@@ -21,8 +22,8 @@ class MissingVocab:
     eog_ids: frozenset[int] = frozenset()
     infill = None
 
-    def __init__(self, source: str, size: int) -> None:
-        self._source = source
+    def __init__(self, source: str, size: int, reason: str = "the model has no vocabulary") -> None:
+        self._source, self._reason = source, reason
         self.size = size
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -38,4 +39,4 @@ class MissingVocab:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise VocabError(f"{self._source}: the model has no vocabulary (accepted: slm.load with tokenizer=)")
+        raise VocabError(f"{self._source}: {self._reason} (accepted: slm.load with tokenizer=)")

@@ -148,6 +148,16 @@ def test_a_template_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         slm.formatter(model=tmp_path)
 
 
+def test_an_older_directory_has_its_tokens_in_another_file(tmp_path: Path) -> None:
+    """As in transformers: the older file takes precedence, unless the configuration lists added tokens."""
+    config = {"chat_template": PLAIN, "bos_token": "<s>", "eos_token": "</s>"}
+    folder = directory(tmp_path, config)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<turn>", "lstrip": False}}))
+    assert prompt(slm.formatter(model=folder)) == "<s>plain<turn>"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "added_tokens_decoder": {}}))
+    assert prompt(slm.formatter(model=folder)) == "<s>plain</s>"
+
+
 def test_load_accepts_the_name_of_a_further_template(tmp_path: Path) -> None:
     tiny = make_tiny_model("llama")
     tiny.metadata.update({"tokenizer.chat_templates": ["rag"], "tokenizer.chat_template.rag": "rag"})

@@ -15,6 +15,7 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config, norm=LAYER, eps_key="layer_norm_eps", eps=1e-5)
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)
+    config.neutral("model_max_length")  # of Command R: a longer context than that of its RoPE
     block = BLOCK | (HEAD_NORMS if config.flag("use_qk_norm", False) else {})
     metadata = {"logit_scale": config.number("logit_scale", 0.0625)}
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, 500_000.0)

@@ -15,6 +15,12 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config, norm=LAYER, eps_key="layer_norm_eps", eps=1e-5)
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)
+    for name in ("use_embedding_sharing", "use_gated_activation", "use_parallel_block"):
+        config.only(name, True)
+    config.only("order_of_interleaved_layers", "local_attn_first")
+    config.only("position_embedding_type", "rope_gptj")
+    config.only("rotary_pct", 1.0)
+    config.neutral("layer_switch", "use_parallel_embedding")  # another name of the period; how training was divided
     period = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 4))
     metadata: dict[str, PlainValue] = {
         "logit_scale": config.number("logit_scale", 0.0625),

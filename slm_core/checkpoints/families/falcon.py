@@ -31,6 +31,7 @@ def recipe(config: Config) -> Recipe:
     config.only("activation", "gelu")
     config.only("alibi", False)
     config.only("bias", False)
+    config.only("apply_residual_connection_post_layernorm", False)
     config.only("parallel_attn", True)
     n_norms = config.size("num_ln_in_parallel_attn", 2 if grouped else 1)
     norms = _TWO_NORMS if grouped and n_norms == 2 else _ONE_NORM

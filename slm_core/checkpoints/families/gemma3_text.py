@@ -13,7 +13,7 @@ from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, decoder, 
 from slm_core.checkpoints.families.gemma import NORM_ADDED
 from slm_core.checkpoints.families.gemma2 import SANDWICH, check_gemma
 from slm_core.checkpoints.recipe import Recipe, changed
-from slm_core.checkpoints.rope import read_rope, sliding_layers, stated_rope
+from slm_core.checkpoints.rope import read_rope, sliding_layers
 from slm_core.gguf import PlainValue
 
 _LAYERS_OF_27B = 62
@@ -51,9 +51,9 @@ def recipe(config: Config) -> Recipe:
 
 def local_base(config: Config) -> float:
     """The base of RoPE in layers with a window."""
+    base = config.number("rope_local_base_freq", _LOCAL_FREQ_BASE)
     if "rope_parameters" not in config:
-        return config.number("ropelocal_base_freq", _LOCAL_FREQ_BASE)
-    config.neutral("ropelocal_base_freq")
-    local = stated_rope(config, _LOCAL_FREQ_BASE, "sliding_attention")
-    local.where.only("rope_type", "default")
-    return local.freq_base
+        return base
+    local = config.part("rope_parameters").part("sliding_attention")
+    local.only("rope_type", "default")
+    return local.number("rope_theta", base)

@@ -68,8 +68,9 @@ def recipe(config: Config) -> Recipe:
     config.only("attention_bias", False)
     config.only("laurel_rank", _LAUREL_RANK)
     config.only("altup_correct_scale", True)
-    config.neutral("altup_coef_clip")  # only for training
+    config.neutral("altup_coef_clip", "altup_lr_multiplier")  # only for training
     config.neutral("vocab_size_per_layer_input")  # shapes are checked
+    config.neutral("query_pre_attn_scalar")  # published, and read by no class: scores are not scaled
     n_streams, n_shared = config.size("altup_num_inputs", 4, MAX_PARTS), config.count("num_kv_shared_layers", 15)
     metadata: dict[str, PlainValue] = {
         "attention.sliding_window": config.size("sliding_window", 512),

@@ -13,6 +13,7 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config)
     config.only("hidden_act", *SILU)
     config.only("rope_interleaved", False)  # the order of rows in transformers' class
+    config.neutral("max_sequence_length")  # of Llama 1; max_position_embeddings says the same
     attention = with_biases(interleaved(ATTENTION, sizes), wanted=config.flag("attention_bias", False))
     feed_forward = with_biases(GATED, wanted=config.flag("mlp_bias", False))
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)

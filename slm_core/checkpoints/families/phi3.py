@@ -21,8 +21,11 @@ def recipe(config: Config) -> Recipe:
     """Read a phi3."""
     sizes = read_sizes(config, eps=1e-5)
     config.only("hidden_act", *SILU)
-    config.only("attention_bias", False)
+    for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        config.only(name, False)
+    for name in ("full_attn_mod", "interpolate_factor"):  # keys of Phi 4 mini; its class reads neither
+        config.only(name, 1)
     config.neutral("original_max_position_embeddings")  # without scaling
-    positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
+    positions = read_rope(config, sizes.head_dim, sizes.n_ctx, partial=1.0)
     metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx)}
     return decoder(config, "phi3", sizes, _BLOCK, positions, tied=False, metadata=metadata)

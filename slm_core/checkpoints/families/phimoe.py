@@ -15,7 +15,8 @@ from slm_core.checkpoints.decoder import (
     with_biases,
 )
 from slm_core.checkpoints.recipe import Recipe, weights
-from slm_core.checkpoints.rope import read_rope
+from slm_core.checkpoints.rope import Positions, read_rope, stated_rope
+from slm_core.errors import UnsupportedModel
 
 
 def recipe(config: Config) -> Recipe:
@@ -36,5 +37,16 @@ def recipe(config: Config) -> Recipe:
     block = with_biases(ATTENTION | NORMS) | weights({"ffn_gate_inp": "block_sparse_moe.gate"})
     block |= experts("block_sparse_moe.experts.{x}", "w1", "w3", "w2", n_experts)
     model = with_biases(outside(config, tied=False), "output_norm", "output")
-    positions = read_rope(config, sizes.head_dim, sizes.n_ctx, 1e6)
+    positions = _with_magnitude(config, read_rope(config, sizes.head_dim, sizes.n_ctx, 1e6))
     return decoder(config, "phimoe", sizes, block, positions, tied=False, model=model, metadata=metadata)
+
+
+def _with_magnitude(config: Config, positions: Positions) -> Positions:
+    """``positions`` with the magnitude that its configurations state for long and for short contexts."""
+    where = stated_rope(config, 1e6).where
+    stated = {where.number(name) for name in ("long_mscale", "short_mscale") if name in where}
+    if len(stated) > 1:
+        raise UnsupportedModel(f"{config.source}: 'long_mscale' differs from 'short_mscale', which is not implemented")
+    if not stated:
+        return positions
+    return positions._replace(metadata={**positions.metadata, "rope.scaling.attn_factor": stated.pop()})

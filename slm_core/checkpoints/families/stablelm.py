@@ -12,6 +12,7 @@ def recipe(config: Config) -> Recipe:
     """Read a stablelm; norms of heads are stored apart."""
     sizes = read_sizes(config, norm=LAYER, eps_key="layer_norm_eps", eps=1e-5, num_key_value_heads=32)
     config.only("hidden_act", *SILU)
+    config.only("rotary_scaling_factor", 1.0)
     parallel = config.flag("use_parallel_residual", False)
     before = weights({"attn_norm": "input_layernorm"}) if parallel else NORMS
     attention = with_biases(ATTENTION, "attn_q", "attn_k", "attn_v", wanted=config.flag("use_qkv_bias", False))

@@ -15,6 +15,12 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config, norm=LAYER, eps_key="norm_epsilon", eps=1e-5, num_key_value_heads=2)
     config.only("hidden_act", *GELU_TANH)
     config.only("use_bias", True)
+    config.only("mlp_type", "default")
+    config.only("norm_type", "layer_norm")
+    config.only("scale_attn_weights", True)
+    # of the class that the first models were trained with
+    config.neutral("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "rms_norm_eps")
+    config.neutral("scale_attention_softmax_in_fp32")
     metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx)}
     outside = with_biases(weights({"output_norm": "model.norm"}))
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
