@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from slm_core.argument_checks import checked_list, refused
 from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
-from slm_core.foreign import described
+from slm_core.foreign import class_and_message
 from slm_core.gguf.cursor import is_checkpoint
 from slm_core.hints import did_you_mean
 from slm_core.plugins import Registry
@@ -198,7 +198,7 @@ def _answer(plugins: Registry, name: str, source: ModelSource, device: str) -> S
             raise
         return Support(False, str(error))
     except Exception as error:  # a third-party plugin may raise any exception
-        return Support(False, described(error))
+        return Support(False, class_and_message(error))
     return answer if isinstance(answer, Support) else Support(False, f"supports() returned {type(answer).__name__}")
 
 

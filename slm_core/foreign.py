@@ -40,6 +40,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def class_and_message(error: BaseException) -> str:
     """An error in one line: the message of an ``SlmError``, the class and the message of any other."""
     return str(error) if isinstance(error, SlmError) else f"{type(error).__name__}: {one_line(error)}"

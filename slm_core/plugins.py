@@ -18,7 +18,7 @@ import pluggy
 
 from slm_core import hookspecs
 from slm_core.errors import InvalidOption, PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
-from slm_core.foreign import described
+from slm_core.foreign import class_and_message
 from slm_core.hints import did_you_mean
 from slm_core.hookspecs import PROJECT, Entry
 from slm_core.protocols import AnswerFormat, Backend, Converter, Formatter
@@ -221,7 +221,7 @@ class Registry:
                 raise PluginError(f"status() of backend {name!r} returned {type(status).__name__}")
             return status
         except Exception as error:  # a third-party plugin may raise any exception: it becomes the status
-            return BackendStatus(name, installed=False, reason=described(error), hint=self.backends[name].hint)
+            return BackendStatus(name, installed=False, reason=class_and_message(error), hint=self.backends[name].hint)
 
     def _check_backend(self, name: str) -> None:
         if name in self.broken and name not in self.backends:
@@ -248,7 +248,7 @@ def registry() -> Registry:
         try:
             plugins[point.name] = point.load()
         except Exception as error:
-            broken[point.name] = described(error)
+            broken[point.name] = class_and_message(error)
     known = _registry(plugins, broken)
     for name, reason in known.broken.items():
         _log.warning("plugin %r is left out: %s", name, reason)
@@ -265,7 +265,7 @@ def _registry(plugins: Mapping[str, object], broken: Mapping[str, str]) -> Regis
         try:
             known.add(name, plugin)
         except Exception as error:
-            known.broken[name] = described(error)
+            known.broken[name] = class_and_message(error)
     return known
 
 
@@ -326,7 +326,7 @@ def _target(entry: Entry) -> Callable[..., object]:
     except Exception as error:  # a target may raise any exception: an engine's library is missing, a driver is too old
         hint = f" (to install what it needs: {entry.hint})" if entry.hint else ""
         raise PluginError(
-            f"{entry.target}, the target of {entry.name!r}, cannot be imported: {described(error)}{hint}"
+            f"{entry.target}, the target of {entry.name!r}, cannot be imported: {class_and_message(error)}{hint}"
         ) from error
 
 
@@ -335,4 +335,6 @@ def _made(entry: Entry) -> Backend:
     try:
         return cast("Backend", make())
     except Exception as error:
-        raise PluginError(f"{entry.target}, the target of {entry.name!r}, failed: {described(error)}") from error
+        raise PluginError(
+            f"{entry.target}, the target of {entry.name!r}, failed: {class_and_message(error)}"
+        ) from error
