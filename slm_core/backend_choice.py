@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from slm_core.argument_checks import checked_list, refused
-from slm_core.errors import InvalidModelFile, InvalidOption, PluginError, UnsupportedModel
+from slm_core.errors import InvalidModelFile, InvalidOption, UnsupportedModel
+from slm_core.foreign import class_and_message
 from slm_core.gguf.cursor import is_checkpoint
 from slm_core.hints import did_you_mean
 from slm_core.plugins import Registry
@@ -130,26 +131,14 @@ def first_that_has(
     raise UnsupportedModel(f"no backend has what is required ({'; '.join(lacking)})")
 
 
-def ranked(plugins: Registry, source: ModelSource, device: str) -> dict[str, Support]:
-    """Whether each backend can run a model, best first."""
-    answers = {name: _support(plugins, name, source, device) for name in plugins.backends}
-    return dict(sorted(answers.items(), key=lambda item: (not item[1].supported, -item[1].rank)))
-
-
-def support_of(engine: Backend, source: ModelSource, device: str = "auto") -> Support:
-    """Whether a backend can run a file or a directory; a backend that does not read directories answers no.
+def ranked(plugins: Registry, source: ModelSource, device: str = "auto") -> dict[str, Support]:
+    """Whether each backend can run a model, best first.
 
     Raises:
         InvalidModelFile: the file is missing or damaged.
     """
-    if (refusal := refused_kind(engine, source)) is not None:
-        return Support(False, refusal)
-    try:
-        return engine.supports(source, device)
-    except InvalidModelFile as error:
-        if kind_of(source) is not SourceKind.DIRECTORY:
-            raise
-        return Support(False, str(error))
+    answers = _answers(plugins, plugins.backends, source, device)
+    return dict(sorted(answers.items(), key=lambda item: (not item[1].supported, -item[1].rank)))
 
 
 def kind_of(source: ModelSource) -> SourceKind:
@@ -175,15 +164,42 @@ def _preferred(plugins: Registry, source: ModelSource, names: Sequence[str], dev
     for name in names:
         if name not in plugins.backends:
             plugins.backend(name)  # raises, with a hint
-    return {name: _support(plugins, name, source, device) for name in names}
+    return _answers(plugins, names, source, device)
 
 
-def _support(plugins: Registry, name: str, source: ModelSource, device: str) -> Support:
+def _answers(plugins: Registry, names: Iterable[str], source: ModelSource, device: str) -> dict[str, Support]:
+    """The answer of each backend. A file that is damaged for one may be the format of another."""
+    answers: dict[str, Support] = {}
+    damaged: InvalidModelFile | None = None
+    for name in names:
+        try:
+            answers[name] = _answer(plugins, name, source, device)
+        except InvalidModelFile as error:
+            damaged = damaged or error
+            answers[name] = Support(False, str(error))
+    if damaged is not None and not any(answer.supported for answer in answers.values()):
+        raise damaged
+    return answers
+
+
+def _answer(plugins: Registry, name: str, source: ModelSource, device: str) -> Support:
+    """Whether a backend can run a model. One that fails or does not read directories answers no: others may run it.
+
+    Raises:
+        InvalidModelFile: the file is missing or damaged.
+    """
     try:
         engine = plugins.backend(name)
-    except PluginError as error:  # a broken plugin must not affect other plugins
+        if (refusal := refused_kind(engine, source)) is not None:
+            return Support(False, refusal)
+        answer = engine.supports(source, device)
+    except InvalidModelFile as error:
+        if kind_of(source) is not SourceKind.DIRECTORY:
+            raise
         return Support(False, str(error))
-    return support_of(engine, source, device)
+    except Exception as error:  # a third-party plugin may raise any exception
+        return Support(False, class_and_message(error))
+    return answer if isinstance(answer, Support) else Support(False, f"supports() returned {type(answer).__name__}")
 
 
 def _missing(needs: Needs, model: BackendModel) -> list[str]:

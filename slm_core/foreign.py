@@ -38,3 +38,8 @@ def is_failure(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """The message of an error, or the name of its class if the message is empty."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
+
+
+def class_and_message(error: BaseException) -> str:
+    """An error in one line: the message of an ``SlmError``, the class and the message of any other."""
+    return str(error) if isinstance(error, SlmError) else f"{type(error).__name__}: {one_line(error)}"

@@ -18,6 +18,7 @@ import pluggy
 
 from slm_core import hookspecs
 from slm_core.errors import InvalidOption, PluginError, SlmError, TemplateError, UnknownBackend, UnknownOption
+from slm_core.foreign import class_and_message
 from slm_core.hints import did_you_mean
 from slm_core.hookspecs import PROJECT, Entry
 from slm_core.protocols import AnswerFormat, Backend, Converter, Formatter
@@ -26,6 +27,7 @@ from slm_core.types import BackendStatus
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _HYPHENATED_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_OWN_PACKAGE = "slm-core"
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -61,7 +63,7 @@ class Registry:
 
     Args:
         plugins: modules or objects with hook implementations, by plugin name.
-        broken: plugins that could not be imported, with the reason.
+        broken: plugins that are left out, with the reason.
 
     Raises:
         PluginError: an unknown hook, a malformed entry, or a duplicate name.
@@ -101,11 +103,11 @@ class Registry:
 
         Raises:
             UnknownBackend: no plugin provides it.
-            PluginError: its target cannot be imported.
+            PluginError: its target cannot be imported or called.
         """
-        _check_known("backend", name, self.backends, UnknownBackend)
+        self._check_backend(name)
         if name not in self._created:
-            self._created[name] = cast("Backend", _target(self.backends[name])())
+            self._created[name] = _made(self.backends[name])
         return self._created[name]
 
     def backend_target(self, name: str) -> str:
@@ -115,7 +117,7 @@ class Registry:
             UnknownBackend: no plugin provides it.
             InvalidOption: its target is an object that another process cannot import.
         """
-        _check_known("backend", name, self.backends, UnknownBackend)
+        self._check_backend(name)
         target = self.backends[name].target
         if isinstance(target, str):
             return target
@@ -204,36 +206,75 @@ class Registry:
         vars(self).update({**vars(whole), "_created": self._created})
 
     def statuses(self) -> list[BackendStatus]:
-        """The status of every backend, and of every plugin that could not be imported; never raises."""
-        statuses = [self._status(entry) for entry in self.backends.values()]
+        """The status of every backend, and of every plugin that is left out; never raises."""
+        statuses = [self.status(name) for name in self.backends]
         return statuses + [
-            BackendStatus(name, installed=False, reason=f"its plugin failed to import: {reason}")
+            BackendStatus(name, installed=False, reason=f"its plugin is left out: {reason}")
             for name, reason in self.broken.items()
         ]
 
-    def _status(self, entry: Entry) -> BackendStatus:
+    def status(self, name: str) -> BackendStatus:
+        """The status of the backend ``name``, one of ``backends``; never raises."""
         try:
-            return self.backend(entry.name).status()
+            status = self.backend(name).status()
+            if not isinstance(status, BackendStatus):
+                raise PluginError(f"status() of backend {name!r} returned {type(status).__name__}")
+            return status
         except Exception as error:  # a third-party plugin may raise any exception: it becomes the status
-            return BackendStatus(
-                entry.name, installed=False, reason=f"{type(error).__name__}: {error}", hint=entry.hint
-            )
+            return BackendStatus(name, installed=False, reason=class_and_message(error), hint=self.backends[name].hint)
+
+    def _check_backend(self, name: str) -> None:
+        if name in self.broken and name not in self.backends:
+            raise UnknownBackend(f"the plugin {name!r} is left out: {self.broken[name]}")
+        _check_known("backend", name, self.backends, UnknownBackend)
 
 
 @functools.cache
 def registry() -> Registry:
-    """The registry of all installed plugins (entry-point group ``slm_core``), built on first use."""
+    """The registry of all installed plugins (entry-point group ``slm_core``), built on first use.
+
+    A plugin that fails, or provides a name that an earlier plugin provides, is left out: it must not affect others.
+    slm-core's own plugins are first, then the others by name.
+    """
     plugins: dict[str, object] = {}
+    packages: dict[str, str] = {}
     broken: dict[str, str] = {}
-    for point in importlib.metadata.entry_points(group=PROJECT):
-        if point.name in plugins or point.name in broken:
-            raise PluginError(f"two installed packages provide a plugin named {point.name!r}")
+    for point in sorted(importlib.metadata.entry_points(group=PROJECT), key=_order):
+        if point.name in packages:
+            name = f"{point.name} of {_package(point)}"
+            broken[name] = f"the package {packages[point.name]} has a plugin of this name, too"
+            continue
+        packages[point.name] = _package(point)
         try:
             plugins[point.name] = point.load()
-        except Exception as error:  # a broken plugin must not affect other plugins
-            _log.warning("plugin %r failed to import: %s", point.name, error)
-            broken[point.name] = f"{type(error).__name__}: {error}"
-    return Registry(plugins, broken)
+        except Exception as error:
+            broken[point.name] = class_and_message(error)
+    known = _registry(plugins, broken)
+    for name, reason in known.broken.items():
+        _log.warning("plugin %r is left out: %s", name, reason)
+    return known
+
+
+def _registry(plugins: Mapping[str, object], broken: Mapping[str, str]) -> Registry:
+    """The registry of the plugins that fit together; the others are broken."""
+    try:
+        return Registry(plugins, broken)
+    except Exception:  # one of them, which is found by adding them one by one
+        known = Registry({}, broken)
+    for name, plugin in plugins.items():
+        try:
+            known.add(name, plugin)
+        except Exception as error:
+            known.broken[name] = class_and_message(error)
+    return known
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    return "unknown" if point.dist is None else point.dist.name
+
+
+def _order(point: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
+    return _package(point) != _OWN_PACKAGE, point.name, _package(point)
 
 
 def add_plugin(name: str, plugin: object) -> None:
@@ -282,6 +323,18 @@ def _target(entry: Entry) -> Callable[..., object]:
     module, attribute = entry.target.split(":")
     try:
         return cast("Callable[..., object]", getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a target may raise any exception: an engine's library is missing, a driver is too old
         hint = f" (to install what it needs: {entry.hint})" if entry.hint else ""
-        raise PluginError(f"{entry.target}, the target of {entry.name!r}, cannot be imported: {error}{hint}") from error
+        raise PluginError(
+            f"{entry.target}, the target of {entry.name!r}, cannot be imported: {class_and_message(error)}{hint}"
+        ) from error
+
+
+def _made(entry: Entry) -> Backend:
+    make = _target(entry)
+    try:
+        return cast("Backend", make())
+    except Exception as error:
+        raise PluginError(
+            f"{entry.target}, the target of {entry.name!r}, failed: {class_and_message(error)}"
+        ) from error

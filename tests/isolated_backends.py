@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -77,9 +78,17 @@ _FAULTS: dict[str, Callable[[], None]] = {
     "another shape": _sends(_framed(["ok", np.zeros((2, 7), np.float32), 3, []])),
     "an array": _sends(_framed([np.zeros(3, np.float32)])),
     "no room": _no_room,
+    "narrow rows": lambda: None,
+    "other numbers": lambda: None,
     "full": _raise(ContextFull(7, 3, seq_id=2)),
     "something new": _raise(SomethingNew("what nobody knows")),
     "a type error": _raise(TypeError("not a batch")),
+}
+
+
+_CHANGES: dict[str, Callable[[Logits], Any]] = {
+    "narrow rows": lambda rows: rows[:, :7],
+    "other numbers": lambda rows: rows.astype(np.float64),
 }
 
 
@@ -89,6 +98,7 @@ class FaultyContext(ToyContext):
     def decode(self, batch: Batch) -> Logits:
         if 1 in batch.tokens:
             _FAULTS[FaultyBackend.fault]()
+            return _CHANGES.get(FaultyBackend.fault, np.array)(super().decode(batch))
         return super().decode(batch)
 
 

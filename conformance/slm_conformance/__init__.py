@@ -37,7 +37,7 @@ def run(
         extra_args: further arguments of pytest, as in ``["-k", "TestCut", "-x"]``.
         reports: files for the results: .html, .json or .svg.
         isolated: load each model in a process of its own.
-        quick: a first look in a few seconds: one model, few random programs, no slow scenario.
+        quick: a first look: one model, few random programs, no slow scenario.
         budget: additional seconds of random programs for each model.
         seed: seed of the first random program; each further one has the next seed.
 

@@ -27,7 +27,7 @@ def conformance(
         typer.Option(metavar="PATH", help="Write what was found as .html, .json or .svg (a badge); repeatable."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look in a few seconds: one model, no scenario that takes long.")
+        bool, typer.Option("--quick", help="A first look: one model, no scenario that takes long.")
     ] = False,
     budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Play random programs on each model for so long.")

@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
     what = "load each model in a process of its own"
     group.addoption("--slm-isolated", action="store_true", help=what)
-    what = "a first look in a few seconds: one model, few random programs, no scenario that takes long"
+    what = "a first look: one model, few random programs, no scenario that takes long"
     group.addoption("--slm-quick", action="store_true", help=what)
     what = "random programs for so many seconds on each model, beyond the first 20 (default: 0)"
     group.addoption("--slm-budget", metavar="SECONDS", type=float, default=0.0, help=what)

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from slm_core.backend_choice import support_of
+from slm_core.backend_choice import ranked
 from slm_core.checkpoints import INDEX, SINGLE, open_model, vocabulary_of
 from slm_core.cli import options as o
 from slm_core.cli.files import read_stdin
@@ -22,7 +22,7 @@ from slm_core.loading import demo_model_path
 from slm_core.modelinfo import model_info
 from slm_core.paths import local
 from slm_core.plugins import registry
-from slm_core.types import BackendStatus, DeviceStatus, KvType
+from slm_core.types import BackendStatus, DeviceStatus, KvType, Support
 from slm_core.vocabularies import load_vocab
 
 
@@ -30,7 +30,8 @@ def info(model: o.ModelPath = None, as_json: o.AsJson = False) -> None:
     """Show the properties of a model file, and the backends that can run it; reads only its header."""
     path = demo_model_path() if model is None else local(model)
     facts = _file_facts(path)
-    refusals = {name: _refusal(name, path) for name in registry().backends}
+    answers = ranked(registry(), path)
+    refusals = {name: _refusal(name, answers[name]) for name in registry().backends}
     if as_json:
         print_json({**facts, "backends": refusals})
         return
@@ -142,13 +143,11 @@ def _value_text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _refusal(name: str, path: Path) -> str | None:
+def _refusal(name: str, support: Support) -> str | None:
     """Why a backend cannot run the file; None if it can."""
-    backend = registry().backend(name)
-    status = backend.status()
+    status = registry().status(name)
     if not status.installed:
         return status.reason
-    support = support_of(backend, path)
     return None if support.supported else support.reason
 
 

@@ -202,7 +202,8 @@ class IsolatedContext(Closing):
             n_rows, width = int(np.count_nonzero(arrays["logits_mask"])), self._declared.n_vocab
             n_bytes = 4 * n_rows * width
             rows = self._ask("decode", arrays, most_bytes=n_bytes + _SMALL)
-            if rows is None and n_bytes <= N_BYTES:
+            if isinstance(rows, list) and n_bytes <= N_BYTES:  # the shape of the rows in the shared memory
+                self._check_list("decode", rows, [n_rows, width])
                 return self._rows.read((n_rows, width))
             return self._check_array("decode", rows, np.float32, (n_rows, width))
 
@@ -428,6 +429,10 @@ class IsolatedContext(Closing):
         if not isinstance(value, bytes) or len(value) > most:
             raise self._garbled(call)
         return value
+
+    def _check_list(self, call: str, value: Sequence[object], expected: Sequence[int]) -> None:
+        if any(type(number) is not int for number in value) or value != expected:
+            raise self._garbled(call)
 
     def _check_array(self, call: str, value: object, dtype: type[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:

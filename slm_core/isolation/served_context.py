@@ -125,7 +125,7 @@ class ServedContext:
 
     def _decode(self, arrays: dict[str, Any]) -> tuple[object, list[int]]:
         rows = self._context.decode(TokenBatch.from_arrays(**arrays))
-        return None if self._rows.write(rows) else rows, _sequences(arrays)
+        return list(rows.shape) if self._rows.write(rows) else rows, _sequences(arrays)
 
     def _decode_top(self, arrays: dict[str, Any], k: int) -> tuple[object, list[int]]:
         top = self._context.decode_top(TokenBatch.from_arrays(**arrays), k)

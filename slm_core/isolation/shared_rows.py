@@ -31,8 +31,8 @@ class SharedRows:
         self._values = np.empty(0, np.float32)
 
     def write(self, rows: NDArray[np.float32]) -> bool:
-        """Write rows; false if they are too large."""
-        if rows.size > len(self._values):
+        """Write rows; false if they are too large, or no float32."""
+        if rows.dtype != np.float32 or rows.size > len(self._values):
             return False
         np.copyto(self._values[: rows.size].reshape(rows.shape), rows)
         return True

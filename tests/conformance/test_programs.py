@@ -10,9 +10,10 @@ from slm_conformance.mutants.random_programs import PROGRAMS
 from slm_conformance.mutants.registry import MUTANTS
 from slm_conformance.oracle.runs import Run
 from slm_conformance.suite.meta import Verdict, play
-from slm_conformance.suite.programs.context_steps import Clear, Decode, Drop
+from slm_conformance.suite.programs.context_steps import Clear, Decode, Drop, Fork, Sizes
+from slm_conformance.suite.programs.contract_model import ContractModel
 from slm_conformance.suite.programs.random_context_programs import SIZES, ProgramMaker, shrink
-from slm_core.errors import SlmError
+from slm_core.errors import ContextFull, InvalidPosition, SlmError, UnsupportedEdit
 from slm_core.types import Capability, EditLevel
 
 MOST_CALLS = 6
@@ -56,3 +57,14 @@ def program_of(seed):
 def test_programs_depend_only_on_the_seed():
     assert program_of(5) == program_of(5)
     assert program_of(5) != program_of(6)
+
+
+@pytest.mark.parametrize(
+    ("level", "others"), [(EditLevel.CUT, {ContextFull}), (EditLevel.REPLAY, {ContextFull}), (EditLevel.REPLAY, set())]
+)
+def test_a_fork_that_splits_a_block_and_has_another_error_may_raise_either(level, others):
+    n_ctx = 10 if others else 20
+    contract = ContractModel(99, level, frozenset({Capability.BIDIRECTIONAL_BLOCKS}), Sizes(n_ctx, 2, 8, 8))
+    contract.play(Decode((Run(0, 0, (1, 2, 3)), Run(0, 0, (4, 5, 6, 7), block=True))))
+    partial = {UnsupportedEdit} if level is EditLevel.REPLAY and not others else set()
+    assert contract.play(Fork(0, 1, 5)) == ({InvalidPosition, *others, *partial}, True)

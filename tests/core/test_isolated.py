@@ -250,7 +250,9 @@ def test_llama_cpp_aborts_alone(tmp_path: Path) -> None:
         isolated(LlamaCppBackend(), "isolated_backends:UncheckedLlamaCpp").load(hostile, ModelOptions())
 
 
-@pytest.mark.parametrize("fault", ["random bytes", "pickle", "another shape", "an array"])
+@pytest.mark.parametrize(
+    "fault", ["random bytes", "pickle", "another shape", "an array", "narrow rows", "other numbers"]
+)
 def test_an_invalid_answer_ends_the_process(
     load: Load, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from slm_conformance.oracle.factories import make_tiny_model
 from slm_core import loading
 from slm_core.errors import (
     BackendUnavailable,
+    InvalidModelFile,
     InvalidOption,
     PluginError,
     TemplateError,
@@ -21,7 +22,16 @@ from slm_core.errors import (
     UnsupportedModel,
 )
 from slm_core.plugins import FormatterSource
-from slm_core.types import BackendStatus, ContextOptions, KvType, ModelInfo, ModelOptions, SourceKind, Support
+from slm_core.types import (
+    BackendStatus,
+    ContextOptions,
+    KvType,
+    ModelInfo,
+    ModelOptions,
+    ModelSource,
+    SourceKind,
+    Support,
+)
 
 
 class FakeModel:
@@ -142,6 +152,40 @@ def test_a_broken_plugin_does_not_prevent_others(known: FakeRegistry, monkeypatc
     model = slm.load("m.gguf")
     assert model.info.backend == "fast"
     assert "absent: cannot be imported" in model.info.reason
+
+
+@pytest.mark.parametrize("answer", [ValueError("no such\nkey"), UnsupportedModel("another format"), None])
+def test_a_backend_that_does_not_answer_does_not_prevent_others(
+    known: FakeRegistry, monkeypatch: pytest.MonkeyPatch, answer: Exception | None
+) -> None:
+    def supports(source: ModelSource, device: str = "auto") -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(known.backends["gpu"], "supports", supports)
+    reasons = {"ValueError": "gpu: ValueError: no such key", "UnsupportedModel": "gpu: another format"}
+    reason = reasons.get(type(answer).__name__, "gpu: supports() returned NoneType")
+    for order in (None, ["gpu", "fast"]):
+        model = slm.load("m.gguf", backend=order)
+        assert model.info.backend == "fast"
+        assert reason in model.info.reason
+
+
+def test_a_file_that_is_damaged_for_one_backend_may_be_the_format_of_another(
+    known: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supports(source: ModelSource, device: str = "auto") -> Support:
+        raise InvalidModelFile("not a GGUF file")
+
+    for name in ("fast", "absent"):
+        monkeypatch.setattr(known.backends[name], "supports", supports)
+    model = slm.load("m.npz")
+    assert model.info.backend == "slow"
+    assert "fast: not a GGUF file" in model.info.reason
+    for name in ("slow", "gpu"):
+        monkeypatch.setattr(known.backends[name], "supports", lambda source, device: Support(False, "no"))
+    with pytest.raises(InvalidModelFile, match="not a GGUF file"):
+        slm.load("m.npz")
 
 
 def test_options_reach_the_backend(known: FakeRegistry) -> None:

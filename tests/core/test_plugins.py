@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import types
+from pathlib import Path
 
 import pytest
 
@@ -106,26 +107,111 @@ def test_statuses_report_broken_backends_and_never_raise() -> None:
     assert not any(statuses[name].installed for name in ("crashing", "gone", "other"))
 
 
+class Point:
+    """An entry point of an installed package."""
+
+    def __init__(self, name: str, loaded: object, package: str = "another") -> None:
+        self.name, self.loaded, self.dist = name, loaded, types.SimpleNamespace(name=package)
+
+    def load(self) -> object:
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *points: Point) -> Registry:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    return plugins.registry.__wrapped__()
+
+
 def test_a_failed_import_of_a_plugin_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Point:
-        def __init__(self, name: str, loaded: object) -> None:
-            self.name, self.loaded = name, loaded
+    known = installed(monkeypatch, Point("bad", ValueError("boom")), Point("good", plugin(entry("engine"))))
+    assert (list(known.backends), known.broken) == (["engine"], {"bad": "ValueError: boom"})
+    assert "plugin 'bad' is left out: ValueError: boom" in caplog.text
+    with pytest.raises(UnknownBackend, match="the plugin 'bad' is left out: ValueError: boom"):
+        known.backend("bad")
 
-        def load(self) -> object:
-            if isinstance(self.loaded, Exception):
-                raise self.loaded
-            return self.loaded
 
-    points = [Point("bad", ValueError("boom")), Point("good", plugin(entry("engine")))]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-    registry = plugins.registry.__wrapped__()
-    assert (list(registry.backends), registry.broken) == (["engine"], {"bad": "ValueError: boom"})
-    assert "boom" in caplog.text
-    points.append(Point("good", plugin()))
-    with pytest.raises(PluginError, match="two installed packages"):
-        plugins.registry.__wrapped__()
+def failing() -> object:
+    module = types.ModuleType("failing")
+
+    def slm_backends() -> None:
+        raise RuntimeError("no licence")
+
+    module.slm_backends = hookimpl(specname="slm_backends")(slm_backends)
+    return module
+
+
+def misspelt() -> object:
+    module = types.ModuleType("misspelt")
+    module.slm_backend = hookimpl(lambda: (), specname="slm_backend")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (failing(), "RuntimeError: no licence"),
+        (misspelt(), "does not exist"),
+        (plugin(entry("My-Engine")), "accepted: lower case letters"),
+        (plugin(entry("engine")), "'engine' is provided by"),
+    ],
+)
+def test_a_malformed_plugin_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch, broken: object, reason: str
+) -> None:
+    known = installed(monkeypatch, Point("a", broken), Point("z", plugin(entry("engine")), "slm-core"))
+    assert (list(known.backends), list(known.broken)) == (["engine"], ["a"])
+    assert reason in known.broken["a"]
+    statuses = {status.name: status for status in known.statuses()}
+    assert statuses["engine"].installed
+    assert not statuses["a"].installed
+    assert reason in statuses["a"].reason
+
+
+def test_of_two_packages_with_a_plugin_of_one_name_the_first_is_used_and_slm_core_is_before_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = (
+        Point("p", plugin(entry("other"))),
+        Point("q", plugin(entry("two")), "old"),
+        Point("q", plugin(), "renamed"),
+    )
+    known = installed(monkeypatch, *others, Point("p", plugin(entry("engine")), "slm-core"))
+    assert list(known.backends) == ["engine", "two"]
+    assert known.broken == {
+        "p of another": "the package slm-core has a plugin of this name, too",
+        "q of renamed": "the package old has a plugin of this name, too",
+    }
+
+
+def test_a_target_that_fails_is_one_error() -> None:
+    def unlicensed() -> object:
+        raise RuntimeError("no\nlicence")
+
+    known = Registry({"p": plugin(Entry("mine", unlicensed), Entry("loud", lambda: Loud()))})
+    with pytest.raises(PluginError, match="the target of 'mine', failed: RuntimeError: no licence"):
+        known.backend("mine")
+    statuses = {status.name: status for status in known.statuses()}
+    assert "no licence" in statuses["mine"].reason
+    assert statuses["loud"].reason == "status() of backend 'loud' returned NoneType"
+
+
+class Loud:
+    name = "loud"
+
+    def status(self) -> None:
+        return None
+
+
+def test_a_target_whose_library_is_missing_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "needs_a_library.py").write_text("import ctypes\nctypes.CDLL('libno-such-engine.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    known = Registry({"p": plugin(entry("engine", "needs_a_library:Engine", "pip install engine"))})
+    with pytest.raises(PluginError, match=r"cannot be imported: OSError: .*libno-such.*\(.*pip install engine\)"):
+        known.backend("engine")
 
 
 def test_a_program_can_add_a_plugin_with_callables_as_targets() -> None:

@@ -30,7 +30,7 @@ from slm_conformance.oracle.weights import Weights
 from slm_conformance.suite import child
 from slm_conformance.suite.spec import make_backend
 from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens
-from slm_core.errors import InvalidOption, UnsupportedModel
+from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.loading import demo_model_path
 from slm_core.protocols import BackendModel
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelOptions, ModelSource, Progress
@@ -128,7 +128,19 @@ class Workshop:
 
     def load(self, source: ModelSource) -> BackendModel:
         """Load a file again, or another source, with the adopter's options."""
-        return self.backend.load(source, self.options())
+        return self._load(source, self.options())
+
+    def _load(self, source: ModelSource, options: ModelOptions) -> BackendModel:
+        try:
+            return self.backend.load(source, options)
+        except SlmError:
+            raise
+        except Exception as error:
+            error.add_note(
+                f"load() of {self.backend.name} raised no error of slm_core.errors: UnsupportedModel if the engine"
+                " cannot run the model (then supports() has to say no, too), InvalidModelFile if the file is damaged"
+            )
+            raise
 
     def options(self, progress: Progress | None = None) -> ModelOptions:
         """The adopter's load options."""
@@ -141,7 +153,7 @@ class Workshop:
         if n_threads != "one":
             return n_threads
         try:
-            self.backend.load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
+            self._load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
         except InvalidOption:
             return None
         return 1

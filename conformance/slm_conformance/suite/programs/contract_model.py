@@ -231,11 +231,13 @@ class ContractModel:
             errors.add(InvalidSequence)
         if Capability.SHARED_FORK not in self.capabilities and end > self.n_free:
             errors.add(ContextFull)
-        if not errors and self._n_split(src, end) > self.n_free:
-            return {ContextFull}, False
-        if not errors and 0 < end < self.length(src) and self.edit_level < EditLevel.TRUNCATE:
-            return {UnsupportedEdit}, False
-        return self._with_block_errors(errors, src, end)
+        if errors:
+            return self._with_block_errors(errors, src, end)
+        possible: Errors = {ContextFull} if self._n_split(src, end) > self.n_free else set()
+        if 0 < end < self.length(src) and self.edit_level < EditLevel.TRUNCATE:
+            possible.add(UnsupportedEdit)
+        of_blocks, must = self._with_block_errors(set(), src, end)
+        return possible | of_blocks, must if of_blocks else not possible
 
     def _cut_errors(self, errors: Errors, seq_id: int, start: int, end: int) -> tuple[Errors, bool]:
         errors = errors | self._level_errors(EditLevel.CUT)
@@ -251,11 +253,11 @@ class ContractModel:
     def _with_block_errors(self, errors: Errors, seq_id: int, length: int) -> tuple[Errors, bool]:
         """Errors of keeping the first ``length`` tokens: no block may be split, unless a cut removed part of it."""
         slots = self.sequences[seq_id].slots if self.exists(seq_id) else ()
-        if errors or not 0 < length < len(slots) or not slots[length - 1].ahead:
+        if not 0 < length < len(slots) or not slots[length - 1].ahead:
             return errors, True
         n = slots[length - 1].ahead
         is_whole = [slot.ahead for slot in slots[length : length + n]] == list(range(n - 1, -1, -1))
-        return {InvalidPosition}, is_whole
+        return errors | {InvalidPosition}, bool(errors) or is_whole
 
     def _room(self, seq_id: int, start: int, end: int) -> int:
         """The most slots that a sequence may have after a cut: free ones, its own, and those that stay shared."""

@@ -47,6 +47,8 @@ class TestBackend(Scenarios):
         """Backend: a name of lower case letters, digits and underscores; a status with version and devices."""
         name = bench.backend.name
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name), f"the backend's name is {name!r}"
+        spec = bench.workshop.fixtures.backend
+        assert ":" in spec or name == spec, f"the backend is registered as {spec!r}, and calls itself {name!r}"
         status = bench.backend.status()
         assert isinstance(status, BackendStatus), f"status() returned {type(status).__name__}"
         assert (status.name, status.installed) == (name, True), f"the status of a loaded backend is {status}"

@@ -21,6 +21,7 @@ class TestDecode(Scenarios):
         context, tokens = bench.context(), bench.tokens(40)
         batch = bench.batch(context, (0, 0, tokens))
         rows = context.decode(batch)
+        assert isinstance(rows, np.ndarray), f"logits are a {type(rows).__name__}, not an array of NumPy"
         assert rows.dtype == np.float32, f"logits are {rows.dtype}, not float32"
         assert rows.shape == (40, bench.vocab.size), f"40 rows were asked for, the logits have shape {rows.shape}"
         assert context.tokens(0) == tuple(tokens), "the context does not hold the tokens that were decoded"

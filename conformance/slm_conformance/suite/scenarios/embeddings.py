@@ -28,6 +28,7 @@ class TestEmbeddings(Scenarios):
             return
         states = context.embed(batch)
         shape = 5, bench.model.info.n_embd
+        assert isinstance(states, np.ndarray), f"hidden states are a {type(states).__name__}, not an array of NumPy"
         assert states.dtype == np.dtype(np.float32) and states.shape == shape, (
             f"hidden states of 5 tokens are {states.dtype} {states.shape}, not float32 {shape}"
         )

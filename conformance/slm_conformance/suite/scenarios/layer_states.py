@@ -32,6 +32,7 @@ class TestLayerStates(Scenarios):
             return
         states = context.layer_states(batch, [1])
         shape = 1, 5, bench.model.info.n_embd
+        assert isinstance(states, np.ndarray), f"states of layers are a {type(states).__name__}, not an array of NumPy"
         assert states.dtype == np.dtype(np.float32) and states.shape == shape, (
             f"states of 5 tokens after one layer are {states.dtype} {states.shape}, not float32 {shape}"
         )

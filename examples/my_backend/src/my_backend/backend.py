@@ -1,4 +1,7 @@
-"""What the backend is, what it can run, and how it loads."""
+"""What the backend is, what it can run, and how it loads.
+
+Imported whenever a backend is chosen: an engine that takes long to import is imported in ``load``.
+"""
 
 from __future__ import annotations
 
