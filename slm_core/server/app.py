@@ -88,7 +88,7 @@ def create_app(
     """
     options = options if options is not None else ServerOptions()
     registry = ModelRegistry(models, memory_bytes=options.memory_bytes, keep_alive_s=options.keep_alive_s)
-    limits = Limits(options.api_keys, options.max_requests)
+    limits = Limits(options.api_keys, options.max_requests, options.max_priority)
     metrics, server_log = HttpMetrics(), ServerLog(log)
     stored = ResponseStore()
 

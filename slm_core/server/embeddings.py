@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, cast
 
@@ -14,11 +15,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from slm_core.model import Model
-from slm_core.server.calls import until_lost
+from slm_core.server.calls import call_of, until_lost
 from slm_core.server.errors import ApiError
 from slm_core.server.fields import Strict
 from slm_core.server.registry import Leased
-from slm_core.server.sse import json_response, registry_of
+from slm_core.server.sse import json_response, limits_of, registry_of
 from slm_core.types import States
 
 router = APIRouter(tags=["Embeddings"])
@@ -79,7 +80,7 @@ async def embeddings(body: EmbeddingsRequest, http: Request) -> Response:
     texts = body.texts()
 
     async def work() -> Response:
-        async with registry_of(http).lease(body.model) as running:
+        async with _leased(http, body.model) as running:
             vectors, n_tokens = await _embed(running, texts)
             width = vectors.shape[1]
             if body.dimensions not in (None, width):
@@ -108,7 +109,7 @@ async def rerank(body: RerankRequest, http: Request) -> Response:
     texts = _checked([body.query, *documents], "query or documents")
 
     async def work() -> Response:
-        async with registry_of(http).lease(body.model) as running:
+        async with _leased(http, body.model) as running:
             if running.model.info.ranks:
                 scores, n_tokens = await _rank(running, body.query, documents)
             else:
@@ -123,6 +124,18 @@ async def rerank(body: RerankRequest, http: Request) -> Response:
             return json_response({"model": running.name, "results": results, "usage": usage})
 
     return await until_lost(http.receive, work)
+
+
+@asynccontextmanager
+async def _leased(http: Request, model: str | None) -> AsyncIterator[Leased]:
+    """A model for a request, which counts as one request, however many texts it has.
+
+    Raises:
+        ApiError: there is no place for a request, or no such model.
+    """
+    with limits_of(http).place(call_of(http.scope).key):
+        async with registry_of(http).lease(model) as running:
+            yield running
 
 
 def _checked(texts: Sequence[Text], where: str) -> Sequence[Text]:

@@ -78,5 +78,8 @@ class EngineFields(Strict):
     """Fields for the engine."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    priority: float = Field(0, description="Requests with a larger priority come first.")
+    priority: float | None = Field(
+        None,
+        description="Requests with a larger priority come first; by default 0. The operator says what is allowed.",
+    )
     cache_salt: str | None = Field(None, description="Requests share cached prefixes only with the same salt.")
