@@ -17,12 +17,13 @@ from starlette.responses import Response
 from slm_core.model import Model
 from slm_core.server.calls import call_of, until_lost
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Items, Strict
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.registry import Leased
 from slm_core.server.sse import json_response, limits_of, registry_of
 from slm_core.types import States
 
-router = APIRouter(tags=["Embeddings"])
+router = APIRouter(tags=["Embeddings"], route_class=LargeBodyRoute)
 _NO_EFFECT = "Without effect."
 _MOST_TEXTS = 2048
 _TOGETHER = 8
@@ -35,7 +36,7 @@ class EmbeddingsRequest(Strict):
     """The body of a request for embeddings."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    input: str | list[int] | list[str] | list[list[int]] = Field(
+    input: str | Items[int] | Items[str] | Items[Items[int]] = Field(
         description=f"A text or its tokens, or a list of at most {_MOST_TEXTS:,} of them."
     )
     encoding_format: Literal["float", "base64"] = Field("float", description='"base64": little-endian float32.')
@@ -64,7 +65,7 @@ class RerankRequest(Strict):
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
     query: str
-    documents: list[str | Document] = Field(description=f"At most {_MOST_TEXTS - 1:,} texts.")
+    documents: Items[str | Document] = Field(description=f"At most {_MOST_TEXTS - 1:,} texts.")
     top_n: int | None = Field(None, ge=1, description="How many results; all by default.")
     return_documents: bool = Field(False, description="Whether results have the text.")
     user: str | None = Field(None, description=_NO_EFFECT)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -14,6 +15,8 @@ from slm_core.openai_shapes import call_shape
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import call_of
 from slm_core.server.errors import ApiError
+from slm_core.server.fields import Items
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
@@ -21,13 +24,13 @@ from slm_core.server.session_store import ServedSession, size_of
 from slm_core.server.sessions import BUSY, session_of, store_of
 from slm_core.server.sse import STREAMED, log_of, registry_of, stream_answer, whole_answer
 
-router = APIRouter(tags=["Sessions"])
+router = APIRouter(tags=["Sessions"], route_class=LargeBodyRoute)
 
 
 class TurnRequest(ChatCompletionRequest):
     """The body of a request for an answer, in the form of chat completions."""
 
-    messages: list[ChatMessage] = Field(
+    messages: Items[ChatMessage] = Field(
         default_factory=list, description="Messages to add; without any, the session's last message is answered."
     )
     keep_partial: bool = Field(
@@ -39,7 +42,6 @@ class TurnRequest(ChatCompletionRequest):
 async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     """Add messages and generate an answer, in the form of chat completions. If it fails, the session is unchanged."""
     session = session_of(http, session_id)
-    request = _request(http, session, body).generation()
     writers: list[_TurnWriter] = []
 
     def keep(answering: Answering, answer: Choice | None, shifted_tokens: int) -> None:
@@ -70,6 +72,7 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
                     log_of(http).failure(call_of(http.scope), error)
 
     try:
+        request = await to_thread.run_sync(_request(http, session, body).generation)
         store_of(http).check_size(size_of(body.messages))
         if body.stream:
             return _Ending(await stream_answer(http, request, writer), end)

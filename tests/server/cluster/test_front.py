@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from io import StringIO
@@ -335,6 +336,20 @@ def test_a_session_whose_replica_ends_is_not_asked_elsewhere(client: Client, fix
     response = client.get(f"/v1/sessions/{session}")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "replica_lost")
     assert response.headers["retry-after"] == "1"
+
+
+def test_other_requests_do_not_wait_for_a_large_body(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front parses it in a thread, too."""
+    threads = []
+
+    def noted(body: Any) -> str:
+        threads.append(threading.get_ident())
+        return ""
+
+    monkeypatch.setattr("slm_core.server.cluster.front.prompt_text", noted)
+    client.post("/tokenize", {"content": "x" * 10_000})
+    client.post("/tokenize", {"content": "x"})
+    assert [thread == threading.get_ident() for thread in threads] == [False, True]
 
 
 def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:
