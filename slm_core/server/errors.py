@@ -24,6 +24,8 @@ from slm_core.sampling import Sampling
 _REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError, UnsupportedOutput)
 """Errors that the client causes."""
 _PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority", "chat_template_kwargs"}
+ENDED_BY_SERVER = ("unavailable", "cancelled")
+"""Codes of errors of answers that have not failed: the server stops, or unloads the model."""
 _INTERNAL = "internal error; the server's log has the details under this request's id"
 
 

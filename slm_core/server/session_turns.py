@@ -14,7 +14,7 @@ from starlette.responses import Response
 from slm_core.openai_shapes import call_shape
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import call_of
-from slm_core.server.errors import ApiError
+from slm_core.server.errors import ENDED_BY_SERVER, ApiError
 from slm_core.server.fields import Items
 from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
@@ -34,7 +34,9 @@ class TurnRequest(ChatCompletionRequest):
         default_factory=list, description="Messages to add; without any, the session's last message is answered."
     )
     keep_partial: bool = Field(
-        False, description="If the client closes the connection of the stream, keep the answer as far as it came."
+        False,
+        description="If the client closes the connection of the stream, or the server ends the answer because it stops"
+        " or unloads the model, keep the answer as far as it came.",
     )
 
 
@@ -127,12 +129,15 @@ class _TurnWriter(ChunkWriter):
         return super().end(outcomes, usage)
 
     def error(self, error: ApiError) -> Iterable[bytes]:
-        """The answer failed."""
-        self._is_over = True
+        """The answer failed, or the server has ended it."""
+        self._is_over = error.code not in ENDED_BY_SERVER
         return super().error(error)
 
     def keep_partial(self) -> None:
-        """Keep an answer that neither ended nor failed: the client is lost. Before its first token, it is left out."""
+        """Keep an answer that neither ended nor failed: the client is lost, or the server stops.
+
+        Before its first token, it is left out.
+        """
         if not self._is_over:
             self._keep(self._answering, self._choice if self._choice.parts else None, 0)
 
