@@ -47,6 +47,10 @@ class Replicas(Protocol):
         """
         ...
 
+    async def end_answers(self) -> None:
+        """End all answers with an error."""
+        ...
+
     async def close(self) -> None:
         """End all replicas, after their answers."""
         ...
@@ -89,13 +93,9 @@ def create_front(replicas: Replicas, options: ServerOptions, *, log: TextIO | No
 
     limits = Limits(options.api_keys, _UNLIMITED)
     app = Starlette(lifespan=lifespan, middleware=middleware(options, limits, ServerLog(log), metrics))
-    app.state.options, app.state.startup_error, app.state.end_answers = options, None, _end_nothing
+    app.state.options, app.state.startup_error, app.state.end_answers = options, None, replicas.end_answers
     app.router.default = _Front(replicas, options, metrics)
     return app
-
-
-async def _end_nothing() -> None:
-    """The replicas end their answers."""
 
 
 async def _start(app: Starlette, replicas: Replicas) -> None:
