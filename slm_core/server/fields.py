@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
@@ -23,6 +24,12 @@ Items: TypeAlias = Annotated[list[_T], _OneError()]
 """A list of a body. Its first invalid item is its only error: a body has room for millions, which take minutes."""
 
 
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """The names of the fields of a part of a body."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
 class Strict(BaseModel):
     """A part of a body: an unknown field is an error, and nothing is converted."""
 
@@ -31,14 +38,16 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_more_unknown(cls, value: object) -> object:
-        """Leave out all unknown fields but the first one, for the reason of ``Items``.
+        """Leave out unknown fields that are null, and all others but the first one, for the reason of ``Items``.
+
+        Null is absent: clients send messages back with a null for each field of newer versions of their API.
 
         It is called for each part of a body. pydantic holds the GIL, and other threads can take it in code in Python.
         """
-        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+        known = _names(cls)
+        if not isinstance(value, dict) or known.issuperset(value):
             return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in value if name not in known), None)
+        unknown = next((name for name, each in value.items() if name not in known and each is not None), None)
         return {name: each for name, each in value.items() if name in known or name == unknown}
 
 

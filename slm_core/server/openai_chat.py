@@ -79,6 +79,7 @@ class AssistantMessage(Strict):
     content: Content | None = None
     reasoning_content: str | None = None
     refusal: None = None
+    annotations: Items[Any] | None = Field(None, description=_NO_EFFECT)
     tool_calls: Items[MessageCall] | None = None
     name: str | None = Field(None, description=_NO_EFFECT)
 
@@ -161,7 +162,7 @@ class PromptFields(EngineFields):
     messages: Items[ChatMessage] = Field(min_length=1)
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
@@ -214,6 +215,7 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     response_format: ResponseFormat | None = None
     modalities: Items[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_NO_EFFECT)
     metadata: Texts | None = Field(None, description=_NO_EFFECT)
     store: Literal[False] | None = Field(None, description="Only false: chat completions are not stored.")
     service_tier: Literal["auto", "default"] | None = Field(None, description=_NO_EFFECT)

@@ -151,7 +151,7 @@ class TextOptions(Strict):
 class Reasoning(Strict):
     """Whether the model reasons."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect: it is in full.")
