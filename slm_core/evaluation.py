@@ -7,6 +7,7 @@ answers its requests on any backend.
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -122,6 +123,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         if add_special_tokens is None and len(ids) > 1 and ids[0] == ids[1] == vocab.bos:
             del ids[0]  # the prompt spells BOS itself
         return ids
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """See ``_loglikelihood_tokens``. Progress is shown in terminals only."""
+        in_terminal = sys.stderr.isatty()
+        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm or not in_terminal)
+        return scored
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **others: object

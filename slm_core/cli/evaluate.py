@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +49,7 @@ def evaluate(
 
     Tasks download their documents from the Hugging Face Hub, unless --include-path has tasks with files of their own.
     """
+    _show_bars_only_in_terminals()
     from slm_core.evaluation import HarnessModel  # raises MissingExtra
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -76,6 +79,12 @@ def evaluate(
         write(out(), make_table(results) + "\n")
     if output is not None:  # last, because it may fail: the disk is full, or read-only
         write_whole(output, json.dumps(results, default=str, ensure_ascii=False, indent=1).encode())
+
+
+def _show_bars_only_in_terminals() -> None:
+    """Disable the progress bars of libraries in pipes: a log would have a line for each update."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # tqdm reads it when it is imported
 
 
 def _results(subject: object, names: list[str], include_path: Path | None, **options: object) -> dict[str, Any]:

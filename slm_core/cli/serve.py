@@ -64,8 +64,16 @@ def serve(
         typer.Option(metavar="FILE", help="Keys with names and limits (docs/serving.md).", rich_help_panel=_ACCESS),
     ] = None,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests at a time; more are refused with 429.", rich_help_panel=_ACCESS)
+        int,
+        typer.Option(
+            min=1,
+            help="Requests at a time, each answer counts as one; more are refused with 429.",
+            rich_help_panel=_ACCESS,
+        ),
     ] = 256,
+    max_priority: Annotated[
+        float, typer.Option(help="The highest priority that a request may ask for.", rich_help_panel=_ACCESS)
+    ] = 0.0,
     max_body: Annotated[
         str, typer.Option(metavar="SIZE", help="The longest request, such as 16M.", rich_help_panel=_ACCESS)
     ] = "16M",
@@ -174,6 +182,7 @@ def serve(
         host=host,
         keys=(*_keys(key or []), *([] if key_file is None else read_keys(key_file))),
         max_requests=max_requests,
+        max_priority=max_priority,
         max_body_bytes=_bytes(max_body, "--max-body"),
         no_auth=no_auth,
         allowed_hosts=tuple(allowed_host or ()),

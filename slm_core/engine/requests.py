@@ -198,7 +198,8 @@ class Request:
             InvalidOption: they were unloaded, or others have their names.
         """
         if self.adapters and salt_of(self._own_salt, self.adapters, self._loaded) != self.salt:
-            raise InvalidOption(f"the adapters {', '.join(self.adapters)} were replaced before the request began")
+            when = "while the request was preempted" if self.n_preempted else "before the request began"
+            raise InvalidOption(f"the adapters {', '.join(self.adapters)} were replaced {when}")
 
     @property
     def over(self) -> bool:

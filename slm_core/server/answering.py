@@ -59,6 +59,7 @@ class Answering:
         request_id: the request's id in the engine's metrics and logs.
         begun: answers of the same HTTP request that have begun. Their model cannot be unloaded before they end, so this
             request uses it, too: a lease of its own would wait for an unload, and the unload for them.
+        n_places: what it counts as for the limits of requests; None for one place for each answer.
 
     Attributes:
         running: the model.
@@ -77,6 +78,7 @@ class Answering:
         key: str,
         request_id: str,
         begun: Sequence[Answering] = (),
+        n_places: int | None = None,
     ) -> None:
         self._registry = registry
         self._limits = limits
@@ -88,19 +90,22 @@ class Answering:
         self._stack = AsyncExitStack()
         self._stream: CompletionsStream | None = None
         logprobs = request.sampling.logprobs is not None
-        n = max(request.n, request.best_of or 0)
+        n = request.n_answers
+        self._n_places = n if n_places is None else n_places
         tokens, single_call = request.return_tokens, not request.parallel_calls
         self._readers = [PieceReader(i, logprobs=logprobs, tokens=tokens, single_call=single_call) for i in range(n)]
 
     async def __aenter__(self) -> Self:
         try:
-            self._stack.enter_context(self._limits.place(self._key))
+            priority = self._limits.priority(self._key, self._request.priority)
+            self._limits.check_answers(self._key, self._n_places, "n")
+            self._stack.enter_context(self._limits.place(self._key, self._n_places))
             began = time.perf_counter()
             lease = nullcontext(self._begun[0].running) if self._begun else self._registry.lease(self._request.model)
             self.running = await self._stack.enter_async_context(lease)
             self.load_s = time.perf_counter() - began
             with anyio.CancelScope(shield=True):  # a submitted request must not be lost
-                self._stream = stream = await to_thread.run_sync(self._submit)
+                self._stream = stream = await to_thread.run_sync(self._submit, priority)
             self._stack.callback(stream.close)
             n, max_tokens = len(self._readers), self._request.sampling.max_tokens
             n_begun = sum(answering.n_cells for answering in self._begun)
@@ -136,7 +141,7 @@ class Answering:
         """Whether pieces carry tokens."""
         return self._request.return_tokens
 
-    def _submit(self) -> CompletionsStream:
+    def _submit(self, priority: float) -> CompletionsStream:
         request = self._request
         return self.running.engine.completions(
             request.prompt,
@@ -145,7 +150,7 @@ class Answering:
             best_of=request.best_of,
             constraint=self._constraint(),
             speculation=prompt_lookup(request.sampling, self.running.lookup),
-            priority=request.priority,
+            priority=priority,
             key=self._key,
             salt=request.salt,
             adapters=self.running.adapters,

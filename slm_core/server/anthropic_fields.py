@@ -12,7 +12,7 @@ from slm_core.constraints import JsonSchema, Spec
 from slm_core.engine import Conversation
 from slm_core.sampling import Sampling
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import EngineFields, SamplingFields, Strict
+from slm_core.server.fields import EngineFields, Items, SamplingFields, Strict
 from slm_core.server.requests import GenerationRequest
 from slm_core.types import Message, Role, ToolCall
 
@@ -65,7 +65,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | Items[TextBlock] = ""
     is_error: bool | None = Field(None, description="Without effect: the content says it.")
 
 
@@ -77,14 +77,14 @@ class UserMessage(Strict):
     """A message of the user."""
 
     role: Literal["user"]
-    content: str | list[UserBlock]
+    content: str | Items[UserBlock]
 
 
 class AssistantMessage(Strict):
     """An earlier answer; as the last message, the beginning of the answer."""
 
     role: Literal["assistant"]
-    content: str | list[AssistantBlock]
+    content: str | Items[AssistantBlock]
 
 
 AnyMessage = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
@@ -141,9 +141,9 @@ class Metadata(Strict):
 class PromptFields(EngineFields):
     """Fields of the prompt."""
 
-    messages: list[AnyMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[ClientTool] | None = None
+    messages: Items[AnyMessage] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
+    tools: Items[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -203,7 +203,7 @@ class MessagesRequest(SamplingFields, PromptFields):
     """The body of a request."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = Field(None, description="Texts that end the answer.")
+    stop_sequences: Items[str] | None = Field(None, description="Texts that end the answer.")
     stream: bool | None = None
     metadata: Metadata | None = Field(None, description=_NO_EFFECT)
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description=_NO_EFFECT)

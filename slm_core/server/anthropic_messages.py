@@ -11,10 +11,11 @@ from starlette.responses import Response
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.anthropic_fields import CountRequest, MessagesRequest
 from slm_core.server.errors import ApiError, anthropic_envelope
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Part, Piece
 from slm_core.server.sse import STREAMED, answer, frame, json_response, registry_of
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=LargeBodyRoute)
 
 
 @router.post("/v1/messages", responses=STREAMED)
@@ -27,13 +28,13 @@ async def messages(body: MessagesRequest, http: Request) -> Response:
         return _message(answering, [_block(part) for part in choice.parts], ending)
 
     writer = (lambda answering: EventWriter(answering, body.max_tokens)) if body.stream else None
-    return await answer(http, body.generation(), join=whole, writer=writer)
+    return await answer(http, await off_loop(http, body.generation), join=whole, writer=writer)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, http: Request) -> Response:
     """The number of tokens of a prompt."""
-    conversation = body.conversation()
+    conversation = await off_loop(http, body.conversation)
     async with registry_of(http).lease(body.model) as running:
         tokens = await running.tokens(conversation)
     return json_response({"input_tokens": len(tokens)})

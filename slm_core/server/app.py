@@ -88,7 +88,7 @@ def create_app(
     """
     options = options if options is not None else ServerOptions()
     registry = ModelRegistry(models, memory_bytes=options.memory_bytes, keep_alive_s=options.keep_alive_s)
-    limits = Limits(options.api_keys, options.max_requests)
+    limits = Limits(options.api_keys, options.max_requests, options.max_priority)
     metrics, server_log = HttpMetrics(), ServerLog(log)
     stored = ResponseStore()
 
@@ -149,6 +149,8 @@ async def _refuse(http: Request, error: Exception) -> Response:
     """The answer to a request that failed before its first byte, in the form of its API."""
     if isinstance(error, RequestValidationError):
         refusal = validation_error(error.errors())
+    elif isinstance(error, HTTPException) and isinstance(error.__cause__, ApiError):
+        refusal = error.__cause__  # of a large body
     elif isinstance(error, HTTPException) and isinstance(error.__cause__, (ValueError, RecursionError)):
         refusal = invalid_json()  # fastapi: bytes that are not UTF-8, an integer that is too long, or deep nesting
     elif isinstance(error, HTTPException):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, cast
 
@@ -14,14 +15,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from slm_core.model import Model
-from slm_core.server.calls import until_lost
+from slm_core.server.calls import call_of, until_lost
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Items, Strict
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.registry import Leased
-from slm_core.server.sse import json_response, registry_of
+from slm_core.server.sse import json_response, limits_of, registry_of
 from slm_core.types import States
 
-router = APIRouter(tags=["Embeddings"])
+router = APIRouter(tags=["Embeddings"], route_class=LargeBodyRoute)
 _NO_EFFECT = "Without effect."
 _MOST_TEXTS = 2048
 _TOGETHER = 8
@@ -34,7 +36,7 @@ class EmbeddingsRequest(Strict):
     """The body of a request for embeddings."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    input: str | list[int] | list[str] | list[list[int]] = Field(
+    input: str | Items[int] | Items[str] | Items[Items[int]] = Field(
         description=f"A text or its tokens, or a list of at most {_MOST_TEXTS:,} of them."
     )
     encoding_format: Literal["float", "base64"] = Field("float", description='"base64": little-endian float32.')
@@ -63,7 +65,7 @@ class RerankRequest(Strict):
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
     query: str
-    documents: list[str | Document] = Field(description=f"At most {_MOST_TEXTS - 1:,} texts.")
+    documents: Items[str | Document] = Field(description=f"At most {_MOST_TEXTS - 1:,} texts.")
     top_n: int | None = Field(None, ge=1, description="How many results; all by default.")
     return_documents: bool = Field(False, description="Whether results have the text.")
     user: str | None = Field(None, description=_NO_EFFECT)
@@ -79,7 +81,7 @@ async def embeddings(body: EmbeddingsRequest, http: Request) -> Response:
     texts = body.texts()
 
     async def work() -> Response:
-        async with registry_of(http).lease(body.model) as running:
+        async with _leased(http, body.model) as running:
             vectors, n_tokens = await _embed(running, texts)
             width = vectors.shape[1]
             if body.dimensions not in (None, width):
@@ -108,7 +110,7 @@ async def rerank(body: RerankRequest, http: Request) -> Response:
     texts = _checked([body.query, *documents], "query or documents")
 
     async def work() -> Response:
-        async with registry_of(http).lease(body.model) as running:
+        async with _leased(http, body.model) as running:
             if running.model.info.ranks:
                 scores, n_tokens = await _rank(running, body.query, documents)
             else:
@@ -123,6 +125,18 @@ async def rerank(body: RerankRequest, http: Request) -> Response:
             return json_response({"model": running.name, "results": results, "usage": usage})
 
     return await until_lost(http.receive, work)
+
+
+@asynccontextmanager
+async def _leased(http: Request, model: str | None) -> AsyncIterator[Leased]:
+    """A model for a request, which counts as one request, however many texts it has.
+
+    Raises:
+        ApiError: there is no place for a request, or no such model.
+    """
+    with limits_of(http).place(call_of(http.scope).key):
+        async with registry_of(http).lease(model) as running:
+            yield running
 
 
 def _checked(texts: Sequence[Text], where: str) -> Sequence[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from slm_core.errors import (
     BackendError,
@@ -24,6 +25,8 @@ from slm_core.sampling import Sampling
 _REFUSED = (OptionError, ConstraintError, TemplateError, VocabError, InvalidToken, SamplingError, UnsupportedOutput)
 """Errors that the client causes."""
 _PARAMS = {*(each.name for each in fields(Sampling)), "tool_choice", "priority", "chat_template_kwargs"}
+ENDED_BY_SERVER = ("unavailable", "cancelled")
+"""Codes of errors of answers that have not failed: the server stops, or unloads the model."""
 _INTERNAL = "internal error; the server's log has the details under this request's id"
 
 
@@ -124,6 +127,8 @@ def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     param = _dotted(location)
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{param} is not supported", "unknown_parameter", param)
+    if (unsupported := _unsupported(first, param)) is not None:
+        return unsupported
     if first["type"] == "missing":
         return ApiError(400, f"{param or 'a JSON body'} is missing", "missing_parameter", param or None)
     if first["type"] == "model_attributes_type" and not param:
@@ -131,6 +136,21 @@ def validation_error(errors: Sequence[Mapping[str, object]]) -> ApiError:
     if first["type"] == "json_invalid":
         return invalid_json()
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param or None)
+
+
+def _unsupported(error: Mapping[str, Any], param: str) -> ApiError | None:
+    """The answer for a message, or a part of one, of a kind that is unknown here, such as an image; None for others."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "too_long" and context["max_length"] == 0:
+        return ApiError(400, f"{param} is not supported", param=param)
+    if kind == "union_tag_invalid":
+        param = f"{param}.{context['discriminator']}".replace("'", "").lstrip(".")
+        value, accepted = context["tag"], context["expected_tags"]
+    elif kind == "literal_error" and param.endswith(".type"):
+        value, accepted = error["input"], context["expected"]
+    else:
+        return None
+    return ApiError(400, f"{param}: {value!r:.80} is not supported (accepted: {accepted})", param=param)
 
 
 def _deepest(errors: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 
 from slm_core.sampling import Sampling
+
+_T = TypeVar("_T")
+
+
+class _OneError:
+    """Ends the validation of a list with its first error. pydantic's FailFast cannot be a member of a union."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return {**handler(source), "fail_fast": True}
+
+
+Items: TypeAlias = Annotated[list[_T], _OneError()]
+"""A list of a body. Its first invalid item is its only error: a body has room for millions, which take minutes."""
+
+
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """The names of the fields of a part of a body."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class Strict(BaseModel):
     """A part of a body: an unknown field is an error, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_more_unknown(cls, value: object) -> object:
+        """Leave out unknown fields that are null, and all others but the first one, for the reason of ``Items``.
+
+        Null is absent: clients send messages back with a null for each field of newer versions of their API.
+
+        It is called for each part of a body. pydantic holds the GIL, and other threads can take it in code in Python.
+        """
+        known = _names(cls)
+        if not isinstance(value, dict) or known.issuperset(value):
+            return value
+        unknown = next((name for name, each in value.items() if name not in known and each is not None), None)
+        return {name: each for name, each in value.items() if name in known or name == unknown}
+
+
+def _first_wrong(*kinds: type) -> Callable[[object], object]:
+    """A function that leaves of a dict the first entry whose value is of another type, for the reason of ``Items``."""
+
+    def leave(value: object) -> object:
+        entries = value.items() if isinstance(value, dict) else ()
+        wrong = next(((name, each) for name, each in entries if type(each) not in kinds), None)
+        return value if wrong is None else dict([wrong])
+
+    return leave
+
+
+Numbers: TypeAlias = Annotated[dict[str, float], BeforeValidator(_first_wrong(int, float))]
+Texts: TypeAlias = Annotated[dict[str, str], BeforeValidator(_first_wrong(str))]
 
 
 class SamplingFields(Strict):
@@ -32,7 +83,7 @@ class SamplingFields(Strict):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_window: int | None = None
-    dry_breakers: list[str | int] | None = None
+    dry_breakers: Items[str | int] | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     dynatemp_range: float | None = None
@@ -44,16 +95,16 @@ class SamplingFields(Strict):
     mirostat_eta: float | None = None
     min_tokens: int | None = None
     min_keep: int | None = None
-    order: list[str] | None = Field(None, description="The order of the steps.")
+    order: Items[str] | None = Field(None, description="The order of the steps.")
     temperature: float | None = Field(None, description="0 chooses the likeliest token.")
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Added to the logits of tokens, by id.")
-    banned_tokens: list[int] | None = Field(None, description="Ids of tokens that are never chosen.")
+    logit_bias: Numbers | None = Field(None, description="Added to the logits of tokens, by id.")
+    banned_tokens: Items[int] | None = Field(None, description="Ids of tokens that are never chosen.")
     eog_bias: float | None = Field(None, description="Added to the logits of tokens that end an answer.")
     seed: int | None = None
-    stop: str | list[str] | None = Field(None, description="Texts that end the answer.")
+    stop: str | Items[str] | None = Field(None, description="Texts that end the answer.")
 
     def sampling(self, default: Sampling, **others: object) -> Sampling:
         """The sampling options: the default ones, except for those in the body.
@@ -78,5 +129,8 @@ class EngineFields(Strict):
     """Fields for the engine."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    priority: float = Field(0, description="Requests with a larger priority come first.")
+    priority: float | None = Field(
+        None,
+        description="Requests with a larger priority come first; by default 0. The operator says what is allowed.",
+    )
     cache_salt: str | None = Field(None, description="Requests share cached prefixes only with the same salt.")

@@ -19,6 +19,7 @@ from limits.strategies import MovingWindowRateLimiter
 
 from slm_core.atomic_write import check_regular
 from slm_core.errors import InvalidOption
+from slm_core.numerics import as_finite, shown
 from slm_core.server.errors import ApiError
 
 
@@ -30,8 +31,9 @@ class ApiKey:
         key: the key, printable ASCII without spaces: it has to fit into a header.
         name: its name in logs and for fair shares; "" for one from which the key does not follow.
         rate: the most requests in a minute.
-        requests: the most requests that are generated or wait at a time.
+        requests: the most requests that are answered or wait at a time; each answer counts as one.
         cells: the most cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
+        priority: the highest priority that its requests may ask for; None for that of the server's options.
 
     Raises:
         InvalidOption: an invalid value.
@@ -42,6 +44,7 @@ class ApiKey:
     rate: int | None = None
     requests: int | None = None
     cells: int | None = None
+    priority: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) or not re.fullmatch("[!-~]+", self.key):
@@ -55,6 +58,9 @@ class ApiKey:
             value = getattr(self, limit)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidOption(f"{limit}={value!r:.80} of the key {self.name!r} (accepted: an integer from 1 on)")
+        if self.priority is not None and as_finite(self.priority) is None:
+            value = shown(self.priority)
+            raise InvalidOption(f"priority={value} of the key {self.name!r} (accepted: a finite number)")
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -87,12 +93,14 @@ class Limits:
 
     Args:
         keys: the keys.
-        most_requests: the most requests of all clients that are generated or wait at a time.
+        most_requests: the most requests of all clients that are answered or wait at a time; each answer counts as one.
+        max_priority: the highest priority that a request may ask for, unless its key has one of its own.
     """
 
-    def __init__(self, keys: Sequence[ApiKey], most_requests: int) -> None:
+    def __init__(self, keys: Sequence[ApiKey], most_requests: int, max_priority: float = 0) -> None:
         self._keys = {key.name: key for key in keys}
         self._most_requests = most_requests
+        self._max_priority = max_priority
         self._rates = MovingWindowRateLimiter(MemoryStorage())
         self._n_requests: Counter[str] = Counter()
         self._n_cells: Counter[str] = Counter()
@@ -111,8 +119,29 @@ class Limits:
             wait_s = self._rates.get_window_stats(rate, name).reset_time - time.time()
             raise _refused(f"the key may send {key.rate} requests in a minute", wait_s)
 
-    def check_prompts(self, name: str, n: int) -> None:
-        """Refuse a request with more prompts than can ever be answered at a time.
+    def priority(self, name: str, asked: float | None) -> float:
+        """The priority of a request: what it asks for, or without that 0, or less if the key may not ask for 0.
+
+        Raises:
+            ApiError: it asks for more than it may.
+        """
+        key = self._keys.get(name)
+        highest = self._max_priority if key is None or key.priority is None else key.priority
+        if asked is None:
+            return min(0, highest)
+        if asked > highest:
+            owner = "requests" if key is None else "requests of the key"
+            message = f"priority is {asked:g}, but {owner} may ask for at most {highest:g}"
+            raise ApiError(400, message, param="priority")
+        return asked
+
+    def check_answers(self, name: str, n: int, param: str) -> None:
+        """Refuse a request for more answers than can ever be generated at a time.
+
+        Args:
+            name: the name of the key.
+            n: the number of answers, to all prompts of the request together.
+            param: the parameter that asks for them.
 
         Raises:
             ApiError: there are too many.
@@ -124,25 +153,25 @@ class Limits:
             limit = f"the server answers {self._most_requests} requests at a time"
         else:
             return
-        raise ApiError(400, f"the request has {n} prompts, but {limit}", param="prompt")
+        raise ApiError(400, f"the request counts as {n} requests, one for each answer, but {limit}", param=param)
 
     @contextmanager
-    def place(self, name: str) -> Iterator[None]:
-        """A place for a request that is generated or waits.
+    def place(self, name: str, n: int = 1) -> Iterator[None]:
+        """Places for ``n`` answers.
 
         Raises:
-            ApiError: there is none.
+            ApiError: there are too few.
         """
         key = self._keys.get(name)
-        if self._n_requests.total() >= self._most_requests:
+        if self._n_requests.total() + n > self._most_requests:
             raise _refused(f"the server answers {self._most_requests} requests at a time")
-        if key is not None and key.requests is not None and self._n_requests[name] >= key.requests:
+        if key is not None and key.requests is not None and self._n_requests[name] + n > key.requests:
             raise _refused(f"the key may have {key.requests} requests at a time")
-        self._n_requests[name] += 1
+        self._n_requests[name] += n
         try:
             yield
         finally:
-            self._n_requests[name] -= 1
+            self._n_requests[name] -= n
 
     @contextmanager
     def cells(self, name: str, n_prompt: int, n: int, max_tokens: int | None, *, n_begun: int = 0) -> Iterator[None]:

@@ -14,13 +14,14 @@ from slm_core.openai_shapes import finite
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, ollama_envelope
 from slm_core.server.json_text import encoded
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.ollama_fields import ChatRequest, GenerateRequest, OllamaFields
 from slm_core.server.openai_fields import token_text
 from slm_core.server.pieces import CallPiece, Choice, JoinedCall, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import LINED, LINES, answer, json_response, registry_of
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(tags=["Ollama"], route_class=LargeBodyRoute)
 Fields = Mapping[str, object]
 
 
@@ -64,7 +65,9 @@ async def _answer(
         return {**fields, **_ending(answering)}
 
     writer = (lambda answering: LineWriter(answering, entry.name, form)) if body.stream else None
-    return await answer(http, request(entry.served.settings.n_ctx), join=whole, writer=writer, media_type=LINES)
+    make, n_ctx = request, entry.served.settings.n_ctx
+    asked = await off_loop(http, lambda: make(n_ctx))
+    return await answer(http, asked, join=whole, writer=writer, media_type=LINES)
 
 
 class LineWriter:

@@ -13,7 +13,7 @@ from slm_core.engine import Conversation
 from slm_core.generation import Infill
 from slm_core.sampling import Sampling
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Items, Strict
 from slm_core.server.requests import GenerationRequest
 from slm_core.types import Message, Role, ToolCall
 
@@ -50,7 +50,7 @@ class Options(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
@@ -110,10 +110,10 @@ class ChatMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = Field(None, description="The reasoning of an earlier answer.")
-    tool_calls: list[MessageCall] | None = None
+    tool_calls: Items[MessageCall] | None = None
     tool_name: str | None = Field(None, description="The tool whose result this is.")
     tool_call_id: str | None = Field(None, description=_NO_EFFECT)
-    images: list[str] | None = Field(None, max_length=0, description=_NO_IMAGES)
+    images: Items[str] | None = Field(None, max_length=0, description=_NO_IMAGES)
 
 
 class Function(Strict):
@@ -168,8 +168,8 @@ class OllamaFields(Strict):
 class ChatRequest(OllamaFields):
     """The body of a chat."""
 
-    messages: list[ChatMessage] = Field(default_factory=list, description="None: only load the model.")
-    tools: list[Tool] | None = None
+    messages: Items[ChatMessage] = Field(default_factory=list, description="None: only load the model.")
+    tools: Items[Tool] | None = None
 
     def generation(self, n_ctx: int) -> GenerationRequest:
         """The request to the engine; ``Options.sampling`` documents ``n_ctx`` and the errors."""
@@ -192,7 +192,7 @@ class GenerateRequest(OllamaFields):
     suffix: str = Field("", description="The text after a gap that the answer fills; prompt is before it.")
     system: str | None = None
     raw: bool = Field(False, description="Continue the text; control tokens in it are plain text.")
-    images: list[str] | None = Field(None, max_length=0, description=_NO_IMAGES)
+    images: Items[str] | None = Field(None, max_length=0, description=_NO_IMAGES)
 
     def generation(self, n_ctx: int) -> GenerationRequest:
         """The request to the engine; ``Options.sampling`` documents ``n_ctx`` and the errors."""

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from slm_core.errors import TemplateError
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.ollama_fields import ShowRequest
 from slm_core.server.registry import Leased, ModelRegistry, RegistryEntry, Running
 from slm_core.server.sse import json_response, registry_of
 from slm_core.types import ModelInfo
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(tags=["Ollama"], route_class=LargeBodyRoute)
 _UNKNOWN = {"format": "gguf", "family": "", "families": None, "parameter_size": "", "quantization_level": ""}
 """Details of a model that is not loaded."""
 

@@ -17,14 +17,15 @@ from slm_core.openai_shapes import answer_message, call_shape, choice_shape
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
-from slm_core.server.fields import EngineFields, Strict
+from slm_core.server.fields import EngineFields, Items, Strict, Texts
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.openai_fields import Header, OpenAiFields, chat_logprobs, usage_json
 from slm_core.server.pieces import CallPiece, Choice, Piece, TokenLogprobs
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import STREAMED, answer, frame
 from slm_core.types import Message, Role, ToolCall
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=LargeBodyRoute)
 _NO_EFFECT = "Without effect."
 DONE = b"data: [DONE]\n\n"
 
@@ -36,7 +37,7 @@ class TextPart(Strict):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Items[TextPart]
 
 
 class SystemMessage(Strict):
@@ -78,7 +79,8 @@ class AssistantMessage(Strict):
     content: Content | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    tool_calls: list[MessageCall] | None = None
+    annotations: Items[Any] | None = Field(None, description=_NO_EFFECT)
+    tool_calls: Items[MessageCall] | None = None
     name: str | None = Field(None, description=_NO_EFFECT)
 
 
@@ -157,10 +159,10 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 class PromptFields(EngineFields):
     """Fields of the prompt."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[Tool] | None = None
+    messages: Items[ChatMessage] = Field(min_length=1)
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
@@ -212,8 +214,9 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     response_format: ResponseFormat | None = None
-    modalities: list[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
-    metadata: dict[str, str] | None = Field(None, description=_NO_EFFECT)
+    modalities: Items[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_NO_EFFECT)
+    metadata: Texts | None = Field(None, description=_NO_EFFECT)
     store: Literal[False] | None = Field(None, description="Only false: chat completions are not stored.")
     service_tier: Literal["auto", "default"] | None = Field(None, description=_NO_EFFECT)
     safety_identifier: str | None = Field(None, description=_NO_EFFECT)
@@ -380,7 +383,7 @@ async def chat_completions(body: ChatCompletionRequest, http: Request) -> Respon
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     return await answer(
         http,
-        body.generation(),
+        await off_loop(http, body.generation),
         join=completion,
         writer=(lambda answering: ChunkWriter(answering, include_usage=include_usage)) if body.stream else None,
     )

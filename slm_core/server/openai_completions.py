@@ -19,13 +19,15 @@ from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
+from slm_core.server.fields import Items
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.openai_fields import Header, OpenAiFields, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
 from slm_core.server.registry import Leased
 from slm_core.server.requests import GenerationRequest
 from slm_core.server.sse import STREAMED, frame, stream_answer, total_usage, whole_answers
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=LargeBodyRoute)
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
 _MOST_PROMPTS = 128
@@ -36,7 +38,7 @@ DONE = b"data: [DONE]\n\n"
 class CompletionRequest(OpenAiFields):
     """The body of a request."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+    prompt: str | Items[int] | Items[str] | Items[Items[int]] = Field(
         description="A text to continue, or its tokens, or several of both. Control tokens in a text are plain text."
     )
     suffix: str | None = Field(
@@ -242,7 +244,7 @@ class ChunkWriter:
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continue a text."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    requests = body.generations()
+    requests = await off_loop(http, body.generations)
     if body.stream:
         return await stream_answer(
             http, requests[0], lambda answering: ChunkWriter(answering, include_usage=include_usage)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slm_core.argument_checks import check_text
 from slm_core.errors import InvalidOption
+from slm_core.numerics import as_finite, shown
 from slm_core.server.checks import check_number, check_texts
 from slm_core.server.keys import ApiKey
 
@@ -34,7 +35,8 @@ class ServerOptions:
         max_body_bytes: the longest body of a request; all together may be eight times as long.
         grace_s: seconds for which running answers continue after SIGTERM; then they end with an error.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
-        max_requests: the most requests that are generated or wait at a time.
+        max_requests: the most requests that are answered or wait at a time; each answer counts as one.
+        max_priority: the highest priority that a request may ask for, unless its key has one of its own.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
         keep_alive_s: seconds without requests after which a model is unloaded; None for never.
         sessions_dir: the folder that keeps /v1/sessions on the disk; None to keep them in memory only.
@@ -55,6 +57,7 @@ class ServerOptions:
     grace_s: float = 30.0
     hang_s: float = 120.0
     max_requests: int = 256
+    max_priority: float = 0
     memory_bytes: int | None = None
     keep_alive_s: float | None = None
     sessions_dir: Path | None = None
@@ -65,6 +68,8 @@ class ServerOptions:
         for name in ("ping_s", "send_timeout_s", "receive_timeout_s", "hang_s"):
             check_number(name, getattr(self, name), least=_LEAST_S)
         check_number("grace_s", self.grace_s, least=0)
+        if as_finite(self.max_priority) is None:
+            raise InvalidOption(f"max_priority={shown(self.max_priority)} (accepted: a finite number)")
         if self.memory_bytes is not None:
             check_number("memory_bytes", self.memory_bytes, least=1, is_integer=True)
         if self.keep_alive_s is not None:

@@ -24,7 +24,7 @@ class GenerationRequest:
         best_of: generate this many, and keep the n likeliest; None for n. Not for streams.
         return_tokens: whether pieces carry the tokens.
         parallel_calls: whether an answer may call several tools; otherwise it ends after the first call.
-        priority: larger ones come first.
+        priority: larger ones come first; None for the default of its client.
         salt: requests share cached prefixes only with requests of the same salt.
     """
 
@@ -36,5 +36,10 @@ class GenerationRequest:
     best_of: int | None = None
     return_tokens: bool = False
     parallel_calls: bool = True
-    priority: float = 0
+    priority: float | None = None
     salt: str = ""
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers that are generated."""
+        return max(self.n, self.best_of or 0)

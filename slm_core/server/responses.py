@@ -14,6 +14,7 @@ from starlette.responses import Response
 from slm_core.server.answering import Answering
 from slm_core.server.calls import Call, call_of
 from slm_core.server.errors import ApiError
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.log import ServerLog
 from slm_core.server.response_store import ResponseStore, StoredResponse, cancel
 from slm_core.server.responses_events import ResponseWriter
@@ -31,7 +32,7 @@ from slm_core.server.sse import (
     whole_answer,
 )
 
-router = APIRouter(tags=["Responses"])
+router = APIRouter(tags=["Responses"], route_class=LargeBodyRoute)
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"description": "There is no such response."}}
 
 
@@ -41,7 +42,7 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     body.check()
     call, store = call_of(http.scope), _store(http)
     earlier = _earlier(http, body)
-    request = body.generation(earlier)
+    request = await off_loop(http, lambda: body.generation(earlier))
     writer = ResponseWriter(f"resp_{call.engine_id}", body)
     stored = StoredResponse(
         writer.response["id"], call.key, writer.response, earlier, body.items(), is_background=bool(body.background)
@@ -67,7 +68,8 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(body: PromptFields, http: Request) -> Response:
     """The number of tokens of a prompt."""
-    conversation = body.conversation(_earlier(http, body))
+    earlier = _earlier(http, body)
+    conversation = await off_loop(http, lambda: body.conversation(earlier))
     async with registry_of(http).lease(body.model) as running:
         tokens = await running.tokens(conversation)
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})

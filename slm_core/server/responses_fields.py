@@ -13,7 +13,7 @@ from slm_core.constraints import JsonSchema, Spec
 from slm_core.engine import Conversation
 from slm_core.sampling import Sampling
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import EngineFields, SamplingFields, Strict
+from slm_core.server.fields import EngineFields, Items, SamplingFields, Strict, Texts
 from slm_core.server.requests import GenerationRequest
 from slm_core.types import Message, Role, ToolCall
 
@@ -33,8 +33,8 @@ class OutputText(Strict):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] = Field(default_factory=list, description=_NO_EFFECT)
-    logprobs: list[Any] | None = Field(None, description=_NO_EFFECT)
+    annotations: Items[Any] = Field(default_factory=list, description=_NO_EFFECT)
+    logprobs: Items[Any] | None = Field(None, description=_NO_EFFECT)
 
 
 TextPart = Annotated[InputText | OutputText, Field(discriminator="type")]
@@ -52,7 +52,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
 
 
 class CallItem(Item):
@@ -69,7 +69,7 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Items[InputText]
 
 
 class ReasoningText(Strict):
@@ -83,8 +83,8 @@ class ReasoningItem(Item):
     """The reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    summary: list[Any] = Field(default_factory=list, max_length=0)
-    content: list[ReasoningText] | None = None
+    summary: Items[Any] = Field(default_factory=list, max_length=0)
+    content: Items[ReasoningText] | None = None
     encrypted_content: None = None
 
 
@@ -151,7 +151,7 @@ class TextOptions(Strict):
 class Reasoning(Strict):
     """Whether the model reasons."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect: it is in full.")
@@ -168,10 +168,10 @@ class PromptFields(Strict):
     """What the model reads, and how it answers."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    input: str | list[InputItem]
+    input: str | Items[InputItem]
     instructions: str | None = Field(None, description="The system message; later responses do not inherit it.")
     previous_response_id: str | None = Field(None, description="Continue this response; branches share its cells.")
-    tools: list[FunctionTool] | None = None
+    tools: Items[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     text: TextOptions | None = None
@@ -216,13 +216,13 @@ class ResponsesRequest(SamplingFields, EngineFields, PromptFields):
     """The body of a request."""
 
     max_output_tokens: int | None = Field(None, ge=1)
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Items[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = Field(None, description="Keep the response for later requests; true by default.")
     background: bool | None = Field(None, description="Answer at once, and generate without the client.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = Field(None, description="Returned with the response.")
+    metadata: Texts | None = Field(None, description="Returned with the response.")
     max_tool_calls: int | None = Field(None, description="Without effect: the server runs no tools.")
     user: str | None = Field(None, description=_NO_EFFECT)
     safety_identifier: str | None = Field(None, description=_NO_EFFECT)

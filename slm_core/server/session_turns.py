@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -13,7 +14,9 @@ from starlette.responses import Response
 from slm_core.openai_shapes import call_shape
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.calls import call_of
-from slm_core.server.errors import ApiError
+from slm_core.server.errors import ENDED_BY_SERVER, ApiError
+from slm_core.server.fields import Items
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
@@ -21,17 +24,19 @@ from slm_core.server.session_store import ServedSession, size_of
 from slm_core.server.sessions import BUSY, session_of, store_of
 from slm_core.server.sse import STREAMED, log_of, registry_of, stream_answer, whole_answer
 
-router = APIRouter(tags=["Sessions"])
+router = APIRouter(tags=["Sessions"], route_class=LargeBodyRoute)
 
 
 class TurnRequest(ChatCompletionRequest):
     """The body of a request for an answer, in the form of chat completions."""
 
-    messages: list[ChatMessage] = Field(
+    messages: Items[ChatMessage] = Field(
         default_factory=list, description="Messages to add; without any, the session's last message is answered."
     )
     keep_partial: bool = Field(
-        False, description="If the client closes the connection of the stream, keep the answer as far as it came."
+        False,
+        description="If the client closes the connection of the stream, or the server ends the answer because it stops"
+        " or unloads the model, keep the answer as far as it came.",
     )
 
 
@@ -39,7 +44,6 @@ class TurnRequest(ChatCompletionRequest):
 async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     """Add messages and generate an answer, in the form of chat completions. If it fails, the session is unchanged."""
     session = session_of(http, session_id)
-    request = _request(http, session, body).generation()
     writers: list[_TurnWriter] = []
 
     def keep(answering: Answering, answer: Choice | None, shifted_tokens: int) -> None:
@@ -70,6 +74,7 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
                     log_of(http).failure(call_of(http.scope), error)
 
     try:
+        request = await to_thread.run_sync(_request(http, session, body).generation)
         store_of(http).check_size(size_of(body.messages))
         if body.stream:
             return _Ending(await stream_answer(http, request, writer), end)
@@ -124,12 +129,15 @@ class _TurnWriter(ChunkWriter):
         return super().end(outcomes, usage)
 
     def error(self, error: ApiError) -> Iterable[bytes]:
-        """The answer failed."""
-        self._is_over = True
+        """The answer failed, or the server has ended it."""
+        self._is_over = error.code not in ENDED_BY_SERVER
         return super().error(error)
 
     def keep_partial(self) -> None:
-        """Keep an answer that neither ended nor failed: the client is lost. Before its first token, it is left out."""
+        """Keep an answer that neither ended nor failed: the client is lost, or the server stops.
+
+        Before its first token, it is left out.
+        """
         if not self._is_over:
             self._keep(self._answering, self._choice if self._choice.parts else None, 0)
 

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from slm_core.server.calls import call_of
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Items, Strict
+from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.openai_chat import (
     ChatMessage,
     Tool,
@@ -21,7 +22,7 @@ from slm_core.server.sse import (
     registry_of,
 )
 
-router = APIRouter(tags=["Sessions"])
+router = APIRouter(tags=["Sessions"], route_class=LargeBodyRoute)
 BUSY: dict[int | str, dict[str, Any]] = {409: {"description": "The session is answering."}}
 
 
@@ -30,8 +31,8 @@ class NewSession(Strict):
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
     name: str = ""
-    messages: list[ChatMessage] = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list)
+    messages: Items[ChatMessage] = Field(default_factory=list)
+    tools: Items[Tool] = Field(default_factory=list)
 
 
 class Dump(NewSession):

@@ -132,11 +132,14 @@ async def whole_answers(
     call.facts["stream"] = False
 
     async def work() -> Response:
-        limits_of(http).check_prompts(call.key, len(requests))
+        n_places = sum(request.n_answers for request in requests)
+        if len(requests) > 1:
+            limits_of(http).check_answers(call.key, n_places, "prompt")
         async with AsyncExitStack() as stack:
             answerings = list[Answering]()
             for i, request in enumerate(requests):
-                answering = answering_of(http, request, f"-{i}" if len(requests) > 1 else "", answerings)
+                suffix = f"-{i}" if len(requests) > 1 else ""
+                answering = answering_of(http, request, suffix, answerings, 0 if answerings else n_places)
                 answerings.append(await stack.enter_async_context(answering))
             call.facts["model"] = answerings[0].running.name
             try:
@@ -156,7 +159,11 @@ async def submit(http: Request, request: GenerationRequest) -> Answering:
 
 
 def answering_of(
-    http: Request, request: GenerationRequest, suffix: str = "", begun: Sequence[Answering] = ()
+    http: Request,
+    request: GenerationRequest,
+    suffix: str = "",
+    begun: Sequence[Answering] = (),
+    n_places: int | None = None,
 ) -> Answering:
     """A request that is not submitted yet.
 
@@ -165,10 +172,13 @@ def answering_of(
         request: what to generate.
         suffix: distinguishes its id from those of other requests that one HTTP request makes.
         begun: the answers of these other requests that have begun.
+        n_places: see ``Answering``. The first request of several takes the places of all: two clients that took them
+            one by one would refuse each other.
     """
     call = call_of(http.scope)
     name = call.engine_id + suffix
-    return Answering(registry_of(http), limits_of(http), request, key=call.key, request_id=name, begun=begun)
+    registry, limits = registry_of(http), limits_of(http)
+    return Answering(registry, limits, request, key=call.key, request_id=name, begun=begun, n_places=n_places)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -15,11 +15,12 @@ from slm_core.engine import Conversation
 from slm_core.engine.prompts import encode
 from slm_core.model import Model
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Items, Strict
+from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.openai_chat import ChatMessage, PromptFields
 from slm_core.server.sse import json_response, registry_of
 
-router = APIRouter(tags=["Tokens"])
+router = APIRouter(tags=["Tokens"], route_class=LargeBodyRoute)
 
 
 class TokenizeRequest(PromptFields):
@@ -27,7 +28,7 @@ class TokenizeRequest(PromptFields):
 
     content: str | None = Field(None, description="The text.")
     prompt: str | None = Field(None, description="Another name of content.")
-    messages: list[ChatMessage] = Field(default_factory=list, description="The conversation, instead of a text.")
+    messages: Items[ChatMessage] = Field(default_factory=list, description="The conversation, instead of a text.")
     add_special: bool = Field(False, description="Add the special tokens that the model has around a text.")
     add_special_tokens: bool = Field(False, description="Another name of add_special.")
     parse_special: bool = Field(False, description="Whether texts of control tokens become control tokens.")
@@ -52,7 +53,7 @@ class DetokenizeRequest(Strict):
     """The body of a request for a text."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    tokens: list[int]
+    tokens: Items[int]
 
 
 @router.post("/tokenize")
@@ -103,7 +104,7 @@ class TemplateRequest(PromptFields):
 @router.post("/apply-template")
 async def apply_template(body: TemplateRequest, http: Request) -> Response:
     """The prompt of a conversation, with control tokens as text."""
-    conversation = body.conversation()
+    conversation = await off_loop(http, body.conversation)
     async with registry_of(http).lease(body.model) as running:
         text = await to_thread.run_sync(body.render, running.model, conversation)
     return json_response({"prompt": text})

@@ -219,12 +219,29 @@ class TestEngines:
                 assert isinstance(request.error, InvalidOption)
                 errors.append(str(request.error))
                 assert context.n_free == 256
-            assert "unknown adapter" in errors[0] and "were replaced" in errors[1]
+            assert "unknown adapter" in errors[0]
+            assert errors[1] == "the adapters waiting were replaced before the request began"
             request = Request(model.vocab, prompt, GREEDY, adapters={"waiting": 1.0}, loaded=model.adapters)
             core.add(request)
             while core.step():
                 pass
             assert request.answer.text == alone["b"]
+        model.adapters.unload("waiting")
+
+    def test_replaced_while_it_is_preempted(self, model, prompt) -> None:
+        """The error does not say that the request had not begun."""
+        model.adapters.load(FILES["a"], "waiting")
+        with model.new_context(n_ctx=256, n_seq_max=2) as context:
+            core = EngineCore(context, EngineOptions())
+            request = Request(model.vocab, prompt, GREEDY, adapters={"waiting": 1.0}, loaded=model.adapters)
+            core.add(request)
+            while not request.begun:
+                core.step()
+            core._preempt(request)
+            model.adapters.unload("waiting")
+            model.adapters.load(FILES["b"], "waiting")
+            core.step()
+            assert str(request.error) == "the adapters waiting were replaced while the request was preempted"
         model.adapters.unload("waiting")
 
     def test_on_disk(self, model, alone, tmp_path, prompt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import re
@@ -55,6 +56,16 @@ def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(SystemExit) as exit_info:
         main()
     assert exit_info.value.code == 130
+
+
+def test_a_command_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Ctrl-C, and seconds pass on a busy machine] Python would visit all objects of all modules before it ends."""
+    at_exit: list[object] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr(sys, "argv", ["slm", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert gc.freeze in at_exit
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="cmd.exe cannot close the streams of a command")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,8 @@ def test_the_command(run: Any, tasks: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     facts = json.loads(done.out)
     assert facts["n-samples"]["tiny_sums"]["effective"] == 2
+    for bar in ("Tokenizing inputs", "Scoring", "answers"):
+        assert bar not in done.err, "standard error is no terminal"
     assert facts["results"]["tiny_sums"]["exact_match,none"] == 1.0
     assert len(json.loads((tmp_path / "out.json").read_text())["samples"]["tiny_choice"]) == 2
     table = run("eval", "--tasks", "tiny_sums", "--chat", *options).out
@@ -214,6 +218,18 @@ def test_results_are_shown_though_their_file_cannot_be_written(
     options = ("--include-path", str(tasks), "--backend", "native", "--ctx", "256", "--json")
     done = run("eval", "--tasks", "tiny_choice", *options, "--output", str(tmp_path / "out.json"))
     assert (done.code, "disk is full" in done.err, "tiny_choice" in json.loads(done.out)["results"]) == (1, True, True)
+
+
+def test_libraries_show_progress_bars_only_in_terminals() -> None:
+    """The harness has bars that no argument disables. tqdm reads its variable when it is imported: in a new process."""
+    code = """
+from slm_core.cli.evaluate import _show_bars_only_in_terminals
+_show_bars_only_in_terminals()
+from tqdm import tqdm
+print(sum(tqdm([1, 2])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 def test_a_missing_folder_is_named_before_the_model_is_loaded(run: Any, tmp_path: Path) -> None:

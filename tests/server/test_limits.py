@@ -88,8 +88,8 @@ def test_cells() -> None:
 @pytest.mark.parametrize(
     ("key", "n_prompts", "message"),
     [
-        ("q", 3, "the request has 3 prompts, but the key may have 2 requests at a time"),
-        ("f", 5, "the request has 5 prompts, but the server answers 4 requests at a time"),
+        ("q", 3, "the request counts as 3 requests, one for each answer, but the key may have 2 requests at a time"),
+        ("f", 5, "the request counts as 5 requests, one for each answer, but the server answers 4 requests at a time"),
         ("c", 3, "the request needs 303 cells (prompt and max_tokens), but the key may use 300"),
     ],
 )
@@ -105,6 +105,104 @@ def test_prompts_that_never_fit_together_are_invalid(demo: slm.Model, key: str, 
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
     assert ask(n_prompts - 1).status_code == 200
     fixture.client.run(fixture.app.state.registry.close())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**MESSAGE, "n": 4}),
+        ("/v1/chat/completions", {**MESSAGE, "n": 4, "stream": True}),
+        ("/v1/completions", {"prompt": ["x"] * 4}),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2}),
+        ("/v1/completions", {"prompt": "x", "best_of": 4}),
+    ],
+)
+def test_each_answer_counts_as_a_request(demo: slm.Model, path: str, body: dict[str, Any]) -> None:
+    """[128 answers count as one request]"""
+    fixture = Fixture(demo.info, options=ServerOptions(keys=KEYS, max_requests=4))
+    short = {**body, "max_tokens": 1}
+
+    def status(key: str, **fields: Any) -> int:
+        return fixture.client.post(path, {**short, **fields}, authorization=f"Bearer {key}").status_code
+
+    assert status("q") == 400
+    assert status("f") == 200
+    limits: Limits = fixture.app.state.limits
+    with limits.place("rate"):
+        assert status("f") == 429
+    assert status("f") == 200, "a refused request gives all its places back"
+    fixture.client.run(fixture.app.state.registry.close())
+
+
+def test_places_are_taken_together() -> None:
+    """[two lists of prompts take half of the places each, and refuse each other]"""
+    limits = Limits(KEYS, 4)
+    with limits.place("free", 3), pytest.raises(ApiError), limits.place("rate", 2):
+        pass
+    with limits.place("free", 4):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+    ],
+)
+def test_embeddings_and_rankings_count_as_requests(client: Client, path: str, body: dict[str, Any]) -> None:
+    """[texts of any number of clients wait]"""
+    limits: Limits = client.app.state.limits
+    with limits.place("", 255):
+        assert client.post(path, body).status_code == 200
+    with limits.place("", 256):
+        refused = client.post(path, body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert client.post(path, body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", MESSAGE),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", MESSAGE),
+    ],
+)
+def test_the_operator_says_how_far_clients_may_put_themselves_first(
+    demo: slm.Model, path: str, body: dict[str, Any]
+) -> None:
+    """[anybody is first who says so]"""
+    keys = (ApiKey("v", "important", priority=5), ApiKey("l", "late", priority=-1), "k")
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    fixture = Fixture(demo.info, options=ServerOptions(keys=keys, max_priority=2))
+
+    def answer(key: str, priority: float | None) -> tuple[int, str]:
+        fields = {**body, length: 1, "priority": priority}
+        response = fixture.client.post(path, fields, authorization=f"Bearer {key}")
+        message = "" if response.status_code == 200 else response.json()["error"]["message"]
+        return response.status_code, message
+
+    assert [answer(*each)[0] for each in (("v", 5), ("l", -1), ("l", None), ("k", 2), ("k", -9))] == [200] * 5
+    for key, priority, highest in (("v", 5.5, 5), ("l", 0, -1), ("k", 3, 2)):
+        message = f"priority is {priority}, but requests of the key may ask for at most {highest}"
+        assert answer(key, priority) == (400, message)
+    fixture.client.run(fixture.app.state.registry.close())
+
+
+def test_a_request_without_a_priority_has_the_default_of_its_key() -> None:
+    limits = Limits((ApiKey("v", "important", priority=5), ApiKey("l", "late", priority=-1)), 4)
+    assert [limits.priority(name, None) for name in ("important", "late", "")] == [0, -1, 0]
+    assert limits.priority("late", -3) == -3
+
+
+def test_without_the_operator_nobody_is_first(client: Client) -> None:
+    body = {**MESSAGE, "max_tokens": 1}
+    refused = client.post("/v1/chat/completions", {**body, "priority": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    assert client.post("/v1/chat/completions", {**body, "priority": -1}).status_code == 200
 
 
 def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None:
@@ -152,10 +250,10 @@ def test_requests_are_refused_and_give_their_place_back(demo: slm.Model) -> None
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    text = '\ufeff[[key]]\nkey = "a"\nname = "alice"\nrate = 60\n\n[[key]]\nkey = "b"\ncells = 8192\n'
+    text = '\ufeff[[key]]\nkey = "a"\nname = "alice"\nrate = 60\npriority = -1\n\n[[key]]\nkey = "b"\ncells = 8192\n'
     path.write_text(text, "utf-8")  # with a byte order mark, as Windows programs write it
     first, second = read_keys(path)
-    assert first == ApiKey("a", "alice", rate=60)
+    assert first == ApiKey("a", "alice", rate=60, priority=-1)
     assert (second.cells, len(second.name)) == (8192, 12) and second.name != "b"
 
 
@@ -166,7 +264,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         ("other = 1", "'other' .accepted: tables"),
         ("key = 1", "'key' .accepted: tables"),
         ('[[key]]\nname = "a"', "a table without key"),
-        ('[[key]]\nkey = "a"\nlimit = 1', "'limit' .accepted: cells, key, name, rate, requests"),
+        ('[[key]]\nkey = "a"\nlimit = 1', "'limit' .accepted: cells, key, name, priority, rate, requests"),
+        ('[[key]]\nkey = "a"\npriority = inf', "priority=inf of the key .*accepted: a finite number"),
+        ('[[key]]\nkey = "a"\npriority = true', "priority=True of the key"),
         ('[[key]]\nkey = "a"\nrate = 0', "rate=0 of the key"),
         ('[[key]]\nkey = "ä"', "not printable ASCII"),
         ("[[key]]\nkey = 7", "not printable ASCII"),
@@ -199,6 +299,12 @@ def test_keys_are_distinct() -> None:
         ServerOptions(keys=(ApiKey("1", "a"), ApiKey("1", "b")))
     with pytest.raises(InvalidOption, match=r"^'a' and '[0-9a-f]{12}' have the same key$"):
         ServerOptions(keys=(ApiKey("1", "a"), "1"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, "1", None])
+def test_the_highest_priority_is_a_number(value: object) -> None:
+    with pytest.raises(InvalidOption, match=rf"^max_priority={value!r} \(accepted: a finite number\)$"):
+        ServerOptions(max_priority=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

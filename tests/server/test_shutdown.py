@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,10 +17,11 @@ import pytest
 import slm_core as slm
 from http_server import serving
 from server.conftest import frames
-from server.test_lost_clients import BODIES, WAIT_S, Fixture
+from server.test_lost_clients import BODIES, MESSAGE, WAIT_S, Fixture
 from server.test_models import Models
 from slm_core.errors import EngineClosed
 from slm_core.server import ServerOptions
+from slm_core.server.session_store import SessionStore
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,26 @@ def test_answers_that_take_longer_than_the_grace_period_end_with_an_error(info: 
         last = json.loads(lines[-1] if stream else answer.text)
         assert "the server stops" in json.dumps(last), (path, stream)
     assert fixture.app.state.registry.running == ()
+
+
+@pytest.mark.parametrize("keep_partial", [False, True])
+def test_a_turn_that_is_cut_keeps_what_was_said(info: Any, tmp_path: Path, *, keep_partial: bool) -> None:
+    """The session on the disk ends with the text that the client has read, if it asked for that."""
+    fixture = Fixture(info, options=ServerOptions(grace_s=0.1, sessions_dir=tmp_path))
+    with ThreadPoolExecutor(1) as pool, serving(fixture.app) as url:
+        session = httpx.post(f"{url}/v1/sessions", json={}).json()["id"]
+        body = {**MESSAGE, "stream": True, "keep_partial": keep_partial}
+        turn = pool.submit(httpx.post, f"{url}/v1/sessions/{session}/messages", json=body, timeout=WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while not _all_begun(fixture, 1) or fixture.engine.stats().completion_tokens < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    *chunks, last = map(json.loads, frames(turn.result().text))
+    assert last["error"]["code"] == "unavailable"
+    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    (kept,) = SessionStore(tmp_path).all
+    answered = [("user", "x"), ("assistant", said)]
+    assert [(each.role, each.content) for each in kept.messages] == (answered if keep_partial else [])
 
 
 @pytest.mark.parametrize("is_loading", [False, True])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
@@ -140,6 +141,10 @@ class Deployed:
         """See ``Replica.whole``."""
         return await self._replica.whole(request)
 
+    async def end_answers(self) -> None:
+        """See ``Replica.end_answers``."""
+        await self._replica.end_answers()
+
     async def adopt(self, belongings: Belongings) -> None:
         """See ``Replica.adopt``."""
         self._replica.adopt(belongings)
@@ -198,9 +203,15 @@ class RayReplicas:
         while not (await asyncio.wait([deploying], timeout=_PATIENCE_S))[0]:
             _LOG.warning("still waiting for replicas: %s", await asyncio.to_thread(self._state))
         await deploying
+        _take_signals_back()
         host = "127.0.0.1" if self._cluster.address is None else ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._bridge = Bridge(host)
         await self._bridge.start()
+
+    async def end_answers(self) -> None:
+        """See ``Replicas``."""
+        with suppress(Exception):  # a replica that does not answer sends nothing to clients, either
+            await self._handle.broadcast("end_answers").results_async(timeout_s=_ASK_S)
 
     async def close(self) -> None:
         """End all replicas, after their answers."""
@@ -323,6 +334,12 @@ class RayReplicas:
             with suppress(Exception):
                 serve.delete(self._cluster.app)
             ray.shutdown()  # ends a cluster that was started here
+
+
+def _take_signals_back() -> None:
+    """Give SIGTERM back to its handler in Python: Ray's handler prints a stack trace, and aborts the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _last_line(text: str) -> str:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Protocol, TextIO
 
 import anyio
+from anyio import to_thread
 from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
@@ -20,6 +21,7 @@ from slm_core.server.cluster.forwarding import Ended, Request, Sent, Whole, fiel
 from slm_core.server.cluster.merging import MERGED
 from slm_core.server.errors import ApiError
 from slm_core.server.keys import Limits
+from slm_core.server.large_bodies import LARGE_BYTES
 from slm_core.server.log import ServerLog
 from slm_core.server.metrics import HttpMetrics
 from slm_core.server.middleware import refuse
@@ -43,6 +45,10 @@ class Replicas(Protocol):
         Raises:
             SlmError: there will be none.
         """
+        ...
+
+    async def end_answers(self) -> None:
+        """End all answers with an error."""
         ...
 
     async def close(self) -> None:
@@ -87,13 +93,9 @@ def create_front(replicas: Replicas, options: ServerOptions, *, log: TextIO | No
 
     limits = Limits(options.api_keys, _UNLIMITED)
     app = Starlette(lifespan=lifespan, middleware=middleware(options, limits, ServerLog(log), metrics))
-    app.state.options, app.state.startup_error, app.state.end_answers = options, None, _end_nothing
+    app.state.options, app.state.startup_error, app.state.end_answers = options, None, replicas.end_answers
     app.router.default = _Front(replicas, options, metrics)
     return app
-
-
-async def _end_nothing() -> None:
-    """The replicas end their answers."""
 
 
 async def _start(app: Starlette, replicas: Replicas) -> None:
@@ -117,7 +119,9 @@ class _Front:
         if scope["type"] != "http":  # there are no WebSockets here
             await send({"type": "websocket.close"})
             return
-        request = _read(scope, (await receive())["body"])
+        body = (await receive())["body"]
+        is_large = len(body) >= LARGE_BYTES
+        request = await to_thread.run_sync(_read, scope, body) if is_large else _read(scope, body)
         merge = MERGED.get((request.method, request.path))
         if merge is not None:
             scope["route"] = SimpleNamespace(path=request.path)

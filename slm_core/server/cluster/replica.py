@@ -64,6 +64,10 @@ class Replica:
         """
         await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
 
+    async def end_answers(self) -> None:
+        """End all answers with an error, in the form of their API."""
+        await self._app.state.end_answers()
+
     async def close(self) -> None:
         """Close all models."""
         await self._running.aclose()

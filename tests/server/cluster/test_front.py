@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from io import StringIO
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import slm_core as slm
+from http_server import serving
 from server.conftest import QUESTION, Client, frames
 from slm_core.server import ApiKey, EngineSettings, ServedModel, ServerOptions
 from slm_core.server.calls import begin_call
@@ -38,6 +43,10 @@ class LocalReplicas:
     async def start(self) -> None:
         for replica in self.replicas.values():
             await replica.start()
+
+    async def end_answers(self) -> None:
+        for replica in self.replicas.values():
+            await replica.end_answers()
 
     async def close(self) -> None:
         for replica in self.replicas.values():
@@ -335,6 +344,37 @@ def test_a_session_whose_replica_ends_is_not_asked_elsewhere(client: Client, fix
     response = client.get(f"/v1/sessions/{session}")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "replica_lost")
     assert response.headers["retry-after"] == "1"
+
+
+def test_other_requests_do_not_wait_for_a_large_body(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front parses it in a thread, too."""
+    threads = []
+
+    def noted(body: Any) -> str:
+        threads.append(threading.get_ident())
+        return ""
+
+    monkeypatch.setattr("slm_core.server.cluster.front.prompt_text", noted)
+    client.post("/tokenize", {"content": "x" * 10_000})
+    client.post("/tokenize", {"content": "x"})
+    assert [thread == threading.get_ident() for thread in threads] == [False, True]
+
+
+def test_answers_that_take_longer_than_the_grace_period_end_with_an_error() -> None:
+    """As without replicas: no connection is cut."""
+    options = ServerOptions(grace_s=0.1)
+    replicas = LocalReplicas(["a"], options)
+    body = {**QUESTION, "logit_bias": {"2": -100}, "max_tokens": 2000}  # without an end
+    with ThreadPoolExecutor(2) as pool, serving(create_front(replicas, options, log=None)) as url:
+        sent = [{**body, "stream": stream} for stream in (True, False)]
+        answers = [pool.submit(httpx.post, f"{url}/v1/chat/completions", json=each, timeout=WAIT_S) for each in sent]
+        deadline = time.monotonic() + WAIT_S
+        while len(replicas.asked) < len(sent):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    stream, whole = (answer.result() for answer in answers)
+    assert stream.status_code == 200 and "the server stops" in frames(stream.text)[-1]
+    assert whole.status_code == 503 and "the server stops" in whole.text
 
 
 def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:

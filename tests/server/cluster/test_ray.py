@@ -192,12 +192,15 @@ def test_a_model_that_cannot_be_loaded_is_one_line(cluster: Cluster, tmp_path: P
 
 
 def test_the_command_serves_and_ends(tmp_path: Path) -> None:
-    """``slm serve --ray`` in a process of its own, with a model by a relative path; SIGINT ends it and its replicas."""
+    """``slm serve --ray`` in a process of its own, with a model by a relative path. SIGTERM ends it and its replicas.
+
+    An answer that takes longer than the grace period ends with an error event; its connection is not cut.
+    """
     (tmp_path / "small.gguf").symlink_to(slm.demo_model_path())
     command = [sys.executable, "-c", "from slm_core.cli import main; main()", "serve", "small.gguf", "--port", "0"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "SLM_API_KEY")}
     process = subprocess.Popen(
-        [*command, "--ray", "--replicas", "1", "--replica-cpus", "1", "--ctx", "2048"],
+        [*command, "--ray", "--replicas", "1", "--replica-cpus", "1", "--ctx", "2048", "--grace", "0.1"],
         cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -210,6 +213,14 @@ def test_the_command_serves_and_ends(tmp_path: Path) -> None:
         answer = httpx.post(f"{url[0]}/v1/chat/completions", json=QUESTION, timeout=WAIT_S).json()
         assert answer["choices"][0]["message"]["content"] == "12 + 30 = 42"
         assert answer["model"] == "small"
+        with httpx.stream("POST", f"{url[0]}/v1/chat/completions", json=ENDLESS, timeout=WAIT_S) as stream:
+            lines_sent = stream.iter_lines()
+            assert next(lines_sent).startswith("data: ")
+            process.send_signal(signal.SIGTERM)
+            assert "the server stops" in [line for line in lines_sent if line][-1]
+        log = "".join(lines)
+        assert process.wait(WAIT_S) == -signal.SIGTERM, log
+        assert "SIGTERM" not in log, "no stack trace of Ray"
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT_S)
