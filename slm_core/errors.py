@@ -55,8 +55,16 @@ _LONGEST = 500
 """The most characters of a message about a constraint."""
 
 
+def _rebuilt(kind: type[SlmError], args: tuple[object, ...]) -> SlmError:
+    return kind.__new__(kind, *args)
+
+
 class SlmError(Exception):
     """The base of all exceptions of slm-core."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle message and attributes without ``__init__``: a pool of processes passes on what its workers raise."""
+        return _rebuilt, (type(self), self.args), self.__dict__
 
 
 class ModelError(SlmError):
