@@ -332,8 +332,7 @@ class Engine(Closing):
         """Send requests to the engine's thread, all or none."""
         for request in requests:
             self._core.check(request)
-        if not (self._closing or self._thread.is_alive()):
-            raise EngineClosed("the engine was made before this process was forked; make it after the fork")
+        self._core.notifications.check_process()
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
