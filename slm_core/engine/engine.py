@@ -202,7 +202,11 @@ class Engine(Closing):
         Args:
             prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             sampling: how tokens are chosen.
-            max_tokens, temperature, top_p, seed, stop: replace these options of ``sampling``; None keeps them.
+            max_tokens: the most tokens of the answer; None for the value of ``sampling``. So are the next four.
+            temperature: divides the logits; 0 chooses the likeliest token.
+            top_p: keep the likeliest tokens that together reach this probability.
+            seed: the seed of the draws.
+            stop: texts that end the answer.
             constraint: restricts the answer; None for no constraint.
             speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
                 distribution. A draft model or a ``SuffixIndex`` serves one history, and is refused.
