@@ -19,7 +19,7 @@ from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.context.inputs import Held, block_boundary
 from slm_core.context_queue import checked_deadline, queue_of
-from slm_core.errors import ContextClosed, ContextFull, SessionError
+from slm_core.errors import BackendCrashed, ContextClosed, ContextFull, SessionError
 from slm_core.generation import (
     BeamAnswer,
     Beams,
@@ -412,7 +412,7 @@ class Session(SessionHistory, Closing):
         with uninterrupted.closing():
             self._source.closed = True
             release(self.context, self.seq_id)
-            with contextlib.suppress(ContextClosed):
+            with contextlib.suppress(ContextClosed, BackendCrashed):  # there is nothing left to drop
                 self._source.decoded.clear()
             if self._owns_context:
                 with self._queue:

@@ -83,7 +83,6 @@ _LISTED = 16
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_engines() -> None:
     """Close the open engines when Python ends: an engine's thread in native code would abort the process."""
     for engine in tuple(_engines):
@@ -151,6 +150,8 @@ class Engine(Closing):
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
         _engines.add(self)
+        atexit.unregister(_close_engines)  # the last handler is the first to run: before the process of an isolated
+        atexit.register(_close_engines)  # model is ended, which would look like a crash
 
     def __repr__(self) -> str:
         if self._closing:

@@ -66,10 +66,10 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit"])
-def test_an_engine_that_is_open_at_the_end_is_closed(end: str) -> None:
+@pytest.mark.parametrize(("options", "end"), [("", ""), ("", "raise SystemExit"), (", isolated=True", "")])
+def test_an_engine_that_is_open_at_the_end_is_closed(options: str, end: str) -> None:
     """A thread that leaves native code after the end of Python would abort the process."""
-    ended = run(AT_EXIT + end)
+    ended = run(AT_EXIT.replace("demo_model_path()", f"demo_model_path(){options}") + end)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == ["False", *str(["EngineClosed"] * 4).split()]
 
