@@ -36,6 +36,7 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation, in_sequence
 from slm_core.generation.token_loop import Progress
 from slm_core.interrupts import uninterrupted
+from slm_core.keywords import checked_keywords
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import LogitsProcessor, SamplerChain, Sampling, chain_for
@@ -98,6 +99,7 @@ class Session(SessionHistory, Closing):
     def __repr__(self) -> str:
         return picture.session_line(self)
 
+    @checked_keywords
     @one_thread
     def generate(
         self,
@@ -248,6 +250,7 @@ class Session(SessionHistory, Closing):
         rule = answers.own_constraint(constraint, self.vocab)
         return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
 
+    @checked_keywords
     @one_thread
     def completions(
         self,
