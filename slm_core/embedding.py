@@ -64,7 +64,7 @@ def embed(
     """
     how = checked_pooling(pooling) or default_pooling(context)
     vectors = [pool(states, how) for states in token_states(context, texts, only_last=how is Pooling.LAST)]
-    matrix = np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
+    matrix = np.stack(vectors) if vectors else np.empty((0, context.n_embd), np.float32)
     return Embeddings(normalized(matrix) if normalize else matrix, how, tuple(map(len, texts)))
 
 

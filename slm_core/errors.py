@@ -50,13 +50,22 @@ They form one tree, so that ``except SlmError`` catches exactly these::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _LONGEST = 500
 """The most characters of a message about a constraint."""
 
 
+def _rebuilt(kind: type[SlmError], args: tuple[object, ...]) -> SlmError:
+    return kind.__new__(kind, *args)
+
+
 class SlmError(Exception):
     """The base of all exceptions of slm-core."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle message and attributes without ``__init__``: a pool of processes passes on what its workers raise."""
+        return _rebuilt, (type(self), self.args), self.__dict__
 
 
 class ModelError(SlmError):
@@ -255,7 +264,7 @@ class RequestsFailed(SlmError):
     """Some of several requests failed; the others were answered.
 
     Attributes:
-        answers: the answers in the order of the prompts, None for a request that failed.
+        answers: an ``Answer`` or None, if the request failed, in the order of the prompts.
         errors: from the index of a prompt to the error of its request.
     """
 
@@ -265,7 +274,7 @@ class RequestsFailed(SlmError):
             f"{len(errors)} of {len(answers)} requests failed; the first is prompt {first}:"
             f" {type(errors[first]).__name__}: {errors[first]} (the answers of the others are in .answers)"
         )
-        self.answers = tuple(answers)
+        self.answers: tuple[Any, ...] = tuple(answers)
         self.errors = dict(errors)
 
 

@@ -251,6 +251,7 @@ class Model(Closing):
         """
         return generate(self, prompts, sampling, **options)
 
+    @checked_keywords
     def engine(
         self,
         *,

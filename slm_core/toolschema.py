@@ -27,6 +27,7 @@ _ARGS = re.compile(r"\n\s*Args:\n")
 _RETURNS = re.compile(r"\n\s*Returns:\n\s*")
 _ARGUMENT = re.compile(r"([ \t]*)(\w+)(?:[ \t]*\([^()\n]*\))?:\s*(.*)", re.DOTALL)  # "city (str): Name of the city"
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def tool_schemas(tools: Iterable[Tool]) -> list[Mapping[str, object]]:
@@ -79,6 +80,8 @@ def _function(function: Callable[..., object]) -> Schema:
     doc = (inspect.getdoc(function) or "").strip()
     if not doc:
         raise _unusable(name, "it has no docstring")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise _unusable(name, "it is a generator, whose values no call waits for: return a list")
     described = _descriptions(doc)
     properties, returned, required = _parameters(function)
     for argument, schema in properties.items():
@@ -104,6 +107,8 @@ def _parameters(function: Callable[..., object]) -> tuple[dict[str, Schema], Sch
     if first is not None and first.name in ("self", "cls") and first.annotation is inspect.Parameter.empty:
         del parameters[first.name]
     for parameter in parameters.values():
+        if parameter.kind not in _NAMED:
+            raise _unusable(name, f"{str(parameter)!r} cannot be passed by its name")
         if parameter.annotation is inspect.Parameter.empty:
             raise _unusable(name, f"{parameter.name!r} has no annotation")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, EnumType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slm_core.chat.chat import Chat
 
 _Value = TypeVar("_Value")
+_Member = TypeVar("_Member", bound=Enum)
 GREEDY = Sampling(temperature=0)
 _OPTIONS = "a list of texts, or an Enum"
 
@@ -47,7 +48,7 @@ class Choice(Generic[_Value]):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Extraction:
+class Extraction(Generic[_Value]):
     """The result of ``Oracle.extract``.
 
     Attributes:
@@ -56,7 +57,7 @@ class Extraction:
         answer: the answer with the JSON, its usage and timings.
     """
 
-    value: object
+    value: _Value
     text: str
     answer: Answer
 
@@ -106,7 +107,11 @@ class Oracle:
         """
         return self._ask(question, sampling, stopping_criteria, constraint, thinking=True)
 
-    def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[_Value]:
+    @overload
+    def choose(self, question: str, options: type[_Member]) -> Choice[_Member]: ...
+    @overload
+    def choose(self, question: str, options: Sequence[_Value]) -> Choice[_Value]: ...
+    def choose(self, question: str, options: Sequence[_Value] | type[Enum]) -> Choice[Any]:
         """The option that is the likeliest whole answer.
 
         The score of an option is the probability of its tokens, followed by the end of the answer.
@@ -125,7 +130,15 @@ class Oracle:
         probabilities = likelihoods / likelihoods.sum()
         return Choice(values[int(scores.argmax())], tuple(probabilities.tolist()))
 
-    def extract(self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY) -> Extraction:
+    @overload
+    def extract(
+        self, schema: type[_Value], question: str | None = None, *, sampling: Sampling = GREEDY
+    ) -> Extraction[_Value]: ...
+    @overload
+    def extract(
+        self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY
+    ) -> Extraction[Any]: ...
+    def extract(self, schema: object, question: str | None = None, *, sampling: Sampling = GREEDY) -> Extraction[Any]:
         """Extract a JSON value from the chat; a constraint ensures that the answer matches the schema.
 
         If the prompt begins with reasoning, the model reasons first; the JSON follows.

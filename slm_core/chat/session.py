@@ -19,7 +19,7 @@ from slm_core.closing import Closing
 from slm_core.constraints import Spec
 from slm_core.context.inputs import Held, block_boundary
 from slm_core.context_queue import checked_deadline, queue_of
-from slm_core.errors import ContextClosed, ContextFull, SessionError
+from slm_core.errors import BackendCrashed, ContextClosed, ContextFull, SessionError
 from slm_core.generation import (
     BeamAnswer,
     Beams,
@@ -36,6 +36,7 @@ from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation, in_sequence
 from slm_core.generation.token_loop import Progress
 from slm_core.interrupts import uninterrupted
+from slm_core.keywords import checked_keywords
 from slm_core.numerics import common_prefix
 from slm_core.protocols import Constraint, Context, Sampler, Vocab
 from slm_core.sampling import LogitsProcessor, SamplerChain, Sampling, chain_for
@@ -98,6 +99,7 @@ class Session(SessionHistory, Closing):
     def __repr__(self) -> str:
         return picture.session_line(self)
 
+    @checked_keywords
     @one_thread
     def generate(
         self,
@@ -248,6 +250,7 @@ class Session(SessionHistory, Closing):
         rule = answers.own_constraint(constraint, self.vocab)
         return branching.beam_search(self, beams or Beams(), rule, cancelled, progress, special=special)
 
+    @checked_keywords
     @one_thread
     def completions(
         self,
@@ -412,7 +415,7 @@ class Session(SessionHistory, Closing):
         with uninterrupted.closing():
             self._source.closed = True
             release(self.context, self.seq_id)
-            with contextlib.suppress(ContextClosed):
+            with contextlib.suppress(ContextClosed, BackendCrashed):  # there is nothing left to drop
                 self._source.decoded.clear()
             if self._owns_context:
                 with self._queue:

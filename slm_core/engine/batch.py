@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypedDict, cast
+from typing import Protocol, TypedDict, TypeVar, cast
 
 from slm_core.argument_checks import check_flag, check_kind
 from slm_core.chat.answers import own_constraint
@@ -16,7 +17,7 @@ from slm_core.engine.core import EngineCore
 from slm_core.engine.options import EngineOptions
 from slm_core.engine.prompts import EncodedPrompt, Prompt, check_prompts, encode, is_prompt
 from slm_core.engine.requests import Request
-from slm_core.errors import ContextFull, RequestsFailed
+from slm_core.errors import ContextFull, RequestsFailed, SlmError
 from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
 from slm_core.generation.speculation import Speculation
@@ -32,6 +33,10 @@ UNLIMITED = 1024
 """Tokens of an answer that a context has room for, if ``max_tokens`` is None."""
 LARGEST = 32768
 """The largest default context, in positions, unless one prompt needs more."""
+_LEAST_TIME = 1e-9
+"""Seconds of a request whose time was over before it began."""
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -109,6 +114,7 @@ def generate(
     progress: bool | None = None,
 ) -> Answer | list[Answer]:
     """See ``Model.generate``."""
+    began = time.monotonic()
     if not is_prompt(prompts):
         check_prompts(prompts)
     prompt_list = [cast("Prompt", prompts)] if is_prompt(prompts) else cast("Sequence[Prompt]", prompts)
@@ -124,11 +130,9 @@ def generate(
     scales = adapters or {}
     loaded = model.adapters if scales else None
     rule, seconds = own_constraint(constraint, model.vocab), checked_timeout(timeout)
-    encoded = [encode(model.vocab, lambda: model.formatter, prompt, thinking) for prompt in prompt_list]
-    if n_ctx is None:
-        n_ctx = n_ctx_for(encoded, sampling.max_tokens, n_parallel)
-    requests = [
-        Request(
+
+    def request_of(prompt: EncodedPrompt) -> Request:
+        return Request(
             model.vocab,
             prompt.tokens,
             prompt.sampling(sampling),
@@ -137,12 +141,15 @@ def generate(
             stopping_criteria=stopping_criteria,
             logits_processors=logits_processors,
             special=special or prompt.formatter is not None,
-            timeout=seconds,
+            timeout=None if seconds is None else max(began + seconds - time.monotonic(), _LEAST_TIME),
             adapters=scales,
             loaded=loaded,
         )
-        for prompt in encoded
-    ]
+
+    encoded = _of_each(prompt_list, lambda prompt: encode(model.vocab, lambda: model.formatter, prompt, thinking))
+    if n_ctx is None:
+        n_ctx = n_ctx_for(encoded, sampling.max_tokens, n_parallel)
+    requests = _of_each(encoded, request_of)
     for request in requests:
         request.loop.show_events(False)
     n_parallel = min(n_parallel, len(requests))
@@ -153,6 +160,19 @@ def generate(
     if is_prompt(prompts):
         return encoded[0].read(requests[0].answer)
     return _answers(encoded, requests)
+
+
+def _of_each(prompts: Sequence[_A], function: Callable[[_A], _B]) -> list[_B]:
+    """The results of a function; its error names the prompt, if there are several."""
+    results = []
+    for i, prompt in enumerate(prompts):
+        try:
+            results.append(function(prompt))
+        except SlmError as error:
+            if len(prompts) > 1:
+                error.args = (f"prompt {i}: {error}",)
+            raise
+    return results
 
 
 def n_ctx_for(prompts: Sequence[EncodedPrompt], max_tokens: int | None, n_parallel: int) -> int:

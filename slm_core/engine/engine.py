@@ -34,6 +34,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.keywords import check_keywords, checked_keywords
 from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
 
@@ -50,6 +51,11 @@ _POSITIONS_S = 0.1
 class SharedOptions(TypedDict, total=False):
     """Options of ``Engine.completions``: the options of ``Engine.submit`` except ``constraint`` and ``thinking``."""
 
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
     speculation: Speculation | None
     stopping_criteria: Sequence[StoppingCriterion]
     logits_processors: Sequence[LogitsProcessor]
@@ -69,13 +75,14 @@ class RequestOptions(SharedOptions, total=False):
     thinking: bool | None
 
 
+_COMPLETIONS = ("prompt", "n", "sampling", "best_of", "constraint", "thinking")
+"""Arguments of ``Engine.completions`` beside its shared options."""
 _LISTED = 16
 """The most requests that HTML lists."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_engines() -> None:
     """Close the open engines when Python ends: an engine's thread in native code would abort the process."""
     for engine in tuple(_engines):
@@ -143,6 +150,8 @@ class Engine(Closing):
         self._thread = threading.Thread(target=self._serve, name="slm-engine", daemon=True)
         self._thread.start()
         _engines.add(self)
+        atexit.unregister(_close_engines)  # the last handler is the first to run: before the process of an isolated
+        atexit.register(_close_engines)  # model is ended, which would look like a crash
 
     def __repr__(self) -> str:
         if self._closing:
@@ -165,11 +174,17 @@ class Engine(Closing):
             f"Engine: {count(stats.n_ctx, 'position')}", bar, table([("answered", f"{stats.n_finished:,}"), *rows])
         )
 
+    @checked_keywords
     def submit(
         self,
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
         constraint: Constraint | Spec | None = None,
         speculation: Speculation | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
@@ -188,6 +203,11 @@ class Engine(Closing):
         Args:
             prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             sampling: how tokens are chosen.
+            max_tokens: the most tokens of the answer; None for the value of ``sampling``. So are the next four.
+            temperature: divides the logits; 0 chooses the likeliest token.
+            top_p: keep the likeliest tokens that together reach this probability.
+            seed: the seed of the draws.
+            stop: texts that end the answer.
             constraint: restricts the answer; None for no constraint.
             speculation: drafts for the answer, while they pay; the answer is the same, or drawn from the same
                 distribution. A draft model or a ``SuffixIndex`` serves one history, and is refused.
@@ -209,6 +229,7 @@ class Engine(Closing):
 
         Raises:
             InvalidOption: an invalid value.
+            UnknownOption: an unknown keyword.
             ConstraintError: the spec of a constraint is invalid or unsupported.
             TemplateError: the model has no chat format, or the chat format refuses the messages.
             ContextFull: the prompt is longer than the context.
@@ -220,6 +241,11 @@ class Engine(Closing):
             encoded,
             sampling,
             own_constraint(encoded.constraint(constraint), self._vocab),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
             speculation=speculation,
             stopping_criteria=stopping_criteria,
             logits_processors=logits_processors,
@@ -264,6 +290,7 @@ class Engine(Closing):
             InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above 4096; ``submit``
                 lists the other errors.
         """
+        check_keywords("completions", options, (*_COMPLETIONS, *SharedOptions.__annotations__))
         check_kind("sampling", sampling, Sampling)
         n_made = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
@@ -302,10 +329,17 @@ class Engine(Closing):
         check_kind("sampling", sampling, Sampling)
         speculation = options.get("speculation")
         check_kind("speculation", speculation, Speculation)
+        sampling = (sampling if sampling is not None else Sampling()).override(
+            max_tokens=options.get("max_tokens"),
+            temperature=options.get("temperature"),
+            top_p=options.get("top_p"),
+            seed=options.get("seed"),
+            stop=options.get("stop"),
+        )
         request = Request(
             self._vocab,
             prompt.tokens,
-            prompt.sampling(sampling if sampling is not None else Sampling()),
+            prompt.sampling(sampling),
             message_ends=prompt.message_ends,
             constraint=constraint,
             speculation=speculation,
@@ -332,8 +366,7 @@ class Engine(Closing):
         """Send requests to the engine's thread, all or none."""
         for request in requests:
             self._core.check(request)
-        if not (self._closing or self._thread.is_alive()):
-            raise EngineClosed("the engine was made before this process was forked; make it after the fork")
+        self._core.notifications.check_process()
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")

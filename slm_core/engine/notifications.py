@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
-from slm_core.errors import SessionError
+from slm_core.errors import EngineClosed, SessionError
 
 Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -34,6 +34,7 @@ class Notifications:
     """Holds notifications of the engine's thread back until ``flush``. Those of other threads are not held back."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._holder: int | None = None
         self._held: dict[Notified, None] = {}
 
@@ -42,8 +43,14 @@ class Notifications:
         """Whether this thread's are held back: it is the engine's."""
         return self._holder == threading.get_ident()
 
+    def check_process(self) -> None:
+        """Raise ``EngineClosed`` in a process that was forked: the engine's thread is not in it."""
+        if self._process != os.getpid():
+            raise EngineClosed("the engine was made before this process was forked; make it after the fork")
+
     def check_wait(self, what: str) -> None:
         """Raise ``SessionError`` in the engine's thread, which would wait for itself; ``what`` it waits for."""
+        self.check_process()
         if self.are_held:
             raise SessionError(f"a callback of an engine cannot wait for {what}")
 

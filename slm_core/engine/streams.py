@@ -60,7 +60,9 @@ class EventQueue(Generic[_E]):
 
         Raises:
             SessionError: this is the engine's thread, and there is no event yet.
+            EngineClosed: the engine is of the process that forked this one.
         """
+        self._notifications.check_process()  # first: the engine's thread may have held the lock at the fork
         with self._changed:
             while not self._events and not self._ended:
                 self._notifications.check_wait("another answer of the engine")
@@ -74,6 +76,7 @@ class EventQueue(Generic[_E]):
     async def get_async(self, cancel: Callable[[], None]) -> _E | None:
         """Like ``get``, on an event loop; ``cancel`` is called if the task is cancelled while it waits."""
         while True:
+            self._notifications.check_process()
             with self._changed:
                 if self._events:
                     return self._events.popleft()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from slm_core.argument_checks import refused
@@ -65,7 +64,7 @@ class Beams:
             raise InvalidOption(f"early_stopping={self.early_stopping!r} (accepted: True, False, 'never')")
         if not isinstance(self.logit_bias, Mapping):
             raise refused("logit_bias", self.logit_bias, "a mapping from token ids to numbers")
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
             _check_integer("a token of logit_bias", token, 0)
             if bias != -math.inf:

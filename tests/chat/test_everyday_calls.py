@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -184,6 +185,12 @@ def test_an_unknown_keyword_names_the_one_that_was_meant(name: str) -> None:
     with pytest.raises(UnknownOption, match=rf"{name}\(\) has no argument 'temprature' .*did you mean 'temperature'\?"):
         getattr(chat, name)(*content, temprature=0)
     assert state(chat) == before
+
+
+@pytest.mark.parametrize("call", [lambda s: s.generate(samplin=None), lambda s: s.completions(2, samplin=None)])
+def test_an_unknown_keyword_of_a_session_names_the_one_that_was_meant(call: Callable[[Session], object]) -> None:
+    with new_chat() as chat, pytest.raises(UnknownOption, match=r"'samplin' .*did you mean 'sampling'\?"):
+        call(chat.session)
 
 
 @pytest.mark.parametrize("option", [{"max_tokens": -1}, {"temperature": "hot"}, {"sampling": {"temperature": 0}}])

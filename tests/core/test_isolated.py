@@ -21,6 +21,7 @@ import pytest
 import slm_core as slm
 from slm_conformance.oracle.factories import make_tiny_model
 from slm_conformance.toy import ToyBackend
+from slm_core.chat import Session
 from slm_core.engine import Engine, EngineOptions
 from slm_core.errors import (
     BackendCrashed,
@@ -144,6 +145,20 @@ def test_a_process_that_ends_between_calls_is_noticed_at_once(load: Load, number
     with pytest.raises(BackendCrashed) as crash:
         decode(context, 5)
     assert str(crash.value) == str(error)
+
+
+def test_a_session_is_closed_after_a_crash(load: Load) -> None:
+    """With its context, and without an error: it often is at the end of a ``with`` block that the crash leaves."""
+    model = load("")
+    context = context_of(model)
+    session = Session(context, model.vocab, owns_context=True)
+    session.append_tokens([5, 6])
+    session.next_logits()
+    os.kill(model.pid, signal.SIGKILL)
+    model.crashed.result(timeout=30)
+    session.close()
+    with pytest.raises(ContextClosed):
+        context.new_batch()
 
 
 def test_a_crash_in_a_call_is_reported_once(load: Load) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import Enum, IntEnum
 from typing import Any, Literal, Optional, Union
 
@@ -142,15 +142,6 @@ async def waiting(x: int) -> str:
     return str(x)
 
 
-def variadic(*numbers: int, **named: str) -> None:
-    """Take many.
-
-    Args:
-        numbers: the numbers
-        named: the named ones
-    """
-
-
 class Methods:
     def bound(self, x: int) -> None:
         """Bind.
@@ -169,7 +160,7 @@ class Methods:
 
 
 FUNCTIONS = [
-    *(plain, defaults, containers, unions, foreign_result, nothing, waiting, variadic),
+    *(plain, defaults, containers, unions, foreign_result, nothing, waiting),
     *(Methods().bound, Methods.bound, Methods.of_class),
 ]
 
@@ -245,6 +236,52 @@ def test_functions_that_transformers_refuses_are_refused_in_one_line(function: C
     with pytest.raises(InvalidOption, match=rf"^the function {function.__name__} cannot be a tool: ") as caught:
         tool_schema(function)
     assert "\n" not in str(caught.value)
+
+
+def positional(x: int, /) -> int:
+    """Do it.
+
+    Args:
+        x: an x
+    """
+    return x
+
+
+def variable(*x: int) -> int:
+    """Do it.
+
+    Args:
+        x: an x
+    """
+    return len(x)
+
+
+def keywords(**x: int) -> int:
+    """Do it.
+
+    Args:
+        x: an x
+    """
+    return len(x)
+
+
+def generator() -> Iterator[int]:
+    """Do it."""
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    """Do it."""
+    yield 1
+
+
+@pytest.mark.parametrize("function", [positional, variable, keywords, generator, async_generator])
+def test_functions_that_no_call_can_pass_its_arguments_or_take_a_value_from_are_refused(
+    function: Callable[..., object],
+) -> None:
+    """A call passes arguments by name; the model would be told of a TypeError that only the program can mend."""
+    with pytest.raises(InvalidOption, match=rf"^the function {function.__name__} cannot be a tool: "):
+        tool_schema(function)
 
 
 class Search(BaseModel):

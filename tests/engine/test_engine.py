@@ -17,7 +17,7 @@ import pytest
 from scripted import ByteVocab, ScriptedContext, TagFormatter
 from slm_core.chat import Session
 from slm_core.engine import Conversation, Engine, EngineOptions, EngineStats, RequestStream
-from slm_core.errors import ContextFull, EngineClosed, InvalidOption, SessionError, TemplateError
+from slm_core.errors import ContextFull, EngineClosed, InvalidOption, SessionError, TemplateError, UnknownOption
 from slm_core.generation import FinishReason
 from slm_core.protocols import Formatter
 from slm_core.sampling import Sampling
@@ -465,3 +465,32 @@ def test_the_error_that_ended_it() -> None:
     with engine_over(ScriptedContext(n_ctx=200, n_seq_max=4)) as engine:
         assert not engine.ended.done()
     assert isinstance(engine.ended.result(timeout=WAIT_S), EngineClosed)
+
+
+async def generated(engine: Engine, prompt: str, **options: Any) -> tuple[int, ...]:
+    return tuple([event.token async for event in engine.generate(prompt, GREEDY, **options) if event.token is not None])
+
+
+def test_options_of_one_answer_are_keywords(engine: Engine) -> None:
+    short = tokens_alone("Once upon a time", Sampling(temperature=0, max_tokens=3))
+    assert engine.submit("Once upon a time", GREEDY, max_tokens=3).run().tokens == short
+    (completion,) = engine.completions("Once upon a time", 1, GREEDY, max_tokens=3).run()
+    assert completion.answer.tokens == short
+    assert asyncio.run(generated(engine, "Once upon a time", max_tokens=3)) == short
+    hot = Sampling(temperature=2, seed=4, max_tokens=16)
+    named = engine.submit("Once", temperature=2, seed=4, max_tokens=16).run()
+    assert named.tokens == engine.submit("Once", hot).run().tokens
+    with pytest.raises(InvalidOption, match="max_tokens=-1"):
+        engine.submit("Once", max_tokens=-1)
+
+
+def test_an_unknown_keyword_is_an_error_that_names_the_one_that_was_meant(engine: Engine) -> None:
+    wrong: dict[str, Any] = {"max_token": 3}
+    calls = (
+        lambda: engine.submit("a", GREEDY, **wrong),
+        lambda: engine.completions("a", 2, GREEDY, **wrong),
+        lambda: asyncio.run(generated(engine, "a", **wrong)),
+    )
+    for call in calls:
+        with pytest.raises(UnknownOption, match=r"\(\) has no argument 'max_token' .*did you mean 'max_tokens'\?"):
+            call()

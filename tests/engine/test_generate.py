@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ import slm_core as slm
 from slm_core.engine.batch import LARGEST, UNLIMITED, n_ctx_for
 from slm_core.engine.progressbar import ProgressBar
 from slm_core.engine.prompts import EncodedPrompt
+from slm_core.protocols import Vocab
 
 GREEDY = slm.Sampling(temperature=0, max_tokens=10)
 PROMPTS = ["My dog is called", "Once upon a time", "The capital of France is", "One, two, three,", "Rex is a"]
@@ -105,6 +108,40 @@ def test_a_timeout_ends_all_requests(model: slm.Model) -> None:
     endless = slm.Sampling(temperature=0, max_tokens=3000, logit_bias=dict.fromkeys(model.vocab.eog_ids, -1000000000.0))
     answers = model.generate(["a", "b"], endless, timeout=0.05)
     assert all(answer.timed_out for answer in answers)
+
+
+class SlowVocab:
+    """Takes longer to encode a text than ``SECONDS``."""
+
+    SECONDS = 0.05
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._vocab, name)
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        time.sleep(self.SECONDS)
+        return self._vocab.encode(text, **options)
+
+
+def test_the_timeout_counts_from_the_call(model: slm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that prompts take to encode is part of it, so no request has time left."""
+    monkeypatch.setattr(model, "_vocab", SlowVocab(model.vocab))
+    answers = model.generate(["a", "b"], GREEDY, timeout=SlowVocab.SECONDS)
+    assert [(answer.timed_out, answer.tokens) for answer in answers] == [(True, ()), (True, ())]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "message"),
+    [([10**6], slm.InvalidToken, "prompt 1: token 1000000 "), ("", slm.InvalidOption, "prompt 1: a prompt without")],
+)
+def test_an_error_of_a_prompt_names_it(model: slm.Model, bad: Any, kind: type[slm.SlmError], message: str) -> None:
+    with pytest.raises(kind, match=rf"^{message}"):
+        model.generate(["a", bad, "c"], GREEDY)
+    with pytest.raises(kind, match=rf"^{message.removeprefix('prompt 1: ')}"):
+        model.generate(bad, GREEDY)
 
 
 def test_n_ctx_fits_the_requests_that_run_together() -> None:
