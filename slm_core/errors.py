@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 _LONGEST = 500
-"""The most characters of a message about a constraint."""
+"""The largest number of characters in a message about a constraint."""
 
 
 class SlmError(Exception):

@@ -112,7 +112,7 @@ class SafetensorsFile:
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise self._damaged(f"{what} is of type {str(dtype)[:40]!r} (accepted: {', '.join(ITEM_BYTES)})")
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-            raise self._damaged(f"{what} has a shape or offsets that are no sizes")
+            raise self._damaged(f"{what} has a shape or offsets that are not sizes")
         start, stop = offsets
         n_elements = math.prod(shape)
         if n_elements > _MAX_ELEMENTS or stop - start != n_elements * ITEM_BYTES[dtype]:

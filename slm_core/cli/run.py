@@ -160,7 +160,7 @@ def _answer_several(
 ) -> bool:
     """Show several answers when all are complete; returns whether they were cancelled."""
     if beams is not None and best_of is not None:
-        raise InvalidOption("--beams and --best-of do not go together: the best of the beams are shown, as many as -n")
+        raise InvalidOption("--beams and --best-of do not go together: --beams shows the best -n beams")
     answers: BeamAnswer | tuple[Completion, ...]
     if beams is None:
         answers = completions.sample_completions(loaded, request, n, best_of)
@@ -217,7 +217,7 @@ def _prompt(text: str | None) -> str:
     given = "" if sys.stdin.isatty() else _standard_input(beside_prompt=text is not None)
     parts = [given.rstrip("\n"), text] if text and given.strip() else [text or given]
     if not "".join(parts):
-        raise InvalidOption("there is nothing to say: give a prompt, or standard input")
+        raise InvalidOption("there is no prompt: give one as an argument, or on standard input")
     return "\n\n".join(parts)
 
 

@@ -243,7 +243,8 @@ class Checks:
             follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
             if not are_blocks(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
                 raise InvalidOption(
-                    "the batch has a bidirectional block that is no run of one sequence (Batch.join_block makes them)"
+                    "the batch has a bidirectional block that is not a run of one"
+                    " sequence (Batch.join_block makes them)"
                 )
         return len(rows)
 
@@ -301,7 +302,7 @@ class Checks:
                 f"the dump holds tokens outside the vocabulary (accepted: 0 to {declared.n_vocab - 1})"
             )
         if every and Capability.ENCODER in declared.capabilities:
-            raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
+            raise InvalidSnapshot("the dump contains tokens, but an encoder stores none")
         self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
     def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot, *, has_payload: bool) -> None:

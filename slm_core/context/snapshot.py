@@ -267,7 +267,7 @@ _ADAPTERS = "adapters"
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
     known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
     if not known or not 3 <= n_sections <= 7:
-        raise InvalidSnapshot("the dump of a sequence lacks a part")
+        raise InvalidSnapshot("a part of the dump of a sequence is missing")
 
 
 class Share(NamedTuple):

@@ -120,7 +120,9 @@ class RequestDrafts(DraftRounds):
         tokens = [token for token, _ in self.queue]
         for token in tokens:
             if not isinstance(token, int | np.integer) or not 0 <= token < self._n_vocab:
-                raise InvalidToken(f"{token!r:.80} was drafted, which is no token (accepted: 0 to {self._n_vocab - 1})")
+                raise InvalidToken(
+                    f"{token!r:.80} was drafted, which is not a token (accepted: 0 to {self._n_vocab - 1})"
+                )
         return tokens
 
     def follow(self, context: Context, seq_id: int) -> None:

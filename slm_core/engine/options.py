@@ -57,6 +57,4 @@ class EngineOptions:
         if self.reuse not in get_args(Reuse):
             raise InvalidOption(f"reuse={self.reuse!r} (accepted: {', '.join(get_args(Reuse))})")
         if self.reuse == "cut" and not self.prefix_cache:
-            raise InvalidOption(
-                "reuse='cut' is about what the prefix cache keeps (give prefix_cache=True, or leave it out)"
-            )
+            raise InvalidOption("reuse='cut' needs the prefix cache (give prefix_cache=True, or leave reuse out)")

@@ -190,7 +190,7 @@ def _new_tensor(path: Path, name: object, value: object) -> NewTensor:
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], GgmlType]:
     dims, type_id = value
     if not isinstance(dims, Sequence) or not 1 <= len(dims) <= _MOST_DIMS:
-        raise TypeError(f"the shape is no list of 1 to {_MOST_DIMS} sizes")
+        raise TypeError(f"the shape is not a list of 1 to {_MOST_DIMS} sizes")
     return tuple(map(operator.index, dims)), GgmlType(type_id)
 
 

@@ -199,7 +199,7 @@ class SamplerChain:
             raise InvalidSnapshot("not the state of a sampler chain")
         history = np.frombuffer(tail, "<i4")
         if len(history) and history.min() < 0:
-            raise InvalidSnapshot("the history in the state of a sampler chain holds what is no token")
+            raise InvalidSnapshot("the history in the state of a sampler chain contains a value that is not a token")
         self.set_history(history)
         self._stream.start, self._stream.n_draws = start, n_draws
         self._n_said, self._memory = n_said, memory

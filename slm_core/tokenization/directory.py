@@ -200,9 +200,9 @@ def _check_unigram(source: Path, stated: Mapping[str, Any]) -> None:
     """Check the pieces; and that texts reach the model without spaces, which ``_without`` relies on."""
     vocab = stated["model"].get("vocab")
     if not (isinstance(vocab, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocab)):
-        raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is no list of pieces and scores")
+        raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is not a list of pieces and scores")
     if not all(isinstance(piece, str) for piece, _ in vocab):
-        raise InvalidModelFile(f"{source}: a piece of the tokenizer's vocabulary is no text")
+        raise InvalidModelFile(f"{source}: a piece of the tokenizer's vocabulary is not a text")
     if not any(step.get("type") == "Metaspace" for step in steps_of(stated.get("pre_tokenizer"), "pretokenizers")):
         raise UnsupportedModel(f"{source}: a Unigram tokenizer without the pre-tokenizer Metaspace is not known here")
 

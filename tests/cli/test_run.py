@@ -69,7 +69,7 @@ def test_a_file_with_a_space_in_its_name_is_a_model(run, tmp_path: Path) -> None
         (("qwen3",), "'qwen3' is neither a model (a file, a directory, hf://user/repo) nor a prompt with a space"),
         (("Hello!",), "(a prompt of one word: -p Hello!)"),
         ((DEMO, "Hello!", "-p", "Hi!"), "the prompt is given twice: 'Hello!' and --prompt"),
-        ((), "there is nothing to say: give a prompt, or standard input"),
+        ((), "there is no prompt: give one as an argument, or on standard input"),
         (("-p", "My name is Ada. " * 99, "--ctx", "64"), "free (--ctx N sets a larger one)"),
     ],
 )

@@ -211,10 +211,13 @@ def test_a_directory_that_a_backend_does_not_read_names_the_remedy(tmp_path: Pat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (7, "int is no source of a model: it has no metadata, tensors, tensor_data, fingerprint"),
-        (None, "NoneType is no source of a model"),
-        (bytearray(b"GGUF"), "bytearray is no source of a model"),
-        (type("Half", (), {"metadata": {}, "tensors": {}})(), "Half is no source of a model: it has no tensor_data, f"),
+        (7, "int is not a source of a model: it has no metadata, tensors, tensor_data, fingerprint"),
+        (None, "NoneType is not a source of a model"),
+        (bytearray(b"GGUF"), "bytearray is not a source of a model"),
+        (
+            type("Half", (), {"metadata": {}, "tensors": {}})(),
+            "Half is not a source of a model: it has no tensor_data, f",
+        ),
     ],
 )
 def test_what_is_no_source_is_refused_by_the_members_that_it_lacks(value: Any, message: str) -> None:
@@ -261,9 +264,9 @@ class Hostile(Mapping[str, Any]):
         ({"tensors": {"\ud800": ((1,), 0)}}, "tensor "),
         ({"tensors": {"x" * 70_000: ((1,), 0)}}, "tensor name of 70000 bytes"),
         ({"tensors": {"one": None}}, "tensor 'one': "),
-        ({"tensors": {"one": ((), 0)}}, "no list of 1 to 4 sizes"),
-        ({"tensors": {"one": ((1,) * 5, 0)}}, "no list of 1 to 4 sizes"),
-        ({"tensors": {"one": (iter([1]), 0)}}, "no list of 1 to 4 sizes"),
+        ({"tensors": {"one": ((), 0)}}, "not a list of 1 to 4 sizes"),
+        ({"tensors": {"one": ((1,) * 5, 0)}}, "not a list of 1 to 4 sizes"),
+        ({"tensors": {"one": (iter([1]), 0)}}, "not a list of 1 to 4 sizes"),
         ({"tensors": {"one": ((1.5,), 0)}}, "tensor 'one': "),
         ({"tensors": {"one": ((0,), 0)}}, "impossible shape"),
         ({"tensors": {"one": ((-3, -3), 0)}}, "impossible shape"),
