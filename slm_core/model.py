@@ -339,7 +339,7 @@ class Model(Closing):
         Args:
             target: the target model.
             n_ctx: the longest history, in tokens, that the drafter drafts for.
-            n_batch: the most tokens of a batch.
+            n_batch: the largest number of tokens of a batch.
             kv_type_k: storage type of keys; None for the backend's default.
             kv_type_v: storage type of values; None for the backend's default.
             sampling: options to sample drafts; None for greedy drafts.
@@ -374,7 +374,7 @@ class Model(Closing):
         Args:
             text: the text; control tokens in it are not parsed.
             n_ctx: the longest history of a scored token.
-            n_batch: the most tokens of a batch.
+            n_batch: the largest number of tokens of a batch.
             kv_type_k: storage type of keys; None for the backend's default.
             kv_type_v: storage type of values; None for the backend's default.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
@@ -408,7 +408,8 @@ class Model(Closing):
             pooling: how hidden states of tokens become one vector: "last", "mean", "max" or "cls"; None for the pooling
                 of the file; if the file has none, the mean for encoders and the last token for other models.
             normalize: divide vectors by their length, so that their dot products are cosines.
-            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest text.
+            n_batch: the largest number of tokens of a batch; an encoder's batches are large enough for its longest
+                text.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
 
         Raises:
@@ -430,7 +431,8 @@ class Model(Closing):
         Args:
             query: the query; control tokens in it and in the texts are not parsed.
             texts: the texts.
-            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest pair.
+            n_batch: the largest number of tokens of a batch; an encoder's batches are large enough for its longest
+                pair.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
 
         Returns:
@@ -509,7 +511,7 @@ class Model(Closing):
             negative: their opposites: one for each, in the same order.
             layers: the layers to steer, from 1 on; None for all of them.
             method: how differences of pairs become a direction: "mean", or "pca" (principal component).
-            n_batch: the most tokens of a batch.
+            n_batch: the largest number of tokens of a batch.
             progress: called with the share of the texts that were read.
 
         Returns:

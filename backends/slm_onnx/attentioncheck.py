@@ -22,7 +22,7 @@ _TOLERANCE = {"float32": 1e-4, "float16": 1e-2}  # relative; the error of a wron
 
 
 def most_rows(place: runtime.Place, dtype: str) -> int | None:
-    """The most tokens per run with correct attention on a device; None for any number.
+    """The largest number of tokens per run with correct attention on a device; None for any number.
 
     Raises:
         BackendUnavailable: attention is wrong for any number of tokens.

@@ -140,7 +140,7 @@ class _Graphs:
 
 
 def _most_rows(device: Device, place: runtime.Place, options: LoadOptions) -> int | None:
-    """The most tokens for which attention on a device is right; None for any number.
+    """The largest number of tokens for which attention on a device is right; None for any number.
 
     Raises:
         InvalidOption: batches would be padded to more.

@@ -1,4 +1,4 @@
-"""Checks of embedding rows and bidirectional blocks against what a context takes, before a history contains them."""
+"""Checks that a context takes embedding rows and bidirectional blocks, before a history contains them."""
 
 from __future__ import annotations
 

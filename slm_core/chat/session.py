@@ -408,7 +408,7 @@ class Session(SessionHistory, Closing):
                 self._source.decoded.decode(inputs[:n_held], lambda: False)
 
     def close(self) -> None:
-        """Drop and release the sequence, or close the context if the session owns it. Twice is fine."""
+        """Drop and release the sequence, or close the context if the session owns it. A second call does nothing."""
         if self._source.closed:
             return
         with uninterrupted.closing():

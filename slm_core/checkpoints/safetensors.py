@@ -81,7 +81,7 @@ class SafetensorsFile:
         return self._file.view(tensor.start, tensor.n_bytes)
 
     def close(self) -> None:
-        """Release the mapping. Twice is fine."""
+        """Release the mapping. A second call does nothing."""
         self._file.close()
 
     def _header(self) -> tuple[dict[str, Any], int]:

@@ -28,7 +28,7 @@ from slm_core.model import Model
 from slm_core.user_paths import exists
 
 STDIN_NOTE_S = 3.0
-"""Seconds of waiting for standard input, beside a prompt, before a note says so."""
+"""Seconds of waiting for standard input, if there is also a prompt, before a note says so."""
 
 
 @o.expand_groups

@@ -221,7 +221,7 @@ class ContextBase(ContextCore):
         payload = received.payload()
         if payload:
             self._engine_check_payload(len(snapshot.tokens), payload)
-        self._ledger.drop(seq_id)  # the reserved positions are those of the contents
+        self._ledger.drop(seq_id)  # the contents need the reserved positions
         self._fill(seq_id, snapshot, payload)
 
     def _context_sections(self, seq_ids: Sequence[int]) -> tuple[dict[str, object], list[bytes | Pieces]]:

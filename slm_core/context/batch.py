@@ -23,7 +23,7 @@ class TokenBatch:
     """Tokens to decode together.
 
     Args:
-        capacity: the most tokens.
+        capacity: the largest number of tokens.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -69,7 +69,7 @@ class TokenBatch:
 
     @property
     def capacity(self) -> int:
-        """The most tokens."""
+        """The largest number of tokens."""
         return len(self._tokens)
 
     @property

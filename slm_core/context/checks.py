@@ -279,7 +279,7 @@ class Checks:
     # A dump.
 
     def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Check tokens, rows, their offsets, biases and blocks in a dump, as ``decode`` checks those of a batch.
+        """Check tokens, rows, offsets, biases and blocks of a dump, like ``decode`` checks a batch.
 
         Raises:
             InvalidSnapshot: values that are invalid for this model.
@@ -329,7 +329,7 @@ class Checks:
             raise ContextFull(needed, free, seq_id=seq_id)
 
     def replaceable(self, seq_id: int) -> int:
-        """The most positions for the new contents of a sequence."""
+        """The largest number of positions for the new contents of a sequence."""
         return self._ledger.n_free + self._ledger.n_exclusive(seq_id)
 
     def _dumped_rows(self, rows: NDArray[np.float32]) -> None:

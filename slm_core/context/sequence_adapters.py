@@ -18,7 +18,7 @@ R = TypeVar("R", NDArray[np.float32], TopLogits)
 
 
 class SequenceAdapters:
-    """The adapters of the sequences, and those with which the engine computes now.
+    """The adapters of the sequences, and the adapters that the engine uses now.
 
     Args:
         loaded: the adapters of the model; None if the context does not declare ``ADAPTERS``.

@@ -110,7 +110,7 @@ class SequenceSnapshot:
         return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets, bias=self.bias)
 
     def every_input(self) -> list[Held]:
-        """The inputs of the sequence, and those that its cuts removed."""
+        """The inputs of the sequence, and the inputs that its cuts removed."""
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
     def to_bytes(self) -> bytes:

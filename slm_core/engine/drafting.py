@@ -200,7 +200,7 @@ class StepDrafts:
         context: the context of the engine.
         costs: estimates the time of steps.
         step_s: seconds that a step of several requests may take.
-        contained: what a drafter may raise to end only its request; see ``core.EngineCore``.
+        contained: exceptions of drafters that end only their own request; see ``core.EngineCore``.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class RequestOptions(SharedOptions, total=False):
 
 
 _LISTED = 16
-"""The most requests that HTML lists."""
+"""The largest number of requests that HTML lists."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -413,7 +413,7 @@ class Engine(Closing):
         return metrics_text(self.registry)
 
     def close(self) -> None:
-        """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine.
+        """Close the context; requests that are not over fail with ``EngineClosed``. A second call does nothing.
 
         Engines that are open when Python ends are closed then.
         """

@@ -31,7 +31,7 @@ class Notified(Protocol):
 
 
 class Notifications:
-    """Holds notifications of the engine's thread back until ``flush``. Those of other threads are not held back."""
+    """Delays notifications of the engine's thread until ``flush``. Notifications of other threads are not delayed."""
 
     def __init__(self) -> None:
         self._holder: int | None = None
@@ -59,13 +59,13 @@ class Notifications:
             notified.notify()
 
     def flush(self) -> None:
-        """Notify what was held back."""
+        """Send the delayed notifications."""
         held, self._held = self._held, {}
         for notified in held:
             notified.notify()
 
     def release(self) -> None:
-        """Notify what was held back, and hold nothing back any more."""
+        """Send the delayed notifications, and delay no more."""
         self._holder = None
         self.flush()
 
@@ -77,7 +77,7 @@ class Wakeups:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Begin without a thread, as in a forked process, which has not got that of its parent."""
+        """Begin without a thread, as in a forked process, which lacks the thread of its parent."""
         self._waiters: SimpleQueue[Waiter] = SimpleQueue()
         self._start = threading.Lock()
         self._is_started = False

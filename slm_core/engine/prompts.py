@@ -37,7 +37,7 @@ class Conversation:
         strict_tools: enforce the schemas of the tools with "auto", too.
         thinking: turn reasoning on or off; None uses the template's default.
         continue_final_message: leave the last message open, so that the answer continues it.
-        template_kwargs: other variables of the template. Those that the other attributes set, such as "messages",
+        template_kwargs: other variables of the template. Variables that the other attributes set, such as "messages",
             are refused.
 
     Raises:

@@ -173,7 +173,7 @@ class GgufFile(Closing):
             yield from shard.file.pieces()
 
     def close(self) -> None:
-        """Release the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
+        """Release the mapping. A second call does nothing; later reads raise ``ModelClosed``."""
         for shard in self._shards:
             shard.file.close()
 

@@ -281,7 +281,7 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
     at = int(np.searchsorted(edges, number * edges[-1], side="right"))
     within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
     inside = np.cumsum(within) + (edges[at] - blocks[at])
-    # The sums within a block are rounded in another way than those over blocks.
+    # Sums within a block and sums over blocks are rounded differently.
     return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
 

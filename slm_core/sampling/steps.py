@@ -22,7 +22,7 @@ _KEEP_THE_BEST = frozenset(TRUNCATION) - {"typical_p"}
 """Steps that keep the likeliest token: greedy choice skips them."""
 
 MOST_RANKED = 1024
-"""The most candidates for which ranking all of them is faster than searching them in each step."""
+"""The largest number of candidates for which ranking all of them is faster than searching them in each step."""
 
 
 @dataclass(frozen=True, slots=True)

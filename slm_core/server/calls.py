@@ -39,14 +39,14 @@ class Forwarded:
 
 @dataclass(slots=True)
 class Call:
-    """What the server knows of one HTTP request.
+    """The state of one HTTP request.
 
     Attributes:
         request_id: the request's id, from its header ``x-request-id`` or random.
         key: the client; "" without keys.
         tag: what new ids begin with.
         engine_id: the request's id in the engine and in answers. It is random: clients may repeat ``request_id``.
-        facts: what the log line says in addition: numbers and names, never texts of prompts and answers.
+        facts: additional values of the log line: numbers and names, never texts of prompts and answers.
     """
 
     request_id: str

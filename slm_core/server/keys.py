@@ -29,9 +29,9 @@ class ApiKey:
     Attributes:
         key: the key, printable ASCII without spaces: it has to fit into a header.
         name: its name in logs and for fair shares; "" for one from which the key does not follow.
-        rate: the most requests in a minute.
-        requests: the most requests that are generated or wait at a time.
-        cells: the most cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
+        rate: the largest number of requests in a minute.
+        requests: the largest number of requests that are generated or wait at a time.
+        cells: the largest number of cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
 
     Raises:
         InvalidOption: an invalid value.
@@ -83,11 +83,11 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 class Limits:
-    """Counts requests, and refuses those beyond a limit with status 429.
+    """Counts requests, and refuses requests beyond a limit with status 429.
 
     Args:
         keys: the keys.
-        most_requests: the most requests of all clients that are generated or wait at a time.
+        most_requests: the largest number of requests of all clients that are generated or wait at a time.
     """
 
     def __init__(self, keys: Sequence[ApiKey], most_requests: int) -> None:

@@ -34,7 +34,7 @@ class ServerOptions:
         max_body_bytes: the longest body of a request; all together may be eight times as long.
         grace_s: seconds for which running answers continue after SIGTERM; then they end with an error.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
-        max_requests: the most requests that are generated or wait at a time.
+        max_requests: the largest number of requests that are generated or wait at a time.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
         keep_alive_s: seconds without requests after which a model is unloaded; None for never.
         sessions_dir: the folder that keeps /v1/sessions on the disk; None to keep them in memory only.

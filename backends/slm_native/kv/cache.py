@@ -28,7 +28,7 @@ class PagedKvCache:
         n_pages: pages for sequences; see ``n_pages_for``.
         n_seq_max: number of sequences.
         new_store: allocates the pages of a layout on the kernel set's device.
-        n_replayed: the most tokens of one ``replay``.
+        n_replayed: the largest number of tokens of one ``replay``.
 
     Raises:
         InvalidOption: the system refuses to allocate the memory.

@@ -31,7 +31,7 @@ class ReturnAddress:
     Attributes:
         host: the address of the front.
         port: its port.
-        secret: what the replica has to say first; it is good for one answer.
+        secret: the secret that the replica has to send first; it is valid for one answer.
     """
 
     host: str

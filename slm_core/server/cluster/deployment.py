@@ -30,12 +30,12 @@ _DEPLOYMENT = "Replica"
 _STATS_S = 0.5
 """Seconds between the tags that a replica reports; sessions of one that ended wait for the next report."""
 _LEAVING_S = 20.0
-"""Seconds that a replica has to hand over what it has, after its last answers."""
+"""Seconds that a replica has to hand over its sessions, after its last answers."""
 _PATIENCE_S = 30.0
 """Seconds after which a start that takes long is reported."""
 _LOG = logging.getLogger("slm_core")
 _ASK_S = 10.0
-"""Seconds within which all replicas answer what is asked of all."""
+"""Seconds within which all replicas answer a request to all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ClusterOptions:
         address: the address of a Ray cluster ("auto" for the one of this machine); None to start one on this machine.
         app: the name of the application in the cluster; one of the same name is replaced.
         n_min: the fewest replicas.
-        n_max: the most replicas; Ray adds and removes them by the number of requests.
+        n_max: the largest number of replicas; Ray adds and removes them by the number of requests.
         n_parallel: the requests that a replica computes together.
         n_chars: the characters of prompts that a replica is expected to keep in its cache.
         n_cpus: the cores of a replica.
@@ -120,7 +120,7 @@ class PrefixRouter(RequestRouter):
 
 
 def _tags(replica: RunningReplica) -> list[str]:
-    """The tags of a replica: its own, and those that it reports."""
+    """The tags of a replica: its own tag, and the tags that it reports."""
     return [tag_of(replica.replica_id.unique_id), *replica.routing_stats.get("tags", ())]
 
 
@@ -145,11 +145,11 @@ class Deployed:
         self._replica.adopt(belongings)
 
     async def all_end(self) -> None:
-        """All replicas will end: what they have is not handed over."""
+        """All replicas will end: their sessions are not handed over."""
         self._all_end = True
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What routers know of this replica; Ray calls it again and again."""
+        """The data of this replica for routers; Ray calls this again and again."""
         return {"tags": list(self._replica.tags)}
 
     async def check_health(self) -> None:
@@ -212,7 +212,7 @@ class RayReplicas:
             await self._bridge.close()
 
     async def scale(self, n_replicas: int) -> None:
-        """Have another number of replicas. Those that end leave their sessions to the others.
+        """Change the number of replicas. Replicas that end leave their sessions to other replicas.
 
         Raises:
             SlmError: the first model cannot be loaded.

@@ -150,7 +150,7 @@ class _Front:
                     continue
                 call.facts["error"] = "replica_lost"
                 if is_begun:
-                    raise  # the connection is cut: what was sent must not look complete
+                    raise  # cut the connection: an incomplete answer must not look complete
                 await refuse(_unavailable("the replica that answered has ended"), scope, receive, send)
                 return
 

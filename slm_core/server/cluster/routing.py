@@ -1,6 +1,6 @@
 """Which replica answers a request: the one that has most of its prompt cached, unless others have less to do.
 
-The rule is pure: it knows replicas by name, prompts as text, and what it chose before. A prompt's tokens are counted in
+The rule is pure: it knows replicas by name, prompts as text, and its earlier choices. A prompt's tokens are counted in
 characters here: only their share is needed, and the front has no vocabulary.
 """
 
@@ -17,8 +17,8 @@ BLOCK = 64
 class PrefixIndex:
     """What replicas have computed lately: prefixes of prompts, in blocks.
 
-    A block is known by the hash of all text up to its end. A replica that has a block has those before it, too: blocks
-    are forgotten from the end.
+    A block is known by the hash of all text up to its end. A replica that has a block also has the blocks before it:
+    blocks are forgotten from the end.
 
     Args:
         n_chars: the characters that a replica is expected to keep; the least recently used blocks are forgotten.
