@@ -33,7 +33,7 @@ from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
 from slm_native.weights import WeightReader
 
 _KEPT_SETS = 8
-"""The most sets of adapters that are kept prepared. Contexts keep the one that they use."""
+"""The largest number of prepared sets of adapters that are kept. Contexts also keep the set that they use."""
 
 
 class _EmbeddingRows(NamedTuple):

@@ -157,7 +157,7 @@ def _vocab_beside(gguf: GgufFile, spec: ModelSpec, work: Callable[[], object]) -
     """The vocabulary, read while ONNX Runtime does ``work`` without the GIL.
 
     Raises:
-        InvalidModelFile: its size is not that of the embedding.
+        InvalidModelFile: its size differs from the embedding's size.
     """
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(model_vocab, gguf, spec.n_vocab)

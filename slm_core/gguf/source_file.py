@@ -42,7 +42,7 @@ class SourceFile(HeldBytes):
         source: the source; it is never closed.
 
     Raises:
-        InvalidModelFile: the source raises, or its metadata or tensors cannot be those of a model.
+        InvalidModelFile: the source raises, or no model can have its metadata or tensors.
     """
 
     def __init__(self, source: TensorSource) -> None:
@@ -147,7 +147,7 @@ def _stored_value(path: Path, key: str, value: object) -> bytes:
 
 
 def _check_stored(path: Path, values: Mapping[str, bytes]) -> None:
-    """Check that readers will find these values, and nothing else: stored bytes could be those of several pairs."""
+    """Check that readers will find these values, and nothing else: stored bytes could contain several pairs."""
     try:
         data = HeldBytes(GgufWriter(values, [], _ALIGNMENT).header, path)
     except UnicodeEncodeError as error:
@@ -196,7 +196,7 @@ def _shape_and_type(value: Any) -> tuple[tuple[int, ...], GgmlType]:
 
 def _pairs(mapping: object) -> dict[object, object]:
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{_kind(mapping)} is no mapping")
+        raise TypeError(f"{_kind(mapping)} is not a mapping")
     return dict(mapping.items())
 
 
@@ -208,7 +208,7 @@ def _offsets(start: int, tensors: Sequence[NewTensor]) -> Iterator[int]:
 
 
 def _blocks(what: str, data: object, n_bytes: int) -> NDArray[np.uint8]:
-    """What a source returned as a read-only array, uint8 [n_bytes]; a view if the address allows it."""
+    """The value that a source returned, as a read-only array, uint8 [n_bytes]; a view if the address allows it."""
     try:
         view = memoryview(data)  # type: ignore[arg-type]  # any other type raises
         is_bytes = view.format in ("B", "b", "c") and view.c_contiguous

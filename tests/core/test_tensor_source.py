@@ -243,7 +243,7 @@ class Hostile(Mapping[str, Any]):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"metadata": 5}, "<Source>: metadata cannot be read: TypeError: int is no mapping"),
+        ({"metadata": 5}, "<Source>: metadata cannot be read: TypeError: int is not a mapping"),
         ({"metadata": Hostile()}, "<Source>: metadata cannot be read: RecursionError: no end"),
         ({"metadata": {5: "five"}}, "a metadata key is int"),
         ({"metadata": {"key": None}}, "metadata 'key' is None, which cannot be stored"),
@@ -258,7 +258,7 @@ class Hostile(Mapping[str, Any]):
         ({"metadata": {"key": stored_uint32(1)[:-1]}}, "damaged"),
         ({"metadata": {"key": stored_uint32(1) + b"\0"}}, "damaged"),
         ({"metadata": {"key": b"\x08\0\0\0" + (2**62).to_bytes(8, "little")}}, "truncated"),
-        ({"tensors": []}, "<Source>: tensors cannot be read: TypeError: list is no mapping"),
+        ({"tensors": []}, "<Source>: tensors cannot be read: TypeError: list is not a mapping"),
         ({"tensors": Hostile()}, "<Source>: tensors cannot be read: RecursionError: no end"),
         ({"tensors": {5: ((1,), 0)}}, "the name of a tensor is int"),
         ({"tensors": {"\ud800": ((1,), 0)}}, "tensor "),

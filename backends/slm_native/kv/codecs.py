@@ -15,7 +15,7 @@ from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = Any
-"""Arrays of a kernel set: NumPy's, or those of its device."""
+"""Arrays of a kernel set: NumPy arrays, or arrays of its device."""
 Planes: TypeAlias = Sequence[Array]
 """The encoding of float32 [..., D]: one array [..., W] for each plane of the codec."""
 
