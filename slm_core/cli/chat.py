@@ -162,7 +162,7 @@ class Screen:
         self.talk: Conversation | None = None
 
     def view(self) -> View:
-        """What shows the next answer."""
+        """The view of the next answer."""
         if self.plain:
             return PlainView(self._console)
         began = time.perf_counter()

@@ -209,7 +209,7 @@ def _is_model(word: str) -> bool:
 
 
 def _prompt(text: str | None) -> str:
-    """What standard input contains, and the prompt behind it.
+    """The content of standard input, followed by the prompt.
 
     Raises:
         InvalidOption: both are empty.

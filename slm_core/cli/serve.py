@@ -256,7 +256,7 @@ def _cluster(
 
 
 def _refuse_folders(sessions_dir: Path | None, cache_dir: Path | None) -> None:
-    """Refuse folders, of which each replica would need one of its own that lasts longer than the replica."""
+    """Refuse folders: each replica would need its own folder, which outlives the replica."""
     for option, folder in (("--sessions-dir", sessions_dir), ("--cache-dir", cache_dir)):
         if folder is not None:
             raise InvalidOption(f"{option} does not go with --ray: replicas come and go, and share no folder")

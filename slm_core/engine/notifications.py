@@ -39,7 +39,7 @@ class Notifications:
 
     @property
     def are_held(self) -> bool:
-        """Whether this thread's are held back: it is the engine's."""
+        """Whether notifications of this thread are delayed: whether it is the engine's thread."""
         return self._holder == threading.get_ident()
 
     def check_wait(self, what: str) -> None:
@@ -48,7 +48,7 @@ class Notifications:
             raise SessionError(f"a callback of an engine cannot wait for {what}")
 
     def hold(self) -> None:
-        """From now on, hold notifications of this thread back."""
+        """From now on, delay notifications of this thread."""
         self._holder = threading.get_ident()
 
     def add(self, notified: Notified) -> None:

@@ -1,4 +1,4 @@
-"""Replicas as a deployment of Ray Serve. All that knows Ray is here."""
+"""Replicas as a deployment of Ray Serve. No other module knows Ray."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class PrefixRouter(RequestRouter):
         self._uncount(internal_request_id)
 
     def _count(self, pending: PendingRequest, replica: RunningReplica, text: str) -> list[RunningReplica]:
-        """Count a request for a replica from now on: the next one sees it, even if this one is not sent yet."""
+        """Count a request for a replica from now on: the next choice includes it, even if it is not sent yet."""
         request_id = pending.metadata.internal_request_id
         self._uncount(request_id)
         with self._lock:
@@ -175,7 +175,7 @@ class RayReplicas:
     """Replicas of models in a Ray cluster.
 
     Args:
-        models: the models; what loads them is sent to each replica.
+        models: the models; the functions that load them are sent to each replica.
         options: the options of each replica.
         cluster: how many there are, and where.
     """
@@ -305,7 +305,7 @@ class RayReplicas:
         return deployed(Deployed).bind(self._models, self._options)
 
     def _state(self) -> str:
-        """What Ray says of the replicas, in one line."""
+        """The state of the replicas according to Ray, in one line."""
         status = serve.status().applications.get(self._cluster.app) if ray.is_initialized() else None
         deployed = status.deployments.get(_DEPLOYMENT) if status is not None else None
         return " ".join(deployed.message.split()) if deployed is not None and deployed.message else "Ray starts"

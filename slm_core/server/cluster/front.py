@@ -1,4 +1,4 @@
-"""The front: what clients call. It lets requests in, passes them to replicas, and passes answers back as they come."""
+"""The front, which clients call. It checks requests, passes them to replicas, and passes answers back as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are about all replicas: made of theirs."""
+"""Answers for all replicas, merged from the answer of each replica."""
 
 from __future__ import annotations
 

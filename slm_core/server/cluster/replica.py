@@ -101,14 +101,14 @@ class Replica:
         return not hangs and not registry.restarting and not any(running.has_failed for running in registry.running)
 
     async def belongings(self) -> Belongings:
-        """What another replica has to take over. Background responses may continue for ``grace_s`` seconds before."""
+        """The state that another replica has to take over. Background responses may continue for ``grace_s`` seconds before."""
         responses: ResponseStore = self._app.state.responses
         await responses.close(self._options.grace_s)
         sessions: SessionStore = self._app.state.sessions
         return Belongings(tuple(self.tags), sessions.all, responses.finished())
 
     def adopt(self, belongings: Belongings) -> None:
-        """Take over what another replica had."""
+        """Take over the state of another replica."""
         self._app.state.sessions.adopt(belongings.sessions)
         self._app.state.responses.adopt(belongings.responses)
         self.tags += [tag for tag in belongings.tags if tag not in self.tags]
