@@ -307,8 +307,8 @@ def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
         if n_bytes <= offload.budget:
             return pinned
     raise InvalidOption(
-        f"resident_bytes is {offload.budget}, and at least {min(needed)} are needed: two layers are there at any time,"
-        f" besides those that stay (all {len(sizes)} take {sum(sizes)})"
+        f"resident_bytes is {offload.budget}, and at least {min(needed)} are needed: two layers are in memory at any"
+        f" time, besides the pinned layers (all {len(sizes)} layers take {sum(sizes)})"
     )
 
 

@@ -162,7 +162,7 @@ class Transformer:
         return self.offload is None and self._weights.streams is None
 
     def adapted(self, adapters: AdapterSet, keeps: Sequence[int] = ()) -> Adapted | None:
-        """What adapters change of the model; None if nothing changes. The latest sets are kept.
+        """The parts of the model that adapters change; None if nothing changes. The latest sets are kept.
 
         Args:
             adapters: the adapters.

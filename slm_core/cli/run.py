@@ -111,7 +111,7 @@ def run(
 def _check_as_it_is(flag: str, *, as_it_is: bool) -> None:
     if not as_it_is:
         raise InvalidOption(
-            f"{flag} takes the text as it is: --system, --thinking, --format, --template and --tools do not go with it"
+            f"{flag} continues a plain text: --system, --thinking, --format, --template and --tools do not go with it"
         )
 
 

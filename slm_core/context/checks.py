@@ -272,7 +272,7 @@ class Checks:
             i = int(np.flatnonzero(others)[0])
             raise InvalidPosition(
                 f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {expected[i]},"
-                f" as the sequence holds {length} tokens and the batch brings {i} before it)",
+                f" because the sequence has {length} tokens and the batch has {i} before it)",
                 seq_id=seq_id,
             )
 
@@ -336,7 +336,7 @@ class Checks:
         if Capability.EMBEDDING_INPUT not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds {len(rows)} embedding rows, which the backend {self._declared.backend} does not take"
-                f" for this model (restore it where {Capability.EMBEDDING_INPUT} is declared)"
+                f" for this model (restore it in a context where {Capability.EMBEDDING_INPUT} is declared)"
             )
         if rows.shape[1] != self._declared.n_embd:
             width = self._declared.n_embd
@@ -346,14 +346,14 @@ class Checks:
         if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
-                f" model (restore it where {Capability.MROPE_POSITIONS} is declared)"
+                f" model (restore it in a context where {Capability.MROPE_POSITIONS} is declared)"
             )
 
     def _dumped_biases(self, every: Sequence[Held]) -> None:
         if len(biases_of(every)) and Capability.ATTENTION_BIAS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with an attention bias, which the backend {self._declared.backend} does not take"
-                f" for this model (restore it where {Capability.ATTENTION_BIAS} is declared)"
+                f" for this model (restore it in a context where {Capability.ATTENTION_BIAS} is declared)"
             )
 
     def _dumped_blocks(self, runs: Sequence[Sequence[Held]]) -> None:

@@ -177,7 +177,9 @@ def _new_tensor(path: Path, name: object, value: object) -> NewTensor:
         name.encode()
         shape, ggml_type = _shape_and_type(value)
     except Exception as error:  # of user-defined sequences, too
-        raise InvalidModelFile(f"{what}: {one_line(error)} (accepted: such as ((64, 32), GgmlType.Q8_0))") from None
+        raise InvalidModelFile(
+            f"{what}: {one_line(error)} (accepted: a shape and a type, such as ((64, 32), GgmlType.Q8_0))"
+        ) from None
     if min(shape) < 1 or math.prod(shape) > _MOST_ELEMENTS:
         raise InvalidModelFile(f"{what} has an impossible shape (accepted: 1 to {_MOST_ELEMENTS} weights)")
     if shape[-1] % ggml_type.block_size:

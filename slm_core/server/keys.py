@@ -28,7 +28,7 @@ class ApiKey:
 
     Attributes:
         key: the key, printable ASCII without spaces: it has to fit into a header.
-        name: its name in logs and for fair shares; "" for one from which the key does not follow.
+        name: its name in logs and for fair shares; "" for a hash of the key.
         rate: the largest number of requests in a minute.
         requests: the largest number of requests that are generated or wait at a time.
         cells: the largest number of cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.

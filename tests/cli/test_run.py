@@ -150,7 +150,7 @@ def test_a_suffix_makes_a_gap(run, tmp_path: Path) -> None:
     refused = run("run", DEMO, "-p", "What is", "--suffix", " 42?", *GREEDY)
     assert refused.code == 1
     assert refused.err.startswith("error: the vocabulary has no tokens for text with a gap")
-    assert "--suffix takes the text as it is" in run(*arguments, "--system", "Be brief.").err
+    assert "--suffix continues a plain text" in run(*arguments, "--system", "Be brief.").err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")

@@ -101,7 +101,7 @@ class Replica:
         return not hangs and not registry.restarting and not any(running.has_failed for running in registry.running)
 
     async def belongings(self) -> Belongings:
-        """The state that another replica has to take over. Background responses may continue for ``grace_s`` seconds before."""
+        """The state for another replica. Background responses may continue for ``grace_s`` seconds before."""
         responses: ResponseStore = self._app.state.responses
         await responses.close(self._options.grace_s)
         sessions: SessionStore = self._app.state.sessions
