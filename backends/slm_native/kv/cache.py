@@ -42,7 +42,7 @@ class PagedKvCache:
         new_store: NewStore = HostPageStore,
         n_replayed: int = 0,
     ) -> None:
-        # Scratch pages for a replay; one more, as its tokens may begin in the middle of a page.
+        # Scratch pages for a replay; one more, because its tokens may begin in the middle of a page.
         n_scratch = n_pages_of(n_replayed) + 1 if n_replayed else 0
         self._stores = StoreGroup(layouts, n_pages + n_scratch, new_store)
         self._scratch = n_pages

@@ -69,10 +69,10 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Called by Ray with the arguments of the deployment's ``RequestRouterConfig``."""
         self._patience_s: float = options["patience_s"]
-        self._known: set[str] = set()  # tags of the replicas that there were
+        self._known: set[str] = set()  # tags of earlier replicas
         self._routing = Routing(options["n_parallel"], options["n_chars"])
         self._counted: dict[str, str] = {}  # by Ray's id of a request, the replica for which it counts
-        self._lock = threading.Lock()  # the ends of requests are told from other threads
+        self._lock = threading.Lock()  # other threads report the ends of requests
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -248,7 +248,7 @@ class RayReplicas:
 
     def _deploy(self) -> None:
         cluster = self._cluster
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
         os.environ.setdefault("RAY_worker_niceness", "0")  # models compute in workers; 15 would be Ray's default
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -295,7 +295,7 @@ class RayReplicas:
         deployed = serve.deployment(
             name=_DEPLOYMENT,
             ray_actor_options={"num_cpus": cluster.n_cpus, "num_gpus": cluster.n_gpus},
-            max_constructor_retry_count=2,  # a file that cannot be loaded will not be better
+            max_constructor_retry_count=2,  # another attempt would fail, too
             max_ongoing_requests=self._options.max_requests + 64,  # the replica refuses requests itself, with 429
             graceful_shutdown_wait_loop_s=0.5,
             graceful_shutdown_timeout_s=2 * grace_s + _LEAVING_S,
