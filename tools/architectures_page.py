@@ -33,7 +33,7 @@ A family is a kind of model file; several families may have one architecture. Ed
 
 A plugin adds an architecture with the hook `slm_architectures`: an entry with the architecture's name in files, and a
 function that turns a file's metadata (`slm_core.architectures.Keys`) into a `ModelSpec`. A metadata key that the
-function does not read is an error, and so is a tensor that the `ModelSpec` does not declare. Tensors without effect are
+function does not read, and a tensor that the `ModelSpec` does not declare, are errors. Tensors without effect are
 reported in the log.
 
 ## Families
