@@ -1,4 +1,4 @@
-"""Checks of arguments where a call begins: the error names the argument, shows its value and what is accepted."""
+"""Checks of arguments at the start of a call: the error names the argument, shows its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.numerics import as_integer, shown
 
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, type)
-"""Iterable (an Enum class, too), but their items are hardly what the caller meant."""
+"""Iterable (an Enum class, too), but the caller hardly meant their items."""
 IDS = "a list of token ids"
 
 
@@ -39,7 +39,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse a value that is no text.
+    """Refuse a value that is not a text.
 
     Raises:
         InvalidOption: another value.
@@ -69,7 +69,7 @@ def check_methods(name: str, value: object, methods: Iterable[str], accepted: st
 
 
 def checked_list(name: str, value: Iterable[Any], accepted: str) -> list[Any]:
-    """The items of an iterable. A text, bytes and a mapping are refused: their items are not what was meant.
+    """The items of an iterable. A text, bytes and a mapping are refused: the caller did not mean their items.
 
     Raises:
         InvalidOption: another value.
@@ -83,7 +83,7 @@ def checked_texts(name: str, value: Iterable[str]) -> list[str]:
     """The texts of a list; one text alone is refused, whose items are its characters.
 
     Raises:
-        InvalidOption: no list of texts.
+        InvalidOption: not a list of texts.
     """
     texts = checked_list(name, value, "a list of texts")
     for i, text in enumerate(texts):
@@ -95,7 +95,7 @@ def checked_functions(name: str, value: Iterable[Callable[..., Any]]) -> tuple[C
     """The functions of a list.
 
     Raises:
-        InvalidOption: no list, or an item that cannot be called.
+        InvalidOption: not a list, or an item that cannot be called.
     """
     functions = checked_list(name, value, "a list of functions")
     for i, function in enumerate(functions):
@@ -112,11 +112,11 @@ def checked_id(token: object, size: int) -> int:
         size: the number of tokens of the vocabulary.
 
     Raises:
-        InvalidToken: no integer, or outside the vocabulary.
+        InvalidToken: not an integer, or outside the vocabulary.
     """
     number = as_integer(token)
     if number is None:
-        raise InvalidToken(f"token {shown(token)} is no integer (accepted: 0 to {size - 1})")
+        raise InvalidToken(f"token {shown(token)} is not an integer (accepted: 0 to {size - 1})")
     if not 0 <= number < size:
         raise InvalidToken(f"token {number} is outside the vocabulary (0 to {size - 1})")
     return number
@@ -126,7 +126,7 @@ def checked_tokens(name: str, value: Iterable[int], accepted: str = IDS) -> list
     """Token ids of any integer type, such as an array's, as integers of Python; the vocabulary is not asked.
 
     Raises:
-        InvalidOption: no list of integers.
+        InvalidOption: not a list of integers.
     """
     tokens = [as_integer(token) for token in checked_list(name, value, accepted)]
     if None in tokens:

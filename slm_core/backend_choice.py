@@ -1,4 +1,4 @@
-"""Chooses a backend for a model: by name, by rank, by what its contexts can do."""
+"""Chooses a backend for a model: by name, by rank, by the capabilities of its contexts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Candidate: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What contexts of a model have to declare.
+    """The capabilities and the edit level that contexts of a model have to declare.
 
     Attributes:
         capabilities: the capabilities.
-        level: the least edit level.
+        level: the lowest edit level.
     """
 
     capabilities: frozenset[Capability]
@@ -69,7 +69,7 @@ class Needs:
         return cls(frozenset(capabilities), level)
 
     def missing(self, context: Context) -> list[str]:
-        """The names of what a context lacks."""
+        """The names of the capabilities and the edit level that a context lacks."""
         lacks = sorted(self.capabilities - context.capabilities)
         return [*lacks, *([self.level.name.lower()] if context.edit_level < self.level else [])]
 
@@ -81,7 +81,7 @@ def candidates(
 
     Raises:
         UnknownBackend: no plugin provides a named backend.
-        InvalidOption: no name, no list of names, or an empty list.
+        InvalidOption: neither a name nor a list of names, or an empty list.
         UnsupportedModel: no backend can run the model.
         InvalidModelFile: the file is missing or damaged.
     """
@@ -113,10 +113,10 @@ def candidates(
 def first_that_has(
     needs: Needs, tried: Sequence[Candidate], load: Callable[[str], BackendModel]
 ) -> tuple[BackendModel, str]:
-    """Load the model on the first backend whose contexts have what is needed; returns why it was chosen, too.
+    """Load the model on the first backend whose contexts have all needs; also returns why it was chosen.
 
     Raises:
-        UnsupportedModel: no backend has it.
+        UnsupportedModel: no backend has all needs.
     """
     lacking: list[str] = []
     for name, reason in tried:
@@ -128,7 +128,7 @@ def first_that_has(
                 closing.pop_all()
                 return model, "; ".join([reason, *lacking])
             lacking.append(f"{name}: has no {', '.join(missing)}")
-    raise UnsupportedModel(f"no backend has what is required ({'; '.join(lacking)})")
+    raise UnsupportedModel(f"no backend has all required capabilities and the edit level ({'; '.join(lacking)})")
 
 
 def ranked(plugins: Registry, source: ModelSource, device: str = "auto") -> dict[str, Support]:

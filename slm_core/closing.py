@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release all resources. Twice is fine."""
+        """Release all resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -36,7 +36,7 @@ The L1 norm of a row of a weight matrix is at most 1e5, and 2**14 squares of 1e1
 float32 maximum. Products of keys and queries are far smaller.
 """
 PART_BYTES = 8 << 20
-"""The most bytes of one part of a container."""
+"""The largest number of bytes in one part of a container."""
 _MAGIC = b"SLMSNAP\0"
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_SIZE = 32

@@ -1,6 +1,6 @@
 """The queue of a context: threads that use one context take turns, first come, first served.
 
-A context refuses a second thread with ``ContextBusy``. Sessions, chats and what is made of them wait here instead.
+A context refuses a second thread with ``ContextBusy``. Sessions and chats wait here instead.
 """
 
 from __future__ import annotations

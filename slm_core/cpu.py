@@ -29,7 +29,7 @@ def chosen_threads(asked: int | None) -> int:
     """The number of threads that was asked for; None for one per usable core.
 
     Raises:
-        InvalidOption: no integer from 1 to 512.
+        InvalidOption: not an integer from 1 to 512.
     """
     if asked is None:
         return usable_cores()
@@ -84,7 +84,7 @@ def cpu_quota(root: Path, membership: Path) -> float | None:
 
 
 def _groups(root: Path, path: str) -> list[Path]:
-    """The folder of a group and those of the groups above it."""
+    """The folder of a group and the folders of the groups above it."""
     group = root / path.strip("/")
     return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
 

@@ -43,7 +43,7 @@ class Embeddings:
 
 
 _SHOWN = 12
-"""The most vectors whose cosines HTML shows."""
+"""The largest number of vectors whose cosines HTML shows."""
 
 
 def embed(

@@ -15,7 +15,7 @@ MAX_OFFSET = 2**20
 """The largest M-RoPE offset. It is larger than any image, and bounds the sums of positions."""
 
 MAX_BIAS = 1000.0
-"""The largest attention bias. exp(1000) outweighs every score; float32 keeps the score beside it to 3e-5."""
+"""The largest attention bias. exp(1000) outweighs every score; float32 keeps the sum of bias and score to 3e-5."""
 
 ROWS_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 """The character that stands for embedding rows in the content of a message that has rows; otherwise it is text."""
@@ -84,7 +84,7 @@ def joined_parts(parts: object) -> tuple[str, list[EmbeddingRows]]:
     """A list of texts and embedding rows as one text, in which ``ROWS_MARK`` stands for each of the rows.
 
     Raises:
-        InvalidOption: another value, or ``ROWS_MARK`` in a text beside rows.
+        InvalidOption: another value, or ``ROWS_MARK`` in a text together with rows.
     """
     if not isinstance(parts, Sequence) or not all(isinstance(part, str | EmbeddingRows) for part in parts):
         raise InvalidOption(
@@ -107,7 +107,7 @@ def check_marks(content: str, rows: Sequence[object]) -> None:
     if rows and content.count(ROWS_MARK) != len(rows):
         raise InvalidOption(
             f"the content of a message with {len(rows)} EmbeddingRows has {content.count(ROWS_MARK)} characters"
-            f" {ROWS_MARK!a} (accepted: {len(rows)}, as this character stands for the rows)"
+            f" {ROWS_MARK!a} (accepted: {len(rows)}, because this character stands for the rows)"
         )
 
 
@@ -125,10 +125,10 @@ def check_rows(rows: object, n_embd: int | None = None) -> None:
         what = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
         raise InvalidEmbedding(f"embedding rows are {what} (accepted: a NumPy array, float32 [rows, E])")
     if n_embd is not None and len(rows) and rows.shape[1] != n_embd:
-        raise InvalidEmbedding(f"embedding rows are {rows.shape[1]} wide (accepted: {n_embd}, as the model has)")
+        raise InvalidEmbedding(f"embedding rows are {rows.shape[1]} wide (accepted: {n_embd}, the model's width)")
     if not np.isfinite(rows).all():
         first = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-        raise InvalidEmbedding(f"embedding row {first} of {len(rows)} holds a number that is infinite or none")
+        raise InvalidEmbedding(f"embedding row {first} of {len(rows)} contains an infinite number or NaN")
 
 
 def check_offsets(offsets: object, n_rows: int) -> None:

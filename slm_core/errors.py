@@ -53,7 +53,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LONGEST = 500
-"""The most characters of a message about a constraint."""
+"""The largest number of characters in a message about a constraint."""
 
 
 def _rebuilt(kind: type[SlmError], args: tuple[object, ...]) -> SlmError:

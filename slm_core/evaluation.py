@@ -45,8 +45,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         model: the model; the caller closes it.
         n_ctx: positions of a prompt with its answer; longer prompts lose their beginning. None for the model's
             context, 4096 at most.
-        n_batch: the most tokens of a batch.
-        n_parallel: the most answers that are generated together.
+        n_batch: the largest number of tokens in a batch.
+        n_parallel: the largest number of answers that are generated together.
         kv_type_k: storage type of keys; None for the backend's default.
         kv_type_v: storage type of values; None for the backend's default.
         adapters: adapters (LoRA) of the model by name, with their scales; None for none.
@@ -95,7 +95,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a prompt with its answer."""
+        """The largest number of tokens of a prompt with its answer."""
         return self._n_ctx
 
     @property

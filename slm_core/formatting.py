@@ -148,7 +148,8 @@ def _guessed(registered: Registry, source: FormatterSource, has_token: HasToken)
     name = registered.guess_formatter(has_token)
     if name is None:
         raise TemplateError(
-            f"the model has no chat template, and its vocabulary tells none: name a format ({_registered(registered)})"
+            f"the model has no chat template, and its vocabulary indicates none: name a"
+            f" format ({_registered(registered)})"
         )
     _log.warning("the model has no chat template; its control tokens look like %r, which is used", name)
     return registered.formatter(name, source), f"{name} (guessed from the vocabulary: the model has no template)"

@@ -48,7 +48,7 @@ class CachedModels:
     Attributes:
         folder: the folder of the cache.
         models: the models, sorted by reference.
-        unreadable: for each damaged repository in the cache, what is wrong.
+        unreadable: for each damaged repository in the cache, its error.
     """
 
     folder: Path
@@ -132,7 +132,7 @@ def _remove_files(info: Any, model: CachedModel) -> int:
 
 
 def _executed(strategy: Any) -> int:
-    """Remove what a strategy of the library lists; returns the freed bytes."""
+    """Remove the files that a strategy of the library lists; returns the freed bytes."""
     strategy.execute()
     return int(strategy.expected_freed_size)
 

@@ -32,7 +32,7 @@ _SOON_S = 0.02
 class _Uninterrupted:
     """A block of the main thread in which handlers of signals wait; blocks may be nested.
 
-    - The outermost block ends with an exception: the handlers run then, and what they raise replaces it.
+    - The outermost block ends with an exception: the handlers run then, and an exception that they raise replaces it.
     - It ends without one: the handlers run, too. If one raises, the exception is postponed, as a call that raises must
       not have changed anything: the next block raises it instead of beginning. If none begins soon, the main thread
       gets the signal again.

@@ -55,10 +55,10 @@ def load(
     Args:
         path: a file, any shard of a sharded model, a directory, or a model of the Hugging Face Hub, such as
             "hf://user/repo:Q4_K_M". Bytes are the content of a GGUF file, not its name. A ``TensorSource`` is an object
-            that has the metadata and the tensors; it stays the caller's, who may close it after the model.
-        backend: the name of a backend; or names in the order of preference: the first that is installed, supports file
-            and device, and has what is required. None for the value of ``SLM_BACKEND``, or else for all backends, best
-            first. ``info.reason`` says why.
+            with the metadata and the tensors; slm-core never closes it, and the caller may close it after the model.
+        backend: the name of a backend; or names in the order of preference, for the first that is installed, supports
+            file and device, and has all of ``require``. None for the value of ``SLM_BACKEND``, or else for all
+            backends, best first. ``info.reason`` says why.
         require: capabilities that contexts of the model need, such as ``Capability.KV_PAYLOAD`` or "kv_payload", or an
             edit level, such as ``EditLevel.CUT`` or "cut".
         device: "auto", "cpu", "cuda", ...; a missing device is an error.
@@ -70,8 +70,9 @@ def load(
             templates ("tool_use"). None for the model's template, or for the chat format that its control tokens
             indicate; ``info`` shows which.
         chat_template: text of a jinja template that replaces the model's template.
-        tokenizer: the vocabulary in place of the model's, for models without one: a directory with ``tokenizer.json``,
-            that file, a GGUF file, or a vocabulary with as many tokens as the model. None for the model's.
+        tokenizer: a vocabulary that replaces the vocabulary of the model, for models without one: a directory with
+            ``tokenizer.json``, a ``tokenizer.json``, a GGUF file, or a vocabulary with the same number of tokens as the
+            model. None for the vocabulary of the model.
         backend_options: options that the backend's ``load_options`` lists.
 
     Raises:
@@ -79,8 +80,8 @@ def load(
         UnknownBackend, BackendUnavailable: the backend does not exist, or is not installed completely.
         BackendCrashed: ``isolated``, and the process ended or exceeded its timeout.
         UnknownOption, InvalidOption: an option that the backend does not have, or an invalid value, such as a
-            ``tokenizer`` with another number of tokens than the model; an object that is no source; a source that is
-            an object, and ``isolated``.
+            ``tokenizer`` with another number of tokens than the model; an object that is not a source; a
+            ``TensorSource`` together with ``isolated``.
         TemplateError: the template, or the named chat format, is missing or invalid.
     """
     if formatter is not None and chat_template is not None:
@@ -135,7 +136,7 @@ def supports(path: str | os.PathLike[str] | bytes | TensorSource, *, device: str
 
     Raises:
         InvalidModelFile: the file is missing or damaged, or a source is damaged.
-        InvalidOption: an object that is no source, or a ``device`` that is no text.
+        InvalidOption: an object that is not a source, or a ``device`` that is not a text.
     """
     check_text("device", device)
     return ranked(registry(), source_of(path), device)

@@ -1,4 +1,4 @@
-"""A loaded model, and the chats, sessions, engines and embeddings that are made of it."""
+"""A loaded model, with its chats, sessions, engines and embeddings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Model(Closing):
         reason: why this backend was chosen.
         origin: the origin of the chat format; "" for its name.
         source: the model's file; None if it is unknown.
-        vocab: the vocabulary in place of the model's; None for the model's.
+        vocab: a vocabulary that replaces the vocabulary of ``model``; None for the vocabulary of ``model``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Model(Closing):
 
     @property
     def vocab(self) -> Vocab:
-        """The model's vocabulary, or the one that ``load`` got as ``tokenizer``."""
+        """The model's vocabulary, or the vocabulary that ``load`` got as ``tokenizer``."""
         return self._vocab
 
     @property
@@ -119,7 +119,7 @@ class Model(Closing):
         """The model's chat format.
 
         Raises:
-            TemplateError: the file has no chat format, and ``load`` got none.
+            TemplateError: the file has no chat format, and ``load`` got no chat format.
         """
         if isinstance(self._formatter, TemplateError):
             raise self._formatter
@@ -151,7 +151,7 @@ class Model(Closing):
         adapters: Mapping[str, float] | None = None,
         queue_timeout: float | None = None,
     ) -> Session:
-        """A session in a new context, which is closed with it; more sessions share the context by ``fork``.
+        """A session in a new context, which is closed with it; ``fork`` makes more sessions in the same context.
 
         For the context see ``new_context``, for ``adapters`` and ``queue_timeout`` see ``Session``.
         """
@@ -189,7 +189,7 @@ class Model(Closing):
         adapters: Mapping[str, float] | None = None,
         queue_timeout: float | None = None,
     ) -> Chat:
-        """A conversation in a new context, which is closed with it; see ``Chat``.
+        """A conversation in a new context, which is closed with the conversation; see ``Chat``.
 
         For the context see ``new_context``, for ``adapters`` and ``queue_timeout`` see ``Session``.
         """
@@ -273,10 +273,10 @@ class Model(Closing):
 
         Args:
             n_ctx: positions of all requests together, including kept prefixes.
-            n_batch: the most tokens of a step.
+            n_batch: the largest number of tokens in a step.
             kv_type_k: storage type of keys; None for the backend's default.
             kv_type_v: storage type of values; None for the backend's default.
-            n_parallel: the most requests that are computed together.
+            n_parallel: the largest number of requests that are computed together.
             step_ms: milliseconds that a step may take, so that a long prompt does not delay other answers. Prompts get
                 at least two thirds of a step, which then may take longer.
             aging_s: seconds of waiting that count as one step of priority.
@@ -285,8 +285,8 @@ class Model(Closing):
                 that a template drops, and uses the tokens after them. Their keys and values depend on the range, so the
                 answer may differ; ``usage.shifted_tokens`` counts these tokens.
             swap_bytes: memory for dumps of preempted requests, in bytes.
-            cache_dir: a directory for answered histories, for this engine and later ones; None for no directory.
-            cache_dir_bytes: the most bytes of all histories in it.
+            cache_dir: a directory for answered histories, for this engine and later engines; None for no directory.
+            cache_dir_bytes: the largest number of bytes of all histories in ``cache_dir``.
             tracer_provider: a tracer provider of OpenTelemetry: each request becomes a span; None for no traces.
 
         Raises:
@@ -335,18 +335,18 @@ class Model(Closing):
     ) -> DraftModel | TranslatedDraftModel:
         """A drafter that uses this smaller model for answers of ``target``; see ``speculation.draft_model``.
 
-        It has a new context, which is closed with it.
+        The drafter has a new context, which is closed with the drafter.
 
         Args:
             target: the target model.
-            n_ctx: the longest history that it drafts for.
-            n_batch: the most tokens of a batch.
+            n_ctx: the longest history, in tokens, that the drafter drafts for.
+            n_batch: the largest number of tokens of a batch.
             kv_type_k: storage type of keys; None for the backend's default.
             kv_type_v: storage type of values; None for the backend's default.
             sampling: options to sample drafts; None for greedy drafts.
 
         Raises:
-            InvalidOption: a target that is no model; see ``speculation.draft_model``.
+            InvalidOption: a target that is not a model; see ``speculation.draft_model``.
         """
         if not isinstance(target, Model):
             raise refused("target", target, "the model that answers")
@@ -375,7 +375,7 @@ class Model(Closing):
         Args:
             text: the text; control tokens in it are not parsed.
             n_ctx: the longest history of a scored token.
-            n_batch: the most tokens of a batch.
+            n_batch: the largest number of tokens of a batch.
             kv_type_k: storage type of keys; None for the backend's default.
             kv_type_v: storage type of values; None for the backend's default.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
@@ -409,7 +409,8 @@ class Model(Closing):
             pooling: how hidden states of tokens become one vector: "last", "mean", "max" or "cls"; None for the pooling
                 of the file; if the file has none, the mean for encoders and the last token for other models.
             normalize: divide vectors by their length, so that their dot products are cosines.
-            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest text.
+            n_batch: the largest number of tokens of a batch; an encoder's batches are large enough for its longest
+                text.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
 
         Raises:
@@ -431,7 +432,8 @@ class Model(Closing):
         Args:
             query: the query; control tokens in it and in the texts are not parsed.
             texts: the texts.
-            n_batch: the most tokens of a batch; an encoder's batches are large enough for its longest pair.
+            n_batch: the largest number of tokens of a batch; an encoder's batches are large enough for its longest
+                pair.
             adapters: adapters (LoRA) of the model by name, with their scales; None for none.
 
         Returns:
@@ -457,7 +459,8 @@ class Model(Closing):
         """The head of a reranker, read when it is first needed."""
         if not self.info.ranks or self._source is None:
             raise UnsupportedOutput(
-                f"{self.info.path.name} is no reranker: its file has no pooling of ranks (embed compares texts, too)"
+                f"{self.info.path.name} is not a reranker: its file does not declare the pooling"
+                f" 'rank' (model.embed also compares texts)"
             )
         if self._head is None:
             with open_model(self._source) as file:
@@ -509,7 +512,7 @@ class Model(Closing):
             negative: their opposites: one for each, in the same order.
             layers: the layers to steer, from 1 on; None for all of them.
             method: how differences of pairs become a direction: "mean", or "pca" (principal component).
-            n_batch: the most tokens of a batch.
+            n_batch: the largest number of tokens of a batch.
             progress: called with the share of the texts that were read.
 
         Returns:
@@ -555,7 +558,7 @@ class Model(Closing):
         return self.new_context(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=longest)
 
     def close(self) -> None:
-        """Free the weights now. Twice is fine; engines and contexts of this model are closed first.
+        """Free the weights now, after closing the engines and contexts of this model. A second call does nothing.
 
         Raises:
             ContextBusy: another thread is inside a call of a context; the model stays open.

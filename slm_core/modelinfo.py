@@ -136,7 +136,7 @@ def _size(gguf: WeightSource, key: str) -> int:
 
 
 def _n_layers(gguf: WeightSource, architecture: str) -> int:
-    """The transformer blocks, without those for multi-token prediction."""
+    """The number of transformer blocks, without blocks for multi-token prediction."""
     n_blocks = _size(gguf, f"{architecture}.block_count")
     return max(1, n_blocks - max(0, gguf.get(f"{architecture}.nextn_predict_layers", int, 0)))
 

@@ -45,7 +45,7 @@ def call_shape(name: str, arguments: str, call_id: str | None) -> dict[str, obje
 
 
 def answer_message(content: str, reasoning: str | None, calls: Sequence[dict[str, object]]) -> dict[str, object]:
-    """The message of an answer. Empty content is None beside tool calls."""
+    """The message of an answer. With tool calls, empty content is None."""
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning

@@ -27,7 +27,7 @@ def source_of(model: str | os.PathLike[str] | bytes | TensorSource) -> ModelSour
     """The source of a model that a caller gave; a path is made ``local``.
 
     Raises:
-        InvalidOption: an object of another kind; the message names what it lacks.
+        InvalidOption: an object of another kind; the message names the missing members.
         InvalidModelFile, ModelFileNotFound, UnsupportedModel: see ``local``.
     """
     if isinstance(model, bytes):
@@ -37,7 +37,8 @@ def source_of(model: str | os.PathLike[str] | bytes | TensorSource) -> ModelSour
     lacking = [name for name in TENSOR_SOURCE_MEMBERS if not _has_member(model, name)]
     if lacking:
         raise InvalidOption(
-            f"{type(model).__name__} is no source of a model: it has no {', '.join(lacking)} (accepted: a path, bytes,"
+            f"{type(model).__name__} is not a source of a model: it has no"
+            f" {', '.join(lacking)} (accepted: a path, bytes,"
             " or an object with the members of slm.TensorSource)"
         )
     return model
@@ -100,7 +101,7 @@ def _reported(text: str) -> Iterator[None]:
 
 
 def _hint(text: str, path: Path) -> str:
-    """What to give instead of a path that no model can have; "" for any other path."""
+    """The source to use instead of a path that no model can have; "" for any other path."""
     if re.match(r"https?:/", text):
         match = _URL.fullmatch(text)
         if match is None:

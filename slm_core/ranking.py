@@ -38,7 +38,7 @@ class Ranking:
     """How well texts answer a query.
 
     Attributes:
-        scores: a score for each text, in the order of the texts, float32 [n]; a higher one is better.
+        scores: a score for each text, in the order of the texts, float32 [n]; higher is better.
         n_tokens: the number of tokens of each pair of query and text.
     """
 
@@ -47,7 +47,7 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        """The indices of the texts, best first; of equal scores, the earlier text."""
+        """The indices of the texts, best first; with equal scores, the earlier text comes first."""
         indices: list[int] = np.argsort(-self.scores, kind="stable").tolist()
         return indices
 
@@ -63,7 +63,7 @@ class SecondType:
 
     Attributes:
         table: the embedding of each token (V, E).
-        shift: the embedding of the second type less that of the first [E].
+        shift: the embedding of the second type minus the embedding of the first type [E].
     """
 
     table: QuantizedTensor
@@ -77,7 +77,7 @@ class SecondType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankHead:
-    """What turns the hidden states of a pair of texts into a score.
+    """The head of a reranker: it computes a score from the hidden states of a pair of texts.
 
     Attributes:
         pooling: the pooling of the states.
@@ -89,7 +89,7 @@ class RankHead:
         is_choice: whether the score is the probability of the first label; otherwise it is its logit.
         eos_twice: whether EOS stands twice between the texts, as in RoBERTa.
         template: a text with "{query}" and "{document}", or None.
-        second_type: the token type of the second text; None if it has that of the first.
+        second_type: the token type of the second text; None if both texts have the same type.
     """
 
     pooling: Pooling
@@ -137,7 +137,7 @@ class RankHead:
         return [*first, *second]
 
     def texts(self, vocab: Vocab, query: str, text: str) -> tuple[list[int], list[int]]:
-        """The tokens of a pair: those of the query, and those of the text; all are the query's with a template.
+        """The tokens of a pair: of the query, and of the text. With a template, the first list has all tokens.
 
         A filled template is tokenized as a whole, as in training. Control tokens are parsed in the template only.
         """
@@ -153,7 +153,7 @@ class RankHead:
         return [*first, *between], second
 
     def score(self, states: States) -> float:
-        """The score of a pair, of the hidden states [T, E] that its pooling needs."""
+        """The score of a pair, from the hidden states [T, E] that the pooling needs."""
         x = pool(states, self.pooling)
         if self.dense is not None:
             weight, bias = self.dense
@@ -171,7 +171,7 @@ class RankHead:
 
 
 def rank(context: Context, vocab: Vocab, head: RankHead, query: str, texts: Sequence[str]) -> Ranking:
-    """Score texts by a query; the context is empty before and after. Errors are those of ``embedding.embed``.
+    """Score texts by a query; the context is empty before and after. Raises the errors of ``embedding.embed``.
 
     Raises:
         UnsupportedOutput: the second text has a token type of its own, and the context takes no embedding rows.
@@ -207,7 +207,7 @@ def _typed_states(
 
 
 def _pooling(source: WeightSource, architecture: str) -> Pooling:
-    """The pooling before the head: the one that the source states, or that of the architecture."""
+    """The pooling before the head: the pooling in the metadata, or the pooling of the architecture."""
     stated = source.get(RANK_POOLING, str, _POOLINGS.get(architecture, Pooling.CLS))
     if stated not in (Pooling.CLS, Pooling.MEAN, Pooling.LAST):
         raise UnsupportedModel(f"{source.path}: a head after pooling by {stated[:40]!r} (accepted: cls, mean, last)")

@@ -1,4 +1,4 @@
-"""Making control vectors: how the hidden states of texts differ from those of their opposites."""
+"""Making control vectors: the difference between the hidden states of positive and negative texts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def control_vector(
 ) -> dict[int, NDArray[np.float32]]:
     """The directions from negative to positive texts, from the states of the last token of each.
 
-    A direction is as long as the pairs differ along it on average, so that a scale of 1 makes up for the difference.
-    The ideas are those of representation engineering (Zou et al., https://arxiv.org/abs/2310.01405) and repeng.
+    The length of a direction is the mean difference of the pairs along it, so a scale of 1 compensates the difference.
+    The method follows representation engineering (Zou et al., https://arxiv.org/abs/2310.01405) and repeng.
 
     Args:
         context: an empty context that declares ``LAYER_STATES``; it is empty afterwards, too.
         positive: the tokens of texts.
-        negative: the tokens of their opposites: one for each, in the same order.
+        negative: the tokens of the negative texts, one for each positive text, in the same order.
         layers: the layers to steer.
-        method: "mean", or "pca": where few of many things in which the texts of a pair differ are meant.
-        progress: called with the share of the texts that were read.
+        method: "mean", or "pca" if the texts of a pair also differ in other properties.
+        progress: called with the share of texts that are done, 0.0 to 1.0.
 
     Returns:
         The direction of each layer, float32 [E].
@@ -49,7 +49,8 @@ def control_vector(
         raise InvalidOption(f"method={method!r} (accepted: {', '.join(get_args(SteeringMethod))})")
     if not positive or len(positive) != len(negative):
         raise InvalidOption(
-            f"{len(positive)} positive texts, and {len(negative)} negative ones (accepted: as many, 1 or more)"
+            f"{len(positive)} positive texts, but {len(negative)} negative texts (accepted:"
+            f" the same number of both, 1 or more)"
         )
     texts, states = [*positive, *negative], []
     for state in layer_states(context, texts, layers, only_last=True):

@@ -7,5 +7,5 @@ import sys
 
 
 def public_modules(package: str) -> list[str]:
-    """The names of the modules of an imported package, without those that begin with "_"."""
+    """The names of the modules of an imported package, without names that begin with "_"."""
     return [module.name for module in pkgutil.iter_modules(sys.modules[package].__path__) if module.name[0] != "_"]

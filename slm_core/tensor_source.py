@@ -1,4 +1,4 @@
-"""The interface of a model whose weights are not in a file: in a database, behind a network, encrypted, computed."""
+"""The interface of models whose weights are not in a file: in a database, behind a network, encrypted, computed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TENSOR_SOURCE_MEMBERS = "metadata", "tensors", "tensor_data", "fingerprint"
 class TensorSource(Protocol):
     """A model by its metadata and tensors, with the names of GGUF. ``slm.load`` takes an object with these members.
 
-    The source stays the caller's: slm-core never closes it, and reads from it until the model is closed. The content
-    must not change meanwhile. ``metadata`` and ``tensors`` are read when a model is loaded, and by ``slm.supports``.
-    Any exception in a member becomes ``InvalidModelFile``, or ``DecodeFailed`` while an offloaded layer is loaded.
+    slm-core reads from the source until the model is closed, and never closes the source. The content must not change
+    before. ``metadata`` and ``tensors`` are read when a model is loaded, and by ``slm.supports``. Any exception in a
+    member becomes ``InvalidModelFile``, or ``DecodeFailed`` while an offloaded layer is loaded.
     """
 
     @property
@@ -49,6 +49,6 @@ class TensorSource(Protocol):
     def fingerprint(self) -> str:
         """A digest of the content, 64 lower-case hexadecimal digits, the same in every process.
 
-        Dumps and cached graphs are matched by it: other weights need another fingerprint.
+        It identifies the model in dumps and cached graphs: other weights need another fingerprint.
         """
         ...

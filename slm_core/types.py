@@ -67,7 +67,7 @@ class EditLevel(IntEnum):
     """The edits of a context that need no replay; each level includes the lower levels."""
 
     REPLAY = 0
-    """Only ``drop`` and ``clear``: other edits decode the kept tokens again."""
+    """Only ``drop`` and ``clear``: other edits decode the remaining tokens again."""
     TRUNCATE = 1
     """``truncate`` removes the end of a sequence; a recurrent state is computed again from an earlier one."""
     CUT = 2
@@ -78,7 +78,7 @@ class Capability(StrEnum):
     """Optional features of a context. They are declared, never guessed."""
 
     SHARED_FORK = "shared_fork"
-    """``fork`` shares storage until one side writes. It costs no positions, except those of an image it splits."""
+    """``fork`` shares storage until one side writes. It takes no positions, except for an image that it splits."""
     KV_PAYLOAD = "kv_payload"
     """``dump`` contains the KV cache, and ``restore`` loads it without decoding again."""
     EMBEDDINGS = "embeddings"
@@ -94,7 +94,7 @@ class Capability(StrEnum):
     MROPE_POSITIONS = "mrope_positions"
     """Embedding rows may have M-RoPE positions: time, height and width."""
     ATTENTION_BIAS = "attention_bias"
-    """Embedding rows may have an attention bias, which other tokens' attention scores on them get; -inf masks a row."""
+    """Embedding rows may have an attention bias: a number added to the scores of other tokens; -inf masks a row."""
     ADAPTERS = "adapters"
     """Each sequence may have adapters of its own: low-rank changes (LoRA) of the model's matrices, control vectors."""
     MTP = "mtp"
@@ -301,7 +301,7 @@ class CallEnd:
 
 
 ModelSource: TypeAlias = Path | bytes | TensorSource
-"""The source of a model: a file, a directory, the content of a file, or an object that has the tensors."""
+"""The source of a model: a file, a directory, the content of a file, or a tensor source."""
 
 
 class SourceKind(StrEnum):
@@ -314,7 +314,7 @@ class SourceKind(StrEnum):
     BYTES = "bytes"
     """The content of a GGUF file."""
     TENSORS = "tensors"
-    """A ``TensorSource``: an object that has the metadata and the tensors."""
+    """A ``TensorSource``: an object with the metadata and the tensors."""
 
 
 AnswerDelta: TypeAlias = Delta | CallStart | CallArguments | CallEnd
@@ -381,14 +381,14 @@ class Message:
     def to_openai(self) -> dict[str, Any]:
         """The message in the shape of OpenAI's chat messages; chats accept it, and read the same message.
 
-        Attributes that are None are absent; reasoning is "reasoning_content". Malformed calls have no place there, so
+        Attributes that are None are absent; reasoning is "reasoning_content". OpenAI's shape has no malformed calls, so
         their texts follow the content.
 
         Raises:
-            InvalidOption: the message contains embedding rows, which have no place there.
+            InvalidOption: the message contains embedding rows, which OpenAI's shape does not have.
         """
         if self.rows:
-            raise InvalidOption("a message with embedding rows has no shape in OpenAI's API")
+            raise InvalidOption("a message with embedding rows has no form in OpenAI's API")
         content = "".join((self.content, *(call.text for call in self.malformed_calls)))
         calls = [call.to_openai() for call in self.tool_calls]
         optional = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
@@ -452,8 +452,8 @@ class Support:
 
     Attributes:
         supported: yes or no.
-        reason: why it cannot, or why it is a good choice.
-        rank: preference among the backends that can: 0 for a slow reference, 50 for an optimised engine, 100 for
+        reason: why the backend cannot run the source, or why it is a good choice.
+        rank: preference among the backends that can run it: 0 for a slow reference, 50 for an optimised engine, 100 for
             kernels tuned to this machine.
     """
 
@@ -484,9 +484,9 @@ class ContextOptions:
     """The size and storage of a context.
 
     Attributes:
-        n_ctx: the most positions of all sequences together, 1 to 2^31 - 1.
+        n_ctx: the number of positions for all sequences together, 1 to 2^31 - 1.
         n_seq_max: the number of sequences, 1 to 65536.
-        n_batch: the most tokens of one ``decode``, 1 to 2^31 - 1.
+        n_batch: the largest number of tokens in one ``decode``, 1 to 2^31 - 1.
         kv_type_k: storage type of keys; None for the backend's default (f16 or better).
         kv_type_v: storage type of values; None for the backend's default.
     """

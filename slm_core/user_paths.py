@@ -1,4 +1,4 @@
-"""Paths that callers and users name: home directories, and texts that no file can have as its path."""
+"""Paths from callers: expands home directories, and refuses texts that cannot be a path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text_of(path: str | os.PathLike[str], name: str = "path") -> str:
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file or directory; False for any text that no file can have as its path."""
+    """Whether there is a file or directory; False for a text that cannot be a path."""
     return os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
 
 
@@ -51,7 +51,7 @@ def option_path(name: str, path: str | os.PathLike[str]) -> Path:
     """``expanded``, for the value of an option.
 
     Raises:
-        InvalidOption: no file can have this path, or the value is no path; an empty text is none.
+        InvalidOption: the value is not a path, or a text that cannot be a path, such as an empty text.
     """
     text = text_of(path, name)
     if not text:

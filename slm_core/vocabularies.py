@@ -51,5 +51,5 @@ def vocab_for(tokenizer: str | os.PathLike[str] | Vocab, n_vocab: int) -> Vocab:
     except AttributeError:
         raise InvalidOption(f"tokenizer={tokenizer!r:.80} (accepted: a path, or a vocabulary)") from None
     if size != n_vocab:
-        raise InvalidOption(f"tokenizer has {size} tokens (accepted: {n_vocab}, as the model has)")
+        raise InvalidOption(f"tokenizer has {size} tokens (accepted: {n_vocab}, the number of the model's tokens)")
     return vocab

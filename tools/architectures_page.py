@@ -14,30 +14,42 @@ ENGINES = ("transformers", "llama.cpp")
 REFERENCE_PACKAGE = "the rwkv package"  # of one family, shown in the notes
 HEAD = """# Architectures
 
-The native engine runs these families. The tests compare each family, with tiny random weights, with two other engines
-on every tier: a prefill of 200 tokens that is longer than every window, then 40 single tokens, then all tokens again
-in chunks. The table shows the largest error of a row of logits (L2 norm of the difference over the L2 norm of the row)
-on the worst tier. The bound is 1e-4. It is 1e-3 against llama.cpp if llama.cpp reads GELU from a table of
-half-precision numbers. Encoders have no logits, so the hidden states of 200 tokens are compared, and the bound for
-GELU holds for each layer.
+The native engine runs the families of the [table](#families). `slm info` names the backends that can run your file:
 
-`python -m pytest tests/native/architectures -o junit_family=xunit1 --junitxml=results.xml` and
-`python tools/architectures_page.py results.xml docs/architectures.md` make this page.
+```sh
+slm info model.gguf
+```
 
-A family is a kind of model file; several families may have one architecture. Sliding-window layers keep all positions
-and mask those outside the window, so they have all edits; with `swa_full=False` they
-[keep their window only](backends/native.md#sliding-window-layers). Edit levels are the native engine's (see
-[the contract](contract.md)). Models with learned positions have truncate, but no cut.
+A family is a kind of model file; several families may have one architecture. Edit levels (see
+[the contract](contract.md)) are the levels of the native engine:
 
-The state of recurrent layers (convolutions, state spaces) has the same size for every length of a sequence. A context
-keeps the current state of each sequence and six earlier ones at growing distances. A truncate, or a fork of a part,
-decodes again from the nearest of them; there are no cuts. `slm info` shows the bytes per sequence, and the bytes per
-token of attention layers.
+- Sliding-window layers store all positions and mask positions outside the window, so these models have all edits. With
+  `swa_full=False` they [store only their window](backends/native.md#sliding-window-layers).
+- Models with learned positions have truncate, but no cut.
+- Recurrent layers (convolutions, state spaces) have no cuts. Their state has the same size for every length of a
+  sequence. A context keeps the current state of each sequence, and six earlier states at growing distances. A truncate,
+  or a fork of a part of a sequence, decodes again from the nearest state. `slm info` shows the bytes per sequence of
+  recurrent layers, and the bytes per token of attention layers.
 
 A plugin adds an architecture with the hook `slm_architectures`: an entry with the architecture's name in files, and a
 function that turns a file's metadata (`slm_core.architectures.Keys`) into a `ModelSpec`. A metadata key that the
-function does not read is an error, and so is a tensor that it does not declare. Tensors without effect are reported in
-the log.
+function does not read, and a tensor that the `ModelSpec` does not declare, are errors. Tensors without effect are
+reported in the log.
+
+## Families
+
+The tests compare each family, with tiny random weights, with two other engines on every tier: a prefill of 200 tokens,
+which is longer than every window, then 40 single tokens, then all tokens again in chunks. The table shows the largest
+error of a row of logits (L2 norm of the difference over the L2 norm of the row) on the worst tier. The bound is 1e-4.
+Against llama.cpp it is 1e-3 for families whose GELU llama.cpp reads from a table of half-precision numbers. Encoders
+have no logits, so the tests compare the hidden states of 200 tokens, with the bound for GELU after each layer.
+
+These commands make the page:
+
+```sh
+python -m pytest tests/native/architectures -o junit_family=xunit1 --junitxml=results.xml
+python tools/architectures_page.py results.xml docs/architectures.md
+```
 """
 
 

@@ -44,5 +44,5 @@ class AnonymousFile:
             raise
 
     def close(self) -> None:
-        """Free it. What llama.cpp has mapped stays readable. Twice is fine."""
+        """Free it. What llama.cpp has mapped stays readable. A second call does nothing."""
         self._finalizer()

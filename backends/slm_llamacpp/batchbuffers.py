@@ -82,7 +82,7 @@ class BatchBuffers:
 
     Args:
         api: the low-level functions.
-        capacity: the most tokens.
+        capacity: the largest number of tokens.
         seq_ids: the ids in llama.cpp of each sequence, int32 [n_sequences, n_ids].
         n_axes: positions per embedding row; more than one with M-RoPE.
     """

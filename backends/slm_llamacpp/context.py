@@ -251,7 +251,7 @@ class LlamaCppContext(ContextBase):
             memory.remove(scratch, 0)
 
     def _take_over(self, seq_id: int, cells: bytes | Cells, end: int) -> None:
-        """Load dumped cells as exclusive cells of a sequence, in addition to those that it holds.
+        """Load dumped cells as exclusive cells of a sequence, in addition to its present cells.
 
         Raises:
             DecodeFailed: llama.cpp refuses the cells.

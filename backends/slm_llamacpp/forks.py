@@ -14,7 +14,7 @@ _warned = False
 def before_computing(api: Any, context: int) -> None:
     """Give a context one thread if an ancestor of this process has computed with llama.cpp, with one warning.
 
-    A fork copies no threads, but GNU's OpenMP, which llama.cpp is built with, counts on those that the parent had: with
+    A fork copies no threads, but GNU's OpenMP, which llama.cpp is built with, expects the threads of the parent: with
     two threads or more it would wait for them for ever.
     """
     global _computed_in, _warned

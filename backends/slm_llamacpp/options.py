@@ -61,7 +61,7 @@ _OPTIONS: Mapping[str, _Option] = MappingProxyType(
             "how several GPUs share the model", ", ".join(SPLIT_MODES), lambda value: value in SPLIT_MODES
         ),
         "main_gpu": _Option(
-            "the GPU that takes all with split_mode 'none', counted among those chosen",
+            "the GPU that takes all layers with split_mode 'none': an index into the chosen GPUs",
             "an integer from 0 on",
             lambda value: _is_int(value, 0),
         ),
@@ -143,7 +143,7 @@ class Settings:
     options: LoadOptions
 
     def named(self) -> dict[str, str]:
-        """The settings in effect; see ``ModelInfo.settings``. llama.cpp decides what is not listed."""
+        """The settings in effect; see ``ModelInfo.settings``. llama.cpp decides other settings."""
         chosen = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
         chosen |= {"threads": self.n_threads, "repack": self.repack}
         return {name: str(value) for name, value in chosen.items() if value is not None}

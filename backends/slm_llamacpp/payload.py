@@ -1,6 +1,6 @@
 """Checks dumped cells before llama.cpp loads them: it trusts positions, and never checks numbers.
 
-The layout is that of ``llama_kv_cache::state_write`` for one sequence: a header, the position of each cell, the keys of
+The layout equals ``llama_kv_cache::state_write`` for one sequence: a header, the position of each cell, the keys of
 each layer, the values of each layer. Numbers are checked because attention reads the cells of all sequences and masks
 afterwards: one NaN would spread to other sequences.
 """

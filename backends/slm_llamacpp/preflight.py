@@ -40,7 +40,7 @@ def check_survives(gguf: GgufFile) -> None:
     architecture = gguf.require("general.architecture", str)
     for key in gguf.metadata:
         if key.startswith(OWN) and key not in (RANK_POOLING, RANK_EOS_TWICE):  # slm_core.ranking reads those
-            raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is no key of GGUF's, and llama.cpp ignores it")
+            raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is not a key of GGUF, and llama.cpp ignores it")
     if has_vocab(gguf):
         _check_tokens(gguf)
     _check_layers(gguf, architecture)
@@ -53,7 +53,8 @@ def check_survives(gguf: GgufFile) -> None:
     for tensor in gguf.tensors.values():
         if len(tensor.shape) > 1 and tensor.ggml_type in _NO_MATRIX_TYPES and _EXPERT_TABLE not in tensor.name:
             raise UnsupportedModel(
-                f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}: llama.cpp multiplies no such matrices"
+                f"{gguf.path}: tensor {tensor.name!r} is {tensor.ggml_type.name}:"
+                " llama.cpp cannot multiply matrices of this type"
             )
         if len(tensor.shape) == 1 and tensor.ggml_type is not GgmlType.F32:
             raise UnsupportedModel(

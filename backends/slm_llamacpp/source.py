@@ -56,7 +56,7 @@ def check_source(gguf: GgufFile) -> None:
     if architecture in _REASONS:
         raise UnsupportedModel(f"{path}: architecture {architecture!r} is {_REASONS[architecture]}")
     if architecture not in _RUNS | _ENCODERS:
-        raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not among those that llama.cpp runs")
+        raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not one that llama.cpp runs")
     if architecture not in _ENCODERS and not gguf.get(f"{architecture}.attention.causal", bool, True):
         raise UnsupportedModel(f"{path}: metadata '{architecture}.attention.causal' is false: the model is an encoder")
     if architecture not in _WITH_MTP and any(".nextn." in name for name in gguf.tensors):

@@ -19,7 +19,7 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapted:
-    """What adapters change of a model.
+    """The parts of a model that adapters change.
 
     Attributes:
         layers: the steps of all layers.

@@ -33,7 +33,7 @@ class Tensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streams:
-    """The matrices that make several residual streams of one, and one of several."""
+    """The matrices that split one residual stream into several, and merge several into one."""
 
     spread: Sequence[Linear]  # [N-1] of (E, E)
     merge: Sequence[Linear]  # [N-1] of (E, E)

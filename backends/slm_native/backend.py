@@ -33,7 +33,7 @@ _OPTIONS = MappingProxyType(
         "device_map": "layers on each of torch's devices in order, as {'cuda:0': 20, 'cuda:1': 16}, or auto",
         "swa_full": "whether layers with a window keep all positions: true (default), so that a context can be cut, or"
         " false, for memory that does not grow with n_ctx",
-        "pinned_layers": "list of layers that always stay, where resident_bytes is given (default: as many as fit)",
+        "pinned_layers": "list of layers that always stay in memory with resident_bytes (default: all that fit)",
         "mtp": "whether the layer for multi-token prediction is loaded: true or false (default: if the file has one)."
         " It drafts tokens, and takes the memory and the time of one layer more",
     }

@@ -1,4 +1,4 @@
-"""A context of the native engine: keys, values and states behind the shared checks of ``ContextBase``."""
+"""A context of the native engine: its keys, values and recurrent states, over ``ContextBase``."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Lowering:
         return steps
 
     def with_direction(self, index: int, steps: Sequence[Step], direction: Direction) -> list[Step]:
-        """The steps of a layer, with a direction of a control vector added to what the layer leaves.
+        """The steps of a layer, with a direction of a control vector added to the output of the layer.
 
         Args:
             index: number of the layer.
@@ -91,7 +91,7 @@ class Lowering:
         return self._after_layer(index, steps, ControlVectorStep(self._kernels.vector(tensor)))
 
     def keeping(self, index: int, steps: Sequence[Step]) -> list[Step]:
-        """The steps of a layer, and one that keeps what the layer leaves; see ``with_direction``."""
+        """The steps of a layer, and a step that stores the output of the layer; see ``with_direction``."""
         return self._after_layer(index, steps, KeepStep(self._kernels, index))
 
     def _after_layer(self, index: int, steps: Sequence[Step], step: Step) -> list[Step]:

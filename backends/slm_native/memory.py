@@ -212,7 +212,7 @@ class ContextMemory:
             self._states.drop(seq_id)
 
     def export(self, seq_id: int, length: int, start: int = 0) -> Pieces:
-        """The payload of a sequence: keys and values from ``start`` on, then those of all windows, then the state."""
+        """The payload of a sequence: keys and values from ``start`` on, then of all windows, then the state."""
         parts = [self._pages.export(seq_id, length, start)]
         parts += [cache.export(seq_id, length) for cache in self._windows.values()]
         parts += [] if self._states is None else [self._states.export(seq_id)]

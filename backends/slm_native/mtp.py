@@ -97,7 +97,7 @@ class BatchStates:
     after: Array | None = None
 
     def shifted(self, kernels: KernelSet, states: Array) -> Array:
-        """The state of the token before each token [T, E], from those of the batch's tokens [T, E]."""
+        """The state of the token before each token [T, E], from the states of the batch's tokens [T, E]."""
         sources = np.empty(len(states), np.intp)
         for i, rows in enumerate(self.sequences):
             sources[rows.which] = [i, *(len(self.sequences) + rows.which[:-1])]
@@ -132,7 +132,7 @@ class KeptStates:
         return self._kernels.rows(states, slice(i, i + 1)) if 0 <= i < len(states) else None
 
     def keep(self, batch: BatchStates) -> None:
-        """Keep the last states of a batch that has run, in place of those of its sequences."""
+        """Replace the stored states of the batch's sequences by the last states of the batch, which has run."""
         assert batch.after is not None, "the batch has run"
         for seq_id, which, start in batch.sequences:
             n_left_out = max(0, len(which) - _KEPT_TOKENS)

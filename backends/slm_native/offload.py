@@ -28,7 +28,7 @@ class Offload(NamedTuple):
 
     Attributes:
         budget: bytes for the packed weights of blocks; weights outside the blocks do not count.
-        pinned_layers: layers that stay in memory; None for as many as fit, evenly spread.
+        pinned_layers: layers that stay in memory; None for all that fit, evenly spread.
     """
 
     budget: int
@@ -267,7 +267,7 @@ class OffloadedLayers(Layers):
             self._hold(-self._sizes[other])
 
     def _forget_failed(self) -> None:
-        """Drop loads that failed after the last pass: what they read may be readable again."""
+        """Drop loads that failed after the last pass: the next read may succeed."""
         if any(loading.done() and loading.exception() is not None for _, loading in self._ahead):
             self._forget_until(None)
 
@@ -307,8 +307,8 @@ def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:
         if n_bytes <= offload.budget:
             return pinned
     raise InvalidOption(
-        f"resident_bytes is {offload.budget}, and at least {min(needed)} are needed: two layers are there at any time,"
-        f" besides those that stay (all {len(sizes)} take {sum(sizes)})"
+        f"resident_bytes is {offload.budget}, and at least {min(needed)} are needed: two layers are in memory at any"
+        f" time, besides the pinned layers (all {len(sizes)} layers take {sum(sizes)})"
     )
 
 

@@ -33,7 +33,7 @@ from slm_native.steps import Hidden, PlanKind, Step, StepInputs, run_steps
 from slm_native.weights import WeightReader
 
 _KEPT_SETS = 8
-"""The most sets of adapters that are kept prepared. Contexts keep the one that they use."""
+"""The largest number of prepared sets of adapters that are kept. Contexts also keep the set that they use."""
 
 
 class _EmbeddingRows(NamedTuple):
@@ -162,7 +162,7 @@ class Transformer:
         return self.offload is None and self._weights.streams is None
 
     def adapted(self, adapters: AdapterSet, keeps: Sequence[int] = ()) -> Adapted | None:
-        """What adapters change of the model; None if nothing changes. The latest sets are kept.
+        """The parts of the model that adapters change; None if nothing changes. The latest sets are kept.
 
         Args:
             adapters: the adapters.

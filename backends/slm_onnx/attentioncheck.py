@@ -16,13 +16,13 @@ from slm_core.errors import BackendUnavailable
 from slm_onnx import runtime
 from slm_onnx.graphwriter import MICROSOFT, GraphWriter
 
-_FEW, _MANY = 31, 64  # tokens: the most for one kernel, and a number for the other kernel
+_FEW, _MANY = 31, 64  # tokens: the largest number for one kernel, and a number for the other kernel
 _WIDTH = 8
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2}  # relative; the error of a wrong kernel is above 0.1
 
 
 def most_rows(place: runtime.Place, dtype: str) -> int | None:
-    """The most tokens per run with correct attention on a device; None for any number.
+    """The largest number of tokens per run with correct attention on a device; None for any number.
 
     Raises:
         BackendUnavailable: attention is wrong for any number of tokens.

@@ -136,7 +136,7 @@ def _texts(gguf: GgufFile, spec: ModelSpec) -> dict[str, str]:
         files["chat_template.jinja"] = template
     for name, text in further_templates(gguf).items():
         if not _TEMPLATE_NAME.fullmatch(name):
-            raise UnsupportedModel(f"{gguf.path}: a chat template is named {name[:80]!r}, which is no name of a file")
+            raise UnsupportedModel(f"{gguf.path}: a chat template is named {name[:80]!r}, which cannot be a file name")
         files[f"additional_chat_templates/{name}.jinja"] = text
     settings = {
         "config.json": {**_config(gguf, spec), **named},

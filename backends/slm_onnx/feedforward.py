@@ -26,7 +26,7 @@ class Routes(NamedTuple):
 
     Attributes:
         ranks: scores for selection [n, X]; the largest are selected.
-        weights: weights of all experts [n, X]; only those of selected experts are used.
+        weights: weights of all experts [n, X]; only the weights of selected experts are used.
         least: the smallest selected rank [n, 1].
         total: the sum of the selected weights [n, 1].
     """

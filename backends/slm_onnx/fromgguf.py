@@ -140,7 +140,7 @@ class _Graphs:
 
 
 def _most_rows(device: Device, place: runtime.Place, options: LoadOptions) -> int | None:
-    """The most tokens for which attention on a device is right; None for any number.
+    """The largest number of tokens for which attention on a device is right; None for any number.
 
     Raises:
         InvalidOption: batches would be padded to more.
@@ -157,7 +157,7 @@ def _vocab_beside(gguf: GgufFile, spec: ModelSpec, work: Callable[[], object]) -
     """The vocabulary, read while ONNX Runtime does ``work`` without the GIL.
 
     Raises:
-        InvalidModelFile: its size is not that of the embedding.
+        InvalidModelFile: its size differs from the embedding's size.
     """
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(model_vocab, gguf, spec.n_vocab)

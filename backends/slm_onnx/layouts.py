@@ -148,7 +148,7 @@ def _genai(folder: Path, config: dict[str, Any], generation: dict[str, Any]) -> 
         raise UnsupportedModel(f"{file}: the decoder's {role!r} is not known here")
     name = decoder.get("filename")
     if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-        raise InvalidModelFile(f"{file}: the decoder's filename {str(name)[:80]!r} is no file of the directory")
+        raise InvalidModelFile(f"{file}: the decoder's filename {str(name)[:80]!r} is not a file of the directory")
     search = stated.get("search") or {}
     in_place = isinstance(search, dict) and search.get("past_present_share_buffer") is True
     ends = (*_ends(model, file), *_ends(generation, folder / GENERATION))

@@ -64,7 +64,7 @@ def pack(tensor: QuantizedTensor) -> PackedMatrix | None:
 
 
 def finer(matrix: PackedMatrix, bits: int, block: int) -> PackedMatrix:
-    """The same weights with at least as many bits and blocks that are not larger; the matrix needs no correction."""
+    """The same weights with at least ``bits`` bits, in blocks of at most ``block`` weights, without a correction."""
     codes, n_parts = matrix.codes, matrix.block // block
     if bits > matrix.bits:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1) + np.uint8(128 - 8)

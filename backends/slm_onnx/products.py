@@ -27,7 +27,7 @@ class GraphOptions:
         bias: whether there is an attention bias. Without one, cells are the positions of one sequence, and CUDA's
             attention is fused.
         adapters: whether the graph has inputs for low-rank changes of its matrices, and directions after its layers.
-        states: whether hidden states are an output, and an input selects those that become logits.
+        states: whether hidden states are an output, and an input selects the states that become logits.
     """
 
     dtype: str = "float32"

@@ -46,7 +46,7 @@ class Step:
 
     Raises:
         InvalidModelFile: a name in the graph is not UTF-8.
-        UnsupportedModel: ONNX Runtime refuses it, or its inputs and outputs are not those of a known layout.
+        UnsupportedModel: ONNX Runtime refuses it, or its inputs and outputs match no known layout.
         BackendUnavailable: a provider cannot be used.
     """
 

@@ -28,7 +28,7 @@ class Limits:
 
 
 _WORK_FACTOR = 32
-"""The most characters and items that one rendering builds in total, as a multiple of ``Limits.characters``."""
+"""The largest number of characters and items that one rendering builds, as a multiple of ``Limits.characters``."""
 
 
 class Run:

@@ -54,7 +54,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """An adapter in memory. Immutable; threads may share it. Engines keep what they make of it by weak reference.
+    """An adapter in memory. Immutable; threads may share it. Engines cache values made from it by weak reference.
 
     Attributes:
         info: its name, size and fingerprint.

@@ -17,7 +17,7 @@ class BaseModel:
     Attributes:
         architecture: the architecture in the file.
         shapes: the shape of each tensor, rows first.
-        n_layers: the number of layers, without those that only predict further tokens (MTP).
+        n_layers: the number of layers, without layers for multi-token prediction (MTP).
         n_embd: embedding width E.
         config: ``config.json`` of the directory; for a GGUF file, what its metadata say of it.
         is_file: whether it is a GGUF file.

@@ -115,7 +115,7 @@ def _layer(file: GgufFile, name: str, base: BaseModel) -> int:
     match = _NAME.fullmatch(name)
     if match is None or not 1 <= (layer := int(match[1])) < base.n_layers:
         raise InvalidModelFile(
-            f"{file.path}: tensor {shown(name)} is no direction for this model"
+            f"{file.path}: tensor {shown(name)} is not a direction for this model"
             f" (accepted: direction.1 to direction.{base.n_layers - 1})"
         )
     return layer

@@ -100,7 +100,9 @@ def _target(path: Path, name: str) -> str:
     for part in _PARTS:
         if name.endswith(part):
             return name.removesuffix(part)
-    raise UnsupportedModel(f"{path}: tensor {shown(name)} is none of a low-rank change (accepted: T.lora_a, T.lora_b)")
+    raise UnsupportedModel(
+        f"{path}: tensor {shown(name)} does not belong to a low-rank change (accepted: T.lora_a, T.lora_b)"
+    )
 
 
 def _numbers(file: GgufFile, name: str) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ def check_scales(scales: object, loaded: Adapters) -> None:
     """Check adapters by name, with their scales.
 
     Raises:
-        InvalidOption: an unknown name, or a scale that is no number from -1e6 to 1e6.
+        InvalidOption: an unknown name, or a scale that is not a number from -1e6 to 1e6.
     """
     if not isinstance(scales, Mapping):
         raise InvalidOption(f"adapters={repr(scales)[:80]} (accepted: names with their scales)")
@@ -37,14 +37,14 @@ def check_scale(name: str, scale: object) -> None:
     """Check the scale of an adapter.
 
     Raises:
-        InvalidOption: it is no number from -1e6 to 1e6.
+        InvalidOption: it is not a number from -1e6 to 1e6.
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MAX_SCALE:
         raise InvalidOption(f"the scale of adapter {name!r} is {repr(scale)[:80]} (accepted: -1e6 to 1e6)")
 
 
 def unknown_adapter(name: object, loaded: Collection[str]) -> InvalidOption:
-    """The error for a name that is not among those of the loaded adapters."""
+    """The error for a name that no loaded adapter has."""
     return InvalidOption(
         f"unknown adapter {name!r:.80} (loaded: {', '.join(loaded) or 'none'}{did_you_mean(name, loaded)})"
     )
@@ -54,7 +54,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
     """``protocols.Adapters`` for a backend. Threads may share it.
 
     Args:
-        base: reads what is known of the model; None if the backend takes no adapters for this model.
+        base: reads the properties of the model; None if the backend takes no adapters for this model.
         prepare: prepares an adapter for the engine; raises ``UnsupportedModel`` if the engine cannot compute it.
         reason: why there are none, for messages.
     """
@@ -114,7 +114,7 @@ class LoadedAdapters(Mapping[str, AdapterInfo]):
         """The adapters of these names with their scales, sorted by name; a scale of 0 is left out.
 
         Raises:
-            InvalidOption: an unknown name, or a scale that is no number from -1e6 to 1e6.
+            InvalidOption: an unknown name, or a scale that is not a number from -1e6 to 1e6.
         """
         check_scales(scales, self)
         return tuple(AdapterUse(self._named(name), float(scales[name])) for name in sorted(scales) if scales[name])

@@ -49,8 +49,8 @@ def merge(
         The number of changed tensors.
 
     Raises:
-        InvalidOption: an unknown format, a scale that is no number from -1e6 to 1e6, a control vector, or the new file
-            exists, is one that is read, or has no folder or no room.
+        InvalidOption: an unknown format, a scale that is not a number from -1e6 to 1e6, a control vector, or the new
+            file exists, is one that is read, or has no folder or no room.
         InvalidModelFile, UnsupportedModel: see ``read_adapter``; or changed weights are too large for their format.
     """
     kind = None if ggml_type is None else _type(ggml_type)

@@ -62,7 +62,9 @@ def _low_rank(
     path: Path, name: str, changes: Mapping[str, LowRank], base: BaseModel, layers: tuple[int, int] | None
 ) -> Adapter:
     if layers is not None:
-        raise InvalidOption(f"layers={layers}: {path} is no control vector, so all its changes count (accepted: None)")
+        raise InvalidOption(
+            f"layers={layers}: {path} is not a control vector, so it has no layers to choose (accepted: None)"
+        )
     check_changes(path, changes)
     _check_shapes(path, changes, base)
     info = AdapterInfo(

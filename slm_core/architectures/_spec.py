@@ -218,7 +218,7 @@ class LayerSpec:
         tensors: the tensors, by the name after "blk.N.".
         rope: position embedding; None if keys contain no positions.
         window: positions that a token attends to, including its own; None for all earlier positions. A token of an
-            encoder attends to half as many positions on each side, or to all if this is None.
+            encoder attends to half this number of positions on each side, or to all positions if this is None.
         chunk: size of attention chunks, a multiple of 64: a token attends within its chunk. None for no chunks.
         temperature: the factor on queries that grows with their position.
         activation: the activation of the feed-forward layer. The layer is gated if there is a tensor "ffn_gate" or

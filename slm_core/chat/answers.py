@@ -20,7 +20,7 @@ from slm_core.sampling import LogitsProcessor, ProcessedChain, SamplerChain
 
 SAMPLER_METHODS = ("sample", "set_history")
 SAMPLERS = "a sampler, such as SamplerChain(...)"
-"""What an error lists in place of an argument that is no sampler."""
+"""The accepted values in the error for an argument that is not a sampler."""
 
 
 def own_constraint(constraint: Constraint | Spec | None, vocab: Vocab) -> Constraint | None:

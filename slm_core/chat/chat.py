@@ -349,7 +349,7 @@ class Chat(Talking, Closing):
         )
 
     def close(self) -> None:
-        """Close the session, which releases its sequence. Twice is fine."""
+        """Close the session, which releases its sequence. A second call does nothing."""
         self.session.close()
 
     @contextmanager

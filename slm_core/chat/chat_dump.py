@@ -53,7 +53,7 @@ def read(data: bytes) -> ChatState:
     meta, sections = unpack("chat", data)
     names = {"messages", "sampling", "tools", "thinking", "overflow", "n_answers", "context", "kv_types"}
     if set(meta) != names or not sections:
-        raise InvalidSnapshot("the dump of a chat lacks a part")
+        raise InvalidSnapshot("a part of the dump of a chat is missing")
     stored, tools, thinking, n_answers, sizes = (
         meta[name] for name in ("messages", "tools", "thinking", "n_answers", "context")
     )
@@ -94,6 +94,7 @@ def checked_n_ctx(n_ctx: int, limit: int) -> int:
     """
     if n_ctx > limit:
         raise InvalidSnapshot(
-            f"the dump asks for a context of {n_ctx} positions (accepted: 1 to {limit}): pass n_ctx where that is meant"
+            f"the dump asks for a context of {n_ctx} positions (accepted: 1 to {limit}):"
+            " pass n_ctx= to confirm the size"
         )
     return n_ctx

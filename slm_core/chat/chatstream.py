@@ -73,7 +73,7 @@ class ChatStream(EventStream):
             SessionError: the turn is not over yet.
         """
         if self._turn is None:
-            raise SessionError("there is no answer yet, the turn has not begun: iterate it to its end")
+            raise SessionError("there is no answer yet, because the turn has not begun: iterate the stream to its end")
         return self._turn.answer
 
     @property

@@ -18,7 +18,7 @@ from slm_core.types import EditLevel, Logits, Pos, PrefillProgress
 
 R = TypeVar("R")
 MAX_AHEAD = 64
-"""The most tokens decoded ahead: a row of logits is kept for each."""
+"""The largest number of tokens decoded ahead: a row of logits is kept for each."""
 
 
 class DecodedSequence:
@@ -76,7 +76,7 @@ class DecodedSequence:
 
     @uninterrupted
     def forget_from(self, length: int) -> None:
-        """Remove decoded inputs from ``length`` on; those still in the history are decoded again."""
+        """Remove decoded inputs from ``length`` on; inputs that are still in the history are decoded again."""
         with self._queue:
             if self.context.edit_level >= EditLevel.TRUNCATE:
                 self.context.truncate(Pos(self.seq_id, length))
@@ -187,5 +187,5 @@ class DecodedSequence:
         return rows
 
     def _room_beside(self, n: int, batch: Batch) -> int:
-        """The most tokens that can be decoded ahead in one batch with ``n`` inputs."""
+        """The largest number of tokens that can be decoded ahead in one batch with ``n`` inputs."""
         return max(0, min(MAX_AHEAD, batch.capacity - n, self.context.n_free - n))

@@ -16,7 +16,7 @@ class Guard:
     """Blocks that one thread at a time may be inside of; the same thread may enter again.
 
     Args:
-        what: what is used, for the error: "chat".
+        what: the name of the object in the error, such as "chat".
         busy: the class of the error.
     """
 

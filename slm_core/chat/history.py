@@ -1,4 +1,4 @@
-"""The history of a session: what it contains, and how it is extended and edited."""
+"""The history of a session: its inputs, extensions and edits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SessionHistory(ABC):
 
         Raises:
             UnsupportedInput: the context takes no adapters.
-            InvalidOption: an unknown adapter, or a scale that is no number from -1e6 to 1e6.
+            InvalidOption: an unknown adapter, or a scale that is not a number from -1e6 to 1e6.
             ContextFull: the history shares storage with a fork, and there is no room to decode it again.
         """
         self._check_settled()

@@ -50,11 +50,11 @@ class Marks:
             InvalidMark: the mark is stale, of another session, or no mark.
         """
         if not isinstance(mark, Mark):
-            raise InvalidMark(f"{shown(mark)} is no mark (accepted: the result of mark(); truncate takes a length)")
+            raise InvalidMark(f"{shown(mark)} is not a mark (accepted: the result of mark(); truncate takes a length)")
         if not mark.is_one_of(self):
             raise InvalidMark("the mark is of another session")
         if mark not in self._places:
-            raise InvalidMark("the mark is stale: what it marked was taken away since")
+            raise InvalidMark("the mark is stale: its position was removed")
         return self._places[mark]
 
     def places(self) -> dict[Mark, int]:

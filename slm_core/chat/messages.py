@@ -36,7 +36,7 @@ def as_messages(content: str | MessageLike | Sequence[MessageLike]) -> tuple[Mes
     if isinstance(content, Message | Mapping):
         return (_message(content, "the message"),)
     if not isinstance(content, Sequence):
-        raise InvalidOption(f"{content!r:.80} is no message (accepted: {_FORMS})")
+        raise InvalidOption(f"{content!r:.80} is not a message (accepted: {_FORMS})")
     return tuple(_message(each, f"message {i}") for i, each in enumerate(content))
 
 

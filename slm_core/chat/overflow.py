@@ -97,7 +97,7 @@ def fit(
         messages: all messages, up to the last turn.
         overflow: the policy.
         count: returns the number of tokens of messages.
-        room: the most positions for messages and answer.
+        room: the largest number of positions for messages and answer.
         reserve: positions of ``room`` for the answer.
 
     Raises:

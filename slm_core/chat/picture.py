@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slm_core.chat.session import Session
 
 _SHOWN = 40
-"""The most messages of a chat that are shown: the last ones."""
+"""The largest number of messages of a chat that are shown: the last ones."""
 
 
 def session_line(session: Session) -> str:
@@ -68,7 +68,7 @@ def _bubble(message: Message, number: int, computed: bool | None) -> Bubble:
 def _computed(chat: Chat, messages: Sequence[Message]) -> list[bool | None]:
     """Whether the KV cache contains each message; None if the template does not show where messages end."""
     ends: list[int] = []
-    with suppress(SlmError):  # a template may refuse what an unfinished answer looks like
+    with suppress(SlmError):  # a template may refuse an unfinished answer
         schemas = Toolbox(chat.options.tools).schemas
         segments = chat.formatter.render(messages, tools=schemas, add_generation_prompt=False, thinking=None)
         _, ends = encode_messages(chat.session.vocab, segments)

@@ -1,4 +1,4 @@
-"""Checks of embedding rows and bidirectional blocks against what a context takes, before a history contains them."""
+"""Checks that a context takes embedding rows and bidirectional blocks, before a history contains them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_records(context: Context, inputs: Sequence[Held]) -> None:
     _check_supported(context, records)
     width = next((len(one.row) for one in records if one.row is not None and len(one.row) != context.n_embd), None)
     if width is not None:
-        raise InvalidEmbedding(f"embedding rows are {width} wide (accepted: {context.n_embd}, as the model has)")
+        raise InvalidEmbedding(f"embedding rows are {width} wide (accepted: {context.n_embd}, the model's width)")
     longest = max(one.ahead for one in records) + 1
     if longest > context.n_batch:
         raise InvalidOption(

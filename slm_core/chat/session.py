@@ -153,7 +153,9 @@ class Session(SessionHistory, Closing):
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
             if special or logits_processors or any(o is not None for o in (sampling, constraint, sampler, shift)):
-                raise SessionError("a generation is paused: go on without options, or roll back first")
+                raise SessionError(
+                    "a generation is paused: call generate() without options to continue it, or roll back first"
+                )
             if speculation is not None or self._generation.needs_drafter:
                 self._generation.draft_with(speculation)
             return self._generation.resume(stopping_criteria, timeout=timeout, on_event=on_event, progress=progress)
@@ -409,7 +411,7 @@ class Session(SessionHistory, Closing):
                 self._source.decoded.decode(inputs[:n_held], lambda: False)
 
     def close(self) -> None:
-        """Drop and release the sequence, or close the context if the session owns it. Twice is fine."""
+        """Drop and release the sequence, or close the context if the session owns it. A second call does nothing."""
         if self._source.closed:
             return
         with uninterrupted.closing():

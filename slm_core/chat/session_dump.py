@@ -120,7 +120,7 @@ def read(data: bytes, n_vocab: int) -> SessionState:
     meta, sections = unpack("session", data)
     lacks_part = set(meta) != {"sampling", "answer"} or len(sections) not in (7, 8)
     if lacks_part or len(sections[1]) % 4 or len(sections[3]) > 3:
-        raise InvalidSnapshot("the dump of a session lacks a part")
+        raise InvalidSnapshot("a part of the dump of a session is missing")
     sequence, tokens, sampler, pending, sampler_state, rule, draft_probabilities, *records = sections
     parts = _AnswerParts(pending, sampler_state, rule, draft_probabilities)
     answer = None if meta["answer"] is None else _read_answer(meta["answer"], parts, n_vocab)

@@ -56,7 +56,8 @@ class Talking(ABC):
             content: a text, which is a user's message; a ``Message``; a mapping such as
                 ``{"role": "user", "content": "Hello"}``; or a list of messages.
             sampling: instead of the chat's sampling, for the answers of this turn.
-            max_tokens: the most tokens of an answer; None for the value of ``sampling``. So are the next four.
+            max_tokens: the largest number of tokens of an answer; None, here and in the next four, for the value of
+                ``sampling``.
             temperature: divides the logits; 0 chooses the likeliest token.
             top_p: keep the likeliest tokens that together reach this probability.
             seed: the seed of the draws.

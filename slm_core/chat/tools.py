@@ -142,7 +142,7 @@ class RunningTurn(EventStream):
             return self._answer
         if self._current is not None and not self._current.over:
             return self._current.answer
-        raise SessionError("there is no answer yet, tools are to be run: iterate it to its end")
+        raise SessionError("there is no answer yet, because tools have to run first: iterate the stream to its end")
 
     @property
     def over(self) -> bool:

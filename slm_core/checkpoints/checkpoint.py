@@ -123,7 +123,7 @@ class Checkpoint(Closing):
         return self._fingerprint
 
     def close(self) -> None:
-        """Release the files. Twice is fine; reading tensors afterwards raises ``ModelClosed``."""
+        """Release the files. A second call does nothing; reading tensors afterwards raises ``ModelClosed``."""
         if self._store is not None:
             self._store.close()
             self._store = None

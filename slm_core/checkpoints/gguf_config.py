@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file say of its model's ``config.json``: sizes, for the names and order of tensors."""
+"""The ``config.json`` of a GGUF file's model, as far as its metadata say: sizes, for the names and order of tensors."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def find_packed(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
                 f" (accepted: a U8 for each {_CODE_BYTES} bytes of codes)"
             )
         if len(scales.shape) < 2:
-            raise InvalidModelFile(f"{folder}: tensor {shown(name)} has the shape {blocks.shape}, which is no matrix")
+            raise InvalidModelFile(
+                f"{folder}: tensor {shown(name)} has the shape {blocks.shape}, which is not a matrix"
+            )
         shapes[name] = (*scales.shape[:-1], scales.shape[-1] * _TYPE.block_size)
     return shapes
 

@@ -1,10 +1,9 @@
 """Matrices of 4-bit and 8-bit integers with a scale for each group of columns: GPTQ, AWQ, and compressed-tensors' own.
 
-They are read as GGUF's types. A symmetric matrix keeps its numbers exactly: its codes and scales are those of Q4_0 and
-Q8_0, whose blocks of 32 columns repeat the scale of their group. A 4-bit matrix with zero points becomes Q4_1: its
-codes are kept, and the product of scale and zero point is rounded to float16, which moves a weight by at most
-``scale * zero * 2**-11``. A matrix whose columns are in groups out of order becomes F16, as GGUF's blocks need
-neighbours.
+They are read as GGUF's types. A symmetric matrix keeps its numbers exactly: it has the same codes and scales in Q4_0
+and Q8_0, whose blocks of 32 columns repeat the scale of their group. A 4-bit matrix with zero points becomes Q4_1: its
+codes are kept, and the product of scale and zero point is rounded to float16, which moves a weight by at most ``scale *
+zero * 2**-11``. A matrix whose columns are in groups out of order becomes F16, as GGUF's blocks need neighbours.
 
 The layouts are those of AutoGPTQ and GPTQModel (``qweight``, ``qzeros``, ``scales``, ``g_idx``), of AutoAWQ
 ("gemm"), and of https://github.com/vllm-project/compressed-tensors ("pack-quantized").

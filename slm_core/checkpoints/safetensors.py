@@ -82,7 +82,7 @@ class SafetensorsFile:
         return self._file.view(tensor.start, tensor.n_bytes)
 
     def close(self) -> None:
-        """Release the mapping. Twice is fine."""
+        """Release the mapping. A second call does nothing."""
         self._file.close()
 
     def _header(self) -> tuple[dict[str, Any], int]:
@@ -114,7 +114,7 @@ class SafetensorsFile:
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise self._damaged(f"{what} is of type {str(dtype)[:40]!r} (accepted: {', '.join(ITEM_BYTES)})")
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-            raise self._damaged(f"{what} has a shape or offsets that are no sizes")
+            raise self._damaged(f"{what} has a shape or offsets that are not sizes")
         start, stop = offsets
         n_elements = math.prod(shape)
         if n_elements > _MAX_ELEMENTS or stop - start != n_elements * ITEM_BYTES[dtype]:

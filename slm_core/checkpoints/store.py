@@ -115,7 +115,7 @@ class TensorStore:
         return digest.digest()
 
     def close(self) -> None:
-        """Release the files. Twice is fine."""
+        """Release the files. A second call does nothing."""
         for file in self._files:
             file.close()
 

@@ -132,7 +132,7 @@ def _plugin_app(name: str) -> typer.Typer:
     try:
         plugin_app = registry().command(name)
         if not isinstance(plugin_app, typer.Typer):
-            raise PluginError(f"the target of the command {name!r} is no typer.Typer")
+            raise PluginError(f"the target of the command {name!r} is not a typer.Typer")
     except PluginError as error:
         return _failing_app(name, error)
     return plugin_app

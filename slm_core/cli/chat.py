@@ -91,7 +91,7 @@ def chat(
 
 
 def history_file() -> Path:
-    """The file of what was typed, in the user's state directory."""
+    """The file of earlier inputs, in the user's state directory."""
     import platformdirs
 
     return platformdirs.user_state_path("slm-core") / "chat-history.jsonl"
@@ -162,7 +162,7 @@ class Screen:
         self.talk: Conversation | None = None
 
     def view(self) -> View:
-        """What shows the next answer."""
+        """The view of the next answer."""
         if self.plain:
             return PlainView(self._console)
         began = time.perf_counter()
@@ -181,7 +181,7 @@ class Repl:
     Args:
         talk: the conversation.
         screen: how it looks.
-        history: the file of what was typed; None for no file.
+        history: the file of earlier inputs; None for no file.
         file: the file of the conversation, written after each line that changed it, and at the end.
         debug: unexpected errors end the program with their traceback.
     """

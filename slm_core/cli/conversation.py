@@ -99,7 +99,7 @@ class Conversation:
 
     @property
     def remedies(self) -> str:
-        """What makes room in a full context."""
+        """The actions that make room in a full context."""
         return f"{FULL}; /fork off drops the copies" if self.copies.names else FULL
 
     def last_question(self) -> int:
@@ -200,7 +200,7 @@ class Conversation:
             self.chat.delete(each)
 
     def set_constraint(self, spec: Spec | None) -> None:
-        """Constrain all answers; None frees them.
+        """Constrain all answers; None removes the constraint.
 
         Raises:
             InvalidOption: the model may call tools, which a constrained answer cannot do.
@@ -270,7 +270,7 @@ class Conversation:
     # Copies.
 
     def fork(self, name: str = "") -> str:
-        """Keep a copy of the conversation as it is now, in place of another with this name; "" for the next number.
+        """Keep a copy of the current conversation; it replaces a copy with the same name. "" for the next number.
 
         Returns:
             The name of the copy.
@@ -278,7 +278,7 @@ class Conversation:
         return self.copies.keep(name, Copy.of(self.chat))
 
     def go_back(self, name: str) -> None:
-        """Continue from a copy, which stays; options, tools and the constraint stay as they are, too.
+        """Continue from a copy, and keep the copy; options, tools and the constraint do not change.
 
         Raises:
             InvalidOption: there is no such copy.

@@ -11,7 +11,7 @@ from slm_core.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A conversation as it was.
+    """A copy of a conversation.
 
     Attributes:
         messages: its messages.

@@ -36,7 +36,8 @@ class Drafts(Closing):
     Args:
         draft: the draft model; None without one.
         mtp: the layers for multi-token prediction of the model that answers draft.
-        lookup: without a draft model and ``mtp``, whether answers have prompt lookup; None: those drawn without a seed.
+        lookup: without a draft model and ``mtp``, whether answers use prompt lookup; None: only sampled answers without
+            a seed.
     """
 
     def __init__(self, draft: Model | None = None, *, mtp: bool = False, lookup: bool | None = None) -> None:
@@ -67,7 +68,7 @@ class Drafts(Closing):
         return Speculation(self._drafter)
 
     def close(self) -> None:
-        """Close the drafter and the draft model. Twice is fine."""
+        """Close the drafter and the draft model. A second call does nothing."""
         self._close_drafter()
         if self._draft is not None:
             self._draft.close()

@@ -23,7 +23,7 @@ _STYLE = Style.from_dict({"": "ansigreen", "prompt": "bold ansigreen", "bottom-t
 
 
 class Editor:
-    """Reads what the user types.
+    """Reads the inputs of the user.
 
     Args:
         complete: the part of a line before the cursor that is completed, and its completions.

@@ -22,7 +22,7 @@ def read_texts(texts: list[str]) -> list[str]:
     """The texts of the command line; the lines of standard input for "-".
 
     Raises:
-        typer.BadParameter: there are other texts beside "-".
+        typer.BadParameter: there are other texts in addition to "-".
     """
     if "-" not in texts:
         return texts

@@ -1,4 +1,4 @@
-"""``slm lora``: adapters (LoRA, control vectors): what is in them, as GGUF files, and merged into models."""
+"""``slm lora``: checks, converts, merges and makes adapters (LoRA, control vectors)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.
 
 @app.command(epilog="Example: slm lora info model.gguf adapter")
 def info(model: _Model, adapter: _Adapter, as_json: o.AsJson = False) -> None:
-    """Check that an adapter fits a model, and show what it changes."""
+    """Check that an adapter fits a model, and show the changed tensors."""
     with open_model(local(model)) as source:
         details = read_adapter(model_file(adapter), BaseModel.of(source)).info
     if as_json:

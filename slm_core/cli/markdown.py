@@ -72,7 +72,7 @@ class MarkdownStream:
         self._drawn_at = self._clock()
 
     def close(self) -> None:
-        """Print the last block, and remove the line of status. Twice is fine."""
+        """Print the last block, and remove the line of status. A second call does nothing."""
         rest, self._pending = self._pending, ""
         if self._live is None:
             return

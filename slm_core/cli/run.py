@@ -28,7 +28,7 @@ from slm_core.model import Model
 from slm_core.user_paths import exists
 
 STDIN_NOTE_S = 3.0
-"""Seconds of waiting for standard input, beside a prompt, before a note says so."""
+"""Seconds of waiting for standard input, if there is also a prompt, before a note says so."""
 
 
 @o.expand_groups
@@ -111,7 +111,7 @@ def run(
 def _check_as_it_is(flag: str, *, as_it_is: bool) -> None:
     if not as_it_is:
         raise InvalidOption(
-            f"{flag} takes the text as it is: --system, --thinking, --format, --template and --tools do not go with it"
+            f"{flag} continues a plain text: --system, --thinking, --format, --template and --tools do not go with it"
         )
 
 
@@ -160,7 +160,7 @@ def _answer_several(
 ) -> bool:
     """Show several answers when all are complete; returns whether they were cancelled."""
     if beams is not None and best_of is not None:
-        raise InvalidOption("--beams and --best-of do not go together: the best of the beams are shown, as many as -n")
+        raise InvalidOption("--beams and --best-of do not go together: --beams shows the best -n beams")
     answers: BeamAnswer | tuple[Completion, ...]
     if beams is None:
         answers = completions.sample_completions(loaded, request, n, best_of)
@@ -209,7 +209,7 @@ def _is_model(word: str) -> bool:
 
 
 def _prompt(text: str | None) -> str:
-    """What standard input contains, and the prompt behind it.
+    """The content of standard input, followed by the prompt.
 
     Raises:
         InvalidOption: both are empty.
@@ -217,7 +217,7 @@ def _prompt(text: str | None) -> str:
     given = "" if sys.stdin.isatty() else _standard_input(beside_prompt=text is not None)
     parts = [given.rstrip("\n"), text] if text and given.strip() else [text or given]
     if not "".join(parts):
-        raise InvalidOption("there is nothing to say: give a prompt, or standard input")
+        raise InvalidOption("there is no prompt: give one as an argument, or on standard input")
     return "\n\n".join(parts)
 
 

@@ -133,7 +133,7 @@ def serve(
     parallel: Annotated[
         int, typer.Option(min=1, help="Requests that are computed together.", rich_help_panel=_ENGINE)
     ] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="The most tokens of a step.", rich_help_panel=_ENGINE)] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum tokens in a step.", rich_help_panel=_ENGINE)] = 512,
     step_ms: Annotated[
         float, typer.Option(help="Milliseconds of a step while answers are generated.", rich_help_panel=_ENGINE)
     ] = 100.0,
@@ -221,7 +221,7 @@ def serve(
 
 
 def _keys(given: list[str]) -> list[str]:
-    """The keys of ``--key``, or else that of the environment.
+    """The keys of ``--key``, or else the key of the environment.
 
     The option has no ``envvar``: typer would split its value at spaces, and make each word a key.
 
@@ -265,7 +265,7 @@ def _cluster(
 
 
 def _refuse_folders(sessions_dir: Path | None, cache_dir: Path | None) -> None:
-    """Refuse folders, of which each replica would need one of its own that lasts longer than the replica."""
+    """Refuse folders: each replica would need its own folder, which outlives the replica."""
     for option, folder in (("--sessions-dir", sessions_dir), ("--cache-dir", cache_dir)):
         if folder is not None:
             raise InvalidOption(f"{option} does not go with --ray: replicas come and go, and share no folder")

@@ -50,7 +50,7 @@ class Command:
 
     Attributes:
         usage: its arguments.
-        help: what it does.
+        help: a description of the command.
         run: called with its argument.
         complete: the completions of an argument, each a whole argument.
     """
@@ -105,10 +105,12 @@ class Commands:
                 self._tools,
                 _one_of_or_path("off"),
             ),
-            "backend": Command("[NAME]", "go on with another backend; without NAME, show it", self._backend, _backends),
+            "backend": Command(
+                "[NAME]", "continue with another backend; without NAME, show it", self._backend, _backends
+            ),
             "stats": Command("[on|off]", "show tokens, speed and context; on: after each answer", self._stats, _on_off),
             "save": Command("FILE", "write the conversation, KV cache included, to a file", self._save, paths),
-            "load": Command("FILE", "go on with a saved conversation", self._load, paths),
+            "load": Command("FILE", "continue a saved conversation", self._load, paths),
             "help": Command("", "this list", self._help, _nothing),
         }
 
@@ -252,7 +254,7 @@ class Commands:
         return dataclasses.replace(self._talk.chat.options.sampling, **canonical({name: read}, _OPTIONS))  # type: ignore[arg-type]  # checked there
 
     def _shown(self) -> Sequence[str]:
-        """The options that differ from the defaults, and those that are not of sampling."""
+        """The options that differ from the defaults, and the options outside of sampling."""
         default, sampling = Sampling(), self._talk.chat.options.sampling
         changed = [name for name in _OPTIONS if getattr(sampling, name) != getattr(default, name)]
         return ["ctx", "overflow", "thinking", *dict.fromkeys(("temperature", "top_k", "top_p", "min_p", *changed))]

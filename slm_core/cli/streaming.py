@@ -22,7 +22,7 @@ class View(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the terminal; also after an error. Twice is fine."""
+        """Release the terminal; also after an error. A second call does nothing."""
         ...
 
     def end(self, answer: Answer) -> None:
@@ -115,7 +115,7 @@ class MarkdownView:
             self._plain.show(event)
 
     def close(self) -> None:
-        """Print what is pending, and remove the line of status."""
+        """Print the pending text, and remove the line of status."""
         self._stream.close()
 
     def end(self, answer: Answer) -> None:

@@ -52,5 +52,5 @@ def _schemas(path: Path) -> list[Tool]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise InvalidOption(f"{path} is no JSON: {error}") from error
+        raise InvalidOption(f"{path} is not JSON: {error}") from error
     return value if isinstance(value, list) else [value]

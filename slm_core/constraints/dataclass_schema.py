@@ -28,7 +28,7 @@ def is_dataclass_type(schema: object) -> TypeGuard[type]:
 
 
 def dataclass_schema(cls: type) -> dict[str, object]:
-    """The schema of a dataclass: an object with its fields, of which those without a default are required.
+    """The schema of a dataclass: an object with its fields; fields without a default are required.
 
     Args:
         cls: the class; its fields are bool, int, float, str, None, Any, list, tuple, dict, Literal, Enum, dataclasses,

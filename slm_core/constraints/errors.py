@@ -17,7 +17,7 @@ _LONGEST = 300
 def constraint_error(message: str) -> ConstraintError:
     """The error for a message of llguidance; a long message is shortened to its first line."""
     if message.startswith("NoExtension"):
-        return ConstraintError("the constraint allows nothing, with this vocabulary or with any")
+        return ConstraintError("the constraint allows no text, at least with this vocabulary")
     match = _PLACE.match(message)
     line, column = (int(match[1]), int(match[2])) if match else (None, None)
     return ConstraintError(_brief(message[match.end() :] if match else message), line=line, column=column)

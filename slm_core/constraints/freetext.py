@@ -19,7 +19,7 @@ class FreeText:
         marker: the bytes that end it.
         token: the control token that ends it, or None.
         end: its last bytes, if they begin the marker or an incomplete character.
-        empty: whether there is no text after the beginning or the last control token.
+        empty: whether there is no text after the beginning, or after the last control token.
     """
 
     marker: bytes

@@ -104,7 +104,7 @@ class GrammarBuilder:
                 return _lark(self._tool_calls(spec))
             case NoToolCalls(format=form):
                 return _lark(self._no_tool_calls(form))
-        raise ConstraintError(f"{type(spec).__name__} is no spec that can be compiled")
+        raise ConstraintError(f"{type(spec).__name__} is not a spec that can be compiled")
 
     def _sized(self, text: str) -> str:
         if len(text) > self._limits.text:

@@ -225,5 +225,5 @@ def _matcher(grammar: str, table: TokenTable, limits: Limits) -> LLMatcher:
     if probe.is_error():
         raise constraint_error(probe.get_error())
     if not allowed.any() and not probe.is_accepting():
-        raise ConstraintError("the constraint allows nothing, with this vocabulary or with any")
+        raise ConstraintError("the constraint allows no text, at least with this vocabulary")
     return matcher

@@ -67,7 +67,7 @@ def schema_text(schema: object) -> str:
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False, default=_as_dict)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConstraintError(f"the schema is no JSON: {error}") from error
+        raise ConstraintError(f"the schema is not JSON: {error}") from error
 
 
 def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
@@ -85,7 +85,7 @@ def lower_schema(schema: Any, limits: Limits, root: str = "#") -> Any:
     lowered = lowering.schema(schema, "$", 0)
     levels = sum(1 + depth_of(one) for one in (schema, *(_pointed_at(schema, t) for t in lowering.references)))
     if levels > limits.levels:
-        raise ConstraintError(f"the schema and what it refers to nest {levels} levels (accepted: {limits.levels})")
+        raise ConstraintError(f"the schema and its references nest {levels} levels (accepted: {limits.levels})")
     return lowered
 
 
@@ -185,9 +185,9 @@ def _checked_text(text: str) -> str:
     try:
         values = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise ConstraintError(f"the schema is no JSON: {error.msg}", line=error.lineno, column=error.colno) from error
+        raise ConstraintError(f"the schema is not JSON: {error.msg}", line=error.lineno, column=error.colno) from error
     except (ValueError, RecursionError) as error:
-        raise ConstraintError(f"the schema is no JSON: {error}") from error
+        raise ConstraintError(f"the schema is not JSON: {error}") from error
     if depth_of(values) > _MAX_DEPTH:
         raise ConstraintError(f"the schema nests deeper than {_MAX_DEPTH} levels")
     return text

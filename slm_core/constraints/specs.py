@@ -188,7 +188,7 @@ def _check_text(spec: Spec, name: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConstraintError(f"{spec.kind}: {name} holds an unpaired surrogate, which no text is") from error
+            raise ConstraintError(f"{spec.kind}: {name} contains an unpaired surrogate, so it is not a text") from error
 
 
 def _check_flag(spec: Spec, name: str) -> None:

@@ -135,5 +135,5 @@ def _format(form: object) -> CallFormat:
     if form.name_key == form.arguments_key or not isinstance(form.repeats, bool):
         raise ConstraintError(f"call format {form!r} (accepted: two different keys; repeats True or False)")
     if not form.begin and (form.end or form.repeats or any(form.section)):
-        raise ConstraintError(f"call format {form!r} (accepted: nothing else around calls that nothing begins)")
+        raise ConstraintError(f"call format {form!r} (accepted: no other text around calls without a begin marker)")
     return form

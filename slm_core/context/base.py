@@ -125,7 +125,7 @@ class ContextBase(ContextCore):
             for seq_id in range(self.n_seq_max):
                 if self._ledger.length(self._checks.changeable(seq_id)):
                     raise InvalidSequence(
-                        f"sequence {seq_id} holds tokens (accepted: a context that holds none)", seq_id=seq_id
+                        f"sequence {seq_id} holds tokens (accepted: a context without tokens)", seq_id=seq_id
                     )
             before = self._adapters.state()
             try:
@@ -221,7 +221,7 @@ class ContextBase(ContextCore):
         payload = received.payload()
         if payload:
             self._engine_check_payload(len(snapshot.tokens), payload)
-        self._ledger.drop(seq_id)  # the reserved positions are those of the contents
+        self._ledger.drop(seq_id)  # the contents need the reserved positions
         self._fill(seq_id, snapshot, payload)
 
     def _context_sections(self, seq_ids: Sequence[int]) -> tuple[dict[str, object], list[bytes | Pieces]]:
@@ -254,7 +254,7 @@ class ContextBase(ContextCore):
         """Fill an empty sequence: fork the shared tokens, then read the next sections of a dump of a context."""
         seq_id, src, start = self._checks.sequence(share.seq_id), share.src, share.start
         if self._ledger.length(seq_id) or start > (self._ledger.length(src) if start else 0):
-            raise InvalidSnapshot("the dump's sequences share what is not there")
+            raise InvalidSnapshot("the dump's sequences share tokens that the dump lacks")
         n_free = self._ledger.n_free
         received = Receiver(
             self._declared.fits_payload,

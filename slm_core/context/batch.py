@@ -23,7 +23,7 @@ class TokenBatch:
     """Tokens to decode together.
 
     Args:
-        capacity: the most tokens.
+        capacity: the largest number of tokens.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -69,7 +69,7 @@ class TokenBatch:
 
     @property
     def capacity(self) -> int:
-        """The most tokens."""
+        """The largest number of tokens."""
         return len(self._tokens)
 
     @property
@@ -146,7 +146,8 @@ class TokenBatch:
             check_bias(bias, len(rows))
         if self._rows and rows.shape[1] != self._rows[0].shape[1]:
             raise InvalidEmbedding(
-                f"embedding rows are {rows.shape[1]} wide (accepted: {self._rows[0].shape[1]}, as those in the batch)"
+                f"embedding rows are {rows.shape[1]} wide (accepted: {self._rows[0].shape[1]},"
+                " the width of the rows in the batch)"
             )
         self._add(np.full(len(rows), EMBEDDED, np.int32), start, logits)
         if len(rows):
@@ -177,14 +178,14 @@ class TokenBatch:
     def join_block(self, n: int) -> None:
         """Make the last ``n`` tokens one bidirectional block; see ``protocols.Batch.join_block``."""
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= self._length:
-            raise InvalidOption(f"a block of {n!r} tokens (accepted: 1 to {self._length}, as many as were added)")
+            raise InvalidOption(f"a block of {n!r} tokens (accepted: 1 to {self._length}, the number of added tokens)")
         run = slice(self._length - n, self._length)
         seq_ids, steps = self._seq_ids[run], np.diff(self._positions[run])
         in_blocks = self._ahead[max(0, run.start - 1) : run.stop]  # a block before the run may end in it
         if (seq_ids != seq_ids[0]).any() or (steps != 1).any() or in_blocks.any():
             raise InvalidOption(
-                f"the last {n} tokens are no bidirectional block (accepted: one sequence, positions without gaps, none"
-                " in a block yet)"
+                f"the last {n} tokens cannot be a bidirectional block"
+                " (accepted: one sequence, positions without gaps, none in a block yet)"
             )
         self._ahead[run] = np.arange(n - 1, -1, -1)
 

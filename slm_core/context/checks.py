@@ -243,7 +243,8 @@ class Checks:
             follows = (np.diff(batch.seq_ids) == 0) & (np.diff(batch.positions) == 1)
             if not are_blocks(batch.ahead) or not follows[batch.ahead[:-1] > 0].all():
                 raise InvalidOption(
-                    "the batch has a bidirectional block that is no run of one sequence (Batch.join_block makes them)"
+                    "the batch has a bidirectional block that is not a run of one"
+                    " sequence (Batch.join_block makes them)"
                 )
         return len(rows)
 
@@ -271,14 +272,14 @@ class Checks:
             i = int(np.flatnonzero(others)[0])
             raise InvalidPosition(
                 f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {expected[i]},"
-                f" as the sequence holds {length} tokens and the batch brings {i} before it)",
+                f" because the sequence has {length} tokens and the batch has {i} before it)",
                 seq_id=seq_id,
             )
 
     # A dump.
 
     def dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
-        """Check tokens, rows, their offsets, biases and blocks in a dump, as ``decode`` checks those of a batch.
+        """Check tokens, rows, offsets, biases and blocks of a dump, like ``decode`` checks a batch.
 
         Raises:
             InvalidSnapshot: values that are invalid for this model.
@@ -301,7 +302,7 @@ class Checks:
                 f"the dump holds tokens outside the vocabulary (accepted: 0 to {declared.n_vocab - 1})"
             )
         if every and Capability.ENCODER in declared.capabilities:
-            raise InvalidSnapshot("the dump holds tokens, and an encoder keeps none")
+            raise InvalidSnapshot("the dump contains tokens, but an encoder stores none")
         self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
     def dumped_room(self, seq_id: int, snapshot: SequenceSnapshot, *, has_payload: bool) -> None:
@@ -328,14 +329,14 @@ class Checks:
             raise ContextFull(needed, free, seq_id=seq_id)
 
     def replaceable(self, seq_id: int) -> int:
-        """The most positions for the new contents of a sequence."""
+        """The largest number of positions for the new contents of a sequence."""
         return self._ledger.n_free + self._ledger.n_exclusive(seq_id)
 
     def _dumped_rows(self, rows: NDArray[np.float32]) -> None:
         if Capability.EMBEDDING_INPUT not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds {len(rows)} embedding rows, which the backend {self._declared.backend} does not take"
-                f" for this model (restore it where {Capability.EMBEDDING_INPUT} is declared)"
+                f" for this model (restore it in a context where {Capability.EMBEDDING_INPUT} is declared)"
             )
         if rows.shape[1] != self._declared.n_embd:
             width = self._declared.n_embd
@@ -345,14 +346,14 @@ class Checks:
         if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
-                f" model (restore it where {Capability.MROPE_POSITIONS} is declared)"
+                f" model (restore it in a context where {Capability.MROPE_POSITIONS} is declared)"
             )
 
     def _dumped_biases(self, every: Sequence[Held]) -> None:
         if len(biases_of(every)) and Capability.ATTENTION_BIAS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with an attention bias, which the backend {self._declared.backend} does not take"
-                f" for this model (restore it where {Capability.ATTENTION_BIAS} is declared)"
+                f" for this model (restore it in a context where {Capability.ATTENTION_BIAS} is declared)"
             )
 
     def _dumped_blocks(self, runs: Sequence[Sequence[Held]]) -> None:

@@ -1,4 +1,4 @@
-"""What a context does with tokens: argument checks, room, the ledger, adapters, decoding and edits.
+"""The core of a context: argument checks, free positions, the ledger, adapters, decoding and edits.
 
 The base class of contexts, ``base.ContextBase``, adds dumps.
 """
@@ -146,7 +146,7 @@ class ContextCore(EngineCalls):
 
     @property
     def n_batch(self) -> int:
-        """The most tokens of one ``decode``."""
+        """The largest number of tokens of one ``decode``."""
         return self._declared.options.n_batch
 
     @property

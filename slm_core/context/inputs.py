@@ -36,7 +36,7 @@ class HeldInput:
         token: the id; ``EMBEDDED`` for an embedding row.
         row: the embedding row in place of a token, float32 [E]; None for a token.
         ahead: the number of later tokens in its bidirectional block when it was decoded.
-        offset: its M-RoPE position, relative to the default position: that of a token at this index.
+        offset: its M-RoPE position, relative to the default position of a token at this index.
         bias: the number added to attention scores of other tokens on an embedding row; never NaN.
     """
 

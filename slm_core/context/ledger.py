@@ -152,7 +152,7 @@ class Ledger:
         return n_copied if self._share_forks else src_length
 
     def cut_cost(self, seq_id: int, start: int, end: int) -> int:
-        """The number of new cells of a cut, less those that it frees. Moved cells that are shared are copied."""
+        """The number of new cells of a cut minus the freed cells. Shared cells with rotated keys are copied."""
         cells = self._sequences[seq_id].cells
         copied = np.count_nonzero(self._references[cells[end:]] > 1)
         freed = np.count_nonzero(self._references[cells[start:end]] == 1)

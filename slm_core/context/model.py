@@ -36,7 +36,7 @@ class ModelBase(Closing):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._info.summary}>"
 
-    # What a backend writes.
+    # The methods that a backend implements.
 
     @abc.abstractmethod
     def _engine_context(self, options: ContextOptions) -> Context:

@@ -13,9 +13,9 @@ from slm_core.display.html import card
 from slm_core.protocols import Context
 
 _SQUARES = 256
-"""The most squares of a map."""
+"""The largest number of squares of a map."""
 _LISTED = 16
-"""The most sequences that are listed."""
+"""The largest number of sequences that are listed."""
 
 
 def line(context: Context, lengths: Mapping[int, int] | None) -> str:

@@ -18,7 +18,7 @@ R = TypeVar("R", NDArray[np.float32], TopLogits)
 
 
 class SequenceAdapters:
-    """The adapters of the sequences, and those with which the engine computes now.
+    """The adapters of the sequences, and the adapters that the engine uses now.
 
     Args:
         loaded: the adapters of the model; None if the context does not declare ``ADAPTERS``.
@@ -70,7 +70,9 @@ class SequenceAdapters:
         if self._loaded is not None:
             return self._loaded.of_dump(scales)
         if scales:
-            raise SnapshotMismatch("the dump was made with adapters (restore it where adapters is declared)")
+            raise SnapshotMismatch(
+                "the dump was made with adapters (restore it in a context where adapters is declared)"
+            )
         return ()
 
     def use(self, seq_id: int, engine_use: Callable[[AdapterSet], None]) -> None:

@@ -110,7 +110,7 @@ class SequenceSnapshot:
         return held_inputs(self.tokens, rows=self.rows, ahead=self.ahead, offsets=self.offsets, bias=self.bias)
 
     def every_input(self) -> list[Held]:
-        """The inputs of the sequence, and those that its cuts removed."""
+        """The inputs of the sequence, and the inputs that its cuts removed."""
         return [*self.held(), *(one for edit in self.edits for one in edit.removed)]
 
     def to_bytes(self) -> bytes:
@@ -267,7 +267,7 @@ _ADAPTERS = "adapters"
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
     known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
     if not known or not 3 <= n_sections <= 7:
-        raise InvalidSnapshot("the dump of a sequence lacks a part")
+        raise InvalidSnapshot("a part of the dump of a sequence is missing")
 
 
 class Share(NamedTuple):

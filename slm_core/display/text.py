@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 TEXT_LIMIT = 80
-"""The most characters of a text in a repr."""
+"""The largest number of characters of a text in a repr."""
 _ITEMS = 6
-"""The most items of a collection in a repr."""
+"""The largest number of items of a collection in a repr."""
 
 
 def preview(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -54,10 +54,10 @@ class GenerateOptions(TypedDict, total=False):
         adapters: adapters (LoRA) of the model by name, with their scales; None for none.
         timeout: seconds from the call on after which answers end as cancelled; None for no limit.
         n_ctx: positions of the context; None for room for ``n_parallel`` prompts with their answers, 32,768 at most.
-        n_batch: the most tokens of a step.
+        n_batch: the largest number of tokens of a step.
         kv_type_k: storage type of keys; None for the backend's default.
         kv_type_v: storage type of values; None for the backend's default.
-        n_parallel: the most prompts that are computed together.
+        n_parallel: the largest number of prompts that are computed together.
         progress: whether to show a progress bar; None shows it on a terminal (standard error) and in a notebook.
     """
 

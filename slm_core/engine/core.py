@@ -34,8 +34,8 @@ from slm_core.protocols import Context
 from slm_core.types import EditLevel, Logits
 
 _MOST_DECODING = 64
-"""The most pending tokens of a decoding request: its last token, and tokens that a constraint forces. A request with
-more pending tokens was preempted: its history is computed in pieces, like a prompt."""
+"""The largest number of pending tokens of a decoding request: its last token, and tokens that a constraint forces.
+A request with more pending tokens was preempted: its history is computed in pieces, like a prompt."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class EngineCore(Closing):
         context: the KV cache; no other code may use it.
         options: how requests share the context.
         recorder: measures requests; None for a new recorder.
-        contained: what a request's callbacks may raise to end only this request. In the thread of a caller, Ctrl-C is
-            no error of a request; an engine's own thread contains every exception.
+        contained: exceptions of callbacks that end only their own request. In the thread of a caller, Ctrl-C is no
+            error of a request; an engine's own thread contains every exception.
 
     Raises:
-        InvalidOption: the context cannot do what an option needs.
+        InvalidOption: the context lacks a capability that an option needs.
 
     Attributes:
         totals: counters since the start.
@@ -239,7 +239,7 @@ class EngineCore(Closing):
             self._lose(request, error)
 
     def close(self) -> None:
-        """Write kept sequences to disk and close the context. Unfinished requests stay unfinished. Twice is fine."""
+        """Write kept sequences to disk and close the context. Requests stay unfinished. A second call does nothing."""
         try:
             if self._disk is not None:
                 self._disk.close()
@@ -494,7 +494,7 @@ class EngineCore(Closing):
         return self.context.length(request.seq_id)
 
     def _held(self, request: Request) -> int:
-        """Positions that a request does not need any more: those of its tokens, or those that a restore holds."""
+        """Positions that a request does not need any more: of its tokens, or of its restore."""
         assert request.seq_id is not None
         return self._length(request) or self.context.n_exclusive(request.seq_id)
 

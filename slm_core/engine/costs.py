@@ -18,7 +18,7 @@ _ATTENDED = 1e-3
 _FEW = 64
 """Steps of at most so many tokens are also measured by their number of tokens."""
 _NEWEST = 0.2
-"""Least weight of the newest step in the mean of steps with as many tokens."""
+"""Smallest weight of the newest step in the mean of steps with the same number of tokens."""
 _FORGOTTEN = 256  # steps
 _REFITTED, _NEW = 8, 2
 """Steps of a few tokens after which the law is fitted again, and first steps of a size that count at once."""

@@ -88,7 +88,7 @@ class DiskTier(Closing):
         return self.behind.is_reading
 
     def close(self) -> None:
-        """Write all pending dumps, and close the index. Twice is fine."""
+        """Write all pending dumps, and close the index. A second call does nothing."""
         try:
             while self.advance(wait=True):
                 pass

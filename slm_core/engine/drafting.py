@@ -120,7 +120,9 @@ class RequestDrafts(DraftRounds):
         tokens = [token for token, _ in self.queue]
         for token in tokens:
             if not isinstance(token, int | np.integer) or not 0 <= token < self._n_vocab:
-                raise InvalidToken(f"{token!r:.80} was drafted, which is no token (accepted: 0 to {self._n_vocab - 1})")
+                raise InvalidToken(
+                    f"{token!r:.80} was drafted, which is not a token (accepted: 0 to {self._n_vocab - 1})"
+                )
         return tokens
 
     def follow(self, context: Context, seq_id: int) -> None:
@@ -198,7 +200,7 @@ class StepDrafts:
         context: the context of the engine.
         costs: estimates the time of steps.
         step_s: seconds that a step of several requests may take.
-        contained: what a drafter may raise to end only its request; see ``core.EngineCore``.
+        contained: exceptions of drafters that end only their own request; see ``core.EngineCore``.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class RequestOptions(SharedOptions, total=False):
 _COMPLETIONS = ("prompt", "n", "sampling", "best_of", "constraint", "thinking")
 """Arguments of ``Engine.completions`` beside its shared options."""
 _LISTED = 16
-"""The most requests that HTML lists."""
+"""The largest number of requests that HTML lists."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -446,7 +446,7 @@ class Engine(Closing):
         return metrics_text(self.registry)
 
     def close(self) -> None:
-        """Close the context; requests that are not over fail with ``EngineClosed``. Twice is fine.
+        """Close the context; requests that are not over fail with ``EngineClosed``. A second call does nothing.
 
         Engines that are open when Python ends are closed then.
         """

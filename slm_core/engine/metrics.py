@@ -24,7 +24,7 @@ _LOG_GAMMA = math.log(_GAMMA)
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e7
 _N_SLOTS = round(WINDOW_S / SLOT_S)
 _MOST_PENDING = 1024
-"""The most values of a slot that are counted together, which is several times faster than one by one."""
+"""The largest number of values of a slot that are counted together, which is several times faster than one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Notified(Protocol):
 
 
 class Notifications:
-    """Holds notifications of the engine's thread back until ``flush``. Those of other threads are not held back."""
+    """Delays notifications of the engine's thread until ``flush``. Notifications of other threads are not delayed."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -40,7 +40,7 @@ class Notifications:
 
     @property
     def are_held(self) -> bool:
-        """Whether this thread's are held back: it is the engine's."""
+        """Whether notifications of this thread are delayed: whether it is the engine's thread."""
         return self._holder == threading.get_ident()
 
     def check_process(self) -> None:
@@ -55,7 +55,7 @@ class Notifications:
             raise SessionError(f"a callback of an engine cannot wait for {what}")
 
     def hold(self) -> None:
-        """From now on, hold notifications of this thread back."""
+        """From now on, delay notifications of this thread."""
         self._holder = threading.get_ident()
 
     def add(self, notified: Notified) -> None:
@@ -66,13 +66,13 @@ class Notifications:
             notified.notify()
 
     def flush(self) -> None:
-        """Notify what was held back."""
+        """Send the delayed notifications."""
         held, self._held = self._held, {}
         for notified in held:
             notified.notify()
 
     def release(self) -> None:
-        """Notify what was held back, and hold nothing back any more."""
+        """Send the delayed notifications, and delay no more."""
         self._holder = None
         self.flush()
 
@@ -84,7 +84,7 @@ class Wakeups:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Begin without a thread, as in a forked process, which has not got that of its parent."""
+        """Begin without a thread, as in a forked process, which lacks the thread of its parent."""
         self._waiters: SimpleQueue[Waiter] = SimpleQueue()
         self._start = threading.Lock()
         self._is_started = False

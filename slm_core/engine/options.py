@@ -17,7 +17,8 @@ class EngineOptions:
     """How an engine shares a context.
 
     Attributes:
-        n_parallel: the most requests that are computed together; ``n_seq_max`` and ``n_batch`` bound it, too.
+        n_parallel: the largest number of requests that are computed together; ``n_seq_max`` and ``n_batch`` bound it,
+            too.
         step_ms: milliseconds that a step may take. Prompts are divided so that decoding requests get a token at least
             this often. If prompts would get less than two thirds of a step, the step takes longer.
         aging_s: seconds of waiting that count as one step of priority.
@@ -28,7 +29,7 @@ class EngineOptions:
         swap_bytes: memory for dumps of preempted requests, in bytes; with 0, their tokens are computed again.
         cache_dir: a directory for dumps of kept sequences, for later prompts, also after a restart; None for no
             directory. Several processes may share it.
-        cache_dir_bytes: the most bytes of all dumps in the directory.
+        cache_dir_bytes: the largest number of bytes of all dumps in the directory.
 
     Raises:
         InvalidOption: a number that is not above 0, or a value of the wrong type.
@@ -57,6 +58,4 @@ class EngineOptions:
         if self.reuse not in get_args(Reuse):
             raise InvalidOption(f"reuse={self.reuse!r} (accepted: {', '.join(get_args(Reuse))})")
         if self.reuse == "cut" and not self.prefix_cache:
-            raise InvalidOption(
-                "reuse='cut' is about what the prefix cache keeps (give prefix_cache=True, or leave it out)"
-            )
+            raise InvalidOption("reuse='cut' needs the prefix cache (give prefix_cache=True, or leave reuse out)")

@@ -83,7 +83,7 @@ class EngineCollector(Collector):
         if stats.rss_bytes is not None:
             yield self._gauge("resident_memory_bytes", "Resident memory of the whole process.", stats.rss_bytes)
         yield self._counter("num_preemptions", "Times that a request gave up its sequence.", stats.n_preempted)
-        yield self._counter("num_swaps", "Of those, times that it was dumped.", stats.n_swapped)
+        yield self._counter("num_swaps", "Preemptions in which the request was dumped.", stats.n_swapped)
         yield self._counter("prompt_tokens", "Tokens of all prompts.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens of all answers.", stats.completion_tokens)
         yield self._counter(
@@ -91,7 +91,7 @@ class EngineCollector(Collector):
         )
         drafted = "Drafted tokens that were decoded, of requests that are over."
         yield self._counter("spec_decode_num_draft_tokens", drafted, stats.drafted_tokens)
-        accepted = "Of those, tokens that were said."
+        accepted = "Draft tokens that were accepted."
         yield self._counter("spec_decode_num_accepted_tokens", accepted, stats.accepted_tokens)
         yield self._counter("steps", "Batches decoded.", stats.n_steps)
         queries = "Tokens of prompts that were looked up in the prefix cache."

@@ -37,7 +37,7 @@ class Conversation:
         strict_tools: enforce the schemas of the tools with "auto", too.
         thinking: turn reasoning on or off; None uses the template's default.
         continue_final_message: leave the last message open, so that the answer continues it.
-        template_kwargs: other variables of the template. Those that the other attributes set, such as "messages",
+        template_kwargs: other variables of the template. Variables that the other attributes set, such as "messages",
             are refused.
 
     Raises:
@@ -152,7 +152,7 @@ def check_prompts(prompts: object) -> None:
     """Raise ``InvalidOption`` if ``prompts`` is not a list of prompts."""
     if not _is_list(prompts):
         raise InvalidOption(
-            f"{type(prompts).__name__} is no prompt (accepted: a text, tokens, messages, or a list of them)"
+            f"{type(prompts).__name__} is not a prompt (accepted: a text, tokens, messages, or a list of them)"
         )
     invalid = next((i for i, prompt in enumerate(prompts) if not is_prompt(prompt)), None)
     if invalid is not None:
@@ -193,14 +193,16 @@ def encode(vocab: Vocab, formatter: Callable[[], Formatter], prompt: Prompt, thi
         VocabError: a text with a gap, and the vocabulary has no tokens for it.
     """
     if not is_prompt(prompt):
-        raise InvalidOption(f"{prompt!r:.80} is no prompt (accepted: a text, a list of tokens, or a list of messages)")
+        raise InvalidOption(
+            f"{prompt!r:.80} is not a prompt (accepted: a text, a list of tokens, or a list of messages)"
+        )
     if isinstance(prompt, Conversation):
         if thinking is not None:
             raise InvalidOption("thinking= is an attribute of a Conversation: set it there")
         return _encode_conversation(vocab, formatter(), prompt)
     if isinstance(prompt, str | Infill) or all(isinstance(token, int) for token in prompt):
         if thinking is not None:
-            raise InvalidOption("thinking= is for messages: a text is continued as it is")
+            raise InvalidOption("thinking= has an effect on messages only: a text is continued without a template")
         if isinstance(prompt, Infill):
             return EncodedPrompt(prompt.tokens(vocab))
         if isinstance(prompt, str):

@@ -112,8 +112,8 @@ class Recorder:
                 for other in requests[:i]:
                     del self._living[other.request_id]
                 raise InvalidOption(
-                    f"request_id={request.request_id!r} is that of a request that is not over"
-                    " (accepted: an id of its own, or None for a fresh one)"
+                    f"request_id={request.request_id!r} belongs to a request that is not over"
+                    " (accepted: another id, or None for a new id)"
                 )
 
     def started(self, request: Request, n_cached: int) -> None:

@@ -34,7 +34,7 @@ def salt_of(salt: str, scales: Mapping[str, float], adapters: Adapters | None) -
     The adapters end at the first NUL, so that no salt, whatever it contains, stands for adapters.
 
     Raises:
-        InvalidOption: an unknown adapter, or a scale that is no number from -1e6 to 1e6.
+        InvalidOption: an unknown adapter, or a scale that is not a number from -1e6 to 1e6.
         UnsupportedInput: there are scales, but the engine has no adapters.
     """
     if not scales:
@@ -192,7 +192,7 @@ class Request:
         self.step_s = 0.0
 
     def check_adapters(self) -> None:
-        """Check that its adapters are those that had these names when it was made.
+        """Check that no adapter of the request was replaced since the request was made.
 
         Raises:
             InvalidOption: they were unloaded, or others have their names.

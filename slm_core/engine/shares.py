@@ -19,7 +19,7 @@ class FairShares:
         self._floor = 0.0  # a key that comes has at least this
 
     def __len__(self) -> int:
-        """The number of keys that are remembered: those with requests, and those above all of them."""
+        """The number of remembered keys: keys with requests, and keys with a higher count than all of these."""
         return len(self._served)
 
     def begin(self, request_id: int, key: str) -> None:

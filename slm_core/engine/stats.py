@@ -173,7 +173,7 @@ class EngineStats:
 
 
 _SHOWN = 16
-"""The most requests that a repr lists."""
+"""The largest number of requests that a repr lists."""
 
 
 def rss_bytes() -> int | None:

@@ -68,7 +68,7 @@ class PrefixStore(Closing):
     Args:
         directory: created if it does not exist, readable only by this user.
         model: the model, engine and layout of dumps; see ``dump_key``.
-        budget_bytes: the most bytes of all dumps in the directory, including dumps of other models.
+        budget_bytes: the largest number of bytes of all dumps in the directory, including dumps of other models.
         whole: whether a prompt must begin with all tokens of a dump to use it, because its sequence cannot be
             truncated.
 
@@ -157,7 +157,7 @@ class PrefixStore(Closing):
         return False
 
     def close(self) -> None:
-        """Close the index. Twice is fine."""
+        """Close the index. A second call does nothing."""
         with self._lock:
             self._index.close()
 

@@ -22,7 +22,7 @@ class Swap:
 
     Args:
         context: the context of the sequences.
-        budget_bytes: the most bytes of all dumps.
+        budget_bytes: the largest number of bytes of all dumps.
         clock: a clock, in seconds.
 
     Attributes:

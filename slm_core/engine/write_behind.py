@@ -18,7 +18,7 @@ from slm_core.closing import Closing
 from slm_core.engine.store import PrefixStore
 
 _AHEAD = 4
-"""The most parts of dumps that wait for the disk."""
+"""The largest number of parts of dumps that wait for the disk."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class WriteBehind(Closing):
         return not wait(unfinished, timeout).not_done
 
     def close(self) -> None:
-        """Abandon incomplete dumps, and wait for the writer. Twice is fine."""
+        """Abandon incomplete dumps, and wait for the writer. A second call does nothing."""
         while self._jobs:
             self._give_up(self._jobs.popleft())
         if self._thread.is_alive():

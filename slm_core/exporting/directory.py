@@ -97,7 +97,7 @@ class ExportedDirectory(Closing):
         return self._checkpoint.fingerprint()
 
     def close(self) -> None:
-        """Release the files. Twice is fine."""
+        """Release the files. A second call does nothing."""
         self._checkpoint.close()
 
     def writer(self) -> GgufWriter:

@@ -1,6 +1,6 @@
 """The vocabulary of a directory as metadata of a GGUF file: ``tokenizer.ggml.*``.
 
-What was written is read back, and has to encode sample texts as the directory does: a vocabulary that a GGUF file
+The written vocabulary is read back, and has to encode sample texts like the directory: a vocabulary that a GGUF file
 cannot express is refused.
 """
 
@@ -136,7 +136,7 @@ def _as_gguf_piece(token: str) -> str:
 
 
 def _special(folder: Path, vocab: DirectoryVocab, ends: Sequence[int]) -> Metadata:
-    """The roles of tokens, and those that are added to texts."""
+    """The roles of tokens, and the tokens that are added to texts."""
     special: Metadata = {}
     before, after = vocab.around
     if vocab.is_wordpiece:

@@ -19,7 +19,7 @@ def write_gguf(source: Path, target: Path, progress: Progress) -> None:
         progress: called with the share that is done, 0.0 to 1.0.
 
     Raises:
-        InvalidOption: the source is no directory, or the target exists or has no room.
+        InvalidOption: the source is not a directory, or the target exists or has no room.
         InvalidModelFile, UnsupportedModel: the directory is damaged, or cannot be expressed as GGUF.
     """
     if not source.is_dir():

@@ -89,7 +89,7 @@ class Branches:
         return np.concatenate(rows)
 
     def close(self) -> None:
-        """Drop all branches. Twice is fine."""
+        """Drop all branches. A second call does nothing."""
         with contextlib.suppress(ContextClosed):
             for seq_id in sorted(self._taken):
                 self.drop(seq_id)

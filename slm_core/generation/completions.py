@@ -24,7 +24,7 @@ from slm_core.numerics import shown
 from slm_core.types import PrefillProgress
 
 MOST_COMPLETIONS = 4096
-"""The most completions of a call: they are all made before the first one is computed."""
+"""The largest number of completions of a call: they are all made before the first one is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Completions(Closing, Iterator[CompletionEvent]):
         return self
 
     def close(self) -> None:
-        """Release the sequences; unfinished completions are cancelled. Twice is fine."""
+        """Release the sequences; unfinished completions are cancelled. A second call does nothing."""
         self._closed = True
         self.cancel()
         self._close()

@@ -332,5 +332,5 @@ def _spelled(text: str, logprob: float) -> SpelledToken:
 
 
 def _as_json(value: object) -> object:
-    """What JSON lacks: a mapping that is no dict, and the exception of a tool."""
+    """Values that JSON lacks: a mapping that is not a dict, and the exception of a tool."""
     return dict(value) if isinstance(value, Mapping) else f"{type(value).__name__}: {value}"

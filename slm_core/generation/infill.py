@@ -25,7 +25,7 @@ class Infill:
         repository: name of the repository of the files; "" leaves it out.
 
     Raises:
-        InvalidOption: an attribute that is no text, or files that are no mapping of names to texts.
+        InvalidOption: an attribute that is not a text, or files that are not a mapping of names to texts.
     """
 
     prefix: str

@@ -115,7 +115,9 @@ class Generation(TokenLoop, EventStream):
             SessionError: ``speculation`` is None, or no drafter is missing.
         """
         if self.speculation is None:
-            raise SessionError("a generation is paused that nothing drafts for: go on without options")
+            raise SessionError(
+                "a generation without a drafter is paused: call generate() without options to continue it"
+            )
         self.speculation.give(speculation)
 
     def resume(

@@ -18,7 +18,7 @@ from slm_core.protocols import Context
 from slm_core.types import Pos
 
 _MAX_LOGITS = 2**23
-"""The most logits of one batch: 32 MB."""
+"""The largest number of logits of one batch: 32 MB."""
 _MOST_TOP = 1000
 _FIRST_BATCH = 32
 """Tokens of the first batch, before the width of a row is known."""

@@ -4,7 +4,8 @@ import sys
 
 if sys.byteorder != "little":  # before NumPy views of a mapped file could show other numbers than are in it
     raise ImportError(
-        "slm-core needs a little-endian processor: numbers in model files are little-endian, and are mapped as they are"
+        "slm-core needs a little-endian processor: numbers in model files are little-endian,"
+        " and are mapped without conversion"
     )
 
 from slm_core.gguf.file import GgufFile

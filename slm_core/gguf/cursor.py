@@ -23,7 +23,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 MAX_ITEMS = 2**23
-"""The most strings and nested arrays in one file: ten times the largest known vocabulary, read within seconds."""
+"""The largest number of strings and nested arrays in one file: ten times the largest known vocabulary."""
 
 
 def shown(text: str) -> str:

@@ -174,7 +174,7 @@ class GgufFile(Closing):
             yield from shard.file.pieces()
 
     def close(self) -> None:
-        """Release the mapping. Twice is fine; reading values or tensors afterwards raises ``ModelClosed``."""
+        """Release the mapping. A second call does nothing; later reads raise ``ModelClosed``."""
         for shard in self._shards:
             shard.file.close()
 
@@ -286,7 +286,7 @@ def _check_shard_alignment(shard: _Shard, alignment: int) -> None:
     stated = not shard.tensors or _ALIGNMENT_KEY in shard.metadata
     if not stated and -shard.header_bytes % alignment != -shard.header_bytes % shard.alignment:
         raise UnsupportedModel(
-            f"{shard.file.path}: where the tensors start is not certain: metadata {_ALIGNMENT_KEY!r} is {alignment} in"
+            f"{shard.file.path}: the start of the tensors is not certain: metadata {_ALIGNMENT_KEY!r} is {alignment} in"
             " the first shard and missing in this one: convert the model anew, to one file or without it"
         )
 

@@ -64,5 +64,5 @@ class WeightSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the files. Twice is fine."""
+        """Release the files. A second call does nothing."""
         ...

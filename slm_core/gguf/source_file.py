@@ -42,7 +42,7 @@ class SourceFile(HeldBytes):
         source: the source; it is never closed.
 
     Raises:
-        InvalidModelFile: the source raises, or its metadata or tensors cannot be those of a model.
+        InvalidModelFile: the source raises, or no model can have its metadata or tensors.
     """
 
     def __init__(self, source: TensorSource) -> None:
@@ -147,7 +147,7 @@ def _stored_value(path: Path, key: str, value: object) -> bytes:
 
 
 def _check_stored(path: Path, values: Mapping[str, bytes]) -> None:
-    """Check that readers will find these values, and nothing else: stored bytes could be those of several pairs."""
+    """Check that readers will find these values, and nothing else: stored bytes could contain several pairs."""
     try:
         data = HeldBytes(GgufWriter(values, [], _ALIGNMENT).header, path)
     except UnicodeEncodeError as error:
@@ -177,7 +177,9 @@ def _new_tensor(path: Path, name: object, value: object) -> NewTensor:
         name.encode()
         shape, ggml_type = _shape_and_type(value)
     except Exception as error:  # of user-defined sequences, too
-        raise InvalidModelFile(f"{what}: {one_line(error)} (accepted: such as ((64, 32), GgmlType.Q8_0))") from None
+        raise InvalidModelFile(
+            f"{what}: {one_line(error)} (accepted: a shape and a type, such as ((64, 32), GgmlType.Q8_0))"
+        ) from None
     if min(shape) < 1 or math.prod(shape) > _MOST_ELEMENTS:
         raise InvalidModelFile(f"{what} has an impossible shape (accepted: 1 to {_MOST_ELEMENTS} weights)")
     if shape[-1] % ggml_type.block_size:
@@ -190,13 +192,13 @@ def _new_tensor(path: Path, name: object, value: object) -> NewTensor:
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], GgmlType]:
     dims, type_id = value
     if not isinstance(dims, Sequence) or not 1 <= len(dims) <= _MOST_DIMS:
-        raise TypeError(f"the shape is no list of 1 to {_MOST_DIMS} sizes")
+        raise TypeError(f"the shape is not a list of 1 to {_MOST_DIMS} sizes")
     return tuple(map(operator.index, dims)), GgmlType(type_id)
 
 
 def _pairs(mapping: object) -> dict[object, object]:
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{_kind(mapping)} is no mapping")
+        raise TypeError(f"{_kind(mapping)} is not a mapping")
     return dict(mapping.items())
 
 
@@ -208,7 +210,7 @@ def _offsets(start: int, tensors: Sequence[NewTensor]) -> Iterator[int]:
 
 
 def _blocks(what: str, data: object, n_bytes: int) -> NDArray[np.uint8]:
-    """What a source returned as a read-only array, uint8 [n_bytes]; a view if the address allows it."""
+    """The value that a source returned, as a read-only array, uint8 [n_bytes]; a view if the address allows it."""
     try:
         view = memoryview(data)  # type: ignore[arg-type]  # any other type raises
         is_bytes = view.format in ("B", "b", "c") and view.c_contiguous

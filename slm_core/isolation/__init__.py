@@ -1,4 +1,4 @@
-"""Models in a process of their own: a crash of an engine becomes a ``BackendCrashed``, and this process goes on.
+"""Models in a process of their own: a crash of an engine becomes a ``BackendCrashed``, and this process continues.
 
 ``backend.isolated`` puts any backend into a child process. ``model``, ``vocab`` and ``context`` keep the contract in
 the parent. ``child`` is the program of the child, ``served_context`` its contexts. Both sides talk over sockets

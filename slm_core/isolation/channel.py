@@ -101,7 +101,7 @@ class Channel:
         return descriptors
 
     def close(self) -> None:
-        """Close the socket. Twice is fine."""
+        """Close the socket. A second call does nothing."""
         self._socket.close()
 
     def _send_all(self, parts: Sequence[bytes | memoryview], deadline: float | None) -> None:

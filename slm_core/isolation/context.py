@@ -51,7 +51,7 @@ class Declared:
 
 
 def declared_of(value: dict[str, Any], options: ContextOptions, info: ModelInfo) -> Declared:
-    """What a context declares, from ``served_context.declared``, checked.
+    """The declarations of a context, from ``served_context.declared``, checked.
 
     Raises:
         Garbled: a value is invalid.
@@ -72,7 +72,7 @@ class IsolatedContext(Closing):
         process: the process.
         channel: the connection to this context.
         rows: the memory for logits.
-        declared: what the context declares.
+        declared: the declarations of the context.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class IsolatedContext(Closing):
 
     @property
     def n_batch(self) -> int:
-        """The most tokens of one ``decode``."""
+        """The largest number of tokens of one ``decode``."""
         return self._declared.options.n_batch
 
     @property

@@ -180,7 +180,7 @@ class Process:
         return error
 
     def stop(self, patience_s: float = 0) -> None:
-        """End the process without an error, and close the connections. Twice is fine.
+        """End the process without an error, and close the connections. A second call does nothing.
 
         Args:
             patience_s: seconds to wait for its end before it is killed.
@@ -208,7 +208,7 @@ class Process:
 
 
 class _Output:
-    """Logs what a process prints, and keeps the line that explains its end.
+    """Logs the output of a process, and keeps the line that explains its end.
 
     Args:
         stream: the output.

@@ -17,7 +17,7 @@ from slm_core.types import Pos
 
 
 def declared(context: Context) -> dict[str, object]:
-    """What a context declares, as plain values."""
+    """The declarations of a context, as plain values."""
     return {
         "capabilities": sorted(context.capabilities),
         "edit_level": int(context.edit_level),

@@ -10,7 +10,7 @@ from slm_core.types import AdapterInfo
 
 
 class Adapters(Protocol):
-    """The adapters of a model, by name. Threads may share it; ``Context.set_adapters`` uses them."""
+    """The adapters of a model, by name. Threads may share this object; ``Context.set_adapters`` uses its adapters."""
 
     def __getitem__(self, name: str) -> AdapterInfo: ...
 
@@ -28,21 +28,21 @@ class Adapters(Protocol):
                 ``save_pretrained`` wrote.
             name: its name; None for the name of the file or directory.
             layers: the first and the last layer after which a control vector adds its directions; None for all layers
-                that have one. Layers are counted from 0, and layer 0 has none, as in llama.cpp.
+                that have a direction. Layers are counted from 0, and layer 0 has no direction, as in llama.cpp.
 
         Raises:
             UnsupportedInput: the backend takes no adapters for this model.
             InvalidModelFile: the adapter is missing or damaged, or belongs to another model.
-            UnsupportedModel: an adapter of another kind (DoRA, aLoRA), or that changes tensors that this backend cannot
-                change (experts).
-            InvalidOption: there is an adapter of this name; or ``layers`` is no range, has no direction, or is for an
-                adapter other than a control vector.
+            UnsupportedModel: an adapter of another kind (DoRA, aLoRA), or an adapter that changes tensors that this
+                backend cannot change (experts).
+            InvalidOption: there is already an adapter of this name; or ``layers`` is not a range, contains no
+                direction, or the adapter is not a control vector.
             ModelClosed: after ``close`` of the model.
         """
         ...
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. Sequences that use it keep it until they get others.
+        """Unload an adapter. Sequences that use it keep it until they get other adapters.
 
         Raises:
             InvalidOption: there is no such adapter.

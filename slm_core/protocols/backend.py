@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     @property
     def source_kinds(self) -> frozenset[SourceKind]:
-        """The kinds of sources that ``supports`` and ``load`` take; slm-core calls them with no other."""
+        """The kinds of sources that ``supports`` and ``load`` take; slm-core never calls them with another kind."""
         ...
 
     def status(self) -> BackendStatus:
@@ -38,18 +38,19 @@ class Backend(Protocol):
         device is missing.
 
         Raises:
-            InvalidModelFile: the file is missing or damaged, or a ``TensorSource`` is.
+            InvalidModelFile: the file is missing or damaged, or a ``TensorSource`` is damaged.
         """
         ...
 
     def load(self, source: ModelSource, options: ModelOptions) -> BackendModel:
-        """Load a model. A ``TensorSource`` gives the logits and the fingerprint of a file with the same tensors.
+        """Load a model; the backend never closes the caller's source.
 
-        The caller's source is never closed.
+        A ``TensorSource`` gives the same logits and the same fingerprint as a file with the same tensors.
 
         Raises:
             BackendUnavailable: the engine is not installed, or the requested device is missing.
-            InvalidModelFile: the file is damaged, or a ``TensorSource`` raises or returns something else than declared.
+            InvalidModelFile: the file is damaged, or a ``TensorSource`` raises or returns other tensors than it
+                declares.
             UnsupportedModel: the file is valid, but this backend cannot run it.
             UnknownOption: a backend option that ``load_options`` does not list.
             InvalidOption: an invalid value.

@@ -19,7 +19,7 @@ class Batch(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The most tokens of the batch."""
+        """The largest number of tokens in the batch."""
         ...
 
     @property
@@ -100,13 +100,14 @@ class Batch(Protocol):
         Args:
             rows: float32 [n, E].
             start: the position of the first row.
-            offsets: integers [n, 3]: M-RoPE offsets in time, height and width, relative to the M-RoPE position of a
-                token instead of the first row. Row (y, x) of an image has the offset (0, y, x). The next token gets the
-                largest M-RoPE position before it, plus one. If a second call continues an image, its offsets are
-                relative to that position, so they may be negative. None for the default positions, like tokens.
+            offsets: integers [n, 3]: M-RoPE offsets in time, height and width, relative to the M-RoPE position that a
+                token in place of the first row would have. Row (y, x) of an image has the offset (0, y, x). The next
+                token gets the largest M-RoPE position before it, plus one. If a second call continues an image, its
+                offsets are relative to that position, so they may be negative. None for the default positions, like
+                tokens.
             bias: float32 [n]: the attention bias of each row. It is added to the scores of all other queries on the
-                row's key, in every layer and head, after scale and soft cap and before the softmax. -inf masks the
-                row. The score of the row's own query on its key stays as it is, so every query has a key. None for 0.
+                row's key, in every layer and head, after scale and soft cap and before the softmax. -inf masks the row.
+                The score of the row's own query on its own key does not change, so every query has a key. None for 0.
             logits: see ``extend``.
 
         Raises:
@@ -125,7 +126,7 @@ class Batch(Protocol):
     def join_block(self, n: int) -> None:
         """Make the last ``n`` tokens or rows one bidirectional block.
 
-        Each attends to the whole block, in addition to what it attends to without the block.
+        Each token attends to the whole block, and to all positions that it would attend to without the block.
 
         The tokens have to be in one sequence, without gaps in their positions, and not in a block yet.
 

@@ -34,12 +34,12 @@ class Context(Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """The most positions of all sequences together; shared positions count once."""
+        """The number of positions for all sequences together; shared positions count once."""
         ...
 
     @property
     def n_batch(self) -> int:
-        """The most tokens of one ``decode``."""
+        """The largest number of tokens in one ``decode``."""
         ...
 
     @property
@@ -82,15 +82,15 @@ class Context(Protocol):
         ...
 
     def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
-        """Give an empty sequence these adapters of the model, in place of those that it has.
+        """Replace the adapters of an empty sequence by these adapters of the model.
 
         Their changes are added, each multiplied by its scale. The sequence keeps them when it is emptied. ``fork``
-        copies them, and ``restore`` gives the sequence those of the dump. Sequences with different adapters may share a
-        batch.
+        copies them, and ``restore`` replaces them by the adapters of the dump. Sequences with different adapters may
+        share a batch.
 
         Raises:
             UnsupportedInput: ``ADAPTERS`` is not declared.
-            InvalidOption: there is no such adapter, or a scale is no number from -1e6 to 1e6.
+            InvalidOption: there is no such adapter, or a scale is not a number from -1e6 to 1e6.
             InvalidSequence: there is no such sequence, or it has tokens that were decoded with other adapters.
         """
         ...
@@ -122,7 +122,7 @@ class Context(Protocol):
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Run a batch like ``decode``; returns the k largest logits and the log-sum-exp of each requested row.
 
-        The logits are equal to those of ``decode``, and the result never changes later. Calls of ``decode`` and
+        The logits equal the logits of ``decode``, and the result never changes later. Calls of ``decode`` and
         ``decode_top`` may alternate.
 
         Raises:
@@ -135,9 +135,9 @@ class Context(Protocol):
     def embed(self, batch: Batch) -> States:
         """Run a batch like ``decode``; returns hidden states instead of logits, float32 [n_rows, E].
 
-        They are the output of the last norm, and of the dense layers that some embedding models add. Calls of ``embed``
-        and ``decode`` may alternate. If ``ENCODER`` is declared, a batch contains whole sequences, which are empty
-        again afterwards.
+        They are the output of the last norm, or of the dense layers that some embedding models add after it. Calls of
+        ``embed`` and ``decode`` may alternate. If ``ENCODER`` is declared, a batch contains whole sequences, which are
+        empty again afterwards.
 
         Raises:
             UnsupportedOutput: ``EMBEDDINGS`` is not declared.
@@ -149,8 +149,9 @@ class Context(Protocol):
     def layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
         """Run a batch like ``decode``; returns hidden states after layers, float32 [len(layers), n_rows, E].
 
-        They are what a layer passes on to the next one, with the directions of control vectors and without the last
-        norm. Calls of ``layer_states``, ``embed`` and ``decode`` may alternate; encoders are as in ``embed``.
+        The output of a layer is the residual stream after it, with the directions of control vectors and without the
+        model's last norm. Calls of ``layer_states``, ``embed`` and ``decode`` may alternate; encoders are as in
+        ``embed``.
 
         Args:
             batch: the batch.
@@ -158,7 +159,7 @@ class Context(Protocol):
 
         Raises:
             UnsupportedOutput: ``LAYER_STATES`` is not declared.
-            InvalidOption: no layers, or one that the model lacks.
+            InvalidOption: an empty list of layers, or a layer that the model lacks.
             InvalidToken, InvalidSequence, InvalidPosition, InvalidEmbedding, UnsupportedInput, BatchFull,
                 ContextFull, DecodeFailed: as in ``decode``.
         """
@@ -174,7 +175,7 @@ class Context(Protocol):
         Args:
             seq_id: the sequence; it may be empty.
             token: the next token of the sequence, which is not decoded.
-            n: the number of predictions; they need as many free positions.
+            n: the number of predictions, which need n free positions.
             k: number of logits in each row.
 
         Raises:
@@ -199,8 +200,8 @@ class Context(Protocol):
     def fork_cost(self, src: int, end: int | None = None) -> int:
         """The number of tokens of ``src`` that ``fork(src, dst, end)`` would decode again; nothing changes.
 
-        Full attention needs none. A recurrent state, or keys and values of a window that has passed, are computed again
-        from the last position for which they are stored.
+        Full attention needs none. Recurrent states, and keys and values that a sliding window has dropped, are computed
+        again from the last position for which they are stored.
 
         Raises:
             InvalidSequence: there is no such sequence.
@@ -210,7 +211,7 @@ class Context(Protocol):
         ...
 
     def truncate(self, pos: Pos) -> Pos:
-        """Remove the tokens of the sequence from ``pos.index`` on; at the length, nothing changes.
+        """Remove the tokens of the sequence from ``pos.index`` on; at the length of the sequence, nothing changes.
 
         Past the length, or inside a bidirectional block, it raises ``InvalidPosition``. Decoding the same tokens again
         gives the same logits, within tolerance.
@@ -282,13 +283,13 @@ class Context(Protocol):
         """Like ``restore_parts``, for an empty sequence, in steps. A step loads about one part; parts have any size.
 
         Between two steps, calls on other sequences are allowed. Until the last step, the sequence is empty, but may
-        hold the positions that it will need, and can only be dropped, which gives up the restore. A step that raises,
-        except for ``ContextBusy``, gives it up, too. An abandoned iterator holds its positions until the sequence is
-        dropped.
+        hold the positions that the dump needs. It can only be dropped, which cancels the restore. A step that raises,
+        except for ``ContextBusy``, also cancels the restore. An abandoned iterator holds its positions until the
+        sequence is dropped.
 
         Raises:
-            InvalidSequence: there is no such sequence, or it is not empty; also from calls that would fill the sequence
-                before the last step.
+            InvalidSequence: there is no such sequence, or it is not empty; also from calls that would add tokens to the
+                sequence before the last step.
             InvalidSnapshot, SnapshotMismatch, ContextFull: from a step, as in ``restore``.
             SequenceChanged: from a step: the sequence was dropped since ``restore_steps`` was called.
             ContextClosed: from a step: the context is closed.
@@ -314,7 +315,7 @@ class Context(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the memory now. Twice is fine."""
+        """Free the memory now. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -45,7 +45,7 @@ class Vocab(Protocol):
             parse_special: parse the spelling of control tokens as control tokens; otherwise they are plain text.
 
         Raises:
-            InvalidOption: no text.
+            InvalidOption: the value is not a text.
         """
         ...
 
@@ -53,7 +53,7 @@ class Vocab(Protocol):
         """The bytes of a token; b"" for a control token unless ``special``.
 
         Raises:
-            InvalidToken: the id is no integer, or outside the vocabulary.
+            InvalidToken: the id is not an integer, or is outside the vocabulary.
         """
         ...
 
@@ -61,7 +61,7 @@ class Vocab(Protocol):
         """The text of tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            InvalidOption: no list.
-            InvalidToken: an id is no integer, or outside the vocabulary.
+            InvalidOption: the value is not a list.
+            InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         ...

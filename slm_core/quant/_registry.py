@@ -49,12 +49,12 @@ def row_bytes(ggml_type: GgmlType, n_cols: int) -> int:
     """Bytes of one row of ``n_cols`` weights.
 
     Raises:
-        InvalidModelFile: a row is no whole number of blocks.
+        InvalidModelFile: a row is not a whole number of blocks.
     """
     n_blocks, remainder = divmod(n_cols, ggml_type.block_size)
     if remainder or n_cols < 1:
         raise InvalidModelFile(
-            f"a row of {n_cols} weights is no whole number of {ggml_type.name} blocks of {ggml_type.block_size}"
+            f"a row of {n_cols} weights is not a whole number of {ggml_type.name} blocks of {ggml_type.block_size}"
         )
     return n_blocks * ggml_type.block_bytes
 
@@ -116,13 +116,13 @@ def dequantize_rows(
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: a row is no whole number of blocks, or ``data`` no whole number of rows.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` no whole number of rows.
         IndexError: a row outside the matrix.
     """
     quant_format = format_of(ggml_type)
     width = row_bytes(ggml_type, n_cols)
     if data.size % width:
-        raise InvalidModelFile(f"{data.size} bytes are no whole number of {ggml_type.name} rows of {width} bytes")
+        raise InvalidModelFile(f"{data.size} bytes are not a whole number of {ggml_type.name} rows of {width} bytes")
     rows = data.reshape(-1, width)
     if row_ids.size and not 0 <= row_ids.min() <= row_ids.max() < len(rows):
         raise IndexError(f"row ids span {row_ids.min()} to {row_ids.max()}, the matrix has rows 0 to {len(rows) - 1}")
@@ -143,12 +143,12 @@ def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Aff
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: a row is no whole number of blocks, or ``data`` no whole number of rows.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` no whole number of rows.
     """
     quant_format = format_of(ggml_type)
     width = row_bytes(ggml_type, n_cols)
     if data.size % width:
-        raise InvalidModelFile(f"{data.size} bytes are no whole number of {ggml_type.name} rows of {width} bytes")
+        raise InvalidModelFile(f"{data.size} bytes are not a whole number of {ggml_type.name} rows of {width} bytes")
     if quant_format.split is None:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -182,7 +182,7 @@ def quantize(
 
     Raises:
         UnsupportedModel: quantizing to the type is not implemented, or a weight is too large for it.
-        InvalidModelFile: a row is no whole number of blocks, or a weight is infinite or not a number.
+        InvalidModelFile: a row is not a whole number of blocks, or a weight is infinite or not a number.
     """
     n_rows, n_cols = weights.shape
     packed = np.empty((n_rows, row_bytes(ggml_type, n_cols)), np.uint8)

@@ -145,7 +145,7 @@ def _forced_types(overrides: Mapping[str, str], matrices: list[str]) -> dict[str
         try:
             pattern = re.compile(expression)
         except re.error as error:
-            raise InvalidOption(f"{expression!r} is no regular expression: {error}") from None
+            raise InvalidOption(f"{expression!r} is not a regular expression: {error}") from None
         matching = [name for name in matrices if pattern.search(name)]
         if not matching:
             raise InvalidOption(f"{expression!r} matches no name of a matrix that may be quantized")

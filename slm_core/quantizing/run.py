@@ -26,7 +26,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 _WEIGHTS_IN_PIECE = 1 << 18
 _PIECES_AHEAD = 4
-"""The most pieces per thread that wait to be written."""
+"""The largest number of pieces per thread that wait for writing."""
 
 
 def quantize_model(

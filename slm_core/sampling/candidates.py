@@ -20,13 +20,13 @@ Places: TypeAlias = NDArray[np.intp]
 Candidates: TypeAlias = tuple[Ids, Values]
 
 _FEW = 4096
-"""The most candidates with float64 logits; for more candidates, float32 takes a tenth of the time."""
+"""The largest number of candidates with float64 logits; for more candidates, float32 takes a tenth of the time."""
 
 _COARSE = 8
 """Coarse groups per k in ``shortlist``, at least: about 7 % more values than necessary reach its bound."""
 
 _MOST_PIECES = 64
-"""The most removed candidates for which the ranges between them are concatenated: three times faster than a mask."""
+"""Up to this number of removed candidates, concatenating the ranges between them is three times as fast as a mask."""
 
 
 def take(ids: Ids, logits: Values, chosen: Places | NDArray[np.bool_]) -> Candidates:

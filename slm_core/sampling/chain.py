@@ -199,7 +199,7 @@ class SamplerChain:
             raise InvalidSnapshot("not the state of a sampler chain")
         history = np.frombuffer(tail, "<i4")
         if len(history) and history.min() < 0:
-            raise InvalidSnapshot("the history in the state of a sampler chain holds what is no token")
+            raise InvalidSnapshot("the history in the state of a sampler chain contains a value that is not a token")
         self.set_history(history)
         self._stream.start, self._stream.n_draws = start, n_draws
         self._n_said, self._memory = n_said, memory
@@ -281,7 +281,7 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
     at = int(np.searchsorted(edges, number * edges[-1], side="right"))
     within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
     inside = np.cumsum(within) + (edges[at] - blocks[at])
-    # The sums within a block are rounded in another way than those over blocks.
+    # Sums within a block and sums over blocks are rounded differently.
     return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
 

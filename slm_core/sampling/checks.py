@@ -230,7 +230,7 @@ def check_together(sampling: Sampling) -> None:
 def _check_truncation(sampling: Sampling, truncation: Sequence[str], *, xtc: bool) -> None:
     if sampling.mirostat and truncation:
         raise InvalidOption(
-            f"mirostat={sampling.mirostat} decides by itself what to keep: turn {', '.join(truncation)} off"
+            f"mirostat={sampling.mirostat} chooses the candidates itself: turn {', '.join(truncation)} off"
             f" (Sampling.preset('neutral', mirostat={sampling.mirostat}) has no other step)"
         )
     if sampling.min_keep > 1 and not truncation and not xtc:

@@ -18,7 +18,7 @@ from slm_core.sampling.steps import Known
 
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
 """Called with all tokens before the next one, prompt included, and a copy of their row of logits, float32 [V]; returns
-the row to sample from, float [V]. -inf removes a token. The convention is that of transformers, without a batch."""
+the row to sample from, float [V]. -inf removes a token. The convention follows transformers, without a batch."""
 
 
 class ProcessedChain(SamplerChain):

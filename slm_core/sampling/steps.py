@@ -22,7 +22,7 @@ _KEEP_THE_BEST = frozenset(TRUNCATION) - {"typical_p"}
 """Steps that keep the likeliest token: greedy choice skips them."""
 
 MOST_RANKED = 1024
-"""The most candidates for which ranking all of them is faster than searching them in each step."""
+"""The largest number of candidates for which ranking all of them is faster than searching them in each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,8 @@ def _custom(sampling: Sampling, name: str) -> Step:
         subset = bool((indices < len(ids)).all() and (ids[indices] == kept).all() and (np.diff(kept) > 0).all())
         if not subset or len(kept) != len(changed) or not np.isfinite(changed).all():
             raise SamplingError(
-                f"sampler step {name!r} gave {len(kept)} ids and {len(changed)} logits (accepted: ascending ids of"
-                " those it was given, with a finite logit each)"
+                f"sampler step {name!r} gave {len(kept)} ids and {len(changed)} logits (accepted: ascending ids"
+                " out of its candidates, each with a finite logit)"
             )
         return kept, changed
 

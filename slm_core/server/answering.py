@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Answering:
-    """A request while it is answered. Use it with ``async with``: leaving the block cancels what is not over.
+    """A request while it is answered. Use it with ``async with``: leaving the block cancels unfinished streams.
 
     Args:
         registry: the models.
@@ -128,7 +128,7 @@ class Answering:
 
     @property
     def n_cells(self) -> int:
-        """The positions of the KV cache that it may take; without ``max_tokens``, those of the prompt."""
+        """The positions of the KV cache that it may take; without ``max_tokens``, the positions of the prompt."""
         return self._submitted.n_prompt + len(self._readers) * (self._request.sampling.max_tokens or 0)
 
     @property

@@ -133,7 +133,7 @@ def _block(part: Part) -> Mapping[str, object]:
 
 
 def _input(arguments: str) -> Mapping[str, object]:
-    """The arguments of a call. If the answer ended within them, those that came, as Anthropic's clients read them."""
+    """The arguments of a call. If the answer ended within them, the complete part, as Anthropic's clients read it."""
     try:
         value = pydantic_core.from_json(arguments, allow_partial=True) if arguments else {}
     except ValueError:
@@ -153,7 +153,7 @@ def _ending(outcome: Outcome, usage: TokenUsage, max_tokens: int) -> Mapping[str
 
 
 def _usage(usage: TokenUsage) -> Mapping[str, object]:
-    """Numbers of tokens; ``input_tokens`` are those that were not cached."""
+    """Numbers of tokens; ``input_tokens`` counts tokens that were not cached."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

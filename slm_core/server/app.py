@@ -133,7 +133,7 @@ async def _load_default(app: FastAPI, registry: ModelRegistry) -> None:
 
 
 def middleware(options: ServerOptions, limits: Limits, log: ServerLog, metrics: HttpMetrics) -> list[Middleware]:
-    """What a request passes before it is answered, outermost first: the log, who may call, the body."""
+    """The middleware, outermost first: the log, access, the body."""
     layers = [
         Middleware(Recording, log=log, metrics=metrics),
         Middleware(Access, options=options, limits=limits),

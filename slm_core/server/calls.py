@@ -1,4 +1,4 @@
-"""One HTTP request while it is answered: its id, its client, and what its log line says."""
+"""One HTTP request while it is answered: its id, its client, and its log line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ClientLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What another process has found out of a request that it let in.
+    """The properties of a request that another process has checked and passed on.
 
     Attributes:
         request_id: the request's id.
         key: the client; "" without keys.
-        tag: what ids begin with that this process makes: hexadecimal digits, an even number of them.
+        tag: the beginning of ids that this process makes: an even number of hexadecimal digits.
     """
 
     request_id: str
@@ -39,14 +39,14 @@ class Forwarded:
 
 @dataclass(slots=True)
 class Call:
-    """What the server knows of one HTTP request.
+    """The state of one HTTP request.
 
     Attributes:
         request_id: the request's id, from its header ``x-request-id`` or random.
         key: the client; "" without keys.
-        tag: what new ids begin with.
+        tag: the beginning of new ids.
         engine_id: the request's id in the engine and in answers. It is random: clients may repeat ``request_id``.
-        facts: what the log line says in addition: numbers and names, never texts of prompts and answers.
+        facts: additional values of the log line: numbers and names, never texts of prompts and answers.
     """
 
     request_id: str
@@ -76,7 +76,7 @@ def begin_call(scope: Scope) -> Call:
 
 
 def forwarded_of(scope: Scope) -> Forwarded | None:
-    """What another process knows of a request that it passed on; None for a request of a client."""
+    """The properties of a request that another process passed on; None for a request of a client."""
     return cast("Forwarded | None", scope.get(FORWARDED))
 
 

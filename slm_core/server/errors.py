@@ -154,7 +154,7 @@ def _unsupported(error: Mapping[str, Any], param: str) -> ApiError | None:
 
 
 def _deepest(errors: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """The first error. If it says that a value is no text, but the value may be a list: the error in the list."""
+    """The first error. If it says that a value is not a text, but the value may be a list: the error in the list."""
     first = errors[0]
     location = first["loc"]
     assert isinstance(location, tuple)

@@ -107,7 +107,7 @@ class SamplingFields(Strict):
     stop: str | Items[str] | None = Field(None, description="Texts that end the answer.")
 
     def sampling(self, default: Sampling, **others: object) -> Sampling:
-        """The sampling options: the default ones, except for those in the body.
+        """The sampling options: the defaults, replaced by the options in the body.
 
         Args:
             default: the default options.

@@ -29,10 +29,10 @@ class ApiKey:
 
     Attributes:
         key: the key, printable ASCII without spaces: it has to fit into a header.
-        name: its name in logs and for fair shares; "" for one from which the key does not follow.
-        rate: the most requests in a minute.
-        requests: the most requests that are answered or wait at a time; each answer counts as one.
-        cells: the most cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
+        name: its name in logs and for fair shares; "" for a hash of the key.
+        rate: the largest number of requests in a minute.
+        requests: the largest number of requests that are answered or wait at a time; each answer counts as one.
+        cells: the largest number of cells of the KV cache for them: tokens of prompts, and ``max_tokens`` of answers.
         priority: the highest priority that its requests may ask for; None for that of the server's options.
 
     Raises:
@@ -89,11 +89,12 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 class Limits:
-    """Counts requests, and refuses those beyond a limit with status 429.
+    """Counts requests, and refuses requests beyond a limit with status 429.
 
     Args:
         keys: the keys.
-        most_requests: the most requests of all clients that are answered or wait at a time; each answer counts as one.
+        most_requests: the largest number of requests of all clients that are answered or wait at a time; each answer
+            counts as one.
         max_priority: the highest priority that a request may ask for, unless its key has one of its own.
     """
 

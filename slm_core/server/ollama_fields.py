@@ -67,7 +67,7 @@ class Options(Strict):
     use_mlock: bool | None = Field(None, description=_NO_EFFECT)
 
     def sampling(self, n_ctx: int, n_logprobs: int | None) -> Sampling:
-        """The sampling options: the default ones, except for those in the body.
+        """The sampling options: the defaults, replaced by the options in the body.
 
         Args:
             n_ctx: the server's context, in tokens.

@@ -141,7 +141,7 @@ class Echo:
 
     Attributes:
         text: its text.
-        tokens: its tokens with their log-probabilities; () if those were not requested.
+        tokens: its tokens with their log probabilities; () if log probabilities were not requested.
     """
 
     text: str = ""

@@ -35,7 +35,7 @@ class ServerOptions:
         max_body_bytes: the longest body of a request; all together may be eight times as long.
         grace_s: seconds for which running answers continue after SIGTERM; then they end with an error.
         hang_s: seconds of one step after which an engine counts as hanging: /health says so.
-        max_requests: the most requests that are answered or wait at a time; each answer counts as one.
+        max_requests: the largest number of requests that are answered or wait at a time; each answer counts as one.
         max_priority: the highest priority that a request may ask for, unless its key has one of its own.
         memory_bytes: the memory of all loaded models together, in bytes; None for no limit.
         keep_alive_s: seconds without requests after which a model is unloaded; None for never.

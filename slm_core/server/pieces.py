@@ -1,4 +1,4 @@
-"""Pieces of answers: what every API streams, and what it joins for an answer that is not streamed."""
+"""Pieces of answers: every API streams them, or joins them for an answer that is not streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_core.openai_shapes import finish_reason_name, new_call_id
 from slm_core.types import CallArguments, CallEnd, CallStart, MalformedCall
 
 Kind: TypeAlias = Literal["content", "reasoning", "call"]
-"""What a part of an answer is."""
+"""The kind of a part of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

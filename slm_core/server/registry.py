@@ -111,13 +111,13 @@ class ServedModel:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """Its name and those of its adapters, without aliases."""
+        """The names of the model and of its adapters, without aliases."""
         return (self.name, *(adapter.name for adapter in self.adapters))
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """What a name stands for.
+    """The model and the adapters that a name refers to.
 
     Attributes:
         name: the name of the model, or of its adapter, in the API; an alias stands for its model.
@@ -142,7 +142,7 @@ class Running:
         name: its name in the API.
         model: the model.
         engine: its engine.
-        apart: held by who computes in a context of its own, beside the engine's: one at a time.
+        apart: a lock for computations in a separate context, outside the engine: one at a time.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -198,7 +198,7 @@ class Leased:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What is known of a model: whether it is loaded, and who uses it.
+    """The state of a model: whether it is loaded, and the number of its users.
 
     Attributes:
         served: the model.
@@ -280,7 +280,7 @@ class ModelRegistry:
         return tuple(name for name, place in self._places.items() if place.n_crashes and place.running is None)
 
     def find(self, name: str | None) -> RegistryEntry:
-        """What a name or alias stands for; None for the default model.
+        """The model and the adapters of a name or alias; None for the default model.
 
         Raises:
             ApiError: there is none.
@@ -430,7 +430,7 @@ class ModelRegistry:
 
 
 def _names(model: ServedModel) -> Iterator[tuple[str, RegistryEntry]]:
-    """All names of a model and of its adapters, with what they stand for."""
+    """All names of a model and of its adapters, with their targets."""
     for name in (model.name, *model.aliases):
         yield name, RegistryEntry(model.name, model)
     for adapter in model.adapters:

@@ -1,4 +1,4 @@
-"""Stored responses, and those that are generated in the background."""
+"""Stored responses, and responses that are generated in the background."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class StoredResponse:
         earlier: the items before its input.
         items: the items of its input.
         frames: the events of a background response so far.
-        task: what generates a background response; None for others, and for those of another server.
+        task: the task that generates a background response; None for other responses, and for responses of another
+            server.
         is_background: whether its events are kept.
     """
 
@@ -158,7 +159,7 @@ class ResponseStore:
         self._forget(stored)
 
     async def close(self, grace_s: float) -> None:
-        """Wait for the background responses; those that take longer are cancelled."""
+        """Wait for the background responses, and cancel responses that take longer."""
         tasks = [stored.task for stored in self._responses.values() if stored.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)

@@ -115,7 +115,7 @@ async def input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
-    """The items of the input, newest first by default; those of earlier responses are not repeated."""
+    """The items of the input, newest first by default, without the items of earlier responses."""
     if not 1 <= limit <= 100:
         raise ApiError(400, f"limit is {limit} (accepted: 1 to 100)", param="limit")
     stored = _found(http, response_id)
@@ -184,7 +184,7 @@ async def _generate(
 
 
 def _events(http: Request, stored: StoredResponse, first: int) -> EventSourceResponse:
-    """The stream of a background response, which goes on if the client is lost."""
+    """The stream of a background response, which continues if the client is lost."""
     options = options_of(http)
     return EventSourceResponse(
         stored.events(first),

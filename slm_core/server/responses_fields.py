@@ -165,7 +165,7 @@ class StreamOptions(Strict):
 
 
 class PromptFields(Strict):
-    """What the model reads, and how it answers."""
+    """The messages that the model reads, and the options of the answer."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
     input: str | Items[InputItem]

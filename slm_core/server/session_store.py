@@ -75,7 +75,7 @@ class ServedSession:
             self._is_busy = False
 
     def content(self) -> dict[str, Any]:
-        """What a dump contains: it is restored on any model and backend."""
+        """The content of a dump, which can be restored on any model and backend."""
         return {
             "model": self.model,
             "name": self.name,
@@ -156,7 +156,7 @@ class SessionStore:
         Args:
             session: a session of this store.
             messages: its messages from now on.
-            usage: the numbers of tokens of an answer; None for those of the answer before.
+            usage: the numbers of tokens of an answer; None keeps the numbers of the answer before.
 
         Raises:
             ApiError: the session cannot be saved; it is unchanged.

@@ -151,7 +151,7 @@ async def truncate(session_id: str, body: TruncateRequest, http: Request) -> Res
 
 @router.post("/v1/sessions/{session_id}/forget", responses=BUSY)
 async def forget(session_id: str, body: ForgetRequest, http: Request) -> Response:
-    """Cut messages out of the KV cache: later messages are not computed again, and keep what they saw of them.
+    """Cut messages out of the KV cache: later messages are not computed again, and keep their values.
 
     The server needs ``--reuse cut``. After the next answer, the session's usage has their number, ``shifted_tokens``.
     """

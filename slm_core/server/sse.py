@@ -170,7 +170,7 @@ def answering_of(
     Args:
         http: the HTTP request.
         request: what to generate.
-        suffix: distinguishes its id from those of other requests that one HTTP request makes.
+        suffix: distinguishes its id from the ids of other requests of the same HTTP request.
         begun: the answers of these other requests that have begun.
         n_places: see ``Answering``. The first request of several takes the places of all: two clients that took them
             one by one would refuse each other.
@@ -261,7 +261,7 @@ class AnswerStream(EventSourceResponse):
 
 
 async def stream_frames(answering: Answering, writer: StreamWriter, call: Call, log: ServerLog) -> AsyncIterator[bytes]:
-    """The frames of a request's stream: the last ones are those of its end, or of an error."""
+    """The frames of a request's stream, ending with the frames of its end, or of an error."""
     try:
         for each in writer.begin():
             yield each

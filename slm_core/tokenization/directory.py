@@ -104,7 +104,7 @@ class DirectoryVocab:
         stored_kinds: the kinds of all tokens in the file, V bytes.
         known_ends: the tokens that end an answer by their texts, or as the EOS token.
         around: the tokens that are added before and after a text.
-        unknown: the token for what the vocabulary cannot spell, or None.
+        unknown: the token for text that the vocabulary cannot spell, or None.
         padding: the token that fills up batches, or None.
         is_wordpiece: whether it is BERT's WordPiece.
         is_unigram: whether it is SentencePiece's unigram model.
@@ -167,7 +167,7 @@ class DirectoryVocab:
         """Bytes of one token; b"" for a control token unless ``special``.
 
         Raises:
-            InvalidToken: the id is no integer, or outside the vocabulary.
+            InvalidToken: the id is not an integer, or is outside the vocabulary.
         """
         if type(id) is not int or not 0 <= id < self.size:
             id = checked_id(id, self.size)  # noqa: A001
@@ -178,7 +178,7 @@ class DirectoryVocab:
 
         Raises:
             InvalidOption: no list.
-            InvalidToken: an id is no integer, or outside the vocabulary.
+            InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         data = b"".join(self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS))
         if self._strips_space:
@@ -213,15 +213,15 @@ def _check_unigram(source: Path, stated: Mapping[str, Any]) -> None:
     """Check the pieces; and that texts reach the model without spaces, which ``_without`` relies on."""
     vocab = stated["model"].get("vocab")
     if not (isinstance(vocab, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocab)):
-        raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is no list of pieces and scores")
+        raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is not a list of pieces and scores")
     if not all(isinstance(piece, str) for piece, _ in vocab):
-        raise InvalidModelFile(f"{source}: a piece of the tokenizer's vocabulary is no text")
+        raise InvalidModelFile(f"{source}: a piece of the tokenizer's vocabulary is not a text")
     if not any(step.get("type") == "Metaspace" for step in steps_of(stated.get("pre_tokenizer"), "pretokenizers")):
         raise UnsupportedModel(f"{source}: a Unigram tokenizer without the pre-tokenizer Metaspace is not known here")
 
 
 def _unknown(model: Mapping[str, Any], ids: Mapping[str, int], stated: int | None) -> int | None:
-    """The token for what the model cannot spell, or the one that the settings state."""
+    """The token for text that the model cannot spell, or the unknown token in the settings."""
     if isinstance(model.get("unk_id"), int):
         unknown: int = model["unk_id"]
         return unknown
@@ -363,7 +363,7 @@ def _decoder(source: Path, stated: object) -> tuple[Callable[[str], bytes], bool
 
 
 def steps_of(stated: object, within: str = "decoders") -> Iterator[dict[str, Any]]:
-    """The steps of a decoder or pre-tokenizer; those of a sequence are under the key ``within``."""
+    """The steps of a decoder or pre-tokenizer; a sequence has its steps under the key ``within``."""
     if not isinstance(stated, dict):
         return
     if stated.get("type") == "Sequence":

@@ -93,7 +93,7 @@ class GgufVocab:
         """Bytes of one token. A control token gives b"", or its text if ``special``.
 
         Raises:
-            InvalidToken: the id is no integer, or outside the vocabulary.
+        InvalidToken: the id is not an integer, or is outside the vocabulary.
         """
         if type(id) is not int or not 0 <= id < self.size:
             id = checked_id(id, self.size)  # noqa: A001
@@ -109,7 +109,7 @@ class GgufVocab:
 
         Raises:
             InvalidOption: no list.
-            InvalidToken: an id is no integer, or outside the vocabulary.
+            InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         pieces = [self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS)]
         if self._is_wordpiece:

@@ -100,7 +100,9 @@ def world_of_json(path: Path, stated: Mapping[str, Any]) -> tuple[dict[int, byte
     """
     vocab, added = stated["model"]["vocab"], stated.get("added_tokens") or []
     if not all(type(i) is int and 0 <= i < _MAX_SIZE for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
-        raise InvalidModelFile(f"{path}: the ids of the tokenizer's model are no integers from 0, or not one a token")
+        raise InvalidModelFile(
+            f"{path}: the ids of the tokenizer's model are not integers from 0, or not one per token"
+        )
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise InvalidModelFile(f"{path}: 'added_tokens' is not a list of tokens")
     pieces = {i: piece for text, i in vocab.items() if (piece := byte_level_bytes(text))}
@@ -137,7 +139,8 @@ def _read_line(where: str, line: str) -> tuple[int, bytes]:
     piece = b"" if match is None else _piece(match[3] or match[4] or "", is_text=not match[2])
     if match is None or not piece or len(piece) != int(match[5]) or not 0 < int(match[1]) < _MAX_SIZE:
         raise InvalidModelFile(
-            f"{where}: {shown(line)} is no token (accepted: an id, a literal of text or bytes, the number of its bytes)"
+            f"{where}: {shown(line)} is not a token (accepted: an id, a literal of text or"
+            f" bytes, the number of its bytes)"
         )
     return int(match[1]), piece
 

@@ -93,7 +93,7 @@ def changed(**values: object) -> dict[str, object]:
 
 
 MISTAKES = [
-    (5, r"5 is no message \(accepted: a text, a Message, a mapping"),
+    (5, r"5 is not a message \(accepted: a text, a Message, a mapping"),
     ([5], "message 0 is 5"),
     ([FORMS[2], {"role": "usr", "content": "x"}], r"message 1: unknown role 'usr' .*did you mean 'user'\?"),
     ({"content": "x"}, "the message has no 'role'"),

@@ -255,7 +255,7 @@ def test_another_backend_gets_all_flags_but_options_of_the_first(run, monkeypatc
         ('/schema {"type": "nosuch"}', "error: "),
         ("/schema no-such.json", "No such file or directory"),
         ("/tools no-such.py", "error: no-such.py: no such file"),
-        ("/tools {damaged}", "is no JSON"),
+        ("/tools {damaged}", "is not JSON"),
         ("/forget 5", "error: there is no message 5 (/forget lists them)"),
         ("/back 1", "error: there is no copy '1' (accepted: none yet: /fork)"),
         ("/forget x", "error: there is no message x (/forget lists them)"),

@@ -59,7 +59,7 @@ def test_an_app_of_several_commands_is_a_group(run, provide) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [("no_such_package:app", "cannot be imported"), (print, "is no typer.Typer")]
+    ("target", "message"), [("no_such_package:app", "cannot be imported"), (print, "is not a typer.Typer")]
 )
 def test_a_broken_command_reports_its_error_and_leaves_the_others(run, provide, target, message: str) -> None:
     provide(Entry("broken", target), Entry("greet", greeting))

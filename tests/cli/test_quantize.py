@@ -61,7 +61,7 @@ def test_a_dry_run_writes_nothing(run, source, tmp_path) -> None:
         (["--type", "Q8_0", "--override", "attn_v"], "--override 'attn_v' (accepted: REGEX=TYPE)"),
         (["--type", "Q8_0", "--override", "=Q8_0"], "--override '=Q8_0' (accepted: REGEX=TYPE)"),
         (["--type", "Q8_0", "--override", "v=F16", "--override", "v=F32"], "--override 'v' is given twice"),
-        (["--type", "Q8_0", "--override", "(=F16"], "'(' is no regular expression"),
+        (["--type", "Q8_0", "--override", "(=F16"], "'(' is not a regular expression"),
         (["--type", "Q8_0", "--override", "conv=F16"], "'conv' matches no name"),
         (["--type", "Q8_0", "--imatrix", "missing.dat"], "missing.dat: no such file"),
     ],

@@ -69,7 +69,7 @@ def test_a_file_with_a_space_in_its_name_is_a_model(run, tmp_path: Path) -> None
         (("qwen3",), "'qwen3' is neither a model (a file, a directory, hf://user/repo) nor a prompt with a space"),
         (("Hello!",), "(a prompt of one word: -p Hello!)"),
         ((DEMO, "Hello!", "-p", "Hi!"), "the prompt is given twice: 'Hello!' and --prompt"),
-        ((), "there is nothing to say: give a prompt, or standard input"),
+        ((), "there is no prompt: give one as an argument, or on standard input"),
         (("-p", "My name is Ada. " * 99, "--ctx", "64"), "free (--ctx N sets a larger one)"),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_suffix_makes_a_gap(run, tmp_path: Path) -> None:
     refused = run("run", DEMO, "-p", "What is", "--suffix", " 42?", *GREEDY)
     assert refused.code == 1
     assert refused.err.startswith("error: the vocabulary has no tokens for text with a gap")
-    assert "--suffix takes the text as it is" in run(*arguments, "--system", "Be brief.").err
+    assert "--suffix continues a plain text" in run(*arguments, "--system", "Be brief.").err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")

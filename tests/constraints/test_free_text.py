@@ -224,7 +224,7 @@ def test_random_calls_are_parsed_by_the_formatter_and_valid() -> None:
         (lambda: ToolCalls([{"name": "a"}, {"name": "a"}], HERMES_CALLS), "different names"),
         (lambda: ToolCalls([{"parameters": {}}], HERMES_CALLS), "with a name"),
         (lambda: ToolCalls([{"name": "a"}], {"start": "x"}), "call format"),
-        (lambda: ToolCalls([{"name": "a"}], CallFormat("", "x")), "nothing else around"),
+        (lambda: ToolCalls([{"name": "a"}], CallFormat("", "x")), "no other text around"),
         (lambda: ToolCalls([{"name": "a"}], CallFormat("x", style="xml")), "accepted styles"),
         (lambda: Choice([]), "at least one text"),
         (lambda: Choice(["a", "a"]), "all different"),

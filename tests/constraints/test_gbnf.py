@@ -133,7 +133,7 @@ def test_ambiguous_grammars_allow_the_same_tokens_as_llama_cpp(
         ('root ::= "a"{9999999999}', (1, 14), "repeats"),
         ("root ::= " + "(" * 100 + '"a"' + ")" * 100, (1, 75), "nest deeper than 64"),
         ('other ::= "a"', (None, None), "no rule 'root'"),
-        ("root ::= root", (None, None), "allows nothing"),
+        ("root ::= root", (None, None), "allows no text"),
     ],
 )
 def test_an_invalid_grammar_is_refused_with_its_position(
@@ -165,7 +165,7 @@ def test_llama_cpp_refuses_and_accepts_the_same_mutants(
         n_refused += llama_grammar is None
         # llama.cpp silently accepts a reversed range, an empty class and a second definition, with another meaning.
         stricter = any(
-            word in reason for word in ("before it begins", "no characters", "defined twice", "allows nothing")
+            word in reason for word in ("before it begins", "no characters", "defined twice", "allows no text")
         )
         assert (llama_grammar is None) == bool(reason) or (llama_grammar is not None and stricter), (
             f"{mutant!r}: {reason or 'accepted'}"

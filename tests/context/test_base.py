@@ -492,7 +492,7 @@ def test_an_encoder_stores_nothing_and_has_no_logits():
     assert (context.calls, context.tokens(0), context.n_free) == (["embed"], (), 64)
     dump = Engine()
     feed(dump, [1, 2])
-    with assert_refused(context, InvalidSnapshot, match="an encoder keeps none"):
+    with assert_refused(context, InvalidSnapshot, match="an encoder stores none"):
         context.restore(0, dump.dump(0))
 
 
@@ -560,7 +560,7 @@ def test_blocks_that_are_no_run_of_one_sequence_are_refused(seq_ids, positions, 
         offsets=np.empty((0, 3), np.int32),
         bias=np.empty(0, np.float32),
     )
-    with assert_refused(context, InvalidOption, match="no run of one sequence"):
+    with assert_refused(context, InvalidOption, match="not a run of one sequence"):
         context.decode(batch)
 
 

@@ -72,7 +72,7 @@ def test_a_sequence_that_comes_twice_is_refused():
     meta, sections = unpack("context", b"".join(context.dump_context()))
     (seq_id, _, *rest), unknown = meta["sequences"][0], 7
     meta["sequences"].append([seq_id, unknown, *rest])
-    with pytest.raises(InvalidSnapshot, match="share what is not there"):
+    with pytest.raises(InvalidSnapshot, match="share tokens that the dump lacks"):
         other.restore_context([pack("context", meta, [*sections, *sections])])
     assert other.n_free == other.n_ctx
 

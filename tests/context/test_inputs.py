@@ -59,8 +59,8 @@ def test_a_batch_copies_its_rows():
         (ROWS.astype(np.float64), r"float64 of shape \(4, 5\) \(accepted: a NumPy array, float32 \[rows, E\]\)"),
         (ROWS[0], r"float32 of shape \(5,\)"),
         (ROWS.tolist(), "list"),
-        (np.where(ROWS == 12, np.nan, ROWS).astype(np.float32), "row 2 of 4 holds a number that is infinite or none"),
-        (ROWS[:, :2], "2 wide .accepted: 5, as those in the batch"),
+        (np.where(ROWS == 12, np.nan, ROWS).astype(np.float32), "row 2 of 4 contains an infinite number or NaN"),
+        (ROWS[:, :2], "2 wide .accepted: 5, the width of the rows in the batch"),
     ],
     ids=["float64", "flat", "list", "nan", "narrow"],
 )
@@ -178,7 +178,7 @@ def test_a_block_is_one_run_of_one_sequence():
     batch.extend([3, 4], Pos(1, 2))
     batch.extend([5], Pos(1, 7))
     for n in (2, 4):
-        with pytest.raises(InvalidOption, match="are no bidirectional block"):
+        with pytest.raises(InvalidOption, match="cannot be a bidirectional block"):
             batch.join_block(n)
     batch.extend([6], Pos(1, 8))
     batch.join_block(2)

@@ -145,7 +145,7 @@ def test_an_encoder_stores_nothing_and_has_no_logits():
     empty = context.dump(2)
     context.restore(0, empty)
     hostile = SequenceSnapshot("sums", "", "f", np.array([1, 2], np.int32), (), b"").to_bytes()
-    with pytest.raises(InvalidSnapshot, match="an encoder keeps none"):
+    with pytest.raises(InvalidSnapshot, match="an encoder stores none"):
         context.restore(0, hostile)
     assert embed(Sums(), []).pooling is Pooling.LAST
 

@@ -97,7 +97,9 @@ def test_a_guess_by_control_tokens_is_reported(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_without_a_template_the_error_lists_known_formats(tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match=r"vocabulary tells none: name a format \(registered: alpaca, .*zephyr\)"):
+    with pytest.raises(
+        TemplateError, match=r"vocabulary indicates none: name a format \(registered: alpaca, .*zephyr\)"
+    ):
         slm.formatter(model=directory(tmp_path, {}))
     with pytest.raises(TemplateError, match=r"give a template, a model or the name of a chat format \(registered: "):
         slm.formatter()

@@ -91,6 +91,6 @@ def test_shards_with_an_ambiguous_start_of_data_are_refused(tmp_path: Path) -> N
     third = tmp_path / "model-00003-of-00003.gguf"
     assert gguf.GGUFReader(third).tensors[0].data[0] == 0, "the gguf package now writes or reads such shards correctly"
     with pytest.raises(
-        UnsupportedModel, match=r"where the tensors start is not certain: metadata 'general\.alignment' is 64"
+        UnsupportedModel, match=r"the start of the tensors is not certain: metadata 'general\.alignment' is 64"
     ):
         GgufFile.open(third)

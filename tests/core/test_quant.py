@@ -188,7 +188,7 @@ def test_types_that_are_not_weights_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "n_bytes", "message"),
     [
-        ((2, 33), 68, "a row of 33 weights is no whole number of Q8_0 blocks of 32"),
+        ((2, 33), 68, "a row of 33 weights is not a whole number of Q8_0 blocks of 32"),
         ((2, 0), 0, "a row of 0 weights"),
         ((2, 32), 67, "Q8_0 weights of shape (2, 32) take 68 bytes, got 67"),
         ((2, 32), 102, "Q8_0 weights of shape (2, 32) take 68 bytes, got 102"),
@@ -205,5 +205,5 @@ def test_missing_rows_are_refused() -> None:
     for bad in (-1, 3):
         with pytest.raises(IndexError, match="the matrix has rows 0 to 2"):
             dequantize_rows(data, GgmlType.Q8_0, 32, np.array([0, bad], np.int32))
-    with pytest.raises(InvalidModelFile, match="101 bytes are no whole number of Q8_0 rows of 34 bytes"):
+    with pytest.raises(InvalidModelFile, match="101 bytes are not a whole number of Q8_0 rows of 34 bytes"):
         dequantize_rows(data[:101], GgmlType.Q8_0, 32, np.array([0], np.int32))

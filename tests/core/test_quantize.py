@@ -168,5 +168,5 @@ def test_weights_too_large_for_a_type_are_refused(ggml_type: GgmlType) -> None:
 def test_types_without_a_quantizer_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="cannot quantize to IQ4_XS"):
         quantize(samples("normal"), T.IQ4_XS)
-    with pytest.raises(InvalidModelFile, match="a row of 33 weights is no whole number of Q8_0 blocks of 32"):
+    with pytest.raises(InvalidModelFile, match="a row of 33 weights is not a whole number of Q8_0 blocks of 32"):
         quantize(np.zeros((2, 33), np.float32), T.Q8_0)

@@ -212,7 +212,7 @@ def test_a_second_token_type_needs_embedding_rows(tmp_path: Path) -> None:
 def test_other_models_rank_nothing() -> None:
     with slm.load(slm.demo_model_path()) as model:
         assert not model.info.ranks
-        with pytest.raises(slm.UnsupportedOutput, match="is no reranker"):
+        with pytest.raises(slm.UnsupportedOutput, match="is not a reranker"):
             model.rerank(QUERY, TEXTS)
 
 
@@ -230,7 +230,7 @@ def test_the_command_prints_the_best_texts_first(tmp_path: Path) -> None:
     assert [line.split("  ")[-1] for line in shown] == [TEXTS[i] for i in ranking.order]
     refused = CliRunner().invoke(app, ["rerank", str(slm.demo_model_path()), "a", "b"])
     assert refused.exit_code == 1
-    assert "demo.gguf is no reranker" in refused.stderr
+    assert "demo.gguf is not a reranker" in refused.stderr
 
 
 def test_a_reranker_of_an_object_scores_like_the_file(reranker: Path) -> None:

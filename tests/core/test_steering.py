@@ -75,7 +75,7 @@ def test_all_layers_but_the_first_have_a_direction(model: slm.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"negative": NEGATIVE[:2]}, "3 positive texts, and 2 negative ones"),
+        ({"negative": NEGATIVE[:2]}, "3 positive texts, but 2 negative texts"),
         ({"positive": (), "negative": ()}, "0 positive texts"),
         ({"method": "svm"}, r"method='svm' \(accepted: mean, pca\)"),
         ({"layers": [0, 1]}, "0 has no direction"),

@@ -211,10 +211,13 @@ def test_a_directory_that_a_backend_does_not_read_names_the_remedy(tmp_path: Pat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (7, "int is no source of a model: it has no metadata, tensors, tensor_data, fingerprint"),
-        (None, "NoneType is no source of a model"),
-        (bytearray(b"GGUF"), "bytearray is no source of a model"),
-        (type("Half", (), {"metadata": {}, "tensors": {}})(), "Half is no source of a model: it has no tensor_data, f"),
+        (7, "int is not a source of a model: it has no metadata, tensors, tensor_data, fingerprint"),
+        (None, "NoneType is not a source of a model"),
+        (bytearray(b"GGUF"), "bytearray is not a source of a model"),
+        (
+            type("Half", (), {"metadata": {}, "tensors": {}})(),
+            "Half is not a source of a model: it has no tensor_data, f",
+        ),
     ],
 )
 def test_what_is_no_source_is_refused_by_the_members_that_it_lacks(value: Any, message: str) -> None:
@@ -240,7 +243,7 @@ class Hostile(Mapping[str, Any]):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"metadata": 5}, "<Source>: metadata cannot be read: TypeError: int is no mapping"),
+        ({"metadata": 5}, "<Source>: metadata cannot be read: TypeError: int is not a mapping"),
         ({"metadata": Hostile()}, "<Source>: metadata cannot be read: RecursionError: no end"),
         ({"metadata": {5: "five"}}, "a metadata key is int"),
         ({"metadata": {"key": None}}, "metadata 'key' is None, which cannot be stored"),
@@ -255,15 +258,15 @@ class Hostile(Mapping[str, Any]):
         ({"metadata": {"key": stored_uint32(1)[:-1]}}, "damaged"),
         ({"metadata": {"key": stored_uint32(1) + b"\0"}}, "damaged"),
         ({"metadata": {"key": b"\x08\0\0\0" + (2**62).to_bytes(8, "little")}}, "truncated"),
-        ({"tensors": []}, "<Source>: tensors cannot be read: TypeError: list is no mapping"),
+        ({"tensors": []}, "<Source>: tensors cannot be read: TypeError: list is not a mapping"),
         ({"tensors": Hostile()}, "<Source>: tensors cannot be read: RecursionError: no end"),
         ({"tensors": {5: ((1,), 0)}}, "the name of a tensor is int"),
         ({"tensors": {"\ud800": ((1,), 0)}}, "tensor "),
         ({"tensors": {"x" * 70_000: ((1,), 0)}}, "tensor name of 70000 bytes"),
         ({"tensors": {"one": None}}, "tensor 'one': "),
-        ({"tensors": {"one": ((), 0)}}, "no list of 1 to 4 sizes"),
-        ({"tensors": {"one": ((1,) * 5, 0)}}, "no list of 1 to 4 sizes"),
-        ({"tensors": {"one": (iter([1]), 0)}}, "no list of 1 to 4 sizes"),
+        ({"tensors": {"one": ((), 0)}}, "not a list of 1 to 4 sizes"),
+        ({"tensors": {"one": ((1,) * 5, 0)}}, "not a list of 1 to 4 sizes"),
+        ({"tensors": {"one": (iter([1]), 0)}}, "not a list of 1 to 4 sizes"),
         ({"tensors": {"one": ((1.5,), 0)}}, "tensor 'one': "),
         ({"tensors": {"one": ((0,), 0)}}, "impossible shape"),
         ({"tensors": {"one": ((-3, -3), 0)}}, "impossible shape"),

@@ -104,7 +104,7 @@ def test_a_gap_is_a_prompt_wherever_prompts_go(model: slm.Model) -> None:
 
 
 def test_thinking_is_refused(model: slm.Model) -> None:
-    with pytest.raises(slm.InvalidOption, match="thinking= is for messages"):
+    with pytest.raises(slm.InvalidOption, match="thinking= has an effect on messages only"):
         model.generate(GAP, GREEDY, thinking=True)
 
 

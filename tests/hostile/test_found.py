@@ -88,7 +88,7 @@ FILES = {
     ),
     "an unknown gating function": ("deepseek2", number("deepseek2.expert_gating_func", 16), "expert_gating_func"),
     "tensors begin where none may": ("gemma3", number("general.alignment", 8), "multiples of 32"),
-    "weights are integers": ("qwen2", integer_weights, "multiplies no such matrices"),
+    "weights are integers": ("qwen2", integer_weights, "cannot multiply matrices of this type"),
     "counts of experts are infinite": ("mixtral", infinite_experts, "holds float32, not integers"),
 }
 

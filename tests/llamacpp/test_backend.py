@@ -148,7 +148,7 @@ class TestSupports:
             ({"general__architecture": "neo-bert"}, "'neo-bert' is an encoder"),
             ({"general__architecture": "t5"}, "an encoder with a decoder"),
             ({"general__architecture": "dream"}, "a diffusion model"),
-            ({"general__architecture": "llama9"}, "'llama9' is not among those"),
+            ({"general__architecture": "llama9"}, "'llama9' is not one that llama.cpp runs"),
             ({"general__architecture": None}, "general.architecture"),
             ({"llama__attention__causal": False}, "the model is an encoder"),
             ({"tokenizer__ggml__model": None}, "tokenizer.ggml.model"),

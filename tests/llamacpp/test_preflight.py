@@ -52,7 +52,7 @@ def test_metadata(load: LoadModel, tmp_path: Path, key: str, value: Any, accepte
 def test_keys_that_only_slm_core_reads_are_refused(load: LoadModel, tmp_path: Path) -> None:
     """llama.cpp would ignore them and compute another model."""
     path = changed_model(tmp_path / "model.gguf", slm__rope__yarn_truncate=False)
-    with pytest.raises(UnsupportedModel, match=r"'slm\.rope\.yarn_truncate' is no key of GGUF's"):
+    with pytest.raises(UnsupportedModel, match=r"'slm\.rope\.yarn_truncate' is not a key of GGUF"):
         load(path)
 
 

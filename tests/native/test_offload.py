@@ -185,7 +185,10 @@ def test_concurrent_threads_get_the_same_logits(load, path, layer_bytes, feed, r
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resident_bytes": 1000}, r"resident_bytes is 1000, and at least \d+ are needed: two layers .* \(all 7 take"),
+        (
+            {"resident_bytes": 1000},
+            r"resident_bytes is 1000, and at least \d+ are needed: two .* \(all 7 layers take",
+        ),
         ({"resident_bytes": -1}, "at least"),
         ({"resident_bytes": 1 << 30, "pinned_layers": [7]}, r"pinned_layers has 7 \(accepted: 0 to 6\)"),
         ({"resident_bytes": 1 << 30, "pinned_layers": "01"}, "list of layers"),

@@ -122,7 +122,7 @@ def test_names_of_recipes() -> None:
     ("overrides", "message"),
     [
         ({"attn_v": "Q9"}, r"unknown type 'Q9' for 'attn_v' \(accepted: F32, F16, Q4_0,"),
-        ({"attn_(": "Q8_0"}, r"'attn_\(' is no regular expression: missing \)"),
+        ({"attn_(": "Q8_0"}, r"'attn_\(' is not a regular expression: missing \)"),
         ({"attn_w": "Q8_0"}, r"'attn_w' matches no name of a matrix that may be quantized"),
         ({"_norm": "Q8_0"}, r"'_norm' matches no name of a matrix that may be quantized"),
     ],

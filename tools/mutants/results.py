@@ -89,13 +89,13 @@ class Results:
         ]
         lines += [self.table(mutants), "## Survivors", ""]
         lines += [
-            "No test that was asked notices these.",
+            "No test that ran on these mutants fails.",
             "",
             "| mutant | function | change | why |",
             "|---|---|---|---|",
         ]
         lines += [f"{_cells(r, note)} {self._why.get(r['id'], 'not known yet')} |" for r, note in rows]
-        lines += ["", "## Equivalent", "", "These change nothing that a caller could see.", ""]
+        lines += ["", "## Equivalent", "", "These mutants change nothing that a caller could observe.", ""]
         lines += ["| mutant | function | why |", "|---|---|---|"]
         lines += [f"| {m.id} | `{m.path}` `{m.function}` | {self._equivalent[m.id]} |" for m in equivalent]
         return "\n".join(lines) + "\n"
@@ -103,37 +103,39 @@ class Results:
 
 _HEADER = """# Mutants of the code itself
 
-How many small slips in slm-core's own code do the tests notice? (The [mutants of the toy](conformance-mutants.md) are
-on another page: backends that are broken by hand, to test the conformance suite itself.) `make mutants` makes such
-slips, one at a time, and asks the tests. The [conformance suite](conformance.md) is asked alone first.
+You can measure how many small bugs in slm-core's own code the tests detect. `make mutants` makes mutants: it
+changes the code in one place at a time, and runs the tests. It runs the [conformance suite](conformance.md)
+first, then the unit tests. (Another page lists the [mutants of the toy](conformance-mutants.md): backends that
+are broken by hand, to test the conformance suite itself.)
 
 ```sh
 make mutants                                             # 50 mutants of each package, drawn at random
 make mutants MUTANTS="slm_core/context/ledger.py"        # all of one file
 make mutants MUTANTS="--sample 200 --seed 1 --seconds 3600"
-make mutants MUTANTS="--survivors"                       # what was not noticed so far
-make mutants MUTANTS="--again --only suite --most 600"   # asks the suite again, for longer, what it has missed
-make mutants MUTANTS="--show 4d891c48"                   # what a mutant changes
+make mutants MUTANTS="--survivors"                       # the mutants that no test has killed
+make mutants MUTANTS="--again --only suite --most 600"   # runs the suite for longer on mutants that survived it
+make mutants MUTANTS="--show 4d891c48"                   # the change of one mutant
 ```
 
-Results are kept in `build/mutants`; a run goes on where the last one stopped. Written on {date} by
+Results are kept in `build/mutants`; a run continues where the last run stopped. Written on {date} by
 `make mutants MUTANTS="--page docs/mutants.md"` after `{command}`: {n_run} of {n_all} mutants were run.
 
 ## What is counted
 
 A mutant changes one expression or statement inside a function: a comparison, a bound or a constant off by one, `and`
 for `or`, a dropped statement, check, condition, `not`, copy or `with`, swapped arguments, another variable of the same
-type, `min` for `max`, an early return, an error that is swallowed, a `finally` that is not run. Texts of errors,
-assertions, defaults of arguments and code that runs when a module is imported are left as they are.
+type, `min` for `max`, an early return, a swallowed error, a skipped `finally`. No mutant changes texts of errors,
+assertions, defaults of arguments, or code that runs at import.
 
 A test *reaches* a mutant if it runs a line of the changed statement. A mutant is *killed* if a test that reaches it
 fails, if the process dies, or if a test computes for longer than five seconds and eight times its usual time. Tests
-that noticed another mutant of the same function or file are asked first, then the quickest. `--most` bounds the
-seconds of tests that one mutant is worth, so a longer run may kill more. Processes that tests start run the code as it
-is. Unit tests are those of the package alone.
+that killed another mutant of the same function or file run first, then the fastest tests. `--most` bounds the
+seconds of tests for one mutant, so a longer run may kill more mutants. Subprocesses of tests run the unchanged code.
+Unit tests are the tests of the mutant's package only.
 
-The suite runs on one tiny float32 model on each of a few backends: for code above the contract, the native engine with
-a transformer and with recurrent layers, and a toy that replays; for the code of a backend, that backend.
+The suite runs on one tiny float32 model per backend. For code above the contract, the backends are the native engine
+with a transformer, the native engine with recurrent layers, and a toy that replays. For the code of a backend, it is
+that backend.
 """
 
 

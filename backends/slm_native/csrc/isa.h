@@ -1,8 +1,8 @@
 // The instruction sets of this build and this machine. Files of every instruction set include this header, so it
 // neither defines nor includes functions (see simd/README.md).
 //
-// amx_plain is for tests: the AMX kernels with tile products in AVX-512. Its results are those of AMX, on any machine
-// with AVX-512.
+// amx_plain is for tests: the AMX kernels with tile products in AVX-512. Its results equal the results of AMX, on any
+// machine with AVX-512.
 #pragma once
 
 namespace slm {

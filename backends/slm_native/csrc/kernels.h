@@ -54,7 +54,7 @@ struct Panel {
 
 struct FormatKernels {
     int type, block, groups, start_zero;
-    std::size_t block_bytes, few_rows;  // few_rows: the most rows of activations for `rows`
+    std::size_t block_bytes, few_rows;  // few_rows: the maximum rows for `rows`
     bool has_min;
     // y[t * y_stride + r] = row r times x[t], r from begin to end; x is [n_tokens][x_stride].
     void (*rows)(const Rows& weights, std::size_t begin, std::size_t end, const Span* x, std::size_t x_stride,

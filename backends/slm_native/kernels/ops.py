@@ -1,4 +1,4 @@
-"""The operations of a transformer. ``recurrent``, ``rwkv`` and ``altup`` have those of some families only."""
+"""The operations of a transformer. ``recurrent``, ``rwkv`` and ``altup`` have the operations of some families."""
 
 from __future__ import annotations
 

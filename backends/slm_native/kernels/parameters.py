@@ -78,7 +78,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """A matrix, with a scale and a bias for its product, and the change that an adapter makes of it."""
+    """A matrix, with a scale and a bias for its product, and the low-rank change of an adapter."""
 
     weight: Weight  # (out, in)
     scale: Array | None = None  # [1]
@@ -170,7 +170,7 @@ PLAIN = Scoring()
 class BlockRange(NamedTuple):
     """The position of a bidirectional block and of a run of its queries. The block ends at the last position held.
 
-    The queries attend to the whole block, in addition to what they attend to without the block.
+    The queries attend to the whole block, and to all positions that they attend to without the block.
 
     Attributes:
         first: first position of the block.

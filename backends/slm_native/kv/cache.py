@@ -28,7 +28,7 @@ class PagedKvCache:
         n_pages: pages for sequences; see ``n_pages_for``.
         n_seq_max: number of sequences.
         new_store: allocates the pages of a layout on the kernel set's device.
-        n_replayed: the most tokens of one ``replay``.
+        n_replayed: the largest number of tokens of one ``replay``.
 
     Raises:
         InvalidOption: the system refuses to allocate the memory.
@@ -42,7 +42,7 @@ class PagedKvCache:
         new_store: NewStore = HostPageStore,
         n_replayed: int = 0,
     ) -> None:
-        # Scratch pages for a replay; one more, as its tokens may begin in the middle of a page.
+        # Scratch pages for a replay; one more, because its tokens may begin in the middle of a page.
         n_scratch = n_pages_of(n_replayed) + 1 if n_replayed else 0
         self._stores = StoreGroup(layouts, n_pages + n_scratch, new_store)
         self._scratch = n_pages

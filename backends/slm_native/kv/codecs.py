@@ -15,7 +15,7 @@ from slm_core.types import KvType
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = Any
-"""Arrays of a kernel set: NumPy's, or those of its device."""
+"""Arrays of a kernel set: NumPy arrays, or arrays of its device."""
 Planes: TypeAlias = Sequence[Array]
 """The encoding of float32 [..., D]: one array [..., W] for each plane of the codec."""
 
@@ -23,7 +23,7 @@ _BLOCK = 32
 _F16_MAX = np.float32(65504)
 _BF16_MAX = np.float32(2.0**127 * (2 - 2.0**-7))
 _LARGEST_BF16 = int(LARGEST_NUMBER.view(np.uint32)) >> 16
-_SMALLEST_PEAK = np.float32(1e-30)  # blocks below it are encoded as zeros, as their float16 scale would be zero
+_SMALLEST_PEAK = np.float32(1e-30)  # blocks below it are encoded as zeros, because their float16 scale would be zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class WindowCache:
         window: number of tokens that a token attends to, itself included.
         n_batch: tokens of the largest batch.
         n_seq_max: number of sequences.
-        n_replayed: the most tokens of one ``replay``.
+        n_replayed: the largest number of tokens of one ``replay``.
         new_store: allocates the pages of a layout on the kernel set's device.
 
     Raises:

@@ -74,7 +74,7 @@ class Step(ABC):
 def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
     """``x`` after all steps; stops early if no row is left to compute."""
     for step in steps:
-        uninterrupted.check()  # nothing is recorded yet of what this pass computes
+        uninterrupted.check()  # the results of this pass are not recorded yet
         x = step.run(x, inputs)
         if len(x) == 0:
             return x

@@ -162,7 +162,7 @@ class FailuresTakeAdapters(ToyContext):
 
 @mutant("TestAdapters::test_refused_scales")
 class UnknownNamesAreSkipped(ToyContext):
-    """``set_adapters`` ignores names that are not loaded, beside others that are."""
+    """``set_adapters`` ignores unknown names if one of the names is loaded."""
 
     def set_adapters(self, seq_id: int, scales: Mapping[str, float]) -> None:
         """Use the known names if there are any."""

@@ -124,7 +124,7 @@ class _WeakMasks(ToyEngine):
 
 @mutant("TestAttentionBias::test_masked")
 class MasksLeak(OtherEngine):
-    """-inf is the bias -8: masked rows keep a weight of up to 0.03 %."""
+    """A bias of -inf counts as -8: masked rows keep a weight of up to 0.03 %."""
 
     engine_type = _WeakMasks
 

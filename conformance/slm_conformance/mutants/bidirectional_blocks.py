@@ -131,7 +131,7 @@ class BlocksReturnCausal(ToyContext):
 
 @mutant("TestBidirectionalBlocks::test_bad_dumps")
 class LongDumpedBlocks(ToyContext):
-    """A dump may hold bidirectional blocks that are longer than a batch."""
+    """A dump with a bidirectional block that is longer than a batch is restored."""
 
     def _check_dumped_blocks(self, snapshot: SequenceSnapshot) -> None:
         n_batch, self.n_batch = self.n_batch, 1 << 20

@@ -290,7 +290,7 @@ def OneResumes(original: Any, completions: Completions, stopping_criteria: Seque
 
 @breaks("TestCompletions::test_in_a_full_context", Branches, "_decode")
 def HalfIsDecoded(original: Any, branches: Branches, runs: Any) -> Any:  # noqa: N802
-    """Where there is no room for all of several branches, the first of them are decoded nevertheless."""
+    """If several branches do not fit, the first of them are decoded nevertheless."""
     try:
         return original(branches, runs)
     except ContextFull as full:

@@ -49,7 +49,7 @@ class ContextsForgetEdits(ToyContext):
 
 @mutant("TestContextDumps::test_by_another_backend")
 class LastOfAnotherBackendIsWrong(ToyContext):
-    """What is decoded again from another backend's dump of a context has the last value with the wrong sign."""
+    """After a replay of another backend's dump of a context, the last value has the wrong sign."""
 
     def restore_context(self, parts: Iterable[bytes]) -> None:
         """Negate the last value of the last sequence of a dump without adapters that has another backend's name."""

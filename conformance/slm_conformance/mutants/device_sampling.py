@@ -36,7 +36,7 @@ class TopTokensAreWide(ToyContext):
 
 @mutant("TestDeviceSampling::test_of_the_rows_of_decode")
 class TotalOfTheTop(ToyContext):
-    """Past position 30, the log-sum-exp is that of the returned logits only."""
+    """Past position 30, the log-sum-exp is computed from the returned logits only."""
 
     def decode_top(self, batch: Batch, k: int) -> TopLogits:
         """Compute the log-sum-exp of late rows from the k returned logits."""

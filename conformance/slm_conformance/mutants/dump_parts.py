@@ -224,7 +224,7 @@ class LostPartsEmptyTheSequence(ToyContext):
 
 @mutant("TestRestoreSteps::test_others_go_on_between_steps")
 class OtherSequencesEndARestore(ToyContext):
-    """A restore in steps is given up when another sequence changes."""
+    """A restore in steps is cancelled when another sequence changes."""
 
     def restore_steps(self, seq_id: int, parts: Iterable[bytes]) -> Iterator[None]:
         """Compare the lengths of all sequences before each step."""
@@ -240,7 +240,7 @@ class OtherSequencesEndARestore(ToyContext):
 
 @mutant("TestRestoreSteps::test_given_up")
 class DropGivesUpNoRestore(ToyContext):
-    """``drop`` does not give up a restore: other calls on its sequence are still refused."""
+    """``drop`` does not cancel a restore: other calls on its sequence are still refused."""
 
     def drop(self, seq_id: int) -> None:
         """Empty the sequence."""
@@ -250,7 +250,7 @@ class DropGivesUpNoRestore(ToyContext):
 
 @mutant("TestRestoreSteps::test_calls_that_fill_the_sequence")
 class RestoringSequencesAreFilled(ToyContext):
-    """Calls may fill a sequence that is being restored."""
+    """Calls may add tokens to a sequence that is being restored."""
 
     def _changeable(self, seq_id: int) -> int:
         return self._checked(seq_id)

@@ -78,7 +78,7 @@ class PositionsOfPythonOnly(ToyContext):
 
 @mutant("TestTruncate::test_several_long_sequences")
 class FarBackInTheThird(ToyContext):
-    """A truncate that removes more than 64 tokens of the third sequence turns the last key that remains."""
+    """A truncate that removes more than 64 tokens of the third sequence rotates the last remaining key."""
 
     def truncate(self, pos: Pos) -> Pos:
         """Move the last remaining key by one position."""

@@ -285,7 +285,7 @@ class FullIsAnError(Above):
 
 @mutant("TestGeneration::test_usage")
 class PromptIsLonger(Above):
-    """Usage counts a cached token too many if a part of the prompt is cached, and the answer has four tokens."""
+    """Usage counts one cached token too many if a part of the prompt is cached and the answer has four tokens."""
 
     owner, attribute = token_loop, "Usage"
 
@@ -524,7 +524,7 @@ def FewAreOne(original: Any, chain: SamplerChain, logits: Any) -> int:
 
 @breaks("TestSampling::test_equal_logits", SamplerChain, "_run_steps")
 def TiesGoToTheLast(original: Any, chain: SamplerChain, candidates: Any, state: Any) -> Any:
-    """Of tokens that all have the same logit, the higher ids stay."""
+    """If several tokens have the same logit, the higher ids are kept."""
     kept, logits = original(chain, candidates, state)
     alike = candidates[1].min() == candidates[1].max()
     return (candidates[0][len(candidates[0]) - len(kept) :], logits) if alike else (kept, logits)

@@ -46,7 +46,7 @@ class LayerStatesBySequence(ToyContext):
 
 @mutant("TestLayerStates::test_in_turns_with_decode")
 class LayerStatesForget(ToyContext):
-    """Tokens after a decode are forgotten again."""
+    """After a decode, ``layer_states`` removes its tokens again."""
 
     decoded = False
 

@@ -170,7 +170,7 @@ class RawErrors(ToyBackend):
 
 @mutant("TestBackend::test_source_kinds")
 class ObjectsDeclared(ToyBackend):
-    """Objects with tensors are declared, but only files and bytes load."""
+    """Tensor sources are declared, but only files and bytes load."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Refuse objects."""
@@ -181,7 +181,7 @@ class ObjectsDeclared(ToyBackend):
 
 @mutant("TestBackend::test_source_kinds")
 class FingerprintOfTheKind(ToyModel):
-    """The fingerprint of an object with tensors is another than that of the file with the same tensors."""
+    """A tensor source and a file with the same tensors have different fingerprints."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -196,7 +196,7 @@ class _InexactEngine(ToyEngine):
 
 @mutant("TestBackend::test_source_kinds")
 class ObjectsRounded(ToyModel):
-    """The tensors of an object are rounded once more than those of a file."""
+    """The tensors of a tensor source are rounded once more than the tensors of a file."""
 
     def __init__(self, source: ModelSource, edit_level: EditLevel, context_type: type[ToyContext]) -> None:
         super().__init__(source, edit_level, context_type)
@@ -206,7 +206,7 @@ class ObjectsRounded(ToyModel):
 
 @mutant("TestBackend::test_a_damaged_source")
 class RawSourceErrors(ToyBackend):
-    """An error in an object with tensors passes through as it is."""
+    """An error of a tensor source is not converted."""
 
     def load(self, source: ModelSource, options: ModelOptions) -> ToyModel:
         """Raise the object's own error."""
@@ -343,7 +343,7 @@ class SizesClamped(ToyModel):
 
 @mutant("TestSizes::test_too_large")
 class SizesLimited(ToyModel):
-    """An ``n_batch`` that is too large becomes the largest one."""
+    """An ``n_batch`` above the limit becomes the limit."""
 
     def new_context(self, options: ContextOptions) -> Context:
         """Lower it to what positions of 31 bits allow."""

@@ -158,23 +158,26 @@ def _row(mutant: Mutant, killed_by: Sequence[str] | None) -> str:
 
 _PAGE_START = """# Mutants of the toy, by scenario
 
-The conformance suite is tested with mutants: toy backends that each break one promise of the contract on purpose. This
-page lists them with the scenarios that kill them. Slips in the project's own code, and the tests that notice them, are
-on another page: [mutants of the code itself](mutants.md).
+On this page you can look up which scenario of the conformance suite detects which bug. The suite is tested with
+mutants: toy backends, each of which breaks one promise of the contract on purpose. The table lists each mutant
+with the scenarios that kill it. Another page has [mutants of the project's own code](mutants.md).
+[conformance.md](conformance.md) says how to use and extend the suite.
 
-Written by `python -m slm_conformance.mutants.matrix docs/conformance-mutants.md`; not to be edited by hand. How the
-suite is used and extended: [conformance.md](conformance.md).
+```sh
+python -m slm_conformance.mutants.matrix docs/conformance-mutants.md   # writes this page: do not edit it by hand
+```
 
-The suite has {n_scenarios} scenarios and {n_mutants} mutants. Every run of the tests plays each mutant on the scenario
-that it names, which must fail. The last column comes from playing other scenarios on the mutant, too, up to the first
-that fails: {n_played} of the {n_mutants} mutants were played so, and {n_alone} scenarios have a mutant that they alone
-kill. With `--results`, a mutant is played when it is new: scenarios that are added later are not played on it.
+The suite has {n_scenarios} scenarios and {n_mutants} mutants. `make test` runs each mutant with the scenario in
+the column "killed by", which must fail. For the last column, other scenarios run on the mutant, too, until the
+first of them fails: {n_played} of the {n_mutants} mutants were played this way, and {n_alone} scenarios have a
+mutant that only they kill. With `--results`, only new mutants are played; scenarios that were added later do
+not run on older mutants.
 
-Random programs are not played on other mutants. Scenarios of sessions, chats, generation and sampling are played on
-mutants that name one of them. Scenarios of hostile dumps, vocabulary, memory, embeddings, bidirectional blocks, M-RoPE
-positions, multi-token prediction and sampling on devices are played on mutants of their own area. All mutants run the
-tiny llama model in float32; scenarios about the content of answers run the demo model, scenarios of M-RoPE positions a
-tiny qwen2vl, scenarios of multi-token prediction a tiny llama with a layer for it.
+Random programs run only on their own mutants. Scenarios of sessions, chats, generation and sampling run only on
+mutants of these areas. Scenarios of hostile dumps, vocabulary, memory, embeddings, bidirectional blocks, M-RoPE
+positions, multi-token prediction and sampling on devices run only on mutants of their own area. All mutants run the
+tiny llama model in float32. Scenarios about the content of answers run the demo model, scenarios of M-RoPE positions a
+tiny qwen2vl, and scenarios of multi-token prediction a tiny llama with a layer for it.
 
 | mutant | breaks | killed by | also killed by |
 |---|---|---|---|"""

@@ -37,7 +37,7 @@ class DraftsAreWide(ToyContext):
 
 @mutant("TestMtp::test_after_batches")
 class DraftsSkipSingles(ToyContext):
-    """The MTP layer does not see tokens that were decoded alone."""
+    """The MTP layer ignores tokens that were decoded alone."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

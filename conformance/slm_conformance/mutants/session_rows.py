@@ -78,7 +78,7 @@ def BatchesDivideBlocks(original: Any, inputs: Any, index: int) -> int:
 
 @breaks("TestSessionRows::test_a_message", RowPromptEncoder, "_inputs")
 def MessagesKeepTheirRows(original: Any, encoder: RowPromptEncoder, rows: EmbeddingRows) -> list[Held]:
-    """A message that is edited keeps its rows if the new rows are as many."""
+    """An edited message keeps its old rows if the number of rows does not change."""
     known = next((inputs for _, inputs in encoder._known.values() if len(inputs) == len(rows.rows)), None)
     encoder._known[id(rows)] = rows, known or original(encoder, rows)
     return encoder._known[id(rows)][1]

@@ -8,7 +8,7 @@ HINTS = MappingProxyType(
     {
         "TestAdapterDumps": "the dump scenarios first; then the adapters of the sequence: they are set before a dump is"
         " decoded again, and put back if a restore fails",
-        "TestAdapterFiles": "what the engine does when an adapter is loaded: it has to refuse each matrix that it would"
+        "TestAdapterFiles": "the load of an adapter: the engine has to refuse each matrix that it would"
         " not change, and to keep an adapter that sequences use after `unload`",
         "TestAdapters": "the decode scenarios first; then the factor of a change (scale times alpha / rank), the order"
         " of its two matrices, and when the engine takes other adapters: before each batch of other sequences",
@@ -21,7 +21,7 @@ HINTS = MappingProxyType(
         "TestChat": "the decode, truncate and cut scenarios first: a chat updates its cache with these calls only. If"
         " they hold, the chat template and the vocabulary",
         "TestChatPrograms": "the printed script: run it, and look at its last call; then the truncate, cut, fork and"
-        " dump scenarios, as chats use these calls",
+        " dump scenarios, because chats use these calls",
         "TestClose": "`close`, and objects that outlive it: contexts and models that are called later, threads of the"
         " engine, and finalizers that run at the exit of the interpreter",
         "TestCompletions": "the fork scenarios first: the prompt is decoded once and forked for each answer; then the"
@@ -37,7 +37,7 @@ HINTS = MappingProxyType(
         "TestDeclarations": "the declared edit level and capabilities, and whether a call beyond them raises before"
         " anything changes",
         "TestDecode": "the attention mask and positions across chunks and sequences, and the order in which rows are"
-        " gathered: an error near 1 is a wrong position or a wrong neighbour, one near the tolerance is precision",
+        " gathered: an error near 1 is a wrong position or a wrong neighbour, an error near the tolerance is precision",
         "TestDecodeLimits": "the count of free positions: the checks of `n_ctx` and `n_batch`, and data that a"
         " refused batch has already written",
         "TestDecodeRefusals": "the order of check, compute and exchange in `decode`: a batch with an invalid part"
@@ -67,12 +67,12 @@ HINTS = MappingProxyType(
         " so far plus one, in time, height and width, also after an edit or a restore",
         "TestLayerStates": "the embedding scenarios first; then where the state is taken: after the layer's last sum"
         " and the direction of a control vector, as a copy, before the next layer changes it",
-        "TestMtp": "the state before a token: that of the token before it in its sequence, also across batches, after"
-        " an edit and in a restored sequence; then the keys of the layer, which are edited with those of the others",
+        "TestMtp": "the state of the token before each token in its sequence, also across batches, after an edit and"
+        " in a restored sequence; then the keys of the layer, which are edited with the keys of the other layers",
         "TestHostileDumps": "every number that is read from a dump: compare it with the size of the dump before it"
         " sets the size of a buffer or a loop, or is used as an index",
         "TestHostileSessions": "`restore` of the context first: its errors for an inner dump, and the state that it"
-        " leaves; everything else is above the contract",
+        " leaves; all other code is above the contract",
         "TestMeaning": "the edits: deleted tokens are still attended to. If they hold on the random models, the"
         " numbers for this file's weight type",
         "TestModelBased": "the printed script: run it, and look at its last call; other failures above name the"
@@ -89,14 +89,14 @@ HINTS = MappingProxyType(
         "TestSession": "the truncate, cut and dump scenarios first; then `tokens` and `length`, on which a session"
         " relies",
         "TestSessionPrograms": "the printed script: run it, and look at its last call; then the truncate, cut, fork"
-        " and dump scenarios, as sessions use these calls",
+        " and dump scenarios, because sessions use these calls",
         "TestSessionRows": "the scenarios of embedding input, and of bidirectional blocks, first; everything else is"
         " above the contract",
         "TestSizes": "`new_context`: sizes and KV types that are rounded or replaced instead of accepted or refused",
         "TestBidirectionalBlocks": "the decode scenarios first; then the mask: each token of a block attends to the"
         " whole block and to nothing after it, and whole blocks are decoded again",
         "TestSpeculation": "the truncate scenarios first; then the rows of a batch with logits for all tokens: their"
-        " order, and that each token attends to the tokens before it only",
+        " order, and that each token attends only to the tokens before it",
         "TestThreads": "the lock of a context, which is acquired without waiting; and buffers that contexts of one"
         " model share",
         "TestTools": "the chat and constraint scenarios first: a call is an answer under a grammar, and its result is"

@@ -64,7 +64,7 @@ def check_edits_end_answers(bench: Bench, session: Session) -> None:
     first = session.generate(ANY)
     next(first)
     session.generate(ANY).run()
-    assert first.run().finish_reason is FinishReason.CANCELLED, "an answer goes on after the next one has begun"
+    assert first.run().finish_reason is FinishReason.CANCELLED, "an answer continues after the next one has begun"
 
 
 def check_code_is_not_dumped(bench: Bench, session: Session) -> None:

@@ -77,7 +77,9 @@ def latent_recipe(
 def _sizes(config: Config, head_dim: int, n_kv_heads: int) -> Sizes:
     n_heads = config.size("num_attention_heads")
     if n_kv_heads != n_heads:
-        raise UnsupportedModel(f"{config.source}: 'num_key_value_heads' is {n_kv_heads} (accepted: {n_heads}, as many)")
+        raise UnsupportedModel(
+            f"{config.source}: 'num_key_value_heads' is {n_kv_heads} (accepted: {n_heads}, the number of heads)"
+        )
     return make_sizes(
         n_layers=config.size("num_hidden_layers", largest=MAX_PARTS),
         n_ctx=config.size("max_position_embeddings"),

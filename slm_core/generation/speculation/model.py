@@ -80,7 +80,7 @@ class DraftModel(Closing):
         return
 
     def close(self) -> None:
-        """Close the context. Twice is fine."""
+        """Close the context. A second call does nothing."""
         self._context.close()
 
     def _feed(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32] | None:

@@ -51,7 +51,7 @@ class Drafter(Protocol):
 
         Args:
             tokens: the whole history; the drafter must not change or keep it.
-            n: the most tokens.
+            n: the largest number of tokens.
             cancelled: called before each batch of the draft; if it returns True, the draft is empty.
         """
         ...
@@ -65,7 +65,7 @@ class DraftFunction:
     """Drafts with a function.
 
     Args:
-        function: called with the history, which it must not change, and the most tokens to return.
+        function: called with the history, which it must not change, and the largest number of tokens to return.
 
     Raises:
         InvalidOption: it cannot be called.

@@ -74,7 +74,9 @@ class DraftRounds(ABC):
             SessionError: ``speculation`` is None, or no drafter is missing.
         """
         if not self.needs_drafter:
-            raise SessionError("a generation is paused that has its drafter: go on without options")
+            raise SessionError(
+                "a generation with its own drafter is paused: call generate() without options to continue it"
+            )
         if speculation is None:
             raise SessionError(MISSING)
         self.speculation = speculation

@@ -82,7 +82,9 @@ def drafter_of(settings: Mapping[str, object]) -> Drafter:
         or (kind is MtpDrafter and options)
         or not all(isinstance(value, int) and not isinstance(value, bool) for value in options.values())
     ):
-        raise InvalidOption(f"drafter settings {dict(settings)!r} (accepted: those of {', '.join(sorted(_KINDS))})")
+        raise InvalidOption(
+            f"drafter settings {dict(settings)!r} (accepted: the settings of {', '.join(sorted(_KINDS))})"
+        )
     try:
         return kind(**options)  # type: ignore[arg-type]  # the names are checked by the call
     except TypeError as error:

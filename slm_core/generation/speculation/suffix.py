@@ -75,7 +75,8 @@ class SuffixIndex:
 
     Args:
         min_match: the shortest suffix, in tokens.
-        max_tokens: the most tokens in the index, about 700 bytes each; at the limit, the older half is removed.
+        max_tokens: the largest number of tokens in the index, about 700 bytes each; at the limit, the older half is
+            removed.
         corpus: initial texts; dumps do not contain them.
 
     Raises:

@@ -56,7 +56,7 @@ class TranslatedDraftModel(Closing):
         return
 
     def close(self) -> None:
-        """Close the context. Twice is fine."""
+        """Close the context. A second call does nothing."""
         self._model.close()
 
     def _follow(self, tokens: Sequence[int]) -> None:

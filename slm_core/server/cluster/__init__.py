@@ -1,5 +1,5 @@
 """Many replicas behind one address: ``slm serve --ray``. It needs ``pip install "slm-core[ray]"``.
 
-A replica is the whole application (``replica``). The front (``front``) is what clients call: it reads a request, and
-passes it to the replica that ``routing`` chooses. Only ``deployment`` knows Ray.
+A replica is the whole application (``replica``). Clients call the front (``front``): it reads a request, and passes it
+to the replica that ``routing`` chooses. Only ``deployment`` knows Ray.
 """

@@ -31,7 +31,7 @@ class ReturnAddress:
     Attributes:
         host: the address of the front.
         port: its port.
-        secret: what the replica has to say first; it is good for one answer.
+        secret: the secret that the replica has to send first; it is valid for one answer.
     """
 
     host: str
@@ -136,7 +136,7 @@ class ExpectedAnswer:
 
 
 async def bring(answer: AsyncGenerator[Sequence[Sent | Ended]], address: ReturnAddress) -> None:
-    """Send an answer to the front, as it comes. It is left early if nobody waits for it any more.
+    """Send an answer to the front, as it comes. It ends early if nobody waits for the rest.
 
     Raises:
         OSError: there is no way to the front.

@@ -1,4 +1,4 @@
-"""Replicas as a deployment of Ray Serve. All that knows Ray is here."""
+"""Replicas as a deployment of Ray Serve. No other module knows Ray."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DEPLOYMENT = "Replica"
 _STATS_S = 0.5
 """Seconds between the tags that a replica reports; sessions of one that ended wait for the next report."""
 _LEAVING_S = 20.0
-"""Seconds that a replica has to hand over what it has, after its last answers."""
+"""Seconds that a replica has to hand over its sessions, after its last answers."""
 _PATIENCE_S = 30.0
 """Seconds after which a start that takes long is reported."""
 _LOG = logging.getLogger("slm_core")
 _ASK_S = 10.0
-"""Seconds within which all replicas answer what is asked of all."""
+"""Seconds within which all replicas answer a request to all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ClusterOptions:
         address: the address of a Ray cluster ("auto" for the one of this machine); None to start one on this machine.
         app: the name of the application in the cluster; one of the same name is replaced.
         n_min: the fewest replicas.
-        n_max: the most replicas; Ray adds and removes them by the number of requests.
+        n_max: the largest number of replicas; Ray adds and removes them by the number of requests.
         n_parallel: the requests that a replica computes together.
         n_chars: the characters of prompts that a replica is expected to keep in its cache.
         n_cpus: the cores of a replica.
@@ -70,10 +70,10 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Called by Ray with the arguments of the deployment's ``RequestRouterConfig``."""
         self._patience_s: float = options["patience_s"]
-        self._known: set[str] = set()  # tags of the replicas that there were
+        self._known: set[str] = set()  # tags of earlier replicas
         self._routing = Routing(options["n_parallel"], options["n_chars"])
         self._counted: dict[str, str] = {}  # by Ray's id of a request, the replica for which it counts
-        self._lock = threading.Lock()  # the ends of requests are told from other threads
+        self._lock = threading.Lock()  # other threads report the ends of requests
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -104,7 +104,7 @@ class PrefixRouter(RequestRouter):
         self._uncount(internal_request_id)
 
     def _count(self, pending: PendingRequest, replica: RunningReplica, text: str) -> list[RunningReplica]:
-        """Count a request for a replica from now on: the next one sees it, even if this one is not sent yet."""
+        """Count a request for a replica from now on: the next choice includes it, even if it is not sent yet."""
         request_id = pending.metadata.internal_request_id
         self._uncount(request_id)
         with self._lock:
@@ -121,7 +121,7 @@ class PrefixRouter(RequestRouter):
 
 
 def _tags(replica: RunningReplica) -> list[str]:
-    """The tags of a replica: its own, and those that it reports."""
+    """The tags of a replica: its own tag, and the tags that it reports."""
     return [tag_of(replica.replica_id.unique_id), *replica.routing_stats.get("tags", ())]
 
 
@@ -150,11 +150,11 @@ class Deployed:
         self._replica.adopt(belongings)
 
     async def all_end(self) -> None:
-        """All replicas will end: what they have is not handed over."""
+        """All replicas will end: their sessions are not handed over."""
         self._all_end = True
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What routers know of this replica; Ray calls it again and again."""
+        """The data of this replica for routers; Ray calls this again and again."""
         return {"tags": list(self._replica.tags)}
 
     async def check_health(self) -> None:
@@ -180,7 +180,7 @@ class RayReplicas:
     """Replicas of models in a Ray cluster.
 
     Args:
-        models: the models; what loads them is sent to each replica.
+        models: the models; the functions that load them are sent to each replica.
         options: the options of each replica.
         cluster: how many there are, and where.
     """
@@ -223,7 +223,7 @@ class RayReplicas:
             await self._bridge.close()
 
     async def scale(self, n_replicas: int) -> None:
-        """Have another number of replicas. Those that end leave their sessions to the others.
+        """Change the number of replicas. Replicas that end leave their sessions to other replicas.
 
         Raises:
             SlmError: the first model cannot be loaded.
@@ -259,7 +259,7 @@ class RayReplicas:
 
     def _deploy(self) -> None:
         cluster = self._cluster
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
         os.environ.setdefault("RAY_worker_niceness", "0")  # models compute in workers; 15 would be Ray's default
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -306,7 +306,7 @@ class RayReplicas:
         deployed = serve.deployment(
             name=_DEPLOYMENT,
             ray_actor_options={"num_cpus": cluster.n_cpus, "num_gpus": cluster.n_gpus},
-            max_constructor_retry_count=2,  # a file that cannot be loaded will not be better
+            max_constructor_retry_count=2,  # another attempt would fail, too
             max_ongoing_requests=self._options.max_requests + 64,  # the replica refuses requests itself, with 429
             graceful_shutdown_wait_loop_s=0.5,
             graceful_shutdown_timeout_s=2 * grace_s + _LEAVING_S,
@@ -316,7 +316,7 @@ class RayReplicas:
         return deployed(Deployed).bind(self._models, self._options)
 
     def _state(self) -> str:
-        """What Ray says of the replicas, in one line."""
+        """The state of the replicas according to Ray, in one line."""
         status = serve.status().applications.get(self._cluster.app) if ray.is_initialized() else None
         deployed = status.deployments.get(_DEPLOYMENT) if status is not None else None
         return " ".join(deployed.message.split()) if deployed is not None and deployed.message else "Ray starts"

@@ -1,4 +1,4 @@
-"""A request on its way from the front to a replica, and what the front reads of it."""
+"""A request on its way from the front to a replica, and the fields that the front reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request:
         request_id: its id in logs.
         key: the name of the client's key; "" without keys.
         text: what its prompt begins with, for the choice of a replica; "" for requests without a prompt.
-        home: the tag of the replica that holds what it asks for; "" if any replica can answer.
+        home: the tag of the replica that has the requested session or response; "" if any replica can answer.
     """
 
     method: str
@@ -47,7 +47,7 @@ class Request:
     home: str = ""
 
     def forwarded(self, tag: str) -> Forwarded:
-        """What the replica with a tag knows of the client."""
+        """The id of the request and its client, for the replica with a tag."""
         return Forwarded(self.request_id, self.key, tag)
 
 
@@ -102,7 +102,7 @@ def home_of(path: str, body: Mapping[str, object]) -> str:
 
 
 def prompt_text(body: Mapping[str, object]) -> str:
-    """What the prompt of a request begins with. Equal histories have equal beginnings, whatever comes after them."""
+    """The beginning of the prompt of a request. Requests with the same history have the same beginning."""
     parts: list[str] = [str(body.get("model", ""))]
     for name in _IN_ORDER:
         value = body.get(name)

@@ -1,4 +1,4 @@
-"""The front: what clients call. It lets requests in, passes them to replicas, and passes answers back as they come."""
+"""The front, which clients call. It checks requests, passes them to replicas, and passes answers back as they come."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class _Front:
                     continue
                 call.facts["error"] = "replica_lost"
                 if is_begun:
-                    raise  # the connection is cut: what was sent must not look complete
+                    raise  # cut the connection: an incomplete answer must not look complete
                 await refuse(_unavailable("the replica that answered has ended"), scope, receive, send)
                 return
 

@@ -1,4 +1,4 @@
-"""Answers that are about all replicas: made of theirs."""
+"""Answers for all replicas, merged from the answer of each replica."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _sessions(answers: Sequence[Whole], _: HttpMetrics) -> Response:
 
 
 class _AllReplicas(CollectorRegistry):
-    """The series of the front, and those of the engines with a label for their replica."""
+    """The series of the front, and the series of the engines with a label for their replica."""
 
     def __init__(self, answers: Sequence[Whole], front: HttpMetrics) -> None:
         super().__init__()

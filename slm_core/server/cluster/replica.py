@@ -23,10 +23,10 @@ from slm_core.server.session_store import ServedSession, SessionStore
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What a replica leaves to another one when it ends.
+    """The state that a replica leaves to another replica when it ends.
 
     Attributes:
-        tags: its tag, and those of the replicas whose sessions it took over.
+        tags: its tag, and the tags of the replicas whose sessions it took over.
         sessions: its sessions; their prompts are computed again.
         responses: its stored responses.
     """
@@ -45,8 +45,8 @@ class Replica:
         options: its options; the front has checked who may call.
 
     Attributes:
-        tag: what the ids of its sessions and responses begin with.
-        tags: its tag, and those of replicas that ended and left their sessions to it.
+        tag: the beginning of the ids of its sessions and responses.
+        tags: its tag, and the tags of replicas that ended and left their sessions to it.
     """
 
     def __init__(self, name: str, models: Sequence[ServedModel], options: ServerOptions) -> None:
@@ -73,7 +73,7 @@ class Replica:
         await self._running.aclose()
 
     async def answer(self, request: Request) -> AsyncGenerator[Sequence[Sent | Ended]]:
-        """The answer to a request, as it comes: what is there is given at once, and nothing waits for more.
+        """The answer to a request, as it comes: each part is returned at once.
 
         Leaving the iteration is the same as a client that closes its connection.
         """
@@ -105,21 +105,21 @@ class Replica:
         return not hangs and not registry.restarting and not any(running.has_failed for running in registry.running)
 
     async def belongings(self) -> Belongings:
-        """What another replica has to take over. Background responses may continue for ``grace_s`` seconds before."""
+        """The state for another replica. Background responses may continue for ``grace_s`` seconds before."""
         responses: ResponseStore = self._app.state.responses
         await responses.close(self._options.grace_s)
         sessions: SessionStore = self._app.state.sessions
         return Belongings(tuple(self.tags), sessions.all, responses.finished())
 
     def adopt(self, belongings: Belongings) -> None:
-        """Take over what another replica had."""
+        """Take over the state of another replica."""
         self._app.state.sessions.adopt(belongings.sessions)
         self._app.state.responses.adopt(belongings.responses)
         self.tags += [tag for tag in belongings.tags if tag not in self.tags]
 
 
 class _Exchange:
-    """One request to the application, and what it has sent.
+    """One request to the application, and the parts of its answer so far.
 
     Attributes:
         lost: set when nobody waits for the answer.
@@ -153,7 +153,7 @@ class _Exchange:
             self._add(Ended(is_complete, route, dict(call_of(self._scope).facts)))
 
     async def take(self) -> Sequence[Sent | Ended]:
-        """What was sent since the last call; waits until there is something."""
+        """The parts that were sent since the last call; waits for the first part."""
         await self._changed.wait()
         self._changed.clear()
         sent, self._sent = self._sent, []

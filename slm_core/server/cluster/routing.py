@@ -1,6 +1,6 @@
-"""Which replica answers a request: the one that has most of its prompt cached, unless others have less to do.
+"""Chooses the replica for a request: the one with most of its prompt cached, unless others have less to do.
 
-The rule is pure: it knows replicas by name, prompts as text, and what it chose before. A prompt's tokens are counted in
+The rule is pure: it knows replicas by name, prompts as text, and its earlier choices. A prompt's tokens are counted in
 characters here: only their share is needed, and the front has no vocabulary.
 """
 
@@ -15,10 +15,10 @@ BLOCK = 64
 
 
 class PrefixIndex:
-    """What replicas have computed lately: prefixes of prompts, in blocks.
+    """The prefixes of prompts that replicas have computed lately, in blocks.
 
-    A block is known by the hash of all text up to its end. A replica that has a block has those before it, too: blocks
-    are forgotten from the end.
+    A block is known by the hash of all text up to its end. A replica that has a block also has the blocks before it:
+    blocks are forgotten from the end.
 
     Args:
         n_chars: the characters that a replica is expected to keep; the least recently used blocks are forgotten.
@@ -88,14 +88,14 @@ class Routing:
         return self._loads
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Set the replicas that there are. New ones begin without requests."""
+        """Set the present replicas. New replicas begin without requests."""
         self._loads = {name: self._loads.get(name, 0) for name in replicas}
         least = min((self._n_begun[name] for name in self._loads if name in self._n_begun), default=0)
         self._n_begun = {name: self._n_begun.get(name, least) for name in self._loads}
         self._index.keep(self._loads)
 
     def choose(self, text: str) -> str:
-        """The replica for a prompt: of the best ones, the one that was chosen least often.
+        """The replica for a prompt; among equally good replicas, the least often chosen one.
 
         Raises:
             ValueError: there are no replicas.

@@ -282,9 +282,9 @@ def test_directories_with_unigrams_equal_sentencepiece(training_texts, make_text
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0, 1]]}}, "no list of pieces and scores"),
-        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}}, "no list of pieces and scores"),
-        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [[3, 0.0]]}}, "is no text"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0, 1]]}}, "not a list of pieces and scores"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}}, "not a list of pieces and scores"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [[3, 0.0]]}}, "is not a text"),
         ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", "b"]]}}, "not a tokenizer"),
         ({"model": {"type": "Unigram", "unk_id": 7, "vocab": [["a", 0.0]]}}, "not a tokenizer"),
         ({"pre_tokenizer": None}, "without the pre-tokenizer Metaspace"),

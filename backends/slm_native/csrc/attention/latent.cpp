@@ -122,7 +122,7 @@ public:
         keys_ = values_ + n_heads_ * n_values_, matrices_ = keys_ + n_heads_ * n_keys_;
     }
 
-    // As many heads from `first` on as fit in the buffer.
+    // The number of heads from `first` on that fit in the buffer.
     ExpandedHeads make(std::size_t first) {
         const std::size_t n = std::min(n_heads_, w_.heads - first), width = layer_.v_up[0]->n_out;
         const StoredLatents latents(kernels_, cache_, run_, w_.rank);

@@ -1,4 +1,4 @@
-// AVX512-BF16: products of pairs of bf16, twice as many per instruction as with float32.
+// AVX512-BF16: products of pairs of bf16, two products per lane and instruction, compared with one in float32.
 #include "kernels.h"
 
 #define SLM_NAMESPACE slm::avx512_bf16

@@ -280,7 +280,7 @@ class CpuKernels(CpuRecurrentKernels):
     def attention_over_runs(
         self, q: Array, cache: KvLayer, plan: BatchPlan, scale: float, scoring: Scoring = PLAIN
     ) -> Array:
-        """All sequences in one call, without gathering their pages; those with biases in NumPy."""
+        """All sequences in one call, without gathering their pages; sequences with biases in NumPy."""
         assert isinstance(cache, CpuKvLayer), "pages that another kernel set made"
         assert isinstance(plan, CpuPlan), "a plan that another kernel set placed"
         mixed: Array = self._native.attend(

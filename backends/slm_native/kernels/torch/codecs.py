@@ -27,7 +27,7 @@ _F16_MAX = 65504.0
 _BF16_MAX = 2.0**127 * (2 - 2.0**-7)
 _E4M3_MAX = 448.0
 _BLOCK = 32
-_SMALLEST_PEAK = 1e-30  # blocks below it are encoded as zeros, as their float16 scale would be zero
+_SMALLEST_PEAK = 1e-30  # blocks below it are encoded as zeros, because their float16 scale would be zero
 
 
 def device_codec(codec: KvCodec) -> KvCodec:

@@ -289,7 +289,7 @@ class ChatPlayer:
         model, name = self._slot(slot), f"c{slot}.session.tokens"
         for token in tokens:
             over = answer.reason is not None or answer.paused or answer.at_limit
-            self._script.check(not over, f"len({name}) == {len(model.history.tokens)}", "it goes on after its end")
+            self._script.check(not over, f"len({name}) == {len(model.history.tokens)}", "it continues after its end")
             self._check_choice(model.history, answer, token, model.n_answers, f"{name}[{len(model.history.tokens)}]")
             raised = answer.take(token, self._vocab)
             self._script.check(not raised, f"{name} is None", "a stopping criterion raised, and that is not told")
@@ -416,7 +416,7 @@ class ChatPlayer:
         actual: Answer = self._script.names["asked"]
         for i, token in enumerate(actual.tokens):
             over = answer.reason is not None or answer.at_limit
-            self._script.check(not over, f"len(asked.tokens) == {i}", "it goes on after its end")
+            self._script.check(not over, f"len(asked.tokens) == {i}", "it continues after its end")
             self._check_choice(ahead, answer, token, 0, f"asked.tokens[{i}]")
             self._script.check(not answer.take(token, self._vocab), "asked is None", "a stopping criterion raised")
         answer.reason = answer.reason or FinishReason.LENGTH

@@ -447,7 +447,7 @@ class SessionPlayer:
         criterion_raised = False
         for token in tokens:
             over = answer.reason is not None or answer.paused or criterion_raised or answer.at_limit
-            check(not over, f"len(s{slot}.tokens) == {len(model.history.tokens)}", "the answer goes on after its end")
+            check(not over, f"len(s{slot}.tokens) == {len(model.history.tokens)}", "the answer continues after its end")
             self._check_choice(slot, answer, token)
             criterion_raised = answer.take(token, self._vocab)
             model.n_drawn += not answer.own

@@ -199,7 +199,7 @@ class TestChat(Scenarios):
             return
         start = next(i for i, token in enumerate(after) if token != before[i])
         end = start + len(before) - len(after)
-        assert after == before[:start] + before[end:], "the tokens after forget are not those around the message"
+        assert after == before[:start] + before[end:], "the tokens after forget are not the tokens around the message"
         bench.agree(next_row(chat.session), cut_row(bench, before, start, end), "the next logits after forget, a cut")
 
     def test_forget_what_does_not_fit(self, bench: Bench) -> None:
@@ -212,7 +212,9 @@ class TestChat(Scenarios):
             assert level < EditLevel.CUT, "forget says that it cut, where the messages that are left read otherwise"
             assert chat.messages == (SAID[0], *SAID[2:]), "forget(1) left other messages"
             rendered = encode_segments(bench.vocab, numbered.render(chat.messages, add_generation_prompt=False))
-            assert session.tokens == tuple(rendered), "after forget, the chat's tokens are not those of its messages"
+            assert session.tokens == tuple(rendered), (
+                "after forget, the chat's tokens are not the tokens of its messages"
+            )
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after forget, computed again")
 
     def test_regenerate(self, bench: Bench) -> None:
@@ -316,7 +318,7 @@ class TestChat(Scenarios):
         fork = chat.fork()
         assert fork.options == chat.options, "a fork has other options than its original"
         original_tokens, fork_tokens = (either.send("you").tokens for either in (chat, fork))
-        assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
+        assert fork_tokens == original_tokens, "a fork continues with other draws than its original"
         assert fork_tokens != first, "a fork repeats the draws of an answer that was given before"
 
     def test_options_of_one_answer(self, bench: Bench) -> None:
@@ -349,7 +351,9 @@ class TestChat(Scenarios):
             _shorten(chat, len(asked))
             text = way(chat, constraint=rule).text
             assert text == "ab", f"{name} with a constraint to 'ab' says {text!r}"
-            assert chat.options == ChatOptions(UNIFORM), f"options of one answer of {name} changed those of the chat"
+            assert chat.options == ChatOptions(UNIFORM), (
+                f"options of one answer of {name} changed the options of the chat"
+            )
 
     def test_dump_and_restore(self, bench: Bench) -> None:
         """Chat: a restored dump has the same messages, tokens and draws; its next logits are within tolerance.
@@ -400,12 +404,12 @@ class TestChat(Scenarios):
             kept, asked = restored.session.context.options, chat.session.context.options
             assert kept == asked, f"a chat in a context of {asked} is restored in one of {kept}"
             rendered = chat_of(bench, chat.messages).session.tokens
-            assert restored.session.tokens == rendered, "a restored chat's tokens are not those of its messages"
+            assert restored.session.tokens == rendered, "a restored chat's tokens are not the tokens of its messages"
             bench.agree(
                 next_row(restored.session), fresh_row(bench, restored.session), "the next logits of a restored chat"
             )
             original_tokens, restored_tokens = (either.send("you").tokens for either in (chat, restored))
-            assert restored_tokens == original_tokens, "a restored chat goes on with other draws"
+            assert restored_tokens == original_tokens, "a restored chat continues with other draws"
 
     @staticmethod
     def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:

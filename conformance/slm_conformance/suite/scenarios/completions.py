@@ -139,7 +139,9 @@ class TestCompletions(Scenarios):
         assert [completion.index for completion in every] == [0, 1, 2, 3], (
             "completions without best_of are not in order"
         )
-        assert _tokens(answered) == _tokens(best), "best_of kept other completions than those with the largest mean"
+        assert _tokens(answered) == _tokens(best), (
+            "best_of kept other completions than the completions with the largest mean"
+        )
 
 
 def _session(bench: Bench) -> Session:

@@ -213,4 +213,6 @@ class TestCut(Scenarios):
         assert returned == Pos(seq_id, len(remaining)), (
             f"cut({start}, {end}) of {len(tokens)} tokens returned {returned}"
         )
-        assert context.tokens(seq_id) == remaining, f"cut({start}, {end}) left other tokens than those around the span"
+        assert context.tokens(seq_id) == remaining, (
+            f"cut({start}, {end}) left other tokens than the tokens around the span"
+        )

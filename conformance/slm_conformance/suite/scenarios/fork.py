@@ -24,7 +24,7 @@ class TestFork(Scenarios):
         assert context.fork(0, 2) == Pos(2, 20), "fork says where the copy's next token goes: position 20"
         assert context.tokens(2) == tuple(tokens[:20]), "the copy holds other tokens than the original"
         expected = bench.oracle().decode(tokens)[20:]
-        bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that goes on")
+        bench.agree(bench.feed(context, tokens[20:], seq_id=2), expected, "a fork that continues")
 
     def test_copy_and_original_diverge(self, bench: Bench) -> None:
         """Clause 5: copy and original do not see each other's later tokens, alternately or in one batch."""

@@ -287,7 +287,7 @@ class TestGeneration(Scenarios):
         running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(script), stopping_criteria=[burst])
         with pytest.raises(KeyError):
             list(running)
-        assert not list(running), "an answer goes on after its end, where a stopping criterion raised there"
+        assert not list(running), "an answer continues after its end, where a stopping criterion raised there"
         answer = running.answer
         assert (answer.tokens, answer.finish_reason) == ((*letters, end), FinishReason.STOP), (
             f"after a stopping criterion raised at its end, an answer has tokens {answer.tokens},"

@@ -29,7 +29,7 @@ from slm_core.types import EMBEDDED, Capability, MalformedCall, Message, Role, T
 _Restored = TypeVar("_Restored")
 N_SESSIONS, N_CHATS = 150, 50
 N_SESSION_FIELDS, N_CHAT_FIELDS = 250, 150
-"""The most dumps with one field of another kind; see ``_other_fields``."""
+"""The largest number of dumps with one field of another kind; see ``_other_fields``."""
 BRIEF = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat format that shows the content of messages only."""
 ODD: tuple[object, ...] = (None, True, -1, 0.5, 2**64, "", "x", [], [[]], {}, {"x": "y"})

@@ -283,7 +283,7 @@ class TestSampling(Scenarios):
             assert np.array_equal(row, before), f"sampling with {dict(options)} changed the row of logits"
 
     def test_a_row_without_a_choice(self, bench: Bench) -> None:
-        """Sampling: a row with NaN or infinity, or without a finite logit, raises ``SamplingError``; draws go on."""
+        """Sampling: a row with NaN or infinity, or without a finite logit, raises ``SamplingError``; draws continue."""
         row = self._row(bench)
         bad = [row.copy() for _ in range(3)]
         bad[0][5], bad[1][5], bad[2][:] = NAN, INF, -INF
@@ -320,7 +320,7 @@ class TestSampling(Scenarios):
             goes_on = [_drawn(chain, row) for row in rows[15:]]
             for copied, name in ((clone, "a clone"), (other, "a chain given the state")):
                 draws = [_drawn(copied, row) for row in rows[15:]]
-                assert draws == goes_on, f"with {options}, {name} goes on with {draws}, not {goes_on}"
+                assert draws == goes_on, f"with {options}, {name} continues with {draws}, not {goes_on}"
             chain.reset()
             assert [_drawn(chain, row) for row in rows[:15]] == first_draws, (
                 f"with {options}, reset() does not begin anew"
@@ -332,7 +332,7 @@ class TestSampling(Scenarios):
         first = session.generate().run().tokens
         restored = Session.restore(bench.context(), bench.vocab, session.dump())
         original_tokens, restored_tokens = (either.generate().run().tokens for either in (session, restored))
-        assert restored_tokens == original_tokens, "a session that was dumped goes on with other draws"
+        assert restored_tokens == original_tokens, "a session that was dumped continues with other draws"
         assert original_tokens != first or len(original_tokens) < 2, (
             "the second answer of a session repeats the draws of the first"
         )

@@ -98,7 +98,7 @@ class TestSessionRows(Scenarios):
         bench.agree(next_row(session), expected, "the next logits after a scratch branch that removed rows")
 
     def test_generate_and_dump(self, bench: Bench) -> None:
-        """Session: an answer after rows, and a dump with decoded and pending rows, go on in another context."""
+        """Session: an answer after rows, and a dump with decoded and pending rows, continue in another context."""
         session, rows = _session(bench, UNIFORM), _rows(bench, 12)
         session.append_rows(rows[:7])
         answer = session.generate().run()

@@ -91,7 +91,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits of other tokens that fill it")
 
     def test_in_batches(self, bench: Bench) -> None:
-        """Session: pending tokens are decoded in batches, with progress; a cancelled prefill goes on where it ended."""
+        """Session: pending tokens are decoded in batches, with progress; a cancelled prefill continues there."""
         session = Session(bench.context(n_ctx=48, n_batch=8), bench.vocab)
         session.append_tokens(bench.tokens(20))
         seen: list[tuple[int, int]] = []
@@ -225,7 +225,7 @@ class TestSession(Scenarios):
         before = session.tokens
         level = session.remove(start, end)
         assert level is bench.edit_level, f"at edit level {bench.edit_level.name}, remove says it was {level.name}"
-        assert session.tokens == before[:12] + before[22:], "remove left other tokens than those around the span"
+        assert session.tokens == before[:12] + before[22:], "remove left other tokens than the tokens around the span"
         expected = cut_row(bench, before, 12, 22) if level is EditLevel.CUT else fresh_row(bench, session)
         bench.agree(next_row(session), expected, f"the next logits after remove, a {level.name}")
 
@@ -274,7 +274,7 @@ class TestSession(Scenarios):
         session.generate().run()
         fork = session.fork()
         original_tokens, fork_tokens = (either.generate().run().tokens for either in (session, fork))
-        assert fork_tokens == original_tokens, "a fork goes on with other draws than its original"
+        assert fork_tokens == original_tokens, "a fork continues with other draws than its original"
 
     def test_dump_in_mid_answer(self, bench: Bench) -> None:
         """Session: a dump of a paused answer, also inside a character or stop text, continues in another context.

@@ -152,10 +152,12 @@ class TestDumpRestore(Scenarios):
             other.restore(1, context.dump(0))
             more = bench.tokens(6, seed=9)
             expected = reference.decode(more)
-            bench.agree(bench.feed(other, more, seq_id=1), expected, "the dump, as the toy goes on with it")
+            bench.agree(bench.feed(other, more, seq_id=1), expected, "the dump, as the toy continues with it")
             back.restore(3, other.dump(1))
         more = bench.tokens(6, seed=10)
-        bench.agree(bench.feed(back, more, seq_id=3), reference.decode(more), "the toy's dump, as the backend goes on")
+        bench.agree(
+            bench.feed(back, more, seq_id=3), reference.decode(more), "the toy's dump, as the backend continues"
+        )
 
     def test_payload_as_declared(self, bench: Bench) -> None:
         """Clause 6: a dump has a payload, hardly larger than the KV cache, if ``KV_PAYLOAD`` is declared, else none."""

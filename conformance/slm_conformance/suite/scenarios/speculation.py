@@ -208,19 +208,19 @@ class TestSpeculation(Scenarios):
             restored = Session.restore(bench.context(), bench.vocab, session.dump())
             again = None
             if spec is None:
-                with bench.refused("an answer that goes on without its draft model", SessionError):
+                with bench.refused("an answer that continues without its draft model", SessionError):
                     restored.generate(stopping_criteria=())
                 again = _speculation(drafter(), n_max=6)
             what = f"an answer that was dumped within a draft of {drafts.drafter!r}"
             resumed = restored.generate(stopping_criteria=(), speculation=again).run()
             original = session.generate(stopping_criteria=()).run()
-            assert resumed.tokens == original.tokens, f"{what} goes on with other tokens"
+            assert resumed.tokens == original.tokens, f"{what} continues with other tokens"
             counts = [
                 None if stats is None else (stats.rounds, stats.drafted, stats.accepted)
                 for stats in (resumed.speculation, original.speculation)
             ]
-            assert counts[0] is not None, f"{what} goes on without drafts"
-            assert spec is not None or counts[0] == counts[1], f"{what} goes on with rounds and tokens {counts}"
+            assert counts[0] is not None, f"{what} continues without drafts"
+            assert spec is not None or counts[0] == counts[1], f"{what} continues with rounds and tokens {counts}"
             bench.same(next_row(restored), next_row(session), f"the next logits of {what}")
 
     def test_damaged_drafts(self, bench: Bench) -> None:
@@ -382,7 +382,7 @@ _WRONG_STATS = (
 def _what_followed(texts: Sequence[list[int]], least: int, most: int, n: int = 5) -> list[list[int]]:
     """The n tokens after each earlier match of the longest suffix of the last text; [] if no suffix matches.
 
-    What follows in the last text goes on at its end with the tokens that it copies.
+    What follows in the last text continues at its end with the tokens that it copies.
     """
     history = texts[-1]
     for size in range(min(most, len(history)), least - 1, -1):

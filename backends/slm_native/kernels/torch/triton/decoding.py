@@ -270,7 +270,7 @@ def _join_heads(
 ):
     """Combine all splits for ``GROUP`` heads from ``head`` on of one token, ``SPLITS`` at a time.
 
-    Results of other programs are read from the L2 cache, as that of this multiprocessor may be older.
+    Results of other programs are read from the L2 cache, because the L1 cache of this multiprocessor may be older.
     """
     s, g, d = tl.arange(0, SPLITS)[:, None], tl.arange(0, GP), tl.arange(0, DP)
     real = g < GROUP
@@ -440,7 +440,7 @@ def attend_decoding(
 
 
 def _pointers(new: NewTokens | None, unused: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of new tokens; any tensor for those that there are not."""
+    """The tensors of new tokens; any tensor in place of absent ones."""
     if new is None:
         return (unused,) * 8
     norms = (unused if norm is None else norm[0] for norm in (new.q_norm, new.k_norm))

@@ -279,7 +279,7 @@ def _is_old(device: torch.device) -> bool:
 
 
 class _Joint(NamedTuple):
-    """A matrix that consists of others; None if those cannot be joined."""
+    """A matrix that consists of other matrices; None if they cannot be joined."""
 
     whole: TorchWeight | None
 
