@@ -166,15 +166,14 @@ def mean_of_values(
 
     The relative error of a weight is the absolute error of its score plus the error of an exponential: eight units, two
     for each unit of the argument (which is rounded, and multiplied by a rounded log2(e)). Each page adds this error
-    once more, because a larger score rescales the sums. A tanh as a quotient of exponentials errs by eight units of
-    the cap.
+    once more, because a larger score rescales the sums. A capped score has a relative error of eight units.
     """
     q, keys, values = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
     scores = keys @ q
     error = ((len(q) + 2) * U + lost) * (np.abs(keys) @ np.abs(q))
     if scoring.softcap is not None:
         scores = np.tanh(scores / scoring.softcap) * scoring.softcap
-        error += 8 * U * scoring.softcap
+        error += 8 * U * np.abs(scores)
     if scoring.slopes is not None:
         scores = scores - float(scoring.slopes[head]) * distance
         error += 2 * U * (np.abs(scores) + float(scoring.slopes[head]) * distance)
@@ -209,6 +208,7 @@ SCORINGS = {
     "window": lambda n_heads: Scoring(window=33),
     "window of one": lambda n_heads: Scoring(window=1),
     "softcap": lambda n_heads: Scoring(softcap=3.0),
+    "large softcap": lambda n_heads: Scoring(softcap=1e6),
     "alibi": lambda n_heads: Scoring(slopes=alibi_slopes(n_heads, 8.0)),
     "sinks": lambda n_heads: Scoring(sinks=2 * f32(n_heads, seed=8)),
     "all": lambda n_heads: Scoring(100, 5.0, alibi_slopes(n_heads, 8.0), f32(n_heads, seed=8)),
