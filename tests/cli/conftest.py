@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import slm_core as slm
@@ -25,6 +28,14 @@ class Outcome:
 def _installed() -> None:
     if not slm.backends():
         pytest.skip("no backends are registered: slm-core is not installed here, only on the path")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_made_once() -> Iterator[None]:
+    """Typer's runner makes all commands anew for each call, which takes longer than most calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(get_command))
+        yield
 
 
 @pytest.fixture

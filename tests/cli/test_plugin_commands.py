@@ -6,6 +6,8 @@ import types
 
 import pytest
 import typer
+import typer.testing
+from typer.main import get_command
 
 from slm_core.hookspecs import Entry, hookimpl
 from slm_core.plugins import Registry
@@ -33,6 +35,8 @@ def right() -> None:
 @pytest.fixture
 def provide(monkeypatch: pytest.MonkeyPatch):
     """Replaces the installed plugins by one plugin with these commands."""
+
+    monkeypatch.setattr(typer.testing, "_get_command", get_command)  # no commands of earlier plugins
 
     def replace(*entries: Entry) -> None:
         module = types.ModuleType("p")
