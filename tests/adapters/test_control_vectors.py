@@ -198,7 +198,7 @@ class TestFiles:
         tensors = {"blk.0.ffn_up.weight.lora_a": StoredTensor.pack(np.ones((2, 96), np.float32), "f32"),
                    "blk.0.ffn_up.weight.lora_b": StoredTensor.pack(np.ones((160, 2), np.float32), "f32")}  # fmt: skip
         lora = write_gguf(tmp_path / "a.gguf", adapter_metadata("llama"), tensors)
-        with pytest.raises(InvalidOption, match="no control vector"):
+        with pytest.raises(InvalidOption, match="is not a control vector"):
             read_adapter(lora, base, layers=(1, 2))
         made = random_control_vector(tmp_path / "v.gguf", weights, 1)
         assert read_adapter(made.path, base, layers=(2, 40)).info.layers == (2,)

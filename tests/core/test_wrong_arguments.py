@@ -127,8 +127,8 @@ def test_sessions(session: slm.Session, name: str, call: Callable[[slm.Session, 
 
 def test_a_mark_that_is_none(session: slm.Session) -> None:
     wrong: Any = 1
-    refused(lambda: session.rollback(wrong), "1 is no mark", InvalidMark)
-    refused(lambda: session.remove(session.mark(), wrong), "1 is no mark", InvalidMark)
+    refused(lambda: session.rollback(wrong), "1 is not a mark", InvalidMark)
+    refused(lambda: session.remove(session.mark(), wrong), "1 is not a mark", InvalidMark)
 
 
 def test_a_refused_callback_does_not_end_a_paused_answer(session: slm.Session) -> None:

@@ -11,7 +11,7 @@ import pytest
 from scripted import START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
-from slm_core.errors import InvalidOption
+from slm_core.errors import InvalidOption, UnknownOption
 from slm_core.generation import FinishReason, StoppingAction
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation
@@ -132,7 +132,7 @@ def test_every_check_belongs_to_a_parameter() -> None:
 
 
 def test_unknown_parameters_are_refused() -> None:
-    with pytest.raises(TypeError, match="temperatur"):
+    with pytest.raises(UnknownOption, match="temperatur"):
         session().generate(temperatur=1)
 
 
