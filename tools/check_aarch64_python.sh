@@ -3,15 +3,16 @@
 # greedy tokens of the demo model have to equal those of this machine, then the conformance suite runs.
 #
 # Needs PyPI, Debian 12 or later with its package sources, g++-aarch64-linux-gnu, qemu-user-static with binfmt-support,
-# cmake, ninja, and an installed slm-core with nanobind (PATH=.venv/bin:$PATH; make platforms).
-# Nothing is installed on this machine: the packages for Arm are unpacked into the build folder.
+# cmake, ninja, and an installed slm-core with nanobind (PATH=.venv/bin:$PATH). ONNX Runtime crashes at its import under
+# qemu 7.2, and runs under qemu 10. Nothing is installed on this machine: the packages for Arm are unpacked into the
+# build folder.
 #
 # usage: tools/check_aarch64_python.sh [BUILD_FOLDER [ARGUMENT_OF_SLM_CONFORMANCE ...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/aarch64-python}
 suite=("${@:2}")
-[ $# -gt 1 ] || suite=(--backend native --backend onnx --quick)
+[ $# -gt 1 ] || suite=(--quick)
 for tool in apt-get dpkg-deb unzip aarch64-linux-gnu-g++ cmake ninja; do
     command -v $tool > /dev/null || { echo "check_aarch64_python: nothing was compiled or run: $tool is missing" >&2; exit 0; }
 done
@@ -67,7 +68,7 @@ packages() { # slm-core without an extension, ours beside it, and the wheels it 
     python3 -m pip download -q --platform manylinux2014_aarch64 $(seq -f '--platform manylinux_2_%g_aarch64' 17 "$glibc") \
         --python-version "$version" --only-binary :all: -d "$build/wheels" \
         $(python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; extra = p["optional-dependencies"]
-print(*p["dependencies"], *extra["conformance"], *extra["onnx"])' | tr -d ' ' )
+print(*p["dependencies"], *extra["conformance"], *extra["onnx"])')
     for wheel in "$build"/wheels/*.whl; do unzip -qo "$wheel" -d "$site"; done
 }
 
@@ -80,4 +81,4 @@ diff "$build/tokens.here" "$build/tokens.arm"
 echo "check_aarch64_python: greedy tokens are equal"
 arm_python 600 -m slm_core backends
 arm_python 3600 -m slm_core demo
-arm_python 7200 -m slm_core conformance "${suite[@]}"
+for backend in native onnx; do arm_python 7200 -m slm_core conformance --backend $backend "${suite[@]}"; done
