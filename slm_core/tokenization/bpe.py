@@ -36,8 +36,9 @@ class BytePairs:
         from tokenizers import Tokenizer, models
 
         lowercase = pre.drops_whitespace and gguf.get("tokenizer.ggml.normalizer.lowercase", bool, False)
-        kinds = [kind for kind in TokenKind if kind not in (TokenKind.CONTROL, TokenKind.UNKNOWN)]
-        vocab = {spec.tokens[i]: i for i in spec.content_of_kind(*kinds)}
+        vocab = dict(spec.ids)
+        for i in spec.content_of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN):
+            del vocab[spec.tokens[i]]
         merges = _pairs(gguf.require(_MERGES, list[str]), spec.source)
         options = {"byte_fallback": not pre.byte_level, "ignore_merges": pre.ignore_merges}
         try:
