@@ -84,8 +84,8 @@ class ContextBase(ContextCore):
         incoming = Incoming("sequence", parts)
         with incoming.refusals():
             received = self._receiver(seq_id)
-            which = range(len(incoming.lengths))
-            snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
+            section_indices = range(len(incoming.lengths))
+            snapshot = SequenceSnapshot.read(incoming.meta, incoming, section_indices, received.begin)
             incoming.finish()
         self._check_dumped_inputs(snapshot)
         adapters = self._adapters.dumped(snapshot.adapters)
@@ -166,8 +166,10 @@ class ContextBase(ContextCore):
             incoming = Incoming("sequence", parts)
             received = self._reserving_receiver(seq_id)
             try:
-                which = range(len(incoming.lengths))
-                snapshot = yield from SequenceSnapshot.read_steps(incoming.meta, incoming, which, received.begin)
+                section_indices = range(len(incoming.lengths))
+                snapshot = yield from SequenceSnapshot.read_steps(
+                    incoming.meta, incoming, section_indices, received.begin
+                )
                 incoming.finish()
             except SlmError:
                 yield from incoming.refused()
@@ -177,7 +179,7 @@ class ContextBase(ContextCore):
             self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
             self._adapters.put(seq_id, adapters)
             self._end_restore(seq_id, snapshot, received)
-        except GeneratorExit:  # the iterator is garbage, and the sequence may hold something else by now
+        except GeneratorExit:  # the iterator was abandoned, and the sequence may have other contents by now
             raise
         except BaseException:
             self._drop(seq_id)
@@ -212,7 +214,7 @@ class ContextBase(ContextCore):
         return Receiver(declared.fits_payload, is_used, new_writer)
 
     def _end_restore(self, seq_id: int, snapshot: SequenceSnapshot, received: Receiver) -> None:
-        """The last step of a restore: the sequence gets its contents. If this raises, it may have a part of them."""
+        """The last step of a restore: the sequence gets its contents. If this raises, a part may be in the sequence."""
         if received.writer is not None:
             received.writer.put()
             self._ledger.exchange(seq_id, snapshot.held(), snapshot.edits)
@@ -232,13 +234,13 @@ class ContextBase(ContextCore):
             start, src = max(((self._ledger.n_shared(seq_id, src), src) for src in seq_ids[:i]), default=(0, 0))
             start, payload = self._tail_payload(seq_id, start)
             snapshot = self._snapshot(seq_id, start)
-            of = snapshot.sections(payload)
-            shares.append([seq_id, src if start else seq_id, start, len(of), snapshot.meta()])
-            sections += of
+            sequence_sections = snapshot.sections(payload)
+            shares.append([seq_id, src if start else seq_id, start, len(sequence_sections), snapshot.meta()])
+            sections += sequence_sections
         return {"sequences": shares}, sections
 
     def _tail_payload(self, seq_id: int, start: int) -> tuple[int, bytes | Pieces]:
-        """How many shared tokens the dump of a sequence leaves out, and the payload of the other tokens."""
+        """The number of shared tokens that the dump of a sequence leaves out, and the payload of its other tokens."""
         held, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
         if start == len(held):
             return start, b""
@@ -262,8 +264,8 @@ class ContextBase(ContextCore):
             lambda header: self._share_writer(share, header),
         )
         tail = SequenceSnapshot.read(share.meta, incoming, share.sections, received.begin, start)
-        before = self._ledger.inputs(src)[:start] if start else []
-        snapshot = tail.after(before)
+        shared_inputs = self._ledger.inputs(src)[:start] if start else []
+        snapshot = tail.after(shared_inputs)
         self._check_dumped_inputs(snapshot)
         adapters = self._adapters.dumped(snapshot.adapters)
         if start and not are_equal(adapters, self._adapters.of(src)):
@@ -386,7 +388,7 @@ class ContextBase(ContextCore):
         self._replay_after(seq_id, snapshot.held(), snapshot.edits)
 
     def _replay_after(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
-        """Decode inputs at the end of a sequence and repeat edits. Positions of the edits count from that end."""
+        """Decode inputs after a sequence and repeat their edits. Positions of the edits count from the old end."""
         first = self._ledger.length(seq_id)
         runs, _ = replay_plan(inputs, edits)
         for run, edit in zip(runs, (*edits, None), strict=True):
