@@ -104,15 +104,15 @@ class EncodedPrompt:
             parser.feed(end)
         return parser
 
-    def constraint(self, given: Constraint | Spec | None) -> Constraint | Spec | None:
+    def constraint(self, constraint: Constraint | Spec | None) -> Constraint | Spec | None:
         """The constraint of the answer.
 
         Raises:
             InvalidOption: both the tools and the caller restrict the answer.
         """
-        if self.rule is not None and given is not None:
+        if self.rule is not None and constraint is not None:
             raise InvalidOption("constraint= and the constraint of tool_choice or strict_tools do not go together")
-        return given if self.rule is None else self.rule
+        return constraint if self.rule is None else self.rule
 
 
 class EventParser:

@@ -201,14 +201,14 @@ class PrefixStore(Closing):
 
     def _clean(self) -> None:
         """Remove index entries without a file, and abandoned files without an index entry."""
-        named = {file for (file,) in self._index.execute("select file from prefixes")}
-        there = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
-        for file in named - set(there):
+        indexed = {file for (file,) in self._index.execute("select file from prefixes")}
+        files = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
+        for file in indexed - set(files):
             self._index.execute("delete from prefixes where file = ?", (file,))
-        for name in set(there) - named:
+        for name in set(files) - indexed:
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                if time.time() - there[name].stat().st_mtime > _ORPHAN_S:
-                    there[name].unlink()
+                if time.time() - files[name].stat().st_mtime > _ORPHAN_S:
+                    files[name].unlink()
 
     @contextlib.contextmanager
     def _reported(self, action: str) -> Iterator[None]:
@@ -226,8 +226,8 @@ def dump_key(context: Context, empty: int) -> str:
         context: the context.
         empty: an empty sequence of the context.
     """
-    about = SequenceSnapshot.from_bytes(context.dump(empty))
-    return f"{about.fingerprint} {about.backend} {about.payload_format}"
+    snapshot = SequenceSnapshot.from_bytes(context.dump(empty))
+    return f"{snapshot.fingerprint} {snapshot.backend} {snapshot.payload_format}"
 
 
 def _head(tokens: NDArray[np.int32]) -> bytes:
