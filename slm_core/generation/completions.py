@@ -320,8 +320,8 @@ def checked_completions(n: int, best_of: int | None) -> int:
     Raises:
         InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above ``MOST_COMPLETIONS``.
     """
-    n_made = n if best_of is None else best_of
-    for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
+    n_completions = n if best_of is None else best_of
+    for name, value, least in (("n", n, 1), ("best_of", n_completions, n)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_COMPLETIONS:
             raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from {least} to {MOST_COMPLETIONS})")
-    return n_made
+    return n_completions
