@@ -2,7 +2,7 @@
 
 Candidates are two arrays: ``ids`` int64 [n], ascending, and ``logits`` float [n], all finite. A step returns new arrays
 and never writes into its arguments. Selections are by value with ties broken by id, so that they are the same on every
-machine; none sorts the vocabulary.
+machine. No selection sorts the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FEW = 4096
 """The largest number of candidates with float64 logits; for more candidates, float32 takes a tenth of the time."""
 
 _COARSE = 8
-"""Coarse groups per k in ``shortlist``, at least: about 7 % more values than necessary reach its bound."""
+"""The least number of coarse groups per k in ``shortlist``: about 7 % more values than necessary reach its bound."""
 
 _MOST_PIECES = 64
 """Up to this number of removed candidates, concatenating the ranges between them is three times as fast as a mask."""
@@ -127,9 +127,9 @@ def n_to_reach(ranked: Values, mass: float, at_least: int) -> int:
 
 
 def _kth_largest(values: Values, k: int) -> float:
-    moved = values.copy()
-    moved.partition(len(moved) - k)
-    return float(moved[len(moved) - k])
+    partitioned = values.copy()
+    partitioned.partition(len(partitioned) - k)
+    return float(partitioned[len(partitioned) - k])
 
 
 def _bound(maxima: Values, k: int) -> float:

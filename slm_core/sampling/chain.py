@@ -80,8 +80,8 @@ class SamplerChain:
         """A chain with the properties of a vocabulary that its options need.
 
         Raises:
-            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains; options
-                that are no ``Sampling``.
+            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains; or
+                ``sampling`` is not a ``Sampling``.
         """
         check_kind("sampling", sampling, Sampling)
         return cls(sampling, stream=stream, known=known_of(sampling, vocab))
@@ -278,11 +278,11 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
     starts = np.arange(n_blocks) * 512
     blocks = np.add.reduceat(probs, starts)
     edges = np.cumsum(blocks)
-    at = int(np.searchsorted(edges, number * edges[-1], side="right"))
-    within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
-    inside = np.cumsum(within) + (edges[at] - blocks[at])
+    block = int(np.searchsorted(edges, number * edges[-1], side="right"))
+    within = probs[starts[block] :] if block == n_blocks - 1 else probs[starts[block] : starts[block] + 512]
+    inside = np.cumsum(within) + (edges[block] - blocks[block])
     # Sums within a block and sums over blocks are rounded differently.
-    return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
+    return int(starts[block]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
 
 def _is_memory(memory: object) -> bool:
