@@ -177,7 +177,7 @@ class DirectoryVocab:
         """Text of a run of tokens, without the space that the vocabulary adds before a text.
 
         Raises:
-            InvalidOption: no list.
+            InvalidOption: not a list.
             InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         data = b"".join(self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS))
@@ -210,7 +210,7 @@ def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
 
 
 def _check_unigram(source: Path, stated: Mapping[str, Any]) -> None:
-    """Check the pieces; and that texts reach the model without spaces, which ``_without`` relies on."""
+    """Check the pieces, and that texts reach the model without spaces: ``_without_pieces`` relies on it."""
     vocab = stated["model"].get("vocab")
     if not (isinstance(vocab, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocab)):
         raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is not a list of pieces and scores")

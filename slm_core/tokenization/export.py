@@ -51,13 +51,13 @@ def tokenizer_files(gguf: GgufFile, n_ctx: int) -> dict[str, str]:
 
 def _byte_pairs(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
     assert spec.pre is not None
-    stated: dict[str, Any] = json.loads(BytePairs(spec, gguf, spec.pre).stated())
-    stated["model"]["vocab"] = _vocabulary(spec)
+    to_json: dict[str, Any] = json.loads(BytePairs(spec, gguf, spec.pre).to_json())
+    to_json["model"]["vocab"] = _vocabulary(spec)
     if spec.pre.byte_level:
-        stated["decoder"] = _BYTE_LEVEL
+        to_json["decoder"] = _BYTE_LEVEL
     elif spec.pre.normalizer == "metaspace":
-        stated["decoder"] = {"type": "Sequence", "decoders": _SENTENCEPIECE}
-    return stated
+        to_json["decoder"] = {"type": "Sequence", "decoders": _SENTENCEPIECE}
+    return to_json
 
 
 def _sentencepiece(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
