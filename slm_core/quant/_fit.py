@@ -39,8 +39,8 @@ def fit_affine(x: Floats, weight: Floats, top: int) -> tuple[Floats, Floats]:
     sums = _Sums(x, weight)
     best = _Best(extent / np.float32(top), -lowest)
     codes = np.empty_like(x)
-    for stretch in _RANGES:
-        np.multiply(unit, top + stretch, out=codes)
+    for extra in _RANGES:
+        np.multiply(unit, top + extra, out=codes)
         np.rint(codes, out=codes)
         np.minimum(codes, top, out=codes)
         best.offer(*sums.line(codes))
@@ -64,8 +64,8 @@ def fit_symmetric(x: Floats, weight: Floats, half: int) -> Floats:
     scale = farthest / np.float32(-half)
     gain = np.zeros_like(scale)
     codes, squares = np.empty_like(x), np.empty_like(x)
-    for stretch in _RANGES:
-        np.multiply(unit, half + stretch, out=codes)
+    for extra in _RANGES:
+        np.multiply(unit, half + extra, out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -half, half - 1, out=codes)
         product = np.einsum("wn,wn->n", weighted, codes)
@@ -171,6 +171,8 @@ class _Sums:
 
 
 class _Best:
+    """The best fit of each group so far."""
+
     def __init__(self, scale: Floats, minus: Floats) -> None:
         self.scale, self.minus = scale, minus
         self._gain = np.full_like(scale, -np.inf)
