@@ -1,4 +1,4 @@
-"""A context in the child process: it takes calls from a connection until that ends."""
+"""A context in the child process: it answers calls until its connection ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ServedContext:
         self._rows = rows
         self._channel = channel
         self._dumps: dict[int, Iterator[bytes]] = {}
-        self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # with the sequence
+        self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # by number: the sequence, and the steps
         self._n_begun = 0
         self._calls: dict[str, Callable[..., tuple[object, list[int]]]] = {
             "length": lambda seq_id: (context.length(seq_id), []),
@@ -193,7 +193,7 @@ class ServedContext:
 
     @staticmethod
     def _nothing(position: Pos) -> None:
-        """The parent knows the position by the length."""
+        """No value: the parent derives the position from the length of the sequence."""
 
 
 _END = object()
