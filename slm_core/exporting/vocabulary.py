@@ -52,10 +52,10 @@ def vocabulary_metadata(folder: Path, n_vocab: int, ends: Sequence[int]) -> Meta
 
 def _checked_metadata(folder: Path, vocab: DirectoryVocab | GgufVocab, ends: Sequence[int]) -> Metadata:
     if isinstance(vocab, GgufVocab):
-        own = _world(vocab)
+        keys = _world(vocab)
     else:
-        own = {**_encoder(folder, vocab), **_tokens(vocab), **_special(folder, vocab, ends)}
-    metadata = {f"{_PREFIX}{key}": value for key, value in own.items()}
+        keys = {**_encoder(folder, vocab), **_tokens(vocab), **_special(folder, vocab, ends)}
+    metadata = {f"{_PREFIX}{key}": value for key, value in keys.items()}
     _check(folder, vocab, build_vocab(GgufFile.open(header(metadata))))
     return metadata
 
@@ -103,7 +103,7 @@ def _encoder(folder: Path, vocab: DirectoryVocab) -> Metadata:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-    """Scores that merge in the order of ``merges``: of a merged piece, the negative rank of its first merge."""
+    """Scores that keep the order of ``merges``: a merged piece gets the negative rank of its first merge."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault("".join(merge), rank)
