@@ -171,9 +171,9 @@ def _converted(
     if name == EMBEDDING:
         a, b = b.T, a.T  # PEFT multiplies a token's column of A by B
     try:
-        for one in _of_rows(change):
-            one.shape(b.shape)
-            b = one.values(b)
+        for row_change in _of_rows(change):
+            row_change.shape(b.shape)
+            b = row_change.values(b)
     except ValueError as error:
         raise InvalidModelFile(f"{folder}: the change of {shown(module)} does not fit this model: {error}") from None
     except TypeError:

@@ -143,12 +143,13 @@ class ContextBase(ContextCore):
     # Checks.
 
     @contextmanager
-    def _unchanged(self, revisions: Mapping[int, int], what: str = "dump") -> Iterator[None]:
+    def _unchanged(self, revisions: Mapping[int, int], operation: str = "dump") -> Iterator[None]:
         with self._call():
             for seq_id, revision in revisions.items():
                 if self._ledger.revision(seq_id) != revision:
                     raise SequenceChanged(
-                        f"sequence {seq_id} was changed since its {what} began: {what} it again", seq_id=seq_id
+                        f"sequence {seq_id} was changed since its {operation} began: {operation} it again",
+                        seq_id=seq_id,
                     )
             with failures_of(tuple(revisions)):
                 yield
@@ -241,14 +242,14 @@ class ContextBase(ContextCore):
 
     def _tail_payload(self, seq_id: int, start: int) -> tuple[int, bytes | Pieces]:
         """The number of shared tokens that the dump of a sequence leaves out, and the payload of its other tokens."""
-        held, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
-        if start == len(held):
+        inputs, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
+        if start == len(inputs):
             return start, b""
         if Capability.KV_PAYLOAD in self._declared.capabilities and start:
             tail = self._engine_export_tail(seq_id, start)
             if tail is not None:
                 return start, tail
-        if start and tail_edits(edits, start) is not None and not ahead_of(held[start - 1]):
+        if start and tail_edits(edits, start) is not None and not ahead_of(inputs[start - 1]):
             return start, b""
         return 0, self._exported(seq_id)
 
@@ -300,11 +301,11 @@ class ContextBase(ContextCore):
 
     def _replay_share(self, share: Share, snapshot: SequenceSnapshot) -> None:
         """Fork the shared tokens and decode the others; decode all if they cannot be forked or decoded separately."""
-        seq_id, start, held = share.seq_id, share.start, snapshot.held()
+        seq_id, start, inputs = share.seq_id, share.start, snapshot.held()
         edits = tail_edits(snapshot.edits, start)
         cannot_fork = self.edit_level < EditLevel.TRUNCATE and start < self._ledger.length(share.src)
-        if edits is None or cannot_fork or ahead_of(held[start - 1]):
-            self._check_replay(seq_id, held, snapshot.edits)
+        if edits is None or cannot_fork or ahead_of(inputs[start - 1]):
+            self._check_replay(seq_id, inputs, snapshot.edits)
             self._fill(seq_id, snapshot, b"")
             return
         n_copied = self._n_copied_by_fork(share.src, start)
@@ -312,8 +313,8 @@ class ContextBase(ContextCore):
         self._use_adapters_of(seq_id)
         self._engine_fork(share.src, seq_id, start)
         self._ledger.fork(share.src, seq_id, start, n_copied)
-        self._check_replay(seq_id, held[start:], edits)
-        self._replay_after(seq_id, held[start:], edits)
+        self._check_replay(seq_id, inputs[start:], edits)
+        self._replay_after(seq_id, inputs[start:], edits)
 
     def _check_replay(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
         if edits:
@@ -332,18 +333,18 @@ class ContextBase(ContextCore):
 
     def _snapshot(self, seq_id: int, start: int = 0) -> SequenceSnapshot:
         """The dump of the inputs from ``start`` on, without the payload."""
-        held = self._ledger.inputs(seq_id)[start:]
+        inputs = self._ledger.inputs(seq_id)[start:]
         return SequenceSnapshot(
             self._declared.backend,
             self._declared.payload_format,
             self._declared.fingerprint,
-            tokens=np.array(token_ids(held), np.int32),
+            tokens=np.array(token_ids(inputs), np.int32),
             edits=self._ledger.edits(seq_id),
             payload=b"",
-            rows=rows_of(held),
-            ahead=all_ahead_of(held),
-            offsets=offsets_of(held),
-            bias=biases_of(held),
+            rows=rows_of(inputs),
+            ahead=all_ahead_of(inputs),
+            offsets=offsets_of(inputs),
+            bias=biases_of(inputs),
             adapters=dumped_scales(self._adapters.of(seq_id)),
         )
 

@@ -174,10 +174,10 @@ class Checks:
 
     def whole_blocks(self, seq_id: int, length: int) -> None:
         """Raise ``InvalidPosition`` if a length splits a bidirectional block: its tokens attend to the whole block."""
-        held = self._ledger.inputs(seq_id)
-        if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
+        inputs = self._ledger.inputs(seq_id)
+        if length == 0 or length == len(inputs) or not ahead_of(inputs[length - 1]):
             return
-        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
+        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(inputs[i - 1]))
         raise InvalidPosition(
             f"position {length} of sequence {seq_id} lies in a bidirectional block (accepted: {begin}, where the block"
             " begins, or a position after the block)",
@@ -248,10 +248,10 @@ class Checks:
                 )
         return len(rows)
 
-    def _supported(self, capability: Capability, what: str) -> None:
+    def _supported(self, capability: Capability, kind: str) -> None:
         if capability not in self._declared.capabilities:
             raise UnsupportedInput(
-                f"the backend {self._declared.backend} takes no {what} for this model: it does not declare {capability}"
+                f"the backend {self._declared.backend} takes no {kind} for this model: it does not declare {capability}"
             )
 
     def _batch_ids(self, tokens: NDArray[np.int32], seq_ids: NDArray[np.int32], n_rows: int) -> None:

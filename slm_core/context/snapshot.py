@@ -269,8 +269,8 @@ _ADAPTERS = "adapters"
 
 
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
-    known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
-    if not known or not 3 <= n_sections <= 7:
+    has_known_keys = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
+    if not has_known_keys or not 3 <= n_sections <= 7:
         raise InvalidSnapshot("a part of the dump of a sequence is missing")
 
 

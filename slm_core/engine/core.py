@@ -307,11 +307,11 @@ class EngineCore(Closing):
             return Source()
         return self._sources.find(request, self._started())
 
-    def _n_spare(self, *begun: Request) -> int:
-        """Free positions that neither requests with a sequence nor ``begun`` need for their histories."""
-        needs = (len(request.history.tokens) + 1 for request in (*self._started(), *begun))
-        held = sum(map(self._n_owned, self._started()))
-        return self.context.n_free - sum(needs) + held
+    def _n_spare(self, *starting: Request) -> int:
+        """Free positions that neither requests with a sequence nor ``starting`` need for their histories."""
+        needs = (len(request.history.tokens) + 1 for request in (*self._started(), *starting))
+        n_owned = sum(map(self._n_owned, self._started()))
+        return self.context.n_free - sum(needs) + n_owned
 
     def _begin(self, request: Request, source: Source) -> None:
         """Assign a sequence to a request, with the tokens that its source has, or restore a dump into it."""

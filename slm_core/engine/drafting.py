@@ -238,8 +238,8 @@ class StepDrafts:
                 request.ahead = self._ahead(request, state, step)
             except self._contained as error:  # an error of a drafter or constraint concerns only its request
                 failed[state.id] = error
-        kept = [state for state in states if state.id not in failed]
-        return [replace(state, n_ahead=len(requests[state.id].ahead)) for state in kept], failed
+        remaining = [state for state in states if state.id not in failed]
+        return [replace(state, n_ahead=len(requests[state.id].ahead)) for state in remaining], failed
 
     def _ahead(self, request: Request, state: ActiveRequest, step: _Step) -> Sequence[int]:
         if request.drafts is not None:

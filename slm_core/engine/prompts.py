@@ -170,10 +170,10 @@ def check_template_kwargs(template_kwargs: object, option: str) -> None:
     """
     if not isinstance(template_kwargs, Mapping) or not all(isinstance(name, str) for name in template_kwargs):
         raise InvalidOption(f"{option}={template_kwargs!r:.80} (accepted: a mapping of names to values)")
-    taken = sorted(_RENDER_PARAMETERS & template_kwargs.keys())
-    if taken:
+    reserved = sorted(_RENDER_PARAMETERS & template_kwargs.keys())
+    if reserved:
         raise InvalidOption(
-            f"{option} has {taken[0]!r} (accepted: names other than {', '.join(sorted(_RENDER_PARAMETERS))})"
+            f"{option} has {reserved[0]!r} (accepted: names other than {', '.join(sorted(_RENDER_PARAMETERS))})"
         )
 
 

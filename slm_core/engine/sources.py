@@ -64,21 +64,21 @@ class Sources:
         return Source(stored=stored) if is_faster else source
 
     def _in_memory(self, request: Request, active: Iterable[Request]) -> Source:
-        kept = self._sequences.match(request.waiting_tokens, request.salt)
-        n_kept, n_usable = kept.n_shared, len(request.waiting_tokens) - 1
+        cached = self._sequences.match(request.waiting_tokens, request.salt)
+        n_cached, n_usable = cached.n_shared, len(request.waiting_tokens) - 1
         shared = [
             (min(n_common(other.waiting_tokens, request.waiting_tokens), n_usable), other)
             for other in active
             if other.salt == request.salt
         ]
         n_shared, other = max(shared, key=lambda pair: pair[0], default=(0, None))
-        if other is None or other.seq_id is None or n_shared < n_kept + LEAST_SHARED:
-            return Source(kept)
+        if other is None or other.seq_id is None or n_shared < n_cached + LEAST_SHARED:
+            return Source(cached)
         if self._sequences.length(other.seq_id) < n_shared:
             if not self._sequences.forks_anywhere(other.seq_id):
                 other.stop_at(n_shared)
-            return Source(kept, is_computed_now=True)
+            return Source(cached, is_computed_now=True)
         n_reusable = self._sequences.n_forkable(other.seq_id, n_shared)
-        if n_reusable < n_kept + LEAST_SHARED:
-            return Source(kept)
+        if n_reusable < n_cached + LEAST_SHARED:
+            return Source(cached)
         return Source(Match(other.seq_id, n_reusable), n_saved=n_reusable if self._sequences.shares_forks else 0)

@@ -111,11 +111,11 @@ class PrefixStore(Closing):
                 (self._model, _digest(salt), _head(tokens)),
             ).fetchall()
             for file, blob, n_bytes in rows:
-                held = np.frombuffer(blob, "<i4")
-                n_shared = min(n_common(held, tokens), len(tokens) - 1)
-                useful = not self._whole or n_shared == len(held)
-                if useful and (best is None or (n_shared, -len(held)) > (best.n_shared, -best.n_tokens)):
-                    best = StoredPrefix(file, len(held), n_shared, n_bytes)
+                history = np.frombuffer(blob, "<i4")
+                n_shared = min(n_common(history, tokens), len(tokens) - 1)
+                useful = not self._whole or n_shared == len(history)
+                if useful and (best is None or (n_shared, -len(history)) > (best.n_shared, -best.n_tokens)):
+                    best = StoredPrefix(file, len(history), n_shared, n_bytes)
         return best
 
     def read(self, stored: StoredPrefix) -> Iterator[bytes]:
@@ -180,8 +180,8 @@ class PrefixStore(Closing):
         histories = [(file, np.frombuffer(blob, "<i4")) for file, blob in rows]
         return [
             file
-            for file, held in histories
-            if n_common(held, tokens) == len(held) and (not self._whole or len(held) == len(tokens))
+            for file, history in histories
+            if n_common(history, tokens) == len(history) and (not self._whole or len(history) == len(tokens))
         ]
 
     def _make_room(self, n_bytes: int) -> None:

@@ -69,9 +69,9 @@ def pre_name(tokenizer: Tokenizer, stated: Mapping[str, Any]) -> str | None:
         for name, pre in PRE_TOKENIZATIONS.items()
         if pre.byte_level and pre.ignore_merges == ignores_merges and not pre.drops_whitespace
     }
-    theirs = [_pieces(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in sample_texts()]
+    expected = [_pieces(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in sample_texts()]
     for name in sorted(fitting, key=_preference):
-        if splits_like(fitting[name], theirs):
+        if splits_like(fitting[name], expected):
             return name
     return None
 

@@ -42,11 +42,11 @@ class ForcedWords:
     def needed(self, tokens: Sequence[int], contained: frozenset[int]) -> int:
         """The number of tokens to complete all missing words, including a partial word at the end."""
         missing_words = [spellings for i, spellings in enumerate(self._words) if i not in contained]
-        begun = (
+        n_written = (
             min(map(len, spellings)) - min(len(spelling) - _ends(tokens, spelling) for spelling in spellings)
             for spellings in missing_words
         )
-        return sum(min(map(len, spellings)) for spellings in missing_words) - max(begun, default=0)
+        return sum(min(map(len, spellings)) for spellings in missing_words) - max(n_written, default=0)
 
     def next_tokens(self, tokens: Sequence[int], contained: frozenset[int]) -> set[int]:
         """Tokens that begin or continue a missing word."""

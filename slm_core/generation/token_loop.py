@@ -257,15 +257,15 @@ class TokenLoop:
     def _step(self, row: Row) -> Event:
         if isinstance(row, TopRow):
             assert self._top is not None, "nothing else asks for such a row"
-            return self._taken(*self._top.choose(row), None)
+            return self._accept(*self._top.choose(row), None)
         token = self._choose(row)
         logprob, logprobs = math.nan, None
         if self._shown or self._control.sees_events or self._logprobs is not None:
             logprob = log_probability(row, token)
             logprobs = logprobs_of(self._logprobs, row, token) if self._logprobs is not None else None
-        return self._taken(token, logprob, logprobs)
+        return self._accept(token, logprob, logprobs)
 
-    def _taken(self, token: int, logprob: float, logprobs: Logprobs | None) -> Event:
+    def _accept(self, token: int, logprob: float, logprobs: Logprobs | None) -> Event:
         ends = self._advance(token)
         self._history.take(token)
         self.sampler.accept(token)

@@ -157,20 +157,20 @@ class Process:
         if not self._n_calls and not self._is_ending:
             self.fail(None)
 
-    def fail(self, what: str | None, call: str = "") -> BackendCrashed:
+    def fail(self, reason: str | None, call: str = "") -> BackendCrashed:
         """End the process; returns the error that all later calls raise, too.
 
         Args:
-            what: what happened; None if the process closed its connection, which it does when it ends.
+            reason: what happened; None if the process closed its connection, which it does when it ends.
             call: the call during which this happened; "" for none.
         """
         with self._lock:
             if not self._crash:
-                status = self._end(patience_s=_ENDS_S if what is None else 0)
-                if what is None:
-                    what = f"{_ending(status)} {f'during {call}' if call else 'between calls'}"
+                status = self._end(patience_s=_ENDS_S if reason is None else 0)
+                if reason is None:
+                    reason = f"{_ending(status)} {f'during {call}' if call else 'between calls'}"
                 last = self._output.last_words()
-                self._crash = f"the process of an isolated {self._backend} model {what}{f': {last}' if last else ''}"
+                self._crash = f"the process of an isolated {self._backend} model {reason}{f': {last}' if last else ''}"
                 is_new = True
             else:
                 is_new = False

@@ -136,9 +136,9 @@ def inverse(x: Floats) -> Floats:
 def half_away(x: Floats) -> Floats:
     """Round to the nearest integer, halves away from zero, like C (NumPy rounds halves to even)."""
     magnitude = np.abs(x)
-    whole = np.floor(magnitude)
-    whole += magnitude - whole >= np.float32(0.5)
-    rounded: Floats = np.copysign(whole, x)
+    integer = np.floor(magnitude)
+    integer += magnitude - integer >= np.float32(0.5)
+    rounded: Floats = np.copysign(integer, x)
     return rounded
 
 
@@ -179,5 +179,5 @@ class _Best:
 
     def offer(self, scale: Floats, minus: Floats, gain: Floats) -> None:
         better = gain > self._gain
-        for kept, offered in ((self._gain, gain), (self.scale, scale), (self.minus, minus)):
-            np.copyto(kept, offered, where=better)
+        for best, candidate in ((self._gain, gain), (self.scale, scale), (self.minus, minus)):
+            np.copyto(best, candidate, where=better)

@@ -206,10 +206,10 @@ class SamplerChain:
 
     def _distribution(self, candidates: Candidates, n_vocab: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         state = StepState(self._history.tokens, self._n_said, n_vocab, self._memory, self._stream.aside())
-        ids, kept = self._run_steps(candidates, state)
-        probs = softmax(kept).astype(np.float64, copy=False)
+        ids, remaining = self._run_steps(candidates, state)
+        probs = softmax(remaining).astype(np.float64, copy=False)
         if math.isnan(probs[0]):  # all are NaN if a logit is NaN, or if the largest is infinite
-            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
+            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {remaining.max()}")
         if self._keeps_last:
             self._last = (ids, probs, state.learned)
         return ids, probs
@@ -228,9 +228,9 @@ class SamplerChain:
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
         """All tokens with a finite logit; or a subset that contains every token that the first step keeps."""
-        few = shortlist(logits, self._n_needed) if self._n_needed else None
-        if few is not None:
-            return few[0], few[1].astype(np.float64)
+        shortlisted = shortlist(logits, self._n_needed) if self._n_needed else None
+        if shortlisted is not None:
+            return shortlisted[0], shortlisted[1].astype(np.float64)
         best = float(best_of(logits))
         if not math.isfinite(best):
             raise SamplingError(f"no token can be chosen: the largest logit is {best}")

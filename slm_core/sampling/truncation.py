@@ -71,9 +71,9 @@ def top_k_top_p_min_p(
     if min_p > 0:
         n_likely = int(negated[ranks[:n]].searchsorted(-(best + math.log(min_p)), side="right"))
         n = max(n_likely, min(min_keep, n))
-    kept = ranks[:n]
-    kept.sort()
-    return ids[kept], logits[kept]
+    selected = ranks[:n]
+    selected.sort()
+    return ids[selected], logits[selected]
 
 
 def top_a(ids: Ids, logits: Values, state: StepState, *, a: float, min_keep: int) -> Candidates:

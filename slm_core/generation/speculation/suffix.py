@@ -139,7 +139,7 @@ class SuffixIndex:
             self._match = self._automaton.seen_before()
         self._history.extend(tokens)
         if len(self._automaton.text) > self.max_tokens:
-            kept, self._automaton = self._automaton.text[-self.max_tokens // 2 :], SuffixAutomaton()
-            for token in kept:
+            recent, self._automaton = self._automaton.text[-self.max_tokens // 2 :], SuffixAutomaton()
+            for token in recent:
                 self._automaton.append(token)
                 self._match = self._automaton.seen_before()

@@ -91,9 +91,9 @@ class TranslatedDraftModel(Closing):
         """Target tokens of the text after the token ``last``; encoded together with ``last`` if possible."""
         before = self._target.token_bytes(last).decode("utf-8", "replace")
         anchor = self._target.encode(before, add_special=False, parse_special=False)
-        whole = self._target.encode(before + text, add_special=False, parse_special=False)
-        if whole[: len(anchor)] == anchor:
-            return whole[len(anchor) :]
+        tokens = self._target.encode(before + text, add_special=False, parse_special=False)
+        if tokens[: len(anchor)] == anchor:
+            return tokens[len(anchor) :]
         return self._target.encode(text, add_special=False, parse_special=False)
 
 
