@@ -209,7 +209,7 @@ class ChunkWriter:
         self._logprobs = [LogprobsWriter(answering.running.model.vocab) for _ in range(answering.n)]
 
     def begin(self) -> Iterable[bytes]:
-        """Nothing."""
+        """No frames."""
         return ()
 
     def piece(self, piece: Piece) -> Iterable[bytes]:
