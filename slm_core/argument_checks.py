@@ -9,7 +9,7 @@ from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.numerics import as_integer, shown
 
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, type)
-"""Iterable (an Enum class, too), but the caller hardly meant their items."""
+"""Iterable types (an Enum class is iterable, too) whose items the caller hardly meant."""
 IDS = "a list of token ids"
 
 
@@ -80,7 +80,7 @@ def checked_list(name: str, value: Iterable[Any], accepted: str) -> list[Any]:
 
 
 def checked_texts(name: str, value: Iterable[str]) -> list[str]:
-    """The texts of a list; one text alone is refused, whose items are its characters.
+    """The texts of a list. A single text is refused: its items are characters.
 
     Raises:
         InvalidOption: not a list of texts.
@@ -123,7 +123,7 @@ def checked_id(token: object, size: int) -> int:
 
 
 def checked_tokens(name: str, value: Iterable[int], accepted: str = IDS) -> list[int]:
-    """Token ids of any integer type, such as an array's, as integers of Python; the vocabulary is not asked.
+    """Token ids of any integer type, such as an array's, as integers of Python; they may be outside the vocabulary.
 
     Raises:
         InvalidOption: not a list of integers.

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from slm_core.errors import InvalidOption
 from slm_core.user_paths import expanded
 
-_KEPT_OF_NAME = 50
+_NAME_CHARS = 50
 """Characters of a file's name in the name of its temporary file, which must not exceed 255 bytes."""
 
 
@@ -36,7 +36,7 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     path = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
         check_regular(path)
-    part = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name[:_NAME_CHARS]}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:  # includes ``open``: an interrupt may come after the file is created, but before ``open`` returns
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file

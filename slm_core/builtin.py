@@ -1,4 +1,4 @@
-"""The plugin of what ``slm_core`` itself provides; imports nothing heavy."""
+"""The plugin with the converter that ``slm_core`` itself provides; imports nothing heavy."""
 
 from __future__ import annotations
 

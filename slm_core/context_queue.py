@@ -57,13 +57,13 @@ class ContextQueue:
             uninterrupted.__exit__(kind, error, at)
 
     def _acquire(self) -> None:
-        me = threading.get_ident()
+        thread = threading.get_ident()
         with self._mutex:
-            if self._holder in (None, me):
-                self._holder = me
+            if self._holder in (None, thread):
+                self._holder = thread
                 self._depth += 1
                 return
-            place = _Place(me)
+            place = _Place(thread)
             self._waiting.append(place)
         try:
             with uninterrupted.paused():
@@ -120,12 +120,12 @@ class _Place:
 
 
 _queues: weakref.WeakKeyDictionary[Context, ContextQueue] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_queues_lock = threading.Lock()
 
 
 def queue_of(context: Context) -> ContextQueue:
     """The queue of a context, which all its sessions share."""
-    with _making:
+    with _queues_lock:
         return _queues.setdefault(context, ContextQueue())
 
 

@@ -93,9 +93,9 @@ def _quota_of_version_1(group: Path) -> float | None:
     return _quota(f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}")
 
 
-def _quota(stated: str) -> float | None:
-    """The quota in CPUs: microseconds, of microseconds."""
-    fields = stated.split()
+def _quota(text: str) -> float | None:
+    """The quota in CPUs: microseconds of CPU time in a period, divided by the microseconds of the period."""
+    fields = text.split()
     if len(fields) != 2 or not all(field.isdigit() for field in fields) or not int(fields[1]):
         return None
     return int(fields[0]) / int(fields[1])

@@ -27,7 +27,7 @@ CACHE_VARIABLE = "SLM_CACHE_DIR"
 _MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
 _TICK = 0.02  # seconds; the resolution of file system clocks
-_ASIDE = ".making-"
+_TEMPORARY_PREFIX = ".making-"
 _ABANDONED_S = 24 * 3600.0
 """Seconds without a write after which a temporary folder is abandoned: no build takes a day."""
 
@@ -64,15 +64,15 @@ def cache_root() -> Path:
 
 def entries() -> list[CacheEntry]:
     """All valid entries, sorted by kind and name."""
-    sound = []
+    valid = []
     for manifest in sorted(cache_root().glob(f"*/*/{_MANIFEST}")):
-        if manifest.parent.name.startswith(_ASIDE):
+        if manifest.parent.name.startswith(_TEMPORARY_PREFIX):
             continue
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             about = str(json.loads(manifest.read_text(encoding="utf-8"))["about"])
             n_bytes = sum(file.stat().st_size for file in manifest.parent.iterdir())
-            sound.append(CacheEntry(manifest.parent.parent.name, manifest.parent.name, about, n_bytes, manifest.parent))
-    return sound
+            valid.append(CacheEntry(manifest.parent.parent.name, manifest.parent.name, about, n_bytes, manifest.parent))
+    return valid
 
 
 def remove(entry: CacheEntry) -> None:
@@ -89,7 +89,7 @@ def remove(entry: CacheEntry) -> None:
 
 def sweep() -> None:
     """Remove temporary folders of killed processes."""
-    for folder in cache_root().glob(f"*/{_ASIDE}*"):
+    for folder in cache_root().glob(f"*/{_TEMPORARY_PREFIX}*"):
         with contextlib.suppress(OSError):
             written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if time.time() - written > _ABANDONED_S:
@@ -112,7 +112,7 @@ class DiskCache:
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = manifest["files"].items()
-            if all(_is_sound(folder / name, *expected) for name, expected in files):
+            if all(_is_unchanged(folder / name, *expected) for name, expected in files):
                 return folder
             _log.warning("the cache entry %s is damaged: it is made again", folder)
         except FileNotFoundError:
@@ -130,7 +130,7 @@ class DiskCache:
             make: writes files into an empty folder; its exceptions are raised, except ``OSError``.
         """
         try:
-            with self._aside() as folder:
+            with self._temporary_folder() as folder:
                 make(folder)
                 files = {file.name: _record(file) for file in folder.iterdir()}
                 time.sleep(_TICK)  # later writes get another modification time
@@ -145,18 +145,18 @@ class DiskCache:
             return self.get(key)
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[Path]:
+    def _temporary_folder(self) -> Iterator[Path]:
         parent = cache_root() / self._kind
         parent.mkdir(parents=True, exist_ok=True)
         sweep()
-        folder = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=parent))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_sound(file: Path, size: int, crc: int, changed: int) -> bool:
+def _is_unchanged(file: Path, size: int, crc: int, changed: int) -> bool:
     """Whether a file is unchanged since ``_record``."""
     status = file.stat()
     return status.st_size == size and (status.st_mtime_ns == changed or _checksum(file) == crc)

@@ -107,11 +107,11 @@ def _states(
         _check(context, i, tokens)
         full = len(group) == context.n_seq_max or sum(map(len, group)) + len(tokens) > context.n_batch
         if group and full:
-            yield from _together(context, group, run, only_last)
+            yield from _run_group(context, group, run, only_last)
             group = []
         group.append(tokens)
     if group:
-        yield from _together(context, group, run, only_last)
+        yield from _run_group(context, group, run, only_last)
 
 
 def pool(states: States, pooling: Pooling) -> States:
@@ -122,8 +122,8 @@ def pool(states: States, pooling: Pooling) -> States:
     if pooling is Pooling.MAX:
         largest: States = states.max(axis=0)
         return largest
-    one: States = states[0 if pooling is Pooling.CLS else -1]
-    return one.copy()
+    row: States = states[0 if pooling is Pooling.CLS else -1]
+    return row.copy()
 
 
 def normalized(vectors: States) -> States:
@@ -162,7 +162,7 @@ def _check(context: Context, i: int, tokens: Sequence[int]) -> None:
         )
 
 
-def _together(
+def _run_group(
     context: Context, group: Sequence[Sequence[int]], run: Callable[[Batch], States], only_last: bool
 ) -> list[States]:
     """States of texts that fit into a batch; a single text may be longer, and is run in chunks."""

@@ -164,7 +164,7 @@ def check_bias(bias: object, n_rows: int) -> None:
     if not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (n_rows,):
         shape_or_type = f"{bias.dtype} of shape {bias.shape}" if isinstance(bias, np.ndarray) else type(bias).__name__
         raise InvalidEmbedding(f"the attention bias is {shape_or_type} (accepted: a NumPy array, float32 [{n_rows}])")
-    if not (bias <= MAX_BIAS).all():  # NaN is no number up to it either
+    if not (bias <= MAX_BIAS).all():  # not true for NaN either
         bad = bias[~(bias <= MAX_BIAS)][0]
         raise InvalidEmbedding(f"the attention bias has the number {bad} (accepted: -inf, and numbers to {MAX_BIAS:g})")
 

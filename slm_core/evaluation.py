@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtra(f'evaluations need pip install "slm-core[eval]" ({error})') from error
 
-_KNOWN = {"until", "do_sample", "temperature", "max_gen_toks", "top_p", "top_k", "min_p", "seed"}
+_ACCEPTED = {"until", "do_sample", "temperature", "max_gen_toks", "top_p", "top_k", "min_p", "seed"}
 
 
 class _SessionOptions(TypedDict):
@@ -134,19 +134,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **others: object
     ) -> list[tuple[float, bool]]:
         """The log probability of each continuation after its context, and whether it is the greedy one."""
-        of_context: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        indices_by_context: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         pairs = [_fitted(context, continuation, self._n_ctx) for _, context, continuation in requests]
         for i, pair in enumerate(pairs):
-            of_context[tuple(pair[0])].append(i)
+            indices_by_context[tuple(pair[0])].append(i)
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         # Sorted, so that neighbours share the longest prefixes; the session keeps them.
         with (
             self._model.session(n_ctx=self._n_ctx, n_seq_max=2, **self._session_options) as session,
             tqdm(total=len(requests), desc="Scoring", disable=disable_tqdm) as bar,
         ):
-            for prefix in sorted(of_context):
+            for prefix in sorted(indices_by_context):
                 session.follow(prefix)
-                for i in of_context[prefix]:
+                for i in indices_by_context[prefix]:
                     scored = session.score(pairs[i][1], top=1)
                     is_greedy = all(top[0][0] == token for top, token in zip(scored.top, pairs[i][1], strict=True))
                     results[i] = scored.total, is_greedy
@@ -172,13 +172,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         """The answer to each prompt, up to one of its stop texts."""
         texts = [""] * len(requests)
         samplings = [_sampling(request.args[1]) for request in requests]
-        alike: defaultdict[str, list[int]] = defaultdict(list)
+        indices_by_sampling: defaultdict[str, list[int]] = defaultdict(list)
         for i, sampling in enumerate(samplings):
-            alike[json.dumps(sampling.to_dict(), sort_keys=True)].append(i)
-        for indices in alike.values():
+            indices_by_sampling[json.dumps(sampling.to_dict(), sort_keys=True)].append(i)
+        for indices in indices_by_sampling.values():
             sampling = samplings[indices[0]]
-            room = max(1, self._n_ctx - (sampling.max_tokens or 0) - 1)
-            prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in indices]
+            n_prompt = max(1, self._n_ctx - (sampling.max_tokens or 0) - 1)
+            prompts = [self.tok_encode(requests[i].args[0])[-n_prompt:] for i in indices]
             answers = self._model.generate(
                 prompts,
                 sampling,
@@ -197,10 +197,10 @@ def _fitted(context: Sequence[int], continuation: Sequence[int], n_ctx: int) -> 
     Raises:
         InvalidOption: the continuation alone is longer.
     """
-    room = n_ctx - len(continuation)
-    if room < 1:
+    n_context = n_ctx - len(continuation)
+    if n_context < 1:
         raise InvalidOption(f"a continuation has {len(continuation)} tokens, and the context {n_ctx} positions")
-    return list(context[-room:]), list(continuation)
+    return list(context[-n_context:]), list(continuation)
 
 
 def _sampling(options: Mapping[str, Any]) -> Sampling:
@@ -209,10 +209,10 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
     Raises:
         InvalidOption: an option that is unknown here.
     """
-    given = normalize_gen_kwargs(dict(options))
-    if unknown := sorted(given.keys() - _KNOWN):
-        raise InvalidOption(f"the task asks for {', '.join(unknown)} (accepted: {', '.join(sorted(_KNOWN))})")
-    stops: Iterable[str] = (stop for stop in given["until"] if stop)
-    others = {name: given[name] for name in ("top_p", "top_k", "min_p", "seed") if name in given}
-    fixed = {"temperature": given.get("temperature", 0.0), "max_tokens": given["max_gen_toks"], "stop": tuple(stops)}
+    kwargs = normalize_gen_kwargs(dict(options))
+    if unknown := sorted(kwargs.keys() - _ACCEPTED):
+        raise InvalidOption(f"the task asks for {', '.join(unknown)} (accepted: {', '.join(sorted(_ACCEPTED))})")
+    stops: Iterable[str] = (stop for stop in kwargs["until"] if stop)
+    others = {name: kwargs[name] for name in ("top_p", "top_k", "min_p", "seed") if name in kwargs}
+    fixed = {"temperature": kwargs.get("temperature", 0.0), "max_tokens": kwargs["max_gen_toks"], "stop": tuple(stops)}
     return Sampling.preset("neutral", **fixed, **others)

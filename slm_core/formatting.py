@@ -24,7 +24,7 @@ from slm_core.types import ModelInfo
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 64 << 20
-_CALLERS = "template of the caller"
+_CALLER_ORIGIN = "template of the caller"
 HasToken: TypeAlias = Callable[[str], bool]
 """Whether a vocabulary has a token with this text."""
 
@@ -99,7 +99,7 @@ def check_template(name: str, template: object) -> None:
 
 
 def choose(
-    known: Registry,
+    registered: Registry,
     source: FormatterSource,
     has_token: HasToken,
     *,
@@ -109,7 +109,7 @@ def choose(
     """The chat format for a model, and its origin.
 
     Args:
-        known: the registered formats.
+        registered: the registered formats.
         source: the model's templates and tokens.
         has_token: whether the vocabulary has a token, for a guess.
         name: the name of a format, or of one of the model's additional templates.
@@ -119,15 +119,15 @@ def choose(
         TemplateError: no source, an unknown name, or an invalid template.
     """
     if template is not None:
-        source = replace(source, template=template, templates={}, origin=_CALLERS)
+        source = replace(source, template=template, templates={}, origin=_CALLER_ORIGIN)
     elif name is not None:
-        return _named(known, source, name)
+        return _named(registered, source, name)
     elif source.template is None and not source.templates:
-        return _guessed(known, source, has_token)
+        return _guessed(registered, source, has_token)
     elif source.template is None and "tool_use" not in source.templates:
         only = ", ".join(sorted(source.templates))
         raise TemplateError(f"the model has no main chat template: name one of its others ({only})")
-    formatter = known.formatter("template", source)
+    formatter = registered.formatter("template", source)
     return formatter, formatter.name
 
 
@@ -186,9 +186,9 @@ def _with_vocab(source: FormatterSource, vocab: Vocab) -> tuple[FormatterSource,
     def text(token: int | None) -> str:
         return "" if token is None else vocab.token_bytes(token, special=True).decode("utf-8", "replace")
 
-    def has_token(spelled: str) -> bool:
+    def has_token(token_text: str) -> bool:
         try:
-            return len(vocab.encode(spelled, add_special=False, parse_special=True)) == 1
+            return len(vocab.encode(token_text, add_special=False, parse_special=True)) == 1
         except VocabError:  # the model has no vocabulary
             return False
 
@@ -210,7 +210,7 @@ def directory_templates(folder: Path) -> tuple[dict[str, str], str]:
 
 def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
     config = _read_config(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # an older directory, whose roles of tokens are in a file of their own
+    if "added_tokens_decoder" not in config:  # an older directory: another file names the special tokens
         config |= _read_config(folder / "special_tokens_map.json")
     tokens = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     texts = {key: text for key, text in tokens.items() if text is not None}
@@ -224,8 +224,8 @@ def _of_directory(folder: Path) -> tuple[FormatterSource, HasToken]:
         origin=origin,
     )
     added = config.get("added_tokens_decoder")
-    spelled = {_token_text(token) for token in added.values()} if isinstance(added, dict) else set()
-    return source, spelled.__contains__
+    token_texts = {_token_text(token) for token in added.values()} if isinstance(added, dict) else set()
+    return source, token_texts.__contains__
 
 
 def _template_files(folder: Path) -> dict[str, str]:

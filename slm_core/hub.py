@@ -28,7 +28,7 @@ _SHARD = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
 _OTHER_PARTS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 _DIRECTORY = ("*.json", "*.jinja", "*.safetensors", "rwkv_vocab_v20230424.txt")
 _DEFAULT = "Q4_K_M"
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -94,7 +94,9 @@ def fetch(text: str) -> Path:
         raise InvalidModelFile(f"{text} could not be fetched: {_one_line(error)}") from error
     path = folder / files[0] if files else folder
     if not path.exists():
-        raise InvalidModelFile(f"{text}: {path.name} is not in the cache ({folder}), and {_unasked(huggingface_hub)}")
+        raise InvalidModelFile(
+            f"{text}: {path.name} is not in the cache ({folder}), and {_offline_reason(huggingface_hub)}"
+        )
     return path
 
 
@@ -118,34 +120,34 @@ def library(what: str) -> Any:
     return huggingface_hub
 
 
-def choose(asked: Reference, files: Sequence[str]) -> list[str]:
+def choose(ref: Reference, files: Sequence[str]) -> list[str]:
     """The files of a reference, the first shard first; [] for the directory.
 
     Args:
-        asked: the reference.
+        ref: the reference.
         files: names of all files of the repository.
 
     Raises:
         UnsupportedModel: there is no such model, or several models match.
     """
     models = models_of(files)
-    if asked.file is not None:
-        name = _SHARD.sub("", asked.file)
-        if name not in models or asked.file not in models[name]:
-            raise UnsupportedModel(f"{asked.text}: there is no such file ({_told(models)})")
+    if ref.file is not None:
+        name = _SHARD.sub("", ref.file)
+        if name not in models or ref.file not in models[name]:
+            raise UnsupportedModel(f"{ref.text}: there is no such file ({_available(models)})")
         return models[name]
-    if asked.kind is None and not models:
+    if ref.kind is None and not models:
         if "config.json" not in files:
-            raise UnsupportedModel(f"{asked.text}: the repository has neither GGUF files nor a config.json")
+            raise UnsupportedModel(f"{ref.text}: the repository has neither GGUF files nor a config.json")
         return []
-    if asked.kind is None and len(models) == 1:
+    if ref.kind is None and len(models) == 1:
         return next(iter(models.values()))
-    kind = asked.kind or _DEFAULT
-    fitting = [name for name in models if _is_of_kind(name, kind)]
-    if len(fitting) != 1:
-        what = f"no GGUF file of type {kind}" if not fitting else f"{len(fitting)} GGUF files of type {kind}"
-        raise UnsupportedModel(f"{asked.text}: the repository has {what} ({_told(models)})")
-    return models[fitting[0]]
+    kind = ref.kind or _DEFAULT
+    matching = [name for name in models if _is_of_kind(name, kind)]
+    if len(matching) != 1:
+        what = f"no GGUF file of type {kind}" if not matching else f"{len(matching)} GGUF files of type {kind}"
+        raise UnsupportedModel(f"{ref.text}: the repository has {what} ({_available(models)})")
+    return models[matching[0]]
 
 
 def models_of(files: Sequence[str]) -> dict[str, list[str]]:
@@ -162,7 +164,7 @@ def _is_of_kind(name: str, kind: str) -> bool:
     return re.search(rf"(^|[-./]){re.escape(kind)}(\.gguf$|/[^/]+$)", name, re.IGNORECASE) is not None
 
 
-def _told(models: dict[str, list[str]]) -> str:
+def _available(models: dict[str, list[str]]) -> str:
     names = list(models)
     more = f", and {len(names) - 20} more" if len(names) > 20 else ""
     return f"there are: {', '.join(names[:20])}{more}" if names else "there are none"
@@ -171,14 +173,14 @@ def _told(models: dict[str, list[str]]) -> str:
 def _listed(hub: Any, reference: Reference) -> tuple[list[str], bool]:
     """The names of the repository's files, and True; of the cached files, and False, if the Hub cannot be reached."""
     if not hub.constants.HF_HUB_OFFLINE:
-        patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
+        timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _TIMEOUT_S)
 
         def ask() -> list[str]:
-            info = hub.HfApi().model_info(reference.repo, revision=reference.revision, timeout=patience)
+            info = hub.HfApi().model_info(reference.repo, revision=reference.revision, timeout=timeout_s)
             return [file.rfilename for file in info.siblings or ()]
 
         try:
-            return _within(patience, ask), True
+            return _with_timeout(timeout_s, ask), True
         except hub.errors.HfHubHTTPError:  # the Hub answered: there is no such repository, or no permission to read it
             raise
         except _failures(hub) as error:
@@ -187,7 +189,7 @@ def _listed(hub: Any, reference: Reference) -> tuple[list[str], bool]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], False
 
 
-def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
+def _with_timeout(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
     """The result of ``ask``, which runs in a thread: looking up a name in the DNS has no timeout.
 
     Raises:
@@ -217,7 +219,7 @@ def _failures(hub: Any) -> tuple[type[Exception], ...]:
     return (OSError, *hub.errors.HfHubHTTPError.__bases__)
 
 
-def _unasked(hub: Any) -> str:
+def _offline_reason(hub: Any) -> str:
     """The reason why only the cache was searched."""
     return "the Hub is not asked offline" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
 
@@ -234,7 +236,7 @@ def cached_folder(hub: Any, reference: Reference) -> Path:
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     folder = home / "snapshots" / commit
     if not folder.is_dir():
-        raise InvalidModelFile(f"{reference.text}: not in the cache ({home}), and {_unasked(hub)}")
+        raise InvalidModelFile(f"{reference.text}: not in the cache ({home}), and {_offline_reason(hub)}")
     return folder
 
 

@@ -21,7 +21,7 @@ class CachedModel:
     """A model in the cache.
 
     Attributes:
-        reference: what ``slm.load`` takes: "hf://user/repo:Q8_0".
+        reference: the reference for ``slm.load``: "hf://user/repo:Q8_0".
         path: the GGUF file (the first shard), or the directory.
         kind: the weight type in the name of the file, "GGUF" without one, or "directory".
         n_bytes: bytes of its files.
@@ -119,12 +119,12 @@ def _remove_revision(info: Any, revision: str) -> int:
 def _remove_files(info: Any, model: CachedModel) -> int:
     """Remove some files of a revision, and their blobs if no other file of the cache is a link to them."""
     cached = [file for repo in info.repos for revision in repo.revisions for file in revision.files]
-    mine = [file for file in cached if file.file_path in model.files]
+    selected = [file for file in cached if file.file_path in model.files]
     if hasattr(info, "delete_files"):  # newer versions of the library
-        return _executed(info.delete_files(*mine))
+        return _executed(info.delete_files(*selected))
     others = {file.blob_path for file in cached if file.file_path not in model.files}
-    blobs = {file.blob_path: file.size_on_disk for file in mine if file.blob_path not in others}
-    for file in mine:
+    blobs = {file.blob_path: file.size_on_disk for file in selected if file.blob_path not in others}
+    for file in selected:
         file.file_path.unlink()
     for blob in blobs:
         blob.unlink(missing_ok=True)  # a copy in place of a link is gone already

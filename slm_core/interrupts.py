@@ -27,15 +27,16 @@ _NUMBERS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _NUMBERS.append(signal.SIGALRM)
 _SOON_S = 0.02
+"""Seconds after which a postponed signal is sent to the main thread again."""
 
 
 class _Uninterrupted:
     """A block of the main thread in which handlers of signals wait; blocks may be nested.
 
-    - The outermost block ends with an exception: the handlers run then, and an exception that they raise replaces it.
-    - It ends without one: the handlers run, too. If one raises, the exception is postponed, as a call that raises must
-      not have changed anything: the next block raises it instead of beginning. If none begins soon, the main thread
-      gets the signal again.
+    - If the outermost block ends with an exception, the handlers run, and an exception that they raise replaces it.
+    - If it ends without one, the handlers run, too. If one raises, the exception is postponed, because a call that
+    raises must not have changed anything: the next block raises it instead of beginning. If no block begins soon, the
+    main thread gets the signal again.
     - ``check`` runs the handlers within a block, and ``paused`` lets them run at any time.
 
     Handlers run in the main thread only, so a block of another thread needs nothing. As a decorator, it makes the body
@@ -55,7 +56,7 @@ class _Uninterrupted:
             return
         if self._depth == 0:
             self._raise_postponed()
-            self._hold()
+            self._replace_handlers()
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -67,8 +68,8 @@ class _Uninterrupted:
         postpones = kind is None or issubclass(kind, StopIteration)
         try:
             self._end(postpones=postpones)
-            while self._arrived:  # as the block ended
-                self._hold()
+            while self._arrived:  # signals that came while the block ended
+                self._replace_handlers()
                 self._end(postpones=postpones)
         finally:
             self._depth = 0
@@ -83,8 +84,8 @@ class _Uninterrupted:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """A block that frees or restores something: it begins also if an interrupt is due, which stays due."""
-        number = self._take() if _is_main_thread() else None
+        """A block that frees or restores something: it begins even if an exception is postponed, which stays so."""
+        number = self._take_postponed() if _is_main_thread() else None
         try:
             with self:
                 yield
@@ -110,9 +111,9 @@ class _Uninterrupted:
             return 0
         self.check()
         depth, self._depth = self._depth, 0
-        self._let_go()
-        while self._arrived:  # as the block was left
-            self._hold()
+        self._restore_handlers()
+        while self._arrived:  # signals that came while the block was left
+            self._replace_handlers()
             self._end(postpones=False)
         return depth
 
@@ -121,9 +122,9 @@ class _Uninterrupted:
         if not depth:
             return
         try:
-            self._hold()
+            self._replace_handlers()
         except BaseException:
-            self._hold()
+            self._replace_handlers()
             raise
         finally:
             self._depth = depth
@@ -144,23 +145,23 @@ class _Uninterrupted:
         """End all blocks, in a forked process."""
         if self._depth:
             self._depth = 0
-            self._let_go()
+            self._restore_handlers()
         self._arrived, self._hooks, self._postponed = [], [], None
         self._mutex = threading.Lock()
 
-    def _hold(self) -> None:
+    def _replace_handlers(self) -> None:
         handlers: dict[int, Handler] = {
             number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))
         }
         self._handlers = handlers
         try:
             for number in handlers:
-                _signal.signal(number, self._note)
-        except BaseException:  # the handler of a signal that is not held yet
-            self._let_go()
+                _signal.signal(number, self._record)
+        except BaseException:  # raised by the handler of a signal whose handler is not replaced yet
+            self._restore_handlers()
             raise
 
-    def _let_go(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
             _signal.signal(number, handler)
 
@@ -169,9 +170,9 @@ class _Uninterrupted:
             if self._arrived:
                 self._run(self._handlers, postpones=postpones)
         finally:
-            self._let_go()
+            self._restore_handlers()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(number)
         if self._hooks:
             self._hooks[-1](len(self._arrived))
@@ -196,10 +197,10 @@ class _Uninterrupted:
         timer.start()
 
     def _raise_postponed(self) -> None:
-        if self._postponed is not None and (number := self._take()) is not None:
+        if self._postponed is not None and (number := self._take_postponed()) is not None:
             signal.raise_signal(number)
 
-    def _take(self) -> int | None:
+    def _take_postponed(self) -> int | None:
         with self._mutex:
             number, self._postponed = self._postponed, None
         return number
@@ -208,7 +209,7 @@ class _Uninterrupted:
         if self._depth:  # a signal would wait for the end of that block
             self._send_soon()
             return
-        number = self._take()
+        number = self._take_postponed()
         if number is None:
             return
         if sys.platform == "win32":
@@ -220,7 +221,7 @@ class _Uninterrupted:
 class _Pause:
     """See ``_Uninterrupted.paused``.
 
-    It is no generator: one that was left by an interrupt would let handlers wait when it is collected as garbage.
+    It is not a generator: one that an interrupt left would let handlers wait when it is garbage-collected.
     """
 
     def __init__(self, block: _Uninterrupted) -> None:

@@ -6,7 +6,7 @@ from slm_core.errors import InvalidModelFile
 
 _BEGINNING = b"version https://git-lfs.github.com/spec/"
 LONGEST = len(_BEGINNING)
-"""The number of bytes that tell a pointer."""
+"""The number of bytes that identify a pointer."""
 
 
 def refuse_pointer(path: object, data: bytes) -> None:

@@ -99,7 +99,7 @@ def load(
     needs = Needs.of(require)
     options = ModelOptions(device, n_threads, progress, backend_options)
 
-    def loaded(name: str) -> BackendModel:
+    def load_on(name: str) -> BackendModel:
         engine = plugins.backend(name)
         if isolation is not None:
             engine = in_a_process(engine, plugins.backend_target(name), isolation)
@@ -107,7 +107,7 @@ def load(
             raise UnsupportedModel(refusal)
         return engine.load(source, options)
 
-    model, reason = first_that_has(needs, candidates(plugins, source, backend, device), loaded)
+    model, reason = first_that_has(needs, candidates(plugins, source, backend, device), load_on)
     if isolation is not None:
         reason = f"{reason}; in its own process"
     try:

@@ -17,7 +17,7 @@ _POOLINGS = (
     None,
 )  # by GGUF's numbers; 4: rerankers
 _RANK = 4
-_NOT_OF_GGML = {KvType.F8_E4M3: (1, 1), KvType.Q6_0: (32, 26)}
+_NON_GGML_TYPES = {KvType.F8_E4M3: (1, 1), KvType.Q6_0: (32, 26)}
 """KV types that ggml lacks: numbers and bytes of a block."""
 EMBEDDING_TENSOR = "token_embd.weight"
 
@@ -100,7 +100,7 @@ def pooling(gguf: WeightSource) -> Pooling | None:
     return _POOLINGS[number]
 
 
-def _declared(gguf: WeightSource) -> ModelSpec | None:
+def _known_spec(gguf: WeightSource) -> ModelSpec | None:
     """The spec of the model's architecture; None if it is unknown or invalid, which engines report."""
     try:
         return read_spec(gguf)
@@ -110,18 +110,18 @@ def _declared(gguf: WeightSource) -> ModelSpec | None:
 
 def _state_bytes(gguf: WeightSource, kv_type: KvType, *, swa_full: bool) -> tuple[int | None, int | None]:
     """Bytes of a context per token, and additional bytes per sequence."""
-    spec = _declared(gguf)
+    spec = _known_spec(gguf)
     if spec is None:
         return None, None
     in_windows = {} if swa_full else spec.kv_values_in_windows
     per_token = spec.kv_values_per_token - sum(in_windows.values())
-    of_windows = sum(_bytes_of((window - 1) * n, kv_type) for window, n in in_windows.items())
-    return _bytes_of(per_token, kv_type), of_windows + _bytes_of(spec.state_values_per_sequence, KvType.F32)
+    window_bytes = sum(_bytes_of((window - 1) * n, kv_type) for window, n in in_windows.items())
+    return _bytes_of(per_token, kv_type), window_bytes + _bytes_of(spec.state_values_per_sequence, KvType.F32)
 
 
 def _bytes_of(n_values: int, kv_type: KvType) -> int:
-    if kv_type in _NOT_OF_GGML:
-        block_size, block_bytes = _NOT_OF_GGML[kv_type]
+    if kv_type in _NON_GGML_TYPES:
+        block_size, block_bytes = _NON_GGML_TYPES[kv_type]
     else:
         ggml_type = GgmlType[kv_type.name]
         block_size, block_bytes = ggml_type.block_size, ggml_type.block_bytes

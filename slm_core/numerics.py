@@ -16,7 +16,7 @@ from slm_core.errors import SamplingError
 Floats = NDArray[np.floating[Any]]
 
 _SAFE = 1e26
-"""Between this and its inverse, a float32 sum of exponentials has neither overflowed nor lost significant terms."""
+"""A float32 sum of exponentials between the inverse and this has neither overflowed nor lost significant terms."""
 
 
 class _Scratch(threading.local):
@@ -29,7 +29,7 @@ _scratch = _Scratch()
 
 
 def as_integer(value: object) -> int | None:
-    """An integer of any type as one of Python, whose arithmetic does not wrap as NumPy's does; None if it is none."""
+    """An integer of any type as a Python int, which does not wrap as NumPy's integers do; None for other values."""
     try:
         return int(operator.index(value))  # type: ignore[arg-type]  # it raises for other values
     except TypeError:

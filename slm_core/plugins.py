@@ -107,7 +107,7 @@ class Registry:
         """
         self._check_backend(name)
         if name not in self._created:
-            self._created[name] = _made(self.backends[name])
+            self._created[name] = _new_backend(self.backends[name])
         return self._created[name]
 
     def backend_target(self, name: str) -> str:
@@ -145,8 +145,8 @@ class Registry:
 
     def guess_formatter(self, has_token: Callable[[str], bool]) -> str | None:
         """The chat format with the most tokens, among the formats whose tokens are all in the vocabulary."""
-        fits = [entry for entry in self.formatters.values() if entry.tokens and all(map(has_token, entry.tokens))]
-        return max(fits, key=lambda entry: len(entry.tokens)).name if fits else None
+        matching = [entry for entry in self.formatters.values() if entry.tokens and all(map(has_token, entry.tokens))]
+        return max(matching, key=lambda entry: len(entry.tokens)).name if matching else None
 
     def answer_format(self, name: str) -> AnswerFormat:
         """The answer format ``name``.
@@ -202,8 +202,8 @@ class Registry:
         """
         if name in self._plugins or name in self.broken:
             raise PluginError(f"there is a plugin named {name!r} already")
-        whole = Registry({**self._plugins, name: plugin}, self.broken)
-        vars(self).update({**vars(whole), "_created": self._created})
+        extended = Registry({**self._plugins, name: plugin}, self.broken)
+        vars(self).update({**vars(extended), "_created": self._created})
 
     def statuses(self) -> list[BackendStatus]:
         """The status of every backend, and of every plugin that is left out; never raises."""
@@ -256,10 +256,10 @@ def registry() -> Registry:
 
 
 def _registry(plugins: Mapping[str, object], broken: Mapping[str, str]) -> Registry:
-    """The registry of the plugins that fit together; the others are broken."""
+    """The registry of the plugins that can be added one after another; the others are broken."""
     try:
         return Registry(plugins, broken)
-    except Exception:  # one of them, which is found by adding them one by one
+    except Exception:  # one plugin is at fault: adding them one by one finds it
         known = Registry({}, broken)
     for name, plugin in plugins.items():
         try:
@@ -292,7 +292,7 @@ def add_plugin(name: str, plugin: object) -> None:
 
 def _collect(kind: str, provided: Iterable[Sequence[Entry]], pattern: re.Pattern[str] = _NAME) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
-    for entry in (entry for several in provided for entry in several):
+    for entry in (entry for plugin_entries in provided for entry in plugin_entries):
         if not pattern.fullmatch(entry.name):
             also = ", hyphens" if pattern is _HYPHENATED_NAME else ""
             raise PluginError(f"{kind} name {entry.name!r} (accepted: lower case letters, digits, underscores{also})")
@@ -330,7 +330,7 @@ def _target(entry: Entry) -> Callable[..., object]:
         ) from error
 
 
-def _made(entry: Entry) -> Backend:
+def _new_backend(entry: Entry) -> Backend:
     make = _target(entry)
     try:
         return cast("Backend", make())

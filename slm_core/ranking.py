@@ -1,7 +1,7 @@
 """Ranking texts by a query, with rerankers: models whose head scores a pair of texts.
 
-The head is small, and is computed here, of hidden states that any context with ``EMBEDDINGS`` returns. Pairs and heads
-are llama.cpp's (``llama_pooling_type`` "rank"), which takes them from the models' own implementations.
+The head is small: it is computed here, from the hidden states of any context with ``EMBEDDINGS``. Pairs and heads are
+as in llama.cpp (``llama_pooling_type`` "rank"), which follows the models' own implementations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Matrix: TypeAlias = NDArray[np.float32]
 
 _TEMPLATE = "tokenizer.chat_template.rerank"
 _POOLINGS = {"modern-bert": Pooling.MEAN, "qwen3": Pooling.LAST}
-_DOUBLED = ("roberta-bpe",)
+_EOS_TWICE_TOKENIZERS = ("roberta-bpe",)
 _NORM_EPS = 1e-5
 _EMBEDDING, _N_TYPES = "token_embd.weight", 2
 
@@ -117,7 +117,7 @@ class RankHead:
                 f"{source.path}: it ranks texts, but has neither 'cls.weight' nor 'cls.output.weight'"
             )
         is_roberta = source.get("tokenizer.ggml.model", str, "") == "t5"
-        is_roberta |= source.get("tokenizer.ggml.pre", str, "") in _DOUBLED
+        is_roberta |= source.get("tokenizer.ggml.pre", str, "") in _EOS_TWICE_TOKENIZERS
         return cls(
             pooling=_pooling(source, architecture),
             dense=dense,
@@ -208,14 +208,14 @@ def _typed_states(
 
 def _pooling(source: WeightSource, architecture: str) -> Pooling:
     """The pooling before the head: the pooling in the metadata, or the pooling of the architecture."""
-    stated = source.get(RANK_POOLING, str, _POOLINGS.get(architecture, Pooling.CLS))
-    if stated not in (Pooling.CLS, Pooling.MEAN, Pooling.LAST):
-        raise UnsupportedModel(f"{source.path}: a head after pooling by {stated[:40]!r} (accepted: cls, mean, last)")
-    return Pooling(stated)
+    name = source.get(RANK_POOLING, str, _POOLINGS.get(architecture, Pooling.CLS))
+    if name not in (Pooling.CLS, Pooling.MEAN, Pooling.LAST):
+        raise UnsupportedModel(f"{source.path}: a head after pooling by {name[:40]!r} (accepted: cls, mean, last)")
+    return Pooling(name)
 
 
 def _second_type(source: WeightSource) -> SecondType | None:
-    """The second token type of BERT's kind of model; its RoBERTas have one type."""
+    """The second token type of a BERT model; None for RoBERTa models, which have one type."""
     if source.get("tokenizer.ggml.model", str, "bert") != "bert":
         return None
     types = _values(source, "token_types.weight")

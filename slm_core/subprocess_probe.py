@@ -8,10 +8,10 @@ import sys
 
 from slm_core.errors import BackendUnavailable
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
-def run(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S) -> str:
+def run(engine: str, code: str, *arguments: str, patience_s: float = _TIMEOUT_S) -> str:
     """Run Python code in a subprocess with this process's import path; returns its standard output.
 
     Args:
@@ -25,7 +25,7 @@ def run(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(  # noqa: S603  (our own code, in our own interpreter)
+        result = subprocess.run(  # noqa: S603  (our own code, in our own interpreter)
             [sys.executable, "-P", "-X", "utf8", "-c", code, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -39,7 +39,7 @@ def run(engine: str, code: str, *arguments: str, patience_s: float = _PATIENCE_S
         raise BackendUnavailable(f"{engine} did not end within {patience_s:.0f} seconds") from error
     except OSError as error:
         raise BackendUnavailable(f"{engine} could not be started: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise BackendUnavailable(f"{engine} failed (exit code {done.returncode}): {last}")
-    return done.stdout
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise BackendUnavailable(f"{engine} failed (exit code {result.returncode}): {last}")
+    return result.stdout

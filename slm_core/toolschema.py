@@ -82,16 +82,16 @@ def _function(function: Callable[..., object]) -> Schema:
         raise _unusable(name, "it has no docstring")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _unusable(name, "it is a generator, whose values no call waits for: return a list")
-    described = _descriptions(doc)
-    properties, returned, required = _parameters(function)
+    descriptions = _descriptions(doc)
+    properties, result_schema, required = _parameters(function)
     for argument, schema in properties.items():
-        if argument not in described:
+        if argument not in descriptions:
             raise _unusable(name, f"its docstring does not describe {argument!r} under 'Args:'")
-        schema |= _choices(name, described[argument])
+        schema |= _choices(name, descriptions[argument])
     parameters = {"type": "object", "properties": properties} | ({"required": required} if required else {})
     result: Schema = {"name": name, "description": _SECTION.split(doc, maxsplit=1)[0].strip(), "parameters": parameters}
-    if returned is not None:
-        result["return"] = returned | _described_result(doc)
+    if result_schema is not None:
+        result["return"] = result_schema | _result_description(doc)
     return result
 
 
@@ -162,7 +162,7 @@ def _of_enum(hint: type[Enum]) -> Schema:
 def _enumeration(hint: object, values: Sequence[object]) -> Schema:
     """One of several values, with the type of each."""
     if not values or any(type(value) not in _SCALARS for value in values):
-        raise InvalidOption(f"{_spelled(hint)} must list values of type int, float, str, bool or None")
+        raise InvalidOption(f"{_type_name(hint)} must list values of type int, float, str, bool or None")
     kinds = list(dict.fromkeys(_SCALARS[type(value)] for value in values))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
 
@@ -182,7 +182,7 @@ def _of_union(args: Sequence[object]) -> Schema:
 
 def _of_tuple(hint: object, args: Sequence[object]) -> Schema:
     if len(args) < 2 or ... in args:
-        raise InvalidOption(f"{_spelled(hint)} has no fixed length of two or more (use list[...])")
+        raise InvalidOption(f"{_type_name(hint)} has no fixed length of two or more (use list[...])")
     return {"type": "array", "prefixItems": [_of_hint(arg) for arg in args]}
 
 
@@ -215,7 +215,7 @@ def _choices(function: str, description: str) -> Schema:
     return {"enum": values, "description": description[: match.start()].strip()}
 
 
-def _described_result(doc: str) -> Schema:
+def _result_description(doc: str) -> Schema:
     begin = _RETURNS.search(doc)
     if begin is None:
         return {}
@@ -228,8 +228,8 @@ def _unusable(name: str, reason: str) -> InvalidOption:
 
 def _unknown_type(hint: object) -> InvalidOption:
     accepted = "bool, int, float, str, None, Any, list, tuple, dict, Literal, Enum and unions of these"
-    return InvalidOption(f"{_spelled(hint)} has no JSON schema (accepted: {accepted}; or give a schema as the tool)")
+    return InvalidOption(f"{_type_name(hint)} has no JSON schema (accepted: {accepted}; or give a schema as the tool)")
 
 
-def _spelled(hint: object) -> str:
+def _type_name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint)

@@ -67,10 +67,10 @@ class OpenEnd:
 
 def _first(segments: Sequence[Segment], length: int) -> list[Segment]:
     """The first ``length`` characters of segments."""
-    kept: list[Segment] = []
+    result: list[Segment] = []
     for segment in segments:
         if length <= 0:
             break
-        kept.append(replace(segment, text=segment.text[:length]))
+        result.append(replace(segment, text=segment.text[:length]))
         length -= len(segment.text)
-    return kept
+    return result

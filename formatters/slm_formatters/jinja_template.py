@@ -112,7 +112,8 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
     """The template, the variables that it reads, and the text constants in its expressions."""
     tree = _environment().parse(source)
     constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-    variables = frozenset(meta.find_undeclared_variables(tree))  # folds lists of constants into one
+    # This call also folds lists of constants into one constant: the constants are collected before it.
+    variables = frozenset(meta.find_undeclared_variables(tree))
     Instrument().visit(tree)
     return _environment().from_string(tree), variables, constants
 

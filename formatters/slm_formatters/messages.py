@@ -130,5 +130,5 @@ def _parsed(call: Any) -> Any:
         return call
     if not isinstance(arguments, dict):
         return call
-    read = {**function, "arguments": arguments}
-    return {**call, "function": read} if "function" in call else read
+    parsed_function = {**function, "arguments": arguments}
+    return {**call, "function": parsed_function} if "function" in call else parsed_function

@@ -37,16 +37,18 @@ _PASSING = (
     *("last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round"),
     *("select", "selectattr", "slice", "sort", "sum", "unique", "wordcount"),
 )
-"""Filters that return their input."""
+"""Filters that return numbers, or values of their input, which keep their marks."""
 
 _SEALING = ("e", "escape", "filesizeformat", "forceescape", "truncate", "urlencode")
 """Filters whose whole result is content."""
 
 _SHORT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Filters whose whole result is content, only for short values: their cost is not linear in the length."""
+"""Filters whose whole result is content, and which take short values only: their cost is not linear in the length."""
 _MAX_SHORT = 1 << 14
 
-_OF_NUMBERS = frozenset({"as_integer_ratio", "bit_count", "bit_length", "conjugate", "count", "index", "is_integer"})
+_NUMBER_METHODS = frozenset(
+    {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "count", "index", "is_integer"}
+)
 """Methods of numbers and ranges."""
 
 _COUNTED = frozenset({"batch", "round", "slice"})
@@ -219,7 +221,9 @@ class _Dict:
 
 def _is_cheap(owner: object, name: str) -> bool:
     """Whether the cost of a method of a built-in type is bounded by the size of its object."""
-    return isinstance(owner, (dict, list, tuple)) or (isinstance(owner, (int, float, range)) and name in _OF_NUMBERS)
+    return isinstance(owner, (dict, list, tuple)) or (
+        isinstance(owner, (int, float, range)) and name in _NUMBER_METHODS
+    )
 
 
 def checked(value: Any) -> Any:

@@ -24,7 +24,7 @@ _TOOL_TEMPLATE = "tool_use"
 _Schemas: TypeAlias = Sequence[Mapping[str, object]]
 _CALLS = CallFormat("<tool_call>", "</tool_call>", repeats=True)
 _MOST_UNREAD, _LONGEST_UNREAD = 100, 80
-"""Options of which a formatter logs that the template does not read them, and characters of their names that it keeps.
+"""The largest number of unread options that a formatter logs, and the number of characters of their names.
 
 Names come from a server's clients: without a bound they would fill the memory and the log.
 """
@@ -202,11 +202,11 @@ class TemplateFormatter:
 
     def _warn(self, name: str, accepted: frozenset[str] = frozenset()) -> None:
         """Log once that the template does not read an option. It is not an error: templates of other models do."""
-        kept = name[:_LONGEST_UNREAD]
-        if kept not in self._unread and len(self._unread) < _MOST_UNREAD:
-            self._unread.add(kept)
+        short_name = name[:_LONGEST_UNREAD]
+        if short_name not in self._unread and len(self._unread) < _MOST_UNREAD:
+            self._unread.add(short_name)
             accepted_text = f" (it reads: {', '.join(sorted(accepted)) or 'no options'})" if name != "tools" else ""
-            _log.warning("the chat template does not read %.80r%s", kept, accepted_text)
+            _log.warning("the chat template does not read %.80r%s", short_name, accepted_text)
 
     @functools.cached_property
     def _answers(self) -> AnswerFormat:
@@ -214,9 +214,9 @@ class TemplateFormatter:
             segments = self._render(self._template_for(tools), messages, tools, opens_answer, {})
             return "".join(segment.text for segment in segments)
 
-        source, named = self._source, self._source.parser
+        source, parser_name = self._source, self._source.parser
         text = source.templates.get(_TOOL_TEMPLATE, "") + (source.template or "")
-        answer_format = detect(render, text) if named is None else registry().answer_format(named)
+        answer_format = detect(render, text) if parser_name is None else registry().answer_format(parser_name)
         return answer_format if source.reasoning is None else answer_format.with_reasoning(*source.reasoning)
 
     @functools.cached_property

@@ -24,8 +24,8 @@ _PAIRS: tuple[tuple[str, object, object], ...] = (
     ("thinking_budget", -1, 0),
 )
 """Variables with the values that turn reasoning on and off."""
-_DEGREES = ("reasoning_effort", "reasoning_strength")
-_MUCH, _LITTLE = ("high", "medium"), ("none", "no_think", "minimal", "low")
+_EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength")
+_HIGH_EFFORTS, _LOW_EFFORTS = ("high", "medium"), ("none", "no_think", "minimal", "low")
 _WORDS = ("/think", "/no_think")
 
 
@@ -61,11 +61,11 @@ def _candidates(options: frozenset[str], constants: frozenset[str]) -> Iterator[
     for name, on, off in _PAIRS:
         if name in options:
             yield Switch({name: on}), Switch({name: off})
-    for name in _DEGREES:
+    for name in _EFFORT_VARIABLES:
         if name in options:
-            high = next((degree for degree in _MUCH if degree in constants), _MUCH[0])
-            little = next((degree for degree in _LITTLE if degree in constants), _LITTLE[-1])
-            yield Switch({name: high}), Switch({name: little})
+            high = next((effort for effort in _HIGH_EFFORTS if effort in constants), _HIGH_EFFORTS[0])
+            low = next((effort for effort in _LOW_EFFORTS if effort in constants), _LOW_EFFORTS[-1])
+            yield Switch({name: high}), Switch({name: low})
     if any(_WORDS[1] in constant for constant in constants):
         yield Switch(word=" " + _WORDS[0]), Switch(word=" " + _WORDS[1])
 

@@ -132,14 +132,14 @@ def to_text(value: object) -> str:
 
 def concat(pieces: Iterable[str]) -> str:
     """``"".join``, with the marks of each piece."""
-    run, kept, marked, length = current(), [], False, 0
+    run, parts, marked, length = current(), [], False, 0
     for piece in pieces:
-        kept.append(piece)
+        parts.append(piece)
         marked = marked or isinstance(piece, Text)
         length += len(piece)
         run.build(len(piece), length)
-    text = "".join(kept)
-    return Text(text, b"".join(map(_mask_of, kept))) if marked else text
+    text = "".join(parts)
+    return Text(text, b"".join(map(_mask_of, parts))) if marked else text
 
 
 def add(left: str, right: str) -> str:

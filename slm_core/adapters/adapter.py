@@ -81,7 +81,7 @@ class AdapterUse(NamedTuple):
 
     @property
     def key(self) -> tuple[str, float]:
-        """What results depend on: the content of the adapter, and the scale."""
+        """The fingerprint of the adapter's content, and the scale: equal keys give equal results."""
         return self.adapter.info.fingerprint, self.scale
 
 

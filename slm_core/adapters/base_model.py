@@ -1,4 +1,4 @@
-"""The model that adapters change, as far as reading adapters needs it."""
+"""The properties of a model that are needed to read its adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BaseModel:
         shapes: the shape of each tensor, rows first.
         n_layers: the number of layers, without layers for multi-token prediction (MTP).
         n_embd: embedding width E.
-        config: ``config.json`` of the directory; for a GGUF file, what its metadata say of it.
+        config: ``config.json`` of the directory; for a GGUF file, the part that its metadata state.
         is_file: whether it is a GGUF file.
     """
 

@@ -52,12 +52,12 @@ def read_directions(file: GgufFile, base: BaseModel, layers: tuple[int, int] | N
     if not directions:
         raise InvalidModelFile(f"{file.path}: the control vector has no direction")
     first, last = (0, base.n_layers) if layers is None else layers
-    kept = {layer: directions[layer] for layer in sorted(directions) if first <= layer <= last}
-    if not kept:
+    selected = {layer: directions[layer] for layer in sorted(directions) if first <= layer <= last}
+    if not selected:
         raise InvalidOption(
             f"layers={layers}: {file.path} has no direction for them (it has: {min(directions)} to {max(directions)})"
         )
-    return kept
+    return selected
 
 
 def check_layer_range(layers: object) -> tuple[int, int] | None:

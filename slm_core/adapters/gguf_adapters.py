@@ -30,7 +30,7 @@ def read_gguf(file: GgufFile, base: BaseModel) -> dict[str, LowRank]:
     """The changes in an open GGUF file.
 
     Raises:
-        InvalidModelFile: the file is damaged, or no adapter, or of another architecture.
+        InvalidModelFile: the file is damaged, is not an adapter, or is for another architecture.
         UnsupportedModel: an adapter of another kind.
     """
     _check_kind(file, base)

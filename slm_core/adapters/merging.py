@@ -34,13 +34,13 @@ def merge(
     force: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> int:
-    """Write a copy of a GGUF file with the changes of adapters added to its weights; the others are copied.
+    """Write a copy of a GGUF file with the changes of adapters added to its weights; other weights are copied.
 
     Args:
         source: a GGUF file, or any shard of one.
         adapters: GGUF files or directories of PEFT, with their scales.
         target: the new file; it appears when it is complete.
-        ggml_type: the number format of changed matrices ("F16"); None for the one that each has. Rounding to few bits
+        ggml_type: the number format of changed matrices ("F16"); None keeps the format of each. Rounding to few bits
             may lose small changes.
         force: replace an existing file.
         progress: called with the finished share; its exceptions end the work, and no file remains.

@@ -109,7 +109,7 @@ class _Scales:
 
 
 def _patterns(config: Config, name: str) -> Mapping[str, float]:
-    """Numbers by the ends of modules' names. PEFT takes expressions; names are all that adapters need of them."""
+    """Numbers by the ends of modules' names. PEFT accepts regular expressions here; only names are accepted."""
     section = config.mapping(name)
     for pattern, value in section.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
@@ -132,11 +132,11 @@ def _modules(file: SafetensorsFile) -> dict[str, tuple[str, str]]:
     """The names of A and B of each changed module."""
     pairs: dict[str, dict[str, str]] = {}
     for name in file.tensors:
-        found = _PAIR.fullmatch(name)
-        if found is None:
+        match = _PAIR.fullmatch(name)
+        if match is None:
             reason = "DoRA is not implemented" if "magnitude" in name else "it is none of a low-rank change"
             raise UnsupportedModel(f"{file.path}: tensor {shown(name)}: {reason} (accepted: lora_A, lora_B)")
-        pairs.setdefault(found[1], {})[found[2]] = name
+        pairs.setdefault(match[1], {})[match[2]] = name
     for module, pair in pairs.items():
         if len(pair) < 2:
             raise InvalidModelFile(f"{file.path}: the change of {shown(module)} has no A, or no B")
@@ -145,9 +145,9 @@ def _modules(file: SafetensorsFile) -> dict[str, tuple[str, str]]:
 
 def _sources(folder: Path, base: BaseModel, modules: Mapping[str, object]) -> Sources:
     """The tensors of the model by their names in a directory, from its configuration."""
-    own, names = folder / MODEL_CONFIG, {f"{module}.weight" for module in modules}
-    if own.is_file():
-        return sources_of(Config(own, read_json(own)), names)
+    config_path, names = folder / MODEL_CONFIG, {f"{module}.weight" for module in modules}
+    if config_path.is_file():
+        return sources_of(Config(config_path, read_json(config_path)), names)
     if not base.is_file:
         return sources_of(Config(Path(MODEL_CONFIG), base.config), names)
     try:
@@ -160,7 +160,7 @@ def _sources(folder: Path, base: BaseModel, modules: Mapping[str, object]) -> So
         missing = f"no {sorted(names - sources.keys())[0][:100]}"
     raise UnsupportedModel(
         f"{folder}: the file of the model does not tell all names of its tensors in PEFT ({missing}): copy the"
-        f" {MODEL_CONFIG} of the original model to {own}"
+        f" {MODEL_CONFIG} of the original model to {config_path}"
     )
 
 
@@ -171,9 +171,9 @@ def _converted(
     if name == EMBEDDING:
         a, b = b.T, a.T  # PEFT multiplies a token's column of A by B
     try:
-        for one in _of_rows(change):
-            one.shape(b.shape)
-            b = one.values(b)
+        for row_change in _of_rows(change):
+            row_change.shape(b.shape)
+            b = row_change.values(b)
     except ValueError as error:
         raise InvalidModelFile(f"{folder}: the change of {shown(module)} does not fit this model: {error}") from None
     except TypeError:

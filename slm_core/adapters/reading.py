@@ -34,7 +34,7 @@ def read_adapter(
     Raises:
         InvalidModelFile: it is missing or damaged, or does not fit the model.
         UnsupportedModel: an adapter of another kind.
-        InvalidOption: ``layers`` for another adapter than a control vector, or without a direction for them.
+        InvalidOption: ``layers`` for an adapter that is not a control vector, or has no direction for them.
     """
     layers = check_layer_range(layers)
     if not path.exists():

@@ -53,11 +53,11 @@ def routed(keys: Keys, sizes: Sizes, layer: LayerSpec, gating: Gating) -> LayerS
             their best expert only; its files have no key for this.
     """
     normalized, grouped = keys.flag("expert_weights_norm", False), gating is Gating.SIGMOID
-    chosen = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
+    moe = read_experts(keys, normalized=normalized, gating=gating, grouped=grouped)
     n_ff = keys.size("expert_feed_forward_length")
-    table = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
-    table["exp_probs_b.bias"] = TensorSpec((chosen.n_experts,), required=False)
-    return replace(layer, tensors={**layer.tensors, **table}, experts=chosen)
+    table = experts(sizes, moe.n_experts, n_ff) | shared_expert(sizes, n_ff * keys.size("expert_shared_count"))
+    table["exp_probs_b.bias"] = TensorSpec((moe.n_experts,), required=False)
+    return replace(layer, tensors={**layer.tensors, **table}, experts=moe)
 
 
 def _no_groups(keys: Keys) -> tuple[int, int]:

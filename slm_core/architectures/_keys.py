@@ -22,7 +22,7 @@ class Keys:
     def __init__(self, gguf: WeightSource) -> None:
         self.gguf = gguf
         self.architecture = gguf.require("general.architecture", str)
-        self._seen: set[str] = set()
+        self._known: set[str] = set()
 
     def size(self, name: str, default: int | None = None, largest: int = _MAX_SIZE) -> int:
         """A positive integer, at most ``largest``; an array of equal integers (one per layer) is accepted, too.
@@ -153,7 +153,7 @@ class Keys:
         Raises:
             UnsupportedModel: it has another value.
         """
-        if self._full(name) in self._seen:
+        if self._full(name) in self._known:
             return
         key = self._key(name)
         if key in self.gguf.metadata and (self._is_array(key) or self.gguf.metadata[key] not in accepted):
@@ -161,7 +161,7 @@ class Keys:
 
     def neutral(self, *names: str) -> None:
         """Keys whose value has no effect here."""
-        self._seen.update(map(self._key, names))
+        self._known.update(map(self._key, names))
 
     def refuse_others(self) -> None:
         """Refuse every key that was neither read nor declared neutral: it could change results.
@@ -170,12 +170,12 @@ class Keys:
             UnsupportedModel: there is such a key.
         """
         for key in self.gguf.metadata:
-            if key.startswith((f"{self.architecture}.", OWN)) and key not in self._seen:
+            if key.startswith((f"{self.architecture}.", OWN)) and key not in self._known:
                 raise self._unsupported(key, "unknown here, so results could be wrong")
 
     def _key(self, name: str) -> str:
         key = self._full(name)
-        self._seen.add(key)
+        self._known.add(key)
         return key
 
     def _full(self, name: str) -> str:

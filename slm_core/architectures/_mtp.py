@@ -27,7 +27,7 @@ def without_mtp_layers(keys: Keys, sizes: Sizes) -> tuple[Sizes, int]:
 
 
 def mtp_layers(keys: Keys, sizes: Sizes, layer: LayerSpec, n_mtp: int) -> tuple[LayerSpec, ...]:
-    """The MTP layers: blocks behind the last layer, each with the tensors that make its input and its logits.
+    """The MTP layers: blocks after the last layer, each with the tensors for its input and its logits.
 
     Args:
         keys: the file; without the first layer's projection it has metadata of MTP layers, but not the layers.

@@ -34,8 +34,8 @@ class Rope:
             if not (np.isfinite(factors) & (factors > 0)).all():
                 raise InvalidModelFile("tensor 'rope_freqs.weight' holds factors that are not positive numbers")
             base = base / factors
-        kept = yarn_ramp(spec.yarn, spec) if spec.yarn is not None else 0.0
-        self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - kept) + base * kept  # radians per position
+        ramp = yarn_ramp(spec.yarn, spec) if spec.yarn is not None else 0.0
+        self.frequencies: NDArray[np.float64] = base / spec.factor * (1 - ramp) + base * ramp  # radians per position
         self._sections = list(spec.sections)
 
     def tables(self, positions: NDArray[np.integer]) -> tuple[FloatArray, FloatArray]:
@@ -62,8 +62,8 @@ def yarn_ramp(yarn: YarnSpec, rope: RopeSpec) -> NDArray[np.float64]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(0, low), min(rope.n_dims - 1, high)
     position = (np.arange(rope.n_dims // 2) - low) / max(0.001, high - low)
-    kept: NDArray[np.float64] = 1 - np.clip(position, 0, 1).astype(np.float64)
-    return kept
+    ramp: NDArray[np.float64] = 1 - np.clip(position, 0, 1).astype(np.float64)
+    return ramp
 
 
 def _float32(values: NDArray[np.float64]) -> FloatArray:

@@ -91,8 +91,8 @@ def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
         slides: whether each layer has a window. Heads of layers with a window may have another width.
     """
     n_layers, n_heads = len(slides), keys.size("attention.head_count")
-    whole = _equal_lengths(keys, "", None)
-    width = _equal_lengths(keys, "_swa", whole)
+    full_width = _equal_lengths(keys, "", None)
+    width = _equal_lengths(keys, "_swa", full_width)
     n_kv_heads, n_ff = keys.counts("attention.head_count_kv", n_layers), keys.counts("feed_forward_length", n_layers)
     if not all(n and n_heads % n == 0 for n in n_kv_heads) or not all(n_ff):
         raise InvalidModelFile(
@@ -101,7 +101,7 @@ def read_sizes_by_layer(keys: Keys, slides: Sequence[bool]) -> list[Sizes]:
         )
     n_embd, n_vocab = keys.size("embedding_length"), _n_vocab(keys)
     return [
-        Sizes(n_layers, n_embd, n_ff[i], n_vocab, n_heads, n_kv_heads[i], width if slides[i] else whole)
+        Sizes(n_layers, n_embd, n_ff[i], n_vocab, n_heads, n_kv_heads[i], width if slides[i] else full_width)
         for i in range(n_layers)
     ]
 
@@ -145,6 +145,8 @@ def _unequal(keys: Keys, name: str, value: int, accepted: int) -> UnsupportedMod
 
 def _n_vocab(keys: Keys) -> int:
     if EMBEDDING not in keys.gguf.tensors:
-        what = "it holds no weights, only a vocabulary" if not keys.gguf.tensors else f"tensor {EMBEDDING!r} is missing"
-        raise UnsupportedModel(f"{keys.gguf.path}: {what}")
+        reason = (
+            "it holds no weights, only a vocabulary" if not keys.gguf.tensors else f"tensor {EMBEDDING!r} is missing"
+        )
+        raise UnsupportedModel(f"{keys.gguf.path}: {reason}")
     return keys.gguf.tensors[EMBEDDING].shape[0]

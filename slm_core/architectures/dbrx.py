@@ -12,10 +12,10 @@ from slm_core.architectures._tables import experts, fused_attention, norms
 
 def spec(keys: Keys) -> ModelSpec:
     """Read a dbrx."""
-    sizes, chosen = read_sizes(keys), read_experts(keys, normalized=True)
+    sizes, moe = read_sizes(keys), read_experts(keys, normalized=True)
     block = fused_attention(keys, sizes) | norms(sizes.n_embd, "attn_norm", "attn_output_norm")
-    block |= experts(sizes, chosen.n_experts, sizes.n_ff)
+    block |= experts(sizes, moe.n_experts, sizes.n_ff)
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
-    layer = LayerSpec(block, rope, experts=chosen, ffn_norm="attn_output_norm")
+    layer = LayerSpec(block, rope, experts=moe, ffn_norm="attn_output_norm")
     limit = keys.number("attention.clamp_kqv", 0.0, zero=True) or None
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers, norm=NormKind.LAYER, qkv_limit=limit)

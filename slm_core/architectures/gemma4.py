@@ -53,8 +53,8 @@ def spec(keys: Keys) -> ModelSpec:
 def _ropes(keys: Keys, windows: list[int | None], sizes: list[Sizes]) -> tuple[RopeSpec, RopeSpec]:
     """RoPE of global layers, whose table leaves most of a head unrotated, and of sliding-window layers."""
     whole, part = (
-        next((each.head_dim for each, window in zip(sizes, windows, strict=True) if (window is None) is sees_all), 0)
-        for sees_all in (True, False)
+        next((each.head_dim for each, window in zip(sizes, windows, strict=True) if (window is None) is is_global), 0)
+        for is_global in (True, False)
     )
     rope = read_rope(keys, whole or part, RopeStyle.HALF_SPLIT)
     n_dims = keys.size("rope.dimension_count_swa", part or whole, largest=part or whole)

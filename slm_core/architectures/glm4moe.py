@@ -1,4 +1,4 @@
-"""glm4moe: GLM 4.5. Routed and shared experts behind dense blocks, RoPE on half of a head, a layer for MTP."""
+"""glm4moe: GLM 4.5. Routed and shared experts after dense blocks, RoPE on half of a head, a layer for MTP."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ def spec(keys: Keys) -> ModelSpec:
     """Read a gpt-oss."""
     sizes = read_sizes(keys, "expert_feed_forward_length")
     keys.neutral("feed_forward_length")
-    chosen = read_experts(keys, normalized=False, gating=Gating.SOFTMAX_OF_CHOSEN)
-    block = attention(sizes) | experts(sizes, chosen.n_experts, sizes.n_ff)
+    moe = read_experts(keys, normalized=False, gating=Gating.SOFTMAX_OF_CHOSEN)
+    block = attention(sizes) | experts(sizes, moe.n_experts, sizes.n_ff)
     block |= biases(block, "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp")
-    block |= {f"ffn_{name}_exps.bias": TensorSpec((chosen.n_experts, sizes.n_ff)) for name in ("gate", "up")}
-    block["ffn_down_exps.bias"] = TensorSpec((chosen.n_experts, sizes.n_embd))
+    block |= {f"ffn_{name}_exps.bias": TensorSpec((moe.n_experts, sizes.n_ff)) for name in ("gate", "up")}
+    block["ffn_down_exps.bias"] = TensorSpec((moe.n_experts, sizes.n_embd))
     block |= norms(sizes.n_embd, "attn_norm", "post_attention_norm") | norms(sizes.n_heads, "attn_sinks")
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
     keys.size("attention.sliding_window")  # every published file has it
@@ -28,7 +28,7 @@ def spec(keys: Keys) -> ModelSpec:
             rope,
             window,
             activation=Activation.SWIGLU_CLAMPED,
-            experts=chosen,
+            experts=moe,
             ffn_norm="post_attention_norm",
         )
         for window in read_windows(keys, sizes.n_layers, period=2)

@@ -30,7 +30,7 @@ def granite_spec(keys: Keys, sizes: Sizes, feed_forward: Table, experts: Experts
 def granite_attention(keys: Keys, sizes: Sizes, outside: Table) -> LayerSpec:
     """A block up to its feed-forward layer; tensors outside the blocks are added to ``outside``.
 
-    ``rope.scaling.finetuned`` is whether it has a position embedding.
+    The key ``rope.scaling.finetuned`` states whether the model has a position embedding.
     """
     rope = rope_factors(read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED), outside)
     block = attention(sizes) | biases(attention(sizes), required=False) | norms(sizes.n_embd, "attn_norm", "ffn_norm")

@@ -17,12 +17,14 @@ def spec(keys: Keys) -> ModelSpec:
     """Read a granitehybrid; blocks without key heads are recurrent."""
     sizes, attends = read_hybrid_sizes(keys)
     outside, recurrent = Table(), read_mamba2(keys)
-    feed_forward, chosen = _feed_forward(keys, sizes)
-    attending = granite_attention(keys, sizes, outside)
-    attending = replace(attending, tensors={**attending.tensors, **feed_forward}, experts=chosen)
+    feed_forward, moe = _feed_forward(keys, sizes)
+    attention_layer = granite_attention(keys, sizes, outside)
+    attention_layer = replace(attention_layer, tensors={**attention_layer.tensors, **feed_forward}, experts=moe)
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | mamba2(sizes, recurrent) | feed_forward
-    keeping = LayerSpec(block, None, attends=False, recurrent=recurrent, experts=chosen)
-    return granite_decoder(keys, sizes, [attending if has_keys else keeping for has_keys in attends], outside)
+    recurrent_layer = LayerSpec(block, None, attends=False, recurrent=recurrent, experts=moe)
+    return granite_decoder(
+        keys, sizes, [attention_layer if has_keys else recurrent_layer for has_keys in attends], outside
+    )
 
 
 def _feed_forward(keys: Keys, sizes: Sizes) -> tuple[Table, ExpertsSpec | None]:
@@ -31,8 +33,8 @@ def _feed_forward(keys: Keys, sizes: Sizes) -> tuple[Table, ExpertsSpec | None]:
         keys.neutral("expert_used_count")
         keys.only("expert_shared_feed_forward_length", 0, sizes.n_ff)
         return gated(sizes), None
-    chosen = read_experts(keys, normalized=True)
-    table = experts(sizes, chosen.n_experts, sizes.n_ff)
+    moe = read_experts(keys, normalized=True)
+    table = experts(sizes, moe.n_experts, sizes.n_ff)
     if n_shared := keys.count("expert_shared_feed_forward_length", 0):
         table |= shared_expert(sizes, n_shared)
-    return table, chosen
+    return table, moe

@@ -12,8 +12,8 @@ from slm_core.architectures.granite import granite_spec
 
 def spec(keys: Keys) -> ModelSpec:
     """Read a granitemoe."""
-    sizes, chosen = read_sizes(keys), read_experts(keys, normalized=True)
-    feed_forward = experts(sizes, chosen.n_experts, sizes.n_ff)
+    sizes, moe = read_sizes(keys), read_experts(keys, normalized=True)
+    feed_forward = experts(sizes, moe.n_experts, sizes.n_ff)
     if n_shared := keys.count("expert_shared_feed_forward_length", 0):
         feed_forward |= shared_expert(sizes, n_shared)
-    return granite_spec(keys, sizes, feed_forward, chosen)
+    return granite_spec(keys, sizes, feed_forward, moe)

@@ -17,20 +17,22 @@ def spec(keys: Keys) -> ModelSpec:
     """Read a jamba; blocks without key heads are recurrent, blocks with a router have experts."""
     sizes, attends = read_hybrid_sizes(keys)
     recurrent = read_mamba(keys)
-    keeping = mamba(sizes, recurrent) | norms(recurrent.n_rank, "ssm_dt_norm")
-    keeping |= norms(recurrent.n_state, "ssm_b_norm", "ssm_c_norm")
+    recurrent_tensors = mamba(sizes, recurrent) | norms(recurrent.n_rank, "ssm_dt_norm")
+    recurrent_tensors |= norms(recurrent.n_state, "ssm_b_norm", "ssm_c_norm")
     layers = [
-        LayerSpec(attention(sizes), None) if has_keys else LayerSpec(keeping, None, attends=False, recurrent=recurrent)
+        LayerSpec(attention(sizes), None)
+        if has_keys
+        else LayerSpec(recurrent_tensors, None, attends=False, recurrent=recurrent)
         for has_keys in attends
     ]
-    return decoder_spec(keys, sizes, [_fed(keys, sizes, layer, i) for i, layer in enumerate(layers)])
+    return decoder_spec(keys, sizes, [_with_feed_forward(keys, sizes, layer, i) for i, layer in enumerate(layers)])
 
 
-def _fed(keys: Keys, sizes: Sizes, layer: LayerSpec, index: int) -> LayerSpec:
+def _with_feed_forward(keys: Keys, sizes: Sizes, layer: LayerSpec, index: int) -> LayerSpec:
     """``layer``, its norms and its feed-forward layer."""
     tensors = {**layer.tensors, **norms(sizes.n_embd, "attn_norm", "ffn_norm")}
     if keys.count("expert_count", 0) and f"blk.{index}.ffn_gate_inp.weight" in keys.gguf.tensors:
-        chosen = read_experts(keys, normalized=False)
-        return replace(layer, tensors=tensors | experts(sizes, chosen.n_experts, sizes.n_ff), experts=chosen)
+        moe = read_experts(keys, normalized=False)
+        return replace(layer, tensors=tensors | experts(sizes, moe.n_experts, sizes.n_ff), experts=moe)
     keys.neutral("expert_used_count")
     return replace(layer, tensors=tensors | gated(sizes))

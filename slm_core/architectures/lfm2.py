@@ -11,14 +11,14 @@ from slm_core.architectures._tables import Table, attention, gated, linear, norm
 
 
 def spec(keys: Keys) -> ModelSpec:
-    """Read an lfm2; blocks without key heads are convolutions. Its last norm has the name of a first norm elsewhere."""
+    """Read an lfm2; blocks without key heads are convolutions. Its last norm is named like other models' first norm."""
     sizes, attends = read_hybrid_sizes(keys)
     conv = ShortConvSpec(sizes.n_embd, n_taps=keys.size("shortconv.l_cache"))
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | gated(sizes)
-    attending = block | attention(sizes) | norms(sizes.head_dim, "attn_q_norm", "attn_k_norm")
+    attention_block = block | attention(sizes) | norms(sizes.head_dim, "attn_q_norm", "attn_k_norm")
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT)
     layers = [
-        LayerSpec(attending, rope)
+        LayerSpec(attention_block, rope)
         if has_keys
         else LayerSpec(block | _convolution(sizes, conv), None, attends=False, recurrent=conv)
         for has_keys in attends

@@ -20,8 +20,8 @@ def spec(keys: Keys) -> ModelSpec:
     block |= biases(block, "attn_q", "attn_k", "attn_v", "attn_output", required=False)
     window = keys.count("attention.sliding_window", 0) or None  # of the first Mistral
     if keys.count("expert_count", 0):
-        chosen = read_experts(keys, normalized=True)
-        layer = LayerSpec(block | experts(sizes, chosen.n_experts, sizes.n_ff), rope, window, experts=chosen)
+        moe = read_experts(keys, normalized=True)
+        layer = LayerSpec(block | experts(sizes, moe.n_experts, sizes.n_ff), rope, window, experts=moe)
     else:
         dense = gated(sizes)
         layer = LayerSpec(block | dense | biases(dense, required=False), rope, window)

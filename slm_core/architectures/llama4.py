@@ -21,23 +21,23 @@ def spec(keys: Keys) -> ModelSpec:
     sizes, outside = read_sizes(keys), Table()
     rope = rope_factors(read_rope(keys, sizes.head_dim, RopeStyle.INTERLEAVED), outside)
     keys.only("attention.sliding_window", CHUNK)
-    chosen = replace(read_experts(keys, normalized=False, gating=Gating.SIGMOID), scales_input=True)
+    moe = replace(read_experts(keys, normalized=False, gating=Gating.SIGMOID), scales_input=True)
     n_ff, step = keys.size("expert_feed_forward_length"), keys.size("interleave_moe_layer_step")
     block = attention(sizes) | norms(sizes.n_embd, "attn_norm", "ffn_norm")
     dense = LayerSpec(block | gated(sizes), rope)
-    tables = experts(sizes, chosen.n_experts, n_ff) | shared_expert(sizes, n_ff)
-    routed = replace(dense, tensors=block | tables, experts=chosen)
-    head_norms = () if chosen.n_experts == _EXPERTS_WITHOUT_NORMS else ("attn_q_norm", "attn_k_norm")
+    tables = experts(sizes, moe.n_experts, n_ff) | shared_expert(sizes, n_ff)
+    routed = replace(dense, tensors=block | tables, experts=moe)
+    head_norms = () if moe.n_experts == _EXPERTS_WITHOUT_NORMS else ("attn_q_norm", "attn_k_norm")
     layers = [
-        _placed(routed if (i + 1) % step == 0 else dense, head_norms, sees_all=(i + 1) % _NOPE_STEP == 0)
+        _with_positions(routed if (i + 1) % step == 0 else dense, head_norms, is_global=(i + 1) % _NOPE_STEP == 0)
         for i in range(sizes.n_layers)
     ]
     return decoder_spec(keys, sizes, layers, outside)
 
 
-def _placed(layer: LayerSpec, head_norms: tuple[str, ...], *, sees_all: bool) -> LayerSpec:
+def _with_positions(layer: LayerSpec, head_norms: tuple[str, ...], *, is_global: bool) -> LayerSpec:
     """The positions of a layer. RoPE rotates whole heads, so a norm after it equals a norm before it."""
-    if sees_all:
+    if is_global:
         temperature = TemperatureSpec(TEMPERATURE_SCALE, TEMPERATURE_LENGTH, offset=1)
         return replace(layer, rope=None, temperature=temperature)
     return replace(layer, chunk=CHUNK, plain_norms=head_norms)

@@ -19,8 +19,8 @@ def spec(keys: Keys) -> ModelSpec:
     outside |= biases(outside) | {"output.bias": TensorSpec((sizes.n_vocab,))}
     rope = read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT, default_freq_base=10_000.0)
     rope = long_rope(keys, rope, outside)
-    chosen = read_experts(keys, normalized=False, gating=Gating.SPARSE_MIXER)
+    moe = read_experts(keys, normalized=False, gating=Gating.SPARSE_MIXER)
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes)
-    block |= biases(block) | experts(sizes, chosen.n_experts, sizes.n_ff)
-    layer = LayerSpec(block, rope, keys.count("attention.sliding_window", 0) or None, experts=chosen)
+    block |= biases(block) | experts(sizes, moe.n_experts, sizes.n_ff)
+    layer = LayerSpec(block, rope, keys.count("attention.sliding_window", 0) or None, experts=moe)
     return replace(decoder_spec(keys, sizes, [layer] * sizes.n_layers, outside), norm=NormKind.LAYER)

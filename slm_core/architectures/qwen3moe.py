@@ -12,9 +12,9 @@ from slm_core.architectures._tables import attention, experts, norms
 
 def spec(keys: Keys) -> ModelSpec:
     """Read a qwen3moe."""
-    sizes, chosen = read_sizes(keys), read_experts(keys, normalized=True)
+    sizes, moe = read_sizes(keys), read_experts(keys, normalized=True)
     block = norms(sizes.n_embd, "attn_norm", "ffn_norm") | attention(sizes)
     block |= norms(sizes.head_dim, "attn_q_norm", "attn_k_norm")
-    block |= experts(sizes, chosen.n_experts, keys.size("expert_feed_forward_length", sizes.n_ff))
-    layer = LayerSpec(block, read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT), experts=chosen)
+    block |= experts(sizes, moe.n_experts, keys.size("expert_feed_forward_length", sizes.n_ff))
+    layer = LayerSpec(block, read_rope(keys, sizes.head_dim, RopeStyle.HALF_SPLIT), experts=moe)
     return decoder_spec(keys, sizes, [layer] * sizes.n_layers)

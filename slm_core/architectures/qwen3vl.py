@@ -13,10 +13,10 @@ def spec(keys: Keys) -> ModelSpec:
 
     Models with DeepStack are read as a qwen3, which is equivalent for text.
     """
-    return in_turns(keys, qwen3.spec(keys))
+    return with_interleaved_sections(keys, qwen3.spec(keys))
 
 
-def in_turns(keys: Keys, whole: ModelSpec) -> ModelSpec:
+def with_interleaved_sections(keys: Keys, whole: ModelSpec) -> ModelSpec:
     """``whole`` with interleaved M-RoPE; unchanged for models with DeepStack.
 
     Raises:

@@ -84,7 +84,7 @@ def begun(
 
 
 def check_processors(processors: Sequence[LogitsProcessor], sampler: Sampler | None) -> None:
-    """Refuse logits processors together with a sampler, and a sampler that is none, such as options.
+    """Refuse logits processors together with a sampler, and an object that is not a sampler, such as options.
 
     Raises:
         InvalidOption: there are both, or the sampler lacks a method.

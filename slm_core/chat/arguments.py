@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 _PLAIN: Mapping[Any, type] = {kind: kind for kind in (bool, int, float, str, list, dict, type(None))}
 _EXACT = 2**53
-"""The largest integer up to which every integer is a float."""
+"""Floats represent every integer up to this one exactly."""
 
 
 class Misfit(ValueError):

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from slm_core.chat.oracle import Oracle
 
 
-_UNASKED_CONTEXT = 4096  # a forged dump must not make us reserve the machine's memory
+_UNASKED_CONTEXT = 4096  # positions without ``n_ctx=``: a forged dump must not reserve the machine's memory
 _LEAST_TIME = 1e-3  # seconds for an answer when the timeout of the turn is reached
 
 
 class ChatModel(Protocol):
-    """What ``Chat.restore`` needs of a model: ``slm.load`` returns one."""
+    """The part of a model that ``Chat.restore`` needs; ``slm.load`` returns a whole one."""
 
     @property
     def info(self) -> ModelInfo:
@@ -284,8 +284,8 @@ class Chat(Talking, Closing):
             data: the dump.
             n_ctx: positions of the new context; None for the number in the dump, up to the longest context that the
                 model was trained for, or 4096 if that is more.
-            kv_type_k: storage type of keys; None for the type that the dumped chat's context was asked for, or for the
-                backend's default if it was asked for none.
+            kv_type_k: storage type of keys; None for the type in the dump, or for the backend's default if the dumped
+                chat left it out.
             kv_type_v: storage type of values; None as for keys.
             overflow: replaces the dumped policy; required for "summarize", because dumps contain no functions.
             tools: replaces the dumped schemas; required to run functions.
@@ -366,7 +366,7 @@ class Chat(Talking, Closing):
     # Steps that several calls share.
 
     def _begun(self, begin: Callable[[], RunningTurn]) -> ChatStream:
-        """The stream of a new turn, which ends the turn before it when it begins."""
+        """The stream of a new turn. The previous turn ends when the new turn begins."""
 
         def settle_and_begin() -> RunningTurn:
             self._settle()

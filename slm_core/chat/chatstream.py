@@ -98,7 +98,7 @@ class ChatStream(EventStream):
 
     @property
     def held_by_another(self) -> bool:
-        """Whether another thread or task that lives reads the turn, and has not cancelled it."""
+        """Whether another live thread or task reads the turn, and has not cancelled it."""
         ended = self.over or self._failed or self._cancelled
         return not ended and self._reader.is_alive and self._reader != Caller()
 

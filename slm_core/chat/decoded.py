@@ -155,9 +155,9 @@ class DecodedSequence:
         progress: PrefillProgress | None,
         keep: Callable[[R], None] | None = None,
     ) -> R | None:
-        """The result of ``decode`` for the last batch, given to ``keep``, too; None if there was no batch.
+        """Decode the pending inputs; returns the last result of ``decode``, or None if cancelled or without a batch.
 
-        ``decode`` copies its rows: the next call of another thread overwrites them.
+        ``keep`` also gets this result. ``decode`` copies its rows: the next call of another thread overwrites them.
         """
         if self._batch is None:
             self._batch = self.context.new_batch()

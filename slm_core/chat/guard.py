@@ -13,7 +13,7 @@ from slm_core.interrupts import uninterrupted
 
 
 class Guard:
-    """Blocks that one thread at a time may be inside of; the same thread may enter again.
+    """Blocks for one thread at a time; the same thread may enter again.
 
     Args:
         what: the name of the object in the error, such as "chat".
@@ -26,12 +26,12 @@ class Guard:
         self._busy = busy
 
     def block(self) -> AbstractContextManager[object]:
-        """The block, for a ``with`` statement of the caller: no interrupt comes between a lock and its own block.
+        """The block, for a ``with`` statement: no interrupt comes between taking the lock and entering the block.
 
         Raises:
             The class ``busy``: another thread is inside. If it entered at the same moment, the block waits instead.
         """
-        if threading.active_count() == 1:  # nobody else is inside, and holding signals costs more than the lock
+        if threading.active_count() == 1:  # no other thread is inside, and delaying signals costs more than the lock
             return self._lock
         with uninterrupted:
             if not self._lock.acquire(blocking=False):
@@ -56,7 +56,7 @@ Owner = TypeVar("Owner", bound=Guarded)
 
 
 def one_thread(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
-    """A method that refuses to run while another thread is inside of one of them; see ``Guard``."""
+    """Make a method raise while another thread is inside a decorated method of the object; see ``Guard``."""
 
     @wraps(method)
     def guarded(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:

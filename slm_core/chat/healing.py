@@ -33,7 +33,7 @@ def heal(session: Session, sampler: Sampler | None = None) -> str:
         The generated text beyond the prompt; often "".
 
     Raises:
-        InvalidOption: a ``sampler`` that is none.
+        InvalidOption: ``sampler`` is not a sampler.
         SamplingError: the sampler can choose no token.
     """
     if sampler is not None:

@@ -58,7 +58,7 @@ class SessionHistory(ABC):
 
     @property
     def inputs(self) -> tuple[Held, ...]:
-        """The history: a token id, or a record of an embedding row or of a token in a bidirectional block, each."""
+        """The history: token ids, and records of embedding rows and of tokens in bidirectional blocks."""
         return tuple(self._source.inputs)
 
     @property
@@ -142,7 +142,7 @@ class SessionHistory(ABC):
         """Add tokens.
 
         Raises:
-            InvalidOption: no list of integers.
+            InvalidOption: not a list of integers.
             ContextFull: no room; nothing changed.
         """
         self._append(checked_tokens("tokens", tokens))
@@ -177,7 +177,7 @@ class SessionHistory(ABC):
     def follow(self, inputs: Sequence[Held]) -> None:
         """Make ``inputs`` the history: the longest common prefix is kept, later inputs are decoded when needed.
 
-        Inputs are token ids, or records as ``inputs`` of a session has them.
+        Inputs are token ids and records, as in the property ``inputs``.
 
         Raises:
             ContextFull: no room; nothing changed.

@@ -47,7 +47,7 @@ class Marks:
         """The position of a mark.
 
         Raises:
-            InvalidMark: the mark is stale, of another session, or no mark.
+            InvalidMark: the mark is stale, of another session, or not a mark.
         """
         if not isinstance(mark, Mark):
             raise InvalidMark(f"{shown(mark)} is not a mark (accepted: the result of mark(); truncate takes a length)")

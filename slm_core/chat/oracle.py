@@ -121,7 +121,7 @@ class Oracle:
             options: at least two strings (or values with different ``str``), or an Enum of them.
 
         Raises:
-            InvalidOption: no list, fewer than two options, an empty option, or two options with the same text.
+            InvalidOption: not a list, fewer than two options, an empty option, or two options with the same text.
         """
         values, texts = _options(options)
         with self._chat.scratch_branch(question, thinking=self._chat.options.thinking) as session:

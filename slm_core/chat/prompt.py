@@ -107,7 +107,7 @@ def special_spans(vocab: Vocab, segments: Sequence[Segment]) -> list[tuple[int, 
 
 
 def _encode_apart(vocab: Vocab, text: str, meant: Sequence[_Span], forged: Sequence[_Span]) -> Iterator[list[int]]:
-    """Tokens of a text in which only the spans ``meant`` are special tokens: up to the first one, and from each one."""
+    """Tokens of a text in which only the spans ``meant`` are special: one list before the first, then one from each."""
     for start, end in pairwise([0, *(span[0] for span in meant), len(text)]):
         inside = [span for span in forged if start <= span[0] < end]
         if not inside:

@@ -59,7 +59,7 @@ class RowPromptEncoder:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._encoders: list[PromptEncoder] = []  # of each text: it reuses the tokens of the previous prompt
-        self._known: dict[int, tuple[EmbeddingRows, list[Held]]] = {}
+        self._known: dict[int, tuple[EmbeddingRows, list[Held]]] = {}  # rows of the last prompt, by ``id``
 
     def encode(self, segments: Sequence[Segment], rows: Sequence[EmbeddingRows]) -> list[Held]:
         """The inputs of a prompt.

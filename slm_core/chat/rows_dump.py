@@ -55,7 +55,7 @@ def read_inputs(data: bytes) -> list[Held]:
 
 
 def write_rows(rows: EmbeddingRows, sections: list[bytes]) -> dict[str, str]:
-    """The texts of embedding rows as JSON values; the numbers become one more of ``sections``."""
+    """The texts of embedding rows as JSON values; the numbers are appended to ``sections`` as one section."""
     sections.append(write_inputs(row_inputs(rows)))
     return {"before": rows.before, "after": rows.after}
 

@@ -443,7 +443,7 @@ class Session(SessionHistory, Closing):
             self._generation = None
 
     def _return_to(self, inputs: list[Held], n_held: int) -> None:
-        """Make ``inputs`` the history again, of which at most the first ``n_held`` stay decoded."""
+        """Make ``inputs`` the history again; at most its first ``n_held`` inputs stay decoded."""
         self._check_settled()
         kept = block_boundary(inputs, min(common_prefix(self._source.inputs, inputs), n_held))
         if kept < self._source.decoded.n_held:

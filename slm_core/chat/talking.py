@@ -56,8 +56,8 @@ class Talking(ABC):
             content: a text, which is a user's message; a ``Message``; a mapping such as
                 ``{"role": "user", "content": "Hello"}``; or a list of messages.
             sampling: instead of the chat's sampling, for the answers of this turn.
-            max_tokens: the largest number of tokens of an answer; None, here and in the next four, for the value of
-                ``sampling``.
+            max_tokens: the largest number of tokens of an answer. If this or one of the next four is None,
+                ``sampling`` decides.
             temperature: divides the logits; 0 chooses the likeliest token.
             top_p: keep the likeliest tokens that together reach this probability.
             seed: the seed of the draws.
@@ -323,7 +323,7 @@ class Talking(ABC):
 
     @abstractmethod
     def _begun(self, begin: Callable[[], RunningTurn]) -> ChatStream:
-        """The stream of a new turn, which ends the turn before it when it begins."""
+        """The stream of a new turn. The previous turn ends when the new turn begins."""
 
     @abstractmethod
     def _answered(self, sent: Sequence[Message], steering: Steering) -> RunningTurn: ...

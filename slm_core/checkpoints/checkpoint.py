@@ -41,7 +41,7 @@ class Checkpoint(Closing):
 
     Args:
         folder: the directory.
-        with_unread: whether there are tensors that nothing reads here, but that other readers of GGUF files need.
+        with_unread: whether to include tensors that nothing reads here, but that other readers of GGUF files need.
 
     Attributes:
         path: the directory.

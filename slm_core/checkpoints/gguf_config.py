@@ -1,4 +1,4 @@
-"""The ``config.json`` of a GGUF file's model, as far as its metadata say: sizes, for the names and order of tensors."""
+"""The part of ``config.json`` that a GGUF file's metadata state: sizes, for the names and order of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODEL_TYPES = {
     "qwen2vl": "qwen2_vl",
     "qwen3moe": "qwen3_moe",
 }
-"""By architecture in GGUF files, where the names differ."""
+"""The ``model_type`` by architecture in GGUF files, if the names differ."""
 _AMBIGUOUS = ("falcon",)
 """Families whose metadata do not say in which order the directory has the rows of a fused matrix."""
 _SIZES = {

@@ -153,7 +153,7 @@ class PackedMatrix:
         """The type that keeps the numbers, decided by scales, zero points and groups.
 
         Raises:
-            InvalidModelFile: columns are in groups that there are not, or the stated shape is another.
+            InvalidModelFile: a column is in a group that does not exist, or the stated shape is wrong.
         """
         n_in, n_groups, bits = self.shape[1], self._n_groups(), self.packing.bits
         if "weight_shape" in self.parts:

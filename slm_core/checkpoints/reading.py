@@ -34,7 +34,7 @@ _TYPES = {"xlm_roberta": "xlm-roberta"}
 _POOLING, _DENSE = "1_Pooling/config.json", ("2_Dense", "3_Dense")  # the files of sentence-transformers
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
-"""By GGUF's numbers."""
+"""GGUF's number of each pooling."""
 _RANK_POOLING = 4
 _METHODS = ("fp8", "compressed-tensors", "mxfp4", *packed.METHODS)
 _BLOCK = [128, 128]
@@ -220,7 +220,7 @@ def _check_task(config: Config) -> None:
 
 
 def _packing(config: Config) -> Packing | None:
-    """How matrices of integers are packed. Other quantized weights than these, FP8 and MXFP4 are refused."""
+    """How matrices of integers are packed. All other quantized weights, except FP8 and MXFP4, are refused."""
     if "quantization" in config and "quant_method" not in config.part("quantization_config"):
         raise UnsupportedModel(
             f"{config.source}: 'quantization' is that of MLX, which is not implemented; take a GGUF file, or the"

@@ -60,7 +60,7 @@ _MTP = {
 }
 _PROJECTION = "nextn.eh_proj.weight"
 _SHARED = ("nextn.shared_head_head.weight", "nextn.embed_tokens.weight")
-"""Tensors of an MTP block that may be the model's own."""
+"""Tensors that an MTP block may share with the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Recipe:
         renamed: expressions for prefixes of names in some directories, with their replacements.
         subfolders: folders of the directory with additional tensors; see ``TensorStore``.
         packing: how matrices of integers are packed; see ``TensorStore``.
-        mtp_blocks: the blocks behind the last one, for multi-token prediction, if the directory has them.
+        mtp_blocks: the blocks after the last one, for multi-token prediction, if the directory has them.
         rank_head: the tensors of the head in directories of rerankers; none if the family has no rerankers.
         rank_metadata: additional keys of rerankers.
     """

@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Run the command line, and exit with 0 (done), 1 (an error), 2 (wrong usage) or 130 (interrupted)."""
-    atexit.register(gc.freeze)  # a last search for garbage would take a quarter of a short command's time
+    atexit.register(gc.freeze)  # the garbage collection at exit would take a quarter of a short command's time
     try:
         from slm_core.cli.terminal import replace_closed_streams, use_utf8_in_pipes
 

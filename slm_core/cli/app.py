@@ -114,7 +114,7 @@ def _set_debug(context: typer.Context, value: bool) -> None:
 
 
 def _debug_option() -> Any:
-    """The option ``--debug`` of a command: it sets the option of ``slm``. typer itself makes it from a command."""
+    """The option ``--debug`` of a command: it sets the option of ``slm``. typer builds options only with a command."""
     carrier = typer.Typer(add_completion=False)
 
     @carrier.command()

@@ -67,7 +67,7 @@ def chat(
     changed = sampling.sampling() if sampling.set_flags() else None
 
     def load_on(backend: str) -> Model:
-        options = engine.option if backend == engine.backend else None  # they mean nothing to another backend
+        options = engine.option if backend == engine.backend else None  # another backend has other options
         moved = dataclasses.replace(engine, backend=backend, option=options).load(model, chat_format)
         try:
             adapter_options.load(moved)
@@ -143,7 +143,7 @@ class ConversationOptions:
 
 
 class Screen:
-    """How a chat looks.
+    """The terminal of a chat, and how answers look on it.
 
     Args:
         plain: no colours and no rendering, as for pipes, dumb terminals and with NO_COLOR.
@@ -180,7 +180,7 @@ class Repl:
 
     Args:
         talk: the conversation.
-        screen: how it looks.
+        screen: the terminal.
         history: the file of earlier inputs; None for no file.
         file: the file of the conversation, written after each line that changed it, and at the end.
         debug: unexpected errors end the program with their traceback.

@@ -30,7 +30,7 @@ class Conversation:
         load_on: loads the same model on another backend, by name.
         loaded: the model.
         chat: the chat.
-        view: returns what shows the next answer.
+        view: returns the view of the next answer.
         drafts: provides the speculation of answers; closed with the conversation. None for no speculation.
 
     Attributes:
@@ -58,7 +58,7 @@ class Conversation:
         self._results: list[Message] = []
         self.loaded = loaded
         self.chat = chat
-        self._owner = chat  # of the context: it is closed after its forks
+        self._owner = chat  # owns the context: it is closed after its forks
         self.copies = Copies()
         self.constraint: Spec | None = None
         self.shows_stats = shows_stats
@@ -216,7 +216,7 @@ class Conversation:
         self.chat.options = dataclasses.replace(self.chat.options, **changes)  # type: ignore[arg-type]  # their names
 
     def restore(self, data: bytes, n_ctx: int | None = None) -> None:
-        """Continue a dumped chat in its place; its tools are these tools, because dumps contain no functions."""
+        """Replace the chat by a dumped one, which gets the current tools: dumps contain no functions."""
         tools = self.chat.options.tools or None
         self._become(Chat.restore(self.loaded, data, n_ctx=n_ctx or self.n_ctx, tools=tools))
 

@@ -35,7 +35,7 @@ class Drafts(Closing):
 
     Args:
         draft: the draft model; None without one.
-        mtp: the layers for multi-token prediction of the model that answers draft.
+        mtp: whether the answering model drafts with its own layers for multi-token prediction.
         lookup: without a draft model and ``mtp``, whether answers use prompt lookup; None: only sampled answers without
             a seed.
     """

@@ -26,7 +26,7 @@ class Editor:
     """Reads the inputs of the user.
 
     Args:
-        complete: the part of a line before the cursor that is completed, and its completions.
+        complete: returns the part of a line before the cursor that is completed, and its completions.
         status: the text of the bottom line; None for no bottom line.
         history: the file of earlier inputs; None keeps them until the end.
         plain: no colours.

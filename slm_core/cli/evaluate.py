@@ -91,7 +91,7 @@ def _results(subject: object, names: list[str], include_path: Path | None, **opt
     """The harness's results.
 
     Raises:
-        InvalidOption: an unknown task, or one whose documents cannot be had.
+        InvalidOption: an unknown task, or one whose documents cannot be loaded.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

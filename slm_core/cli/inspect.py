@@ -106,7 +106,7 @@ def _quoted(piece: bytes) -> str:
 
 
 def _file_facts(path: Path) -> dict[str, object]:
-    """The metadata of a model file or directory; only the vocabulary of a directory without safetensors."""
+    """The metadata of a model file or directory; for a directory without safetensors, only the vocabulary."""
     has_weights = (path / SINGLE).exists() or (path / INDEX).exists()
     if path.is_dir() and not has_weights and vocabulary_of(path).is_file():
         return {"directory": str(path), "vocabulary": load_vocab(path).size}

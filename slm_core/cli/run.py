@@ -222,7 +222,7 @@ def _prompt(text: str | None) -> str:
 
 
 def _standard_input(*, beside_prompt: bool) -> str:
-    """All of standard input; a note says so if it is waited for, because not everybody knows that it is open."""
+    """All of standard input. A note says that the command waits for it: users may not know that it is open."""
     waiting = threading.Timer(STDIN_NOTE_S, note, ["(reading standard input to its end; < /dev/null leaves it out)"])
     waiting.daemon = True
     if beside_prompt:

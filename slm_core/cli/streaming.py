@@ -70,7 +70,7 @@ class PlainView:
         self._line_is_open = True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: plain text keeps nothing of the terminal."""
 
     def end(self, answer: Answer) -> None:
         """Write the tool calls that are left to the caller, and the end of the line."""

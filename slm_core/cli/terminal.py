@@ -74,8 +74,8 @@ def printable(text: str) -> str:
 def replace_closed_streams() -> None:
     """Open the null device in place of standard streams that the caller closed (``slm ... >&-`` in a shell).
 
-    Python has None for a closed stream. The first file that is opened would also get its number: a model file that is
-    written would receive what engines print on standard output.
+    Python has None for a closed stream. The first file that is opened would also get its file descriptor: a model file
+    that is written would receive what engines print on standard output.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

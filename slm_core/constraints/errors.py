@@ -51,6 +51,6 @@ def check_grammar(body: Mapping[str, Any], explain: Callable[[str], ConstraintEr
 
 
 def _brief(message: str) -> str:
-    reason = _REASON.search(message)  # of an expression on the lines before it
+    reason = _REASON.search(message)  # the lines before it show an expression
     first = f"in a pattern: {reason[1]}" if reason else message.strip().split("\n", 1)[0]
     return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."

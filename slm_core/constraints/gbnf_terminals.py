@@ -34,8 +34,8 @@ class Terminals:
         self._rules = rules
         self._root = root
         self._regular = _regular_rules(rules)
-        self._apart: set[Node] = set()
-        self._all_apart = False
+        self._divided: set[Node] = set()
+        self._all_divided = False
         self._sizes: dict[str, int] = {}
         self._nullable: set[str] = set()
         self._first = dict.fromkeys(rules, 0)
@@ -47,7 +47,7 @@ class Terminals:
             self._find_first()
             self._settle()
         except _TooMuchWorkError:
-            self._all_apart = True
+            self._all_divided = True
         self._steps_left = sys.maxsize  # later queries are cheap
 
     def is_terminal(self, node: Node) -> bool:
@@ -56,8 +56,8 @@ class Terminals:
         if isinstance(body, Chars):
             return True
         return (
-            not self._all_apart
-            and body not in self._apart
+            not self._all_divided
+            and body not in self._divided
             and self._is_regular(body)
             and self._size(body) <= _LARGEST_TERMINAL
         )
@@ -148,7 +148,7 @@ class Terminals:
     def _settle(self) -> None:
         """Divide terminals until each is unambiguous or a character."""
         while ambiguous := self._ambiguous():
-            self._apart |= ambiguous
+            self._divided |= ambiguous
 
     def _ambiguous(self) -> set[Node]:
         """Terminals that could consume characters of the next terminal."""
@@ -188,11 +188,11 @@ class Terminals:
         while True:
             before = (dict(rules), dict(follow))
             for name in list(rules):
-                self._pass_on(self._rules[name], rules[name], rules, follow)
+                self._propagate(self._rules[name], rules[name], rules, follow)
             if before == (rules, follow):
                 return follow
 
-    def _pass_on(self, node: Node, after: int, rules: dict[str, int], follow: dict[Node, int]) -> None:
+    def _propagate(self, node: Node, after: int, rules: dict[str, int], follow: dict[Node, int]) -> None:
         self._step()
         if self.is_terminal(node):
             body = self.body(node)
@@ -203,14 +203,14 @@ class Terminals:
                 rules[name] = rules.get(name, 0) | after
             case Alt(items=items):
                 for item in items:
-                    self._pass_on(item, after, rules, follow)
+                    self._propagate(item, after, rules, follow)
             case Seq(items=items):
                 for item in reversed(items):
-                    self._pass_on(item, after, rules, follow)
+                    self._propagate(item, after, rules, follow)
                     after = self._first_of(item) | (after if self.is_nullable(item) else 0)
             case Repeat(item=item, most=most):
                 again = 0 if most is not None and most <= 1 else self._first_of(item)
-                self._pass_on(item, after | again, rules, follow)
+                self._propagate(item, after | again, rules, follow)
 
     def _step(self) -> None:
         self._steps_left -= 1

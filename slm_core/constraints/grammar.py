@@ -34,7 +34,7 @@ _WHITE = r"\x20|\x0A[\x20\x09]{0,20}"
 _ESCAPES = 'nrbtf\\"'
 """Escapes without ``u``: otherwise a name could be spelled in several ways."""
 _NO_CALL = r"TEXT: /[^{\[](?s:.*)/"
-"""Error text for a format in which the whole answer would be a call."""
+"""The rule for other text if a call is a whole answer: the text does not begin like a call."""
 _SPACE = r"WHITE: /[\x20\x0A\x0D\x09]{1,8}/"
 
 

@@ -144,7 +144,7 @@ class GrammarConstraint:
         if self._matcher.try_consume_tokens([token]) != 1:
             self._check_sound()
             raise InvalidToken(f"token {token} may not follow: the constraint does not allow it")
-        return self._took(token, announced=bool(announced))
+        return self._consumed(token, announced=bool(announced))
 
     def clone(self) -> Self:
         """An independent copy in the same state."""
@@ -158,7 +158,7 @@ class GrammarConstraint:
         """The spec and the consumed tokens as JSON text, for ``restore``."""
         return json.dumps({"spec": self.spec.to_dict(), "tokens": self._tokens}).encode()
 
-    def _took(self, token: int, *, announced: bool) -> Advance:
+    def _consumed(self, token: int, *, announced: bool) -> Advance:
         """Record a consumed token and compute the next state."""
         forced = deque(self._forced)
         if forced:

@@ -24,7 +24,7 @@ _VALUES = {
     *("minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-_NOTES = {
+_ANNOTATIONS = {
     *("$schema", "$id", "$comment", "title", "description", "default", "example", "examples"),
     *("deprecated", "readOnly", "writeOnly", "discriminator"),
 }
@@ -104,7 +104,7 @@ class _Lowering:
             raise ConstraintError(f"the schema nests deeper than {self._depth} at {location}")
         lowered = {}
         for keyword, value in schema.items():
-            if keyword in _NOTES or _says_nothing(keyword, value):
+            if keyword in _ANNOTATIONS or _says_nothing(keyword, value):
                 continue
             lowered[keyword] = self._keyword(keyword, value, f"{location}.{keyword}", depth + 1)
         return _with_narrow_bounds(lowered)

@@ -56,7 +56,7 @@ class TokenTable:
         source = _Source(vocab, eos)
         self.control = [i for i in source.special_token_ids if i not in eos]
         self._tokens = _packed(np.arange(self.size), self.size)
-        self._going_on = self._tokens & ~_packed(self.eog, self.size)
+        self._without_eog = self._tokens & ~_packed(self.eog, self.size)
         self.tokenizer: LLTokenizer = LLTokenizer(source, eos_token=eos)  # type: ignore[arg-type]  # it is duck-typed
         self.prototypes: OrderedDict[str, Prototype] = OrderedDict()
 
@@ -69,7 +69,7 @@ class TokenTable:
     def allowed(self, matcher: LLMatcher) -> Bits:
         """The tokens that may follow; the matcher may be in an error state afterwards."""
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(self._tokens)]
-        return bits & (self._tokens if matcher.is_accepting() else self._going_on)
+        return bits & (self._tokens if matcher.is_accepting() else self._without_eog)
 
     def only(self, token: int) -> Bits:
         """The set with only this token."""
@@ -105,7 +105,7 @@ class _Source:
     is_tokenizer_wrapper = True
 
     def __init__(self, vocab: Vocab, eos: list[int]) -> None:
-        self._vocab = weakref.ref(vocab)  # llguidance keeps this object, and the table must not keep its own key
+        self._vocab = weakref.ref(vocab)  # llguidance keeps this object: else the vocabulary would never be freed
         self.eos_token_id = eos[0]
         self.bos_token_id = vocab.bos
         self.tokens = [_token_bytes(vocab, i) for i in range(vocab.size)]

@@ -84,8 +84,8 @@ class ContextBase(ContextCore):
         incoming = Incoming("sequence", parts)
         with incoming.refusals():
             received = self._receiver(seq_id)
-            which = range(len(incoming.lengths))
-            snapshot = SequenceSnapshot.read(incoming.meta, incoming, which, received.begin)
+            section_indices = range(len(incoming.lengths))
+            snapshot = SequenceSnapshot.read(incoming.meta, incoming, section_indices, received.begin)
             incoming.finish()
         self._check_dumped_inputs(snapshot)
         adapters = self._adapters.dumped(snapshot.adapters)
@@ -143,12 +143,13 @@ class ContextBase(ContextCore):
     # Checks.
 
     @contextmanager
-    def _unchanged(self, revisions: Mapping[int, int], what: str = "dump") -> Iterator[None]:
+    def _unchanged(self, revisions: Mapping[int, int], operation: str = "dump") -> Iterator[None]:
         with self._call():
             for seq_id, revision in revisions.items():
                 if self._ledger.revision(seq_id) != revision:
                     raise SequenceChanged(
-                        f"sequence {seq_id} was changed since its {what} began: {what} it again", seq_id=seq_id
+                        f"sequence {seq_id} was changed since its {operation} began: {operation} it again",
+                        seq_id=seq_id,
                     )
             with failures_of(tuple(revisions)):
                 yield
@@ -166,8 +167,10 @@ class ContextBase(ContextCore):
             incoming = Incoming("sequence", parts)
             received = self._reserving_receiver(seq_id)
             try:
-                which = range(len(incoming.lengths))
-                snapshot = yield from SequenceSnapshot.read_steps(incoming.meta, incoming, which, received.begin)
+                section_indices = range(len(incoming.lengths))
+                snapshot = yield from SequenceSnapshot.read_steps(
+                    incoming.meta, incoming, section_indices, received.begin
+                )
                 incoming.finish()
             except SlmError:
                 yield from incoming.refused()
@@ -177,7 +180,7 @@ class ContextBase(ContextCore):
             self._checks.dumped_room(seq_id, snapshot, has_payload=received.fits)
             self._adapters.put(seq_id, adapters)
             self._end_restore(seq_id, snapshot, received)
-        except GeneratorExit:  # the iterator is garbage, and the sequence may hold something else by now
+        except GeneratorExit:  # the iterator was abandoned, and the sequence may have other contents by now
             raise
         except BaseException:
             self._drop(seq_id)
@@ -212,7 +215,7 @@ class ContextBase(ContextCore):
         return Receiver(declared.fits_payload, is_used, new_writer)
 
     def _end_restore(self, seq_id: int, snapshot: SequenceSnapshot, received: Receiver) -> None:
-        """The last step of a restore: the sequence gets its contents. If this raises, it may have a part of them."""
+        """The last step of a restore: the sequence gets its contents. If this raises, a part may be in the sequence."""
         if received.writer is not None:
             received.writer.put()
             self._ledger.exchange(seq_id, snapshot.held(), snapshot.edits)
@@ -232,21 +235,21 @@ class ContextBase(ContextCore):
             start, src = max(((self._ledger.n_shared(seq_id, src), src) for src in seq_ids[:i]), default=(0, 0))
             start, payload = self._tail_payload(seq_id, start)
             snapshot = self._snapshot(seq_id, start)
-            of = snapshot.sections(payload)
-            shares.append([seq_id, src if start else seq_id, start, len(of), snapshot.meta()])
-            sections += of
+            sequence_sections = snapshot.sections(payload)
+            shares.append([seq_id, src if start else seq_id, start, len(sequence_sections), snapshot.meta()])
+            sections += sequence_sections
         return {"sequences": shares}, sections
 
     def _tail_payload(self, seq_id: int, start: int) -> tuple[int, bytes | Pieces]:
-        """How many shared tokens the dump of a sequence leaves out, and the payload of the other tokens."""
-        held, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
-        if start == len(held):
+        """The number of shared tokens that the dump of a sequence leaves out, and the payload of its other tokens."""
+        inputs, edits = self._ledger.inputs(seq_id), self._ledger.edits(seq_id)
+        if start == len(inputs):
             return start, b""
         if Capability.KV_PAYLOAD in self._declared.capabilities and start:
             tail = self._engine_export_tail(seq_id, start)
             if tail is not None:
                 return start, tail
-        if start and tail_edits(edits, start) is not None and not ahead_of(held[start - 1]):
+        if start and tail_edits(edits, start) is not None and not ahead_of(inputs[start - 1]):
             return start, b""
         return 0, self._exported(seq_id)
 
@@ -262,8 +265,8 @@ class ContextBase(ContextCore):
             lambda header: self._share_writer(share, header),
         )
         tail = SequenceSnapshot.read(share.meta, incoming, share.sections, received.begin, start)
-        before = self._ledger.inputs(src)[:start] if start else []
-        snapshot = tail.after(before)
+        shared_inputs = self._ledger.inputs(src)[:start] if start else []
+        snapshot = tail.after(shared_inputs)
         self._check_dumped_inputs(snapshot)
         adapters = self._adapters.dumped(snapshot.adapters)
         if start and not are_equal(adapters, self._adapters.of(src)):
@@ -298,11 +301,11 @@ class ContextBase(ContextCore):
 
     def _replay_share(self, share: Share, snapshot: SequenceSnapshot) -> None:
         """Fork the shared tokens and decode the others; decode all if they cannot be forked or decoded separately."""
-        seq_id, start, held = share.seq_id, share.start, snapshot.held()
+        seq_id, start, inputs = share.seq_id, share.start, snapshot.held()
         edits = tail_edits(snapshot.edits, start)
         cannot_fork = self.edit_level < EditLevel.TRUNCATE and start < self._ledger.length(share.src)
-        if edits is None or cannot_fork or ahead_of(held[start - 1]):
-            self._check_replay(seq_id, held, snapshot.edits)
+        if edits is None or cannot_fork or ahead_of(inputs[start - 1]):
+            self._check_replay(seq_id, inputs, snapshot.edits)
             self._fill(seq_id, snapshot, b"")
             return
         n_copied = self._n_copied_by_fork(share.src, start)
@@ -310,8 +313,8 @@ class ContextBase(ContextCore):
         self._use_adapters_of(seq_id)
         self._engine_fork(share.src, seq_id, start)
         self._ledger.fork(share.src, seq_id, start, n_copied)
-        self._check_replay(seq_id, held[start:], edits)
-        self._replay_after(seq_id, held[start:], edits)
+        self._check_replay(seq_id, inputs[start:], edits)
+        self._replay_after(seq_id, inputs[start:], edits)
 
     def _check_replay(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
         if edits:
@@ -330,18 +333,18 @@ class ContextBase(ContextCore):
 
     def _snapshot(self, seq_id: int, start: int = 0) -> SequenceSnapshot:
         """The dump of the inputs from ``start`` on, without the payload."""
-        held = self._ledger.inputs(seq_id)[start:]
+        inputs = self._ledger.inputs(seq_id)[start:]
         return SequenceSnapshot(
             self._declared.backend,
             self._declared.payload_format,
             self._declared.fingerprint,
-            tokens=np.array(token_ids(held), np.int32),
+            tokens=np.array(token_ids(inputs), np.int32),
             edits=self._ledger.edits(seq_id),
             payload=b"",
-            rows=rows_of(held),
-            ahead=all_ahead_of(held),
-            offsets=offsets_of(held),
-            bias=biases_of(held),
+            rows=rows_of(inputs),
+            ahead=all_ahead_of(inputs),
+            offsets=offsets_of(inputs),
+            bias=biases_of(inputs),
             adapters=dumped_scales(self._adapters.of(seq_id)),
         )
 
@@ -386,7 +389,7 @@ class ContextBase(ContextCore):
         self._replay_after(seq_id, snapshot.held(), snapshot.edits)
 
     def _replay_after(self, seq_id: int, inputs: Sequence[Held], edits: Sequence[Edit]) -> None:
-        """Decode inputs at the end of a sequence and repeat edits. Positions of the edits count from that end."""
+        """Decode inputs after a sequence and repeat their edits. Positions of the edits count from the old end."""
         first = self._ledger.length(seq_id)
         runs, _ = replay_plan(inputs, edits)
         for run, edit in zip(runs, (*edits, None), strict=True):

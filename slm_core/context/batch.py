@@ -35,8 +35,8 @@ class TokenBatch:
         self._logits_mask = np.empty(capacity, np.bool_)
         self._ahead = np.zeros(capacity, np.int32)
         self._rows: list[NDArray[np.float32]] = []
-        self._offsets: list[NDArray[np.int32]] = []  # of the same runs
-        self._bias: list[NDArray[np.float32]] = []  # of the same runs
+        self._offsets: list[NDArray[np.int32]] = []  # one array for each array in _rows
+        self._bias: list[NDArray[np.float32]] = []  # likewise
         self._length = 0
 
     def __repr__(self) -> str:
@@ -152,8 +152,8 @@ class TokenBatch:
         self._add(np.full(len(rows), EMBEDDED, np.int32), start, logits)
         if len(rows):
             self._rows.append(rows.copy())
-            as_tokens = np.zeros((len(rows), 3), np.int32)
-            self._offsets.append(as_tokens if offsets is None else from_each(offsets.astype(np.int32)))
+            defaults = np.zeros((len(rows), 3), np.int32)
+            self._offsets.append(defaults if offsets is None else from_each(offsets.astype(np.int32)))
             self._bias.append(np.zeros(len(rows), np.float32) if bias is None else bias.copy())
 
     def _add(self, ids: NDArray[np.integer], start: Pos, logits: LogitsSelection) -> None:

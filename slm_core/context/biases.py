@@ -14,13 +14,13 @@ from slm_core.types import EMBEDDED
 
 
 def key_biases(held: Sequence[Held]) -> NDArray[np.float32]:
-    """The attention bias of each key, float32 [n]: of the inputs up to the last one that has a bias."""
+    """The attention bias of each key up to the last input that has a bias, float32 [n]."""
     biases = np.fromiter(map(bias_of, held), np.float32, len(held))
     return biases[: _end(biases)]
 
 
 class AttentionBiases:
-    """The attention biases of sequences. They are cached, and looked for only after the first input with a bias.
+    """The attention biases of sequences. They are cached, and searched only after the first input with a bias.
 
     Args:
         held: the inputs of a sequence.
@@ -28,7 +28,7 @@ class AttentionBiases:
 
     def __init__(self, held: HeldBy) -> None:
         self._held = held
-        self._known: dict[int, tuple[int, NDArray[np.float32]]] = {}  # by sequence: its length, and its biases
+        self._cache: dict[int, tuple[int, NDArray[np.float32]]] = {}  # by sequence: its length, and its biases
         self._in_use = False
 
     def of(self, batch: Batch) -> Mapping[int, NDArray[np.float32]]:
@@ -37,34 +37,34 @@ class AttentionBiases:
         self._in_use = self._in_use or len(bias) > 0
         if not self._in_use:
             return {}
-        of_batch = np.zeros(len(batch), np.float32)
+        batch_biases = np.zeros(len(batch), np.float32)
         if len(bias):
-            of_batch[batch.tokens == EMBEDDED] = bias
+            batch_biases[batch.tokens == EMBEDDED] = bias
         biases = {}
         for seq_id in np.unique(batch.seq_ids).tolist():
-            is_own = batch.seq_ids == seq_id
-            first = int(batch.positions[is_own][0])
-            before, added = self._before(seq_id, first), of_batch[is_own]
+            in_sequence = batch.seq_ids == seq_id
+            first = int(batch.positions[in_sequence][0])
+            before, added = self._before(seq_id, first), batch_biases[in_sequence]
             if added.any():
                 before = np.concatenate([before, np.zeros(first - len(before), np.float32), added[: _end(added)]])
-            self._known[seq_id] = first + len(added), before
+            self._cache[seq_id] = first + len(added), before
             if len(before):
                 biases[seq_id] = before
         return biases
 
     def look_for(self, held: Sequence[Held]) -> None:
-        """Look for biases from now on if inputs that are restored have some. Replays decode, and need no call."""
+        """Search biases from now on if restored inputs have any. A replay calls ``of``, so it does not need this."""
         self._in_use = self._in_use or any(map(bias_of, held))
 
     def forget(self, seq_id: int) -> None:
         """Drop the cached biases of a sequence after an edit."""
-        self._known.pop(seq_id, None)
+        self._cache.pop(seq_id, None)
 
     def _before(self, seq_id: int, length: int) -> NDArray[np.float32]:
         """The biases of the first ``length`` inputs of a sequence."""
-        known = self._known.get(seq_id)
-        if known is not None and known[0] == length:
-            return known[1]
+        cached = self._cache.get(seq_id)
+        if cached is not None and cached[0] == length:
+            return cached[1]
         return key_biases(self._held(seq_id)[:length])
 
 

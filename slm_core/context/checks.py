@@ -131,10 +131,10 @@ class Checks:
         """Raise ``UnsupportedEdit`` for an edit above the declared level."""
         declared = self._declared.edit_level
         if declared < level:
-            able = "truncate" if declared >= EditLevel.TRUNCATE else "drop"
+            alternative = "truncate" if declared >= EditLevel.TRUNCATE else "drop"
             raise UnsupportedEdit(
                 f"this context cannot {level.name.lower()} (its edit level is {declared.name}):"
-                f" {able} the sequence and decode the kept tokens again, or let a Session do it"
+                f" {alternative} the sequence and decode the kept tokens again, or let a Session do it"
             )
 
     def layers(self, layers: Sequence[int]) -> list[int]:
@@ -174,10 +174,10 @@ class Checks:
 
     def whole_blocks(self, seq_id: int, length: int) -> None:
         """Raise ``InvalidPosition`` if a length splits a bidirectional block: its tokens attend to the whole block."""
-        held = self._ledger.inputs(seq_id)
-        if length == 0 or length == len(held) or not ahead_of(held[length - 1]):
+        inputs = self._ledger.inputs(seq_id)
+        if length == 0 or length == len(inputs) or not ahead_of(inputs[length - 1]):
             return
-        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(held[i - 1]))
+        begin = next(i for i in range(length - 1, -1, -1) if i == 0 or not ahead_of(inputs[i - 1]))
         raise InvalidPosition(
             f"position {length} of sequence {seq_id} lies in a bidirectional block (accepted: {begin}, where the block"
             " begins, or a position after the block)",
@@ -222,8 +222,8 @@ class Checks:
             self._batch_ids(tokens, seq_ids, n_rows)
         sequences = [int(seq_ids[0])] if (seq_ids == seq_ids[0]).all() else np.unique(seq_ids).tolist()
         for seq_id in sequences:
-            own_positions = positions if len(sequences) == 1 else positions[seq_ids == seq_id]
-            self._batch_positions(self.changeable(seq_id), own_positions)
+            sequence_positions = positions if len(sequences) == 1 else positions[seq_ids == seq_id]
+            self._batch_positions(self.changeable(seq_id), sequence_positions)
         if n > (n_free := self._ledger.n_free):
             raise ContextFull(n, n_free, seq_id=int(seq_ids[n_free]))
         return sequences
@@ -248,10 +248,10 @@ class Checks:
                 )
         return len(rows)
 
-    def _supported(self, capability: Capability, what: str) -> None:
+    def _supported(self, capability: Capability, kind: str) -> None:
         if capability not in self._declared.capabilities:
             raise UnsupportedInput(
-                f"the backend {self._declared.backend} takes no {what} for this model: it does not declare {capability}"
+                f"the backend {self._declared.backend} takes no {kind} for this model: it does not declare {capability}"
             )
 
     def _batch_ids(self, tokens: NDArray[np.int32], seq_ids: NDArray[np.int32], n_rows: int) -> None:
@@ -267,9 +267,9 @@ class Checks:
     def _batch_positions(self, seq_id: int, positions: NDArray[np.int32]) -> None:
         length = self._ledger.length(seq_id)
         expected = np.arange(length, length + len(positions), dtype=np.int32)
-        others = positions != expected
-        if others.any():
-            i = int(np.flatnonzero(others)[0])
+        is_wrong = positions != expected
+        if is_wrong.any():
+            i = int(np.flatnonzero(is_wrong)[0])
             raise InvalidPosition(
                 f"position {positions[i]} is not the next of sequence {seq_id} (accepted: {expected[i]},"
                 f" because the sequence has {length} tokens and the batch has {i} before it)",
@@ -291,17 +291,17 @@ class Checks:
                 f"the dump is of another model (fingerprint {snapshot.fingerprint[:12]}..., this model's is"
                 f" {declared.fingerprint[:12]}...)"
             )
-        every = snapshot.every_input()
-        if (rows := rows_of(every)).size:
+        inputs = snapshot.every_input()
+        if (rows := rows_of(inputs)).size:
             self._dumped_rows(rows)
-            self._dumped_offsets(every)
-            self._dumped_biases(every)
-        ids = [token_of(one) for one in every if row_of(one) is None]
+            self._dumped_offsets(inputs)
+            self._dumped_biases(inputs)
+        ids = [token_of(one) for one in inputs if row_of(one) is None]
         if ids and not (min(ids) >= 0 and max(ids) < declared.n_vocab):
             raise InvalidSnapshot(
                 f"the dump holds tokens outside the vocabulary (accepted: 0 to {declared.n_vocab - 1})"
             )
-        if every and Capability.ENCODER in declared.capabilities:
+        if inputs and Capability.ENCODER in declared.capabilities:
             raise InvalidSnapshot("the dump contains tokens, but an encoder stores none")
         self._dumped_blocks(replay_plan(snapshot.held(), snapshot.edits)[0])
 
@@ -342,15 +342,15 @@ class Checks:
             width = self._declared.n_embd
             raise InvalidSnapshot(f"the dump's embedding rows are {rows.shape[1]} wide (accepted: {width})")
 
-    def _dumped_offsets(self, every: Sequence[Held]) -> None:
-        if len(offsets_of(every)) and Capability.MROPE_POSITIONS not in self._declared.capabilities:
+    def _dumped_offsets(self, inputs: Sequence[Held]) -> None:
+        if len(offsets_of(inputs)) and Capability.MROPE_POSITIONS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with offsets, which the backend {self._declared.backend} does not take for this"
                 f" model (restore it in a context where {Capability.MROPE_POSITIONS} is declared)"
             )
 
-    def _dumped_biases(self, every: Sequence[Held]) -> None:
-        if len(biases_of(every)) and Capability.ATTENTION_BIAS not in self._declared.capabilities:
+    def _dumped_biases(self, inputs: Sequence[Held]) -> None:
+        if len(biases_of(inputs)) and Capability.ATTENTION_BIAS not in self._declared.capabilities:
             raise SnapshotMismatch(
                 f"the dump holds rows with an attention bias, which the backend {self._declared.backend} does not take"
                 f" for this model (restore it in a context where {Capability.ATTENTION_BIAS} is declared)"

@@ -55,17 +55,17 @@ def joined_top(rows: Sequence[TopLogits]) -> TopLogits:
     return TopLogits(*(np.concatenate([getattr(top, each.name) for top in rows]) for each in fields(TopLogits)))
 
 
-def _kept(rows: R) -> R:
-    """Rows that stay valid after the next call of the engine."""
+def _persistent(rows: R) -> R:
+    """Rows that stay valid after the next call of the engine: a copy, unless they are top logits."""
     return rows if isinstance(rows, TopLogits) else np.array(rows)
 
 
 def _runs(batch: Batch, seq_ids: Sequence[int]) -> dict[int, Sequence[Held]]:
     """The inputs of a batch, by sequence. They are read before the engine runs, so a failure here changes nothing."""
-    inputs, of = batch_inputs(batch), batch.seq_ids
+    inputs, seq_id_of = batch_inputs(batch), batch.seq_ids
     if len(seq_ids) == 1:
         return {seq_ids[0]: inputs}
-    return {seq_id: [inputs[i] for i in np.flatnonzero(of == seq_id).tolist()] for seq_id in seq_ids}
+    return {seq_id: [inputs[i] for i in np.flatnonzero(seq_id_of == seq_id).tolist()] for seq_id in seq_ids}
 
 
 class ContextCore(EngineCalls):
@@ -381,7 +381,7 @@ class ContextCore(EngineCalls):
             raise ContextClosed("the context is closed")
 
     def _check_batch(self, batch: Batch) -> list[int]:
-        """Check a batch; returns its sequences, each once. A backend with batches that it cannot run extends this."""
+        """Check a batch; returns its sequences, each once. A backend that refuses more batches extends this."""
         return self._checks.batch(batch)
 
     # Steps that several calls share.
@@ -399,7 +399,7 @@ class ContextCore(EngineCalls):
         try:
             for group in groups:
                 self._use_adapters_of(group[0])
-                results.append(_kept(run(part_of(batch, group))))
+                results.append(_persistent(run(part_of(batch, group))))
         except BaseException:
             if Capability.ENCODER not in self._declared.capabilities:
                 for seq_id in (seq_id for group in groups[: len(results)] for seq_id in group):

@@ -96,7 +96,7 @@ class EngineCalls(Closing):
         return None
 
     def _engine_tail_writer(self, seq_id: int, src: int, start: int, end: int, n_bytes: int) -> PayloadWriter:
-        """A writer of such a payload for an empty sequence, which then shares ``start`` positions with ``src``.
+        """A writer of a payload of ``_engine_export_tail``, for an empty sequence that shares the start of ``src``.
 
         Raises:
             InvalidSnapshot: the number of bytes is wrong for this format.

@@ -1,4 +1,4 @@
-"""Refuses results with NaN or infinities, which damaged weights and overflows give."""
+"""Refuses results with NaN or infinities, which come from damaged weights or overflows."""
 
 from __future__ import annotations
 

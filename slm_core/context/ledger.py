@@ -60,13 +60,13 @@ class Ledger:
         self._share_forks = share_forks
         self._revisions = [0] * n_seq_max
         self._reserved: dict[int, int] = {}  # cells of sequences that are being restored
-        self._n_alone: dict[int, int] = {}  # cells that a sequence holds alone, where that is known
+        self._n_unshared: dict[int, int] = {}  # by sequence: its number of unshared cells, if it is counted already
 
     def clear(self) -> None:
         """Record that all sequences were dropped, and free the memory of the ledger."""
         self._sequences = [SequenceRecord() for _ in self._sequences]
         self._n_untouched += self._n_touched
-        self._n_touched, self._released, self._reserved, self._n_alone = 0, [], {}, {}
+        self._n_touched, self._released, self._reserved, self._n_unshared = 0, [], {}, {}
         self._references = np.zeros(min(self._n_untouched, 256), np.int32)
 
     @property
@@ -116,7 +116,7 @@ class Ledger:
 
     def put_back(self, state: LedgerState) -> None:
         """Go back to ``state``. Since then, only ``exchange`` was called, and it may have failed."""
-        self._n_alone.clear()
+        self._n_unshared.clear()
         self._sequences, self._references = list(state.sequences), state.references
         self._n_untouched, self._n_touched = state.n_untouched, state.n_touched
         self._released, self._revisions = list(state.released), list(state.revisions)
@@ -133,11 +133,11 @@ class Ledger:
 
     def n_exclusive(self, seq_id: int) -> int:
         """The number of cells that ``drop`` would free."""
-        n_alone = self._n_alone.get(seq_id)
-        if n_alone is None:
-            n_alone = int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
-            self._n_alone[seq_id] = n_alone
-        return n_alone + self._reserved.get(seq_id, 0)
+        n_unshared = self._n_unshared.get(seq_id)
+        if n_unshared is None:
+            n_unshared = int(np.count_nonzero(self._references[self._sequences[seq_id].cells] == 1))
+            self._n_unshared[seq_id] = n_unshared
+        return n_unshared + self._reserved.get(seq_id, 0)
 
     def is_restoring(self, seq_id: int) -> bool:
         """Whether cells are reserved for an empty sequence that is being restored."""
@@ -161,19 +161,19 @@ class Ledger:
     def append(self, seq_id: int, inputs: Iterable[Held]) -> None:
         """Record decoded tokens."""
         self._revisions[seq_id] += 1
-        record, n_alone = self._sequences[seq_id], self._n_alone.pop(seq_id, None)
-        known = len(record.inputs)
+        record, n_unshared = self._sequences[seq_id], self._n_unshared.pop(seq_id, None)
+        length_before = len(record.inputs)
         record.inputs.extend(inputs)
-        n_new = len(record.inputs) - known
+        n_new = len(record.inputs) - length_before
         record.cells.extend(self._take(n_new))
-        if n_alone is not None:
-            self._n_alone[seq_id] = n_alone + n_new
+        if n_unshared is not None:
+            self._n_unshared[seq_id] = n_unshared + n_new
 
     def fork(self, src: int, dst: int, end: int, n_copied: int = 0) -> None:
         """Record that the empty ``dst`` became a copy of ``src[:end]``; the last ``n_copied`` cells are not shared."""
         self._revisions[dst] += 1
         source = self._sequences[src]
-        self._forget_alone(src, dst)
+        self._forget_unshared(src, dst)
         shared = source.cells[: end - n_copied if self._share_forks else 0]
         np.add.at(self._references, shared, 1)
         cells = [*shared, *self._take(end - len(shared))]
@@ -183,18 +183,18 @@ class Ledger:
     def truncate(self, seq_id: int, length: int) -> None:
         """Record that the tokens from ``length`` on were removed."""
         self._revisions[seq_id] += 1
-        record, n_alone = self._sequences[seq_id], self._n_alone.pop(seq_id, None)
+        record, n_unshared = self._sequences[seq_id], self._n_unshared.pop(seq_id, None)
         n_freed = self._release(record.cells[length:])
         del record.inputs[length:], record.cells[length:]
-        if n_alone is not None:
-            self._n_alone[seq_id] = n_alone - n_freed
+        if n_unshared is not None:
+            self._n_unshared[seq_id] = n_unshared - n_freed
         record.edits = truncated_edits(record.edits, length)
 
     def cut(self, seq_id: int, start: int, end: int) -> None:
         """Record that [start, end) was removed and later tokens moved down."""
         self._revisions[seq_id] += 1
         record = self._sequences[seq_id]
-        self._forget_alone(seq_id)
+        self._forget_unshared(seq_id)
         record.edits.append(Edit(start, tuple(record.inputs[start:end]), len(record.inputs)))
         moved = record.cells[end:]
         shared = [cell for cell in moved if self._references[cell] > 1]
@@ -209,14 +209,14 @@ class Ledger:
         """Record that the sequence was dropped."""
         self._revisions[seq_id] += 1
         self._reserved.pop(seq_id, None)
-        self._forget_alone(seq_id)
+        self._forget_unshared(seq_id)
         self._release(self._sequences[seq_id].cells)
         self._sequences[seq_id] = SequenceRecord()
 
     def exchange(self, seq_id: int, inputs: Iterable[Held], edits: Iterable[Edit]) -> None:
         """Record new contents of a sequence, without shared cells."""
         held = list(inputs)
-        self.drop(seq_id)  # its cells are not counted before it has new ones
+        self.drop(seq_id)  # first, because the new contents may need the freed cells
         self._sequences[seq_id] = SequenceRecord(held, self._take(len(held)), edits)
 
     def set_edits(self, seq_id: int, edits: Iterable[Edit]) -> None:
@@ -239,17 +239,17 @@ class Ledger:
         self._references[cells] = 1
         return cells
 
-    def _forget_alone(self, *seq_ids: int) -> None:
+    def _forget_unshared(self, *seq_ids: int) -> None:
         for seq_id in seq_ids:
-            self._n_alone.pop(seq_id, None)
+            self._n_unshared.pop(seq_id, None)
 
     def _release(self, cells: Sequence[int]) -> int:
-        """Count a sequence less for each of its cells; returns how many became free."""
+        """Decrement the reference count of each cell; returns the number of cells that became free."""
         if not cells:
             return 0
         released = np.array(cells)
         if (self._references[released] == 2).any():
-            self._n_alone.clear()  # another sequence holds these cells alone now
+            self._n_unshared.clear()  # another sequence does not share these cells any more
         np.subtract.at(self._references, released, 1)
         freed = released[self._references[released] == 0].tolist()
         self._released += freed
@@ -296,10 +296,10 @@ def replay_plan(inputs: Sequence[Held], edits: Sequence[Edit]) -> tuple[list[lis
     for edit in reversed(edits):
         original[edit.start : edit.start] = edit.removed
     runs: list[list[Held]] = []
-    done = held = peak = 0
+    done = length = peak = 0
     for edit in edits:
-        n = edit.length_before - held
+        n = edit.length_before - length
         runs.append(original[done : done + n])
-        done, peak, held = done + n, max(peak, edit.length_before), edit.length_before - len(edit.removed)
+        done, peak, length = done + n, max(peak, edit.length_before), edit.length_before - len(edit.removed)
     runs.append(original[done:])
     return runs, max(peak, len(inputs))

@@ -42,9 +42,9 @@ class MropePositions:
         if not len(batch.offsets):
             positions = batch.positions.astype(np.int64)
             for seq_id, (first, mrope_position) in starts.items():
-                is_own = batch.seq_ids == seq_id
-                positions[is_own] += mrope_position - first
-                self._next[seq_id] = first + int(is_own.sum()), mrope_position + int(is_own.sum())
+                in_sequence = batch.seq_ids == seq_id
+                positions[in_sequence] += mrope_position - first
+                self._next[seq_id] = first + int(in_sequence.sum()), mrope_position + int(in_sequence.sum())
             return positions
         offsets = np.zeros((len(batch), 3), np.int64)
         offsets[batch.tokens == EMBEDDED] = batch.offsets
@@ -68,7 +68,7 @@ class MropePositions:
     def _after(self, seq_id: int, batch: Batch) -> tuple[int, int]:
         """The length of a sequence before a batch, and the M-RoPE position of its first token in the batch."""
         first = int(batch.positions[np.argmax(batch.seq_ids == seq_id)])
-        known = self._next.get(seq_id)
-        if known is not None and known[0] == first:
-            return known
+        cached = self._next.get(seq_id)
+        if cached is not None and cached[0] == first:
+            return cached
         return first, next_mrope_position(self._held(seq_id)[:first])

@@ -1,4 +1,4 @@
-"""One call of a context at a time, which no interrupt and no end of the program breaks off.
+"""Lets one thread at a time call a context. Neither an interrupt nor the end of the program breaks off the call.
 
 Python ends daemon threads where they return from native code after the end of the program. An engine in C++ does not
 allow that: the process would abort. So the end waits for the calls that run, and no other thread begins one.
@@ -32,7 +32,7 @@ def lock_of_calls() -> threading.Lock:
 
 @contextmanager
 def one_call(lock: threading.Lock, remedy: str = "use one context a thread") -> Iterator[None]:
-    """A block that one thread at a time may be inside of, in which handlers of signals wait.
+    """A block for one thread at a time. Signal handlers are delayed until its end.
 
     Args:
         lock: the lock of the context.
@@ -71,7 +71,7 @@ def _wait_for_calls() -> None:
 
 
 def _forget_calls() -> None:
-    """Wait for no call of the process that forked this one."""
+    """After a fork: forget the locks of the parent process, whose threads do not run here."""
     global _mutex
     _mutex = threading.Lock()
     _locks.clear()

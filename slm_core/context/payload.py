@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 20
 
 
 class PayloadWriter(abc.ABC):
-    """Loads a payload piece by piece into storage of no sequence.
+    """Loads a payload piece by piece into storage that no sequence uses.
 
     The sequence does not change before ``put``. A writer without ``put`` needs no clean-up, unless it reserves storage
     (``_engine_reserving_writer``).
@@ -57,7 +57,7 @@ class Steps(Generic[T]):
     def __init__(self, steps: Iterator[T], call: Callable[[], AbstractContextManager[None]]) -> None:
         self._steps = steps
         self._call = call
-        self._error: BaseException | None = None  # that of the last step
+        self._error: BaseException | None = None  # raised by the last step
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -109,7 +109,7 @@ class SectionWriter:
     def __init__(self, sections: Iterable[Section]) -> None:
         self._sections = deque(section for section in sections if section.n_units * section.unit_bytes)
         self.n_bytes = sum(section.n_units * section.unit_bytes for section in self._sections)
-        self._n_written = 0  # units written of the first section
+        self._n_written = 0  # units of the first section
         self._pending = bytearray()
 
     def write(self, piece: memoryview) -> None:

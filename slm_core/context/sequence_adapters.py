@@ -26,7 +26,7 @@ class SequenceAdapters:
 
     def __init__(self, loaded: LoadedAdapters | None) -> None:
         self._loaded = loaded
-        self._sets: dict[int, AdapterSet] = {}  # of sequences that have some
+        self._sets: dict[int, AdapterSet] = {}  # by sequence, without sequences that have none
         self._used: AdapterSet | None = ()  # None: unknown, after a failure
 
     def of(self, seq_id: int) -> AdapterSet:
@@ -76,7 +76,7 @@ class SequenceAdapters:
         return ()
 
     def use(self, seq_id: int, engine_use: Callable[[AdapterSet], None]) -> None:
-        """Make the engine compute with the adapters of a sequence, by ``engine_use``, if it does not."""
+        """Call ``engine_use`` with the adapters of a sequence, unless the engine already computes with them."""
         if self._loaded is None:
             return
         adapters = self.of(seq_id)
@@ -116,14 +116,14 @@ def are_equal(first: AdapterSet, second: AdapterSet) -> bool:
 
 def part_of(batch: Batch, seq_ids: Sequence[int]) -> TokenBatch:
     """The tokens of some sequences of a batch."""
-    which = np.isin(batch.seq_ids, seq_ids)
-    rows = which[batch.tokens == EMBEDDED]
+    in_part = np.isin(batch.seq_ids, seq_ids)
+    rows = in_part[batch.tokens == EMBEDDED]
     return TokenBatch.from_arrays(
-        tokens=batch.tokens[which],
-        seq_ids=batch.seq_ids[which],
-        positions=batch.positions[which],
-        logits_mask=batch.logits_mask[which],
-        ahead=batch.ahead[which],
+        tokens=batch.tokens[in_part],
+        seq_ids=batch.seq_ids[in_part],
+        positions=batch.positions[in_part],
+        logits_mask=batch.logits_mask[in_part],
+        ahead=batch.ahead[in_part],
         embeddings=batch.embeddings[rows] if len(batch.embeddings) else batch.embeddings,
         offsets=batch.offsets[rows] if len(batch.offsets) else batch.offsets,
         bias=batch.bias[rows] if len(batch.bias) else batch.bias,
@@ -132,8 +132,8 @@ def part_of(batch: Batch, seq_ids: Sequence[int]) -> TokenBatch:
 
 def in_batch_order(batch: Batch, groups: Sequence[Sequence[int]], results: Sequence[R]) -> R:
     """Rows of parts of a batch, in the order of the whole batch."""
-    owners = batch.seq_ids[batch.logits_mask]
-    order = np.argsort(np.concatenate([np.flatnonzero(np.isin(owners, group)) for group in groups]))
+    seq_ids = batch.seq_ids[batch.logits_mask]
+    order = np.argsort(np.concatenate([np.flatnonzero(np.isin(seq_ids, group)) for group in groups]))
     return cast("R", _joined(results, order))
 
 

@@ -164,19 +164,19 @@ class SequenceSnapshot:
         cls,
         meta: Mapping[str, object],
         incoming: Incoming,
-        which: range,
+        section_indices: range,
         receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
         start: int = 0,
     ) -> Self:
         """Read a sequence from a container in parts and check all values; see ``read_steps``."""
-        return drained(cls.read_steps(meta, incoming, which, receive, start))
+        return drained(cls.read_steps(meta, incoming, section_indices, receive, start))
 
     @classmethod
     def read_steps(
         cls,
         meta: Mapping[str, object],
         incoming: Incoming,
-        which: range,
+        section_indices: range,
         receive: Callable[[PayloadHeader], Callable[[memoryview], None]],
         start: int = 0,
     ) -> Generator[None, None, Self]:
@@ -185,24 +185,24 @@ class SequenceSnapshot:
         Args:
             meta: the metadata of its sections.
             incoming: the container.
-            which: its sections, which come next.
+            section_indices: its sections, section_indices come next.
             receive: called at the start of the payload; returns the function for its pieces.
             start: the number of positions that come from another sequence; the sections contain the later ones.
 
         Raises:
             InvalidSnapshot: an invalid value, or the container ends early.
         """
-        _check_shape(meta, len(which))
-        tokens = yield from _gathered(incoming.section(which[0]))
-        removed = yield from _gathered(incoming.section(which[1]))
-        end, n_bytes = start + len(_tokens(tokens)), incoming.lengths[which[2]]
+        _check_shape(meta, len(section_indices))
+        tokens = yield from _gathered(incoming.section(section_indices[0]))
+        removed = yield from _gathered(incoming.section(section_indices[1]))
+        end, n_bytes = start + len(_tokens(tokens)), incoming.lengths[section_indices[2]]
         backend, payload_format, fingerprint = (str(meta[name]) for name in _NAMES)
         write = receive(PayloadHeader(backend, payload_format, fingerprint, start, end, n_bytes))
-        for piece in incoming.section(which[2]):
+        for piece in incoming.section(section_indices[2]):
             write(piece)
             yield
         more = []
-        for i in which[3:]:
+        for i in section_indices[3:]:
             more.append((yield from _gathered(incoming.section(i))))
         return cls._of(meta, [tokens, removed, b"", *more], start)
 
@@ -221,24 +221,28 @@ class SequenceSnapshot:
     @classmethod
     def _of(cls, meta: Mapping[str, object], sections: Sequence[bytes], start: int = 0) -> Self:
         tokens, removed = _tokens(sections[0]), _tokens(sections[1])
-        n_own, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
-        rows = _rows(sections[3] if len(sections) > 3 else b"", n_own + n_removed)
+        n_present, n_removed = (int(np.count_nonzero(ids == EMBEDDED)) for ids in (tokens, removed))
+        rows = _rows(sections[3] if len(sections) > 3 else b"", n_present + n_removed)
         ahead = _ahead(sections[4] if len(sections) > 4 else b"", len(tokens) + len(removed))
-        offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_own + n_removed)
-        bias = _bias(sections[6] if len(sections) > 6 else b"", n_own + n_removed)
+        offsets = _offsets(sections[5] if len(sections) > 5 else b"", n_present + n_removed)
+        bias = _bias(sections[6] if len(sections) > 6 else b"", n_present + n_removed)
         cut_inputs = held_inputs(
-            removed, rows=rows[n_own:], ahead=ahead[len(tokens) :], offsets=offsets[n_own:], bias=bias[n_own:]
+            removed,
+            rows=rows[n_present:],
+            ahead=ahead[len(tokens) :],
+            offsets=offsets[n_present:],
+            bias=bias[n_present:],
         )
         return cls(
             **{name: str(meta[name]) for name in _NAMES},
             tokens=tokens,
             edits=_read_edits(meta["edits"], cut_inputs, start + len(tokens)),
             payload=sections[2],
-            rows=rows[:n_own],
+            rows=rows[:n_present],
             ahead=ahead[: len(tokens)],
-            offsets=offsets[:n_own],
+            offsets=offsets[:n_present],
             adapters=_adapters(meta.get(_ADAPTERS, {})),
-            bias=bias[:n_own],
+            bias=bias[:n_present],
         )
 
 
@@ -265,8 +269,8 @@ _ADAPTERS = "adapters"
 
 
 def _check_shape(meta: Mapping[str, object], n_sections: int) -> None:
-    known = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
-    if not known or not 3 <= n_sections <= 7:
+    has_known_keys = set(meta) - {_ADAPTERS} == {*_NAMES, "edits"} and all(isinstance(meta[n], str) for n in _NAMES)
+    if not has_known_keys or not 3 <= n_sections <= 7:
         raise InvalidSnapshot("a part of the dump of a sequence is missing")
 
 

@@ -1,4 +1,4 @@
-"""How objects show themselves: short lines for terminals, HTML for notebooks. It takes plain values only."""
+"""How objects show themselves: short lines for terminals, HTML for notebooks. The functions take plain values only."""
 
 from slm_core.display.html import Html, element, joined, table
 from slm_core.display.text import changed_fields, count, number_of_bytes, preview, signature

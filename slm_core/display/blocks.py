@@ -172,5 +172,5 @@ def _signed(value: float) -> str:
 
 
 def _alternatives(token: TokenProbability) -> str:
-    own = [] if math.isnan(token.logprob) else [f"{token.text!r}: {percent(token.logprob)}"]
-    return "\n".join([*own, *(f"  {text!r}: {percent(logprob)}" for text, logprob in token.alternatives)])
+    lines = [] if math.isnan(token.logprob) else [f"{token.text!r}: {percent(token.logprob)}"]
+    return "\n".join([*lines, *(f"  {text!r}: {percent(logprob)}" for text, logprob in token.alternatives)])

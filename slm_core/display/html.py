@@ -45,7 +45,7 @@ def element(tag: str, *children: str, style: str = "", title: str = "") -> Html:
     Args:
         tag: the name of the element.
         children: text or markup.
-        style: CSS declarations of ours.
+        style: CSS declarations, without text of a model or a user.
         title: the text that a pointer shows; "" for none.
     """
     attributes = "".join(f' {name}="{escaped(value)}"' for name, value in (("style", style), ("title", title)) if value)

@@ -60,8 +60,8 @@ def compact(value: object) -> str:
     if isinstance(value, list):
         return _items("[", [compact(each) for each in _first(value)], "]", len(value))
     if isinstance(value, tuple):
-        only = "," if len(value) == 1 else ""
-        return _items("(", [compact(each) for each in _first(value)], f"{only})", len(value))
+        comma = "," if len(value) == 1 else ""
+        return _items("(", [compact(each) for each in _first(value)], f"{comma})", len(value))
     return repr(value)
 
 

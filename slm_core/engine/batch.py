@@ -34,7 +34,7 @@ UNLIMITED = 1024
 LARGEST = 32768
 """The largest default context, in positions, unless one prompt needs more."""
 _LEAST_TIME = 1e-9
-"""Seconds of a request whose time was over before it began."""
+"""The timeout of a request whose time was over before it began, in seconds."""
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
@@ -163,7 +163,7 @@ def generate(
 
 
 def _of_each(prompts: Sequence[_A], function: Callable[[_A], _B]) -> list[_B]:
-    """The results of a function; its error names the prompt, if there are several."""
+    """The result of a function for each prompt. If there are several prompts, an error names its prompt."""
     results = []
     for i, prompt in enumerate(prompts):
         try:

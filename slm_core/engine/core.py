@@ -79,7 +79,7 @@ class EngineCore(Closing):
     Attributes:
         totals: counters since the start.
         recorder: measures requests.
-        notifications: hold back what readers are told, while a step holds them.
+        notifications: delays notifications of readers, in an engine's own thread until the backend computes.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class EngineCore(Closing):
         self._restores = Restores(self.recorder.clock)
         self._restores_s = 0.0  # the time of restores in this step
         self._disk = disk_tier(context, options.cache_dir, options.cache_dir_bytes) if options.cache_dir else None
-        behind = None if self._disk is None else self._disk.behind
-        self._sequences = Sequences(context, keeps=options.prefix_cache, cuts=cuts, disk=behind)
+        write_behind = None if self._disk is None else self._disk.write_behind
+        self._sequences = Sequences(context, keeps=options.prefix_cache, cuts=cuts, disk=write_behind)
         self._sources = Sources(self._sequences, self._disk, self._costs)
         self._swap = Swap(context, options.swap_bytes)
         self._shares = FairShares()
@@ -191,10 +191,10 @@ class EngineCore(Closing):
         self.notifications.flush()
         started = self.recorder.clock()
         pending = [(self._length(request), *self._pending(request)) for request in self._active.values()]
-        decoding = [(n_held, n) for n_held, n, is_decoding in pending if is_decoding]
+        decoding = [(length, n) for length, n, is_decoding in pending if is_decoding]
         decode_s = 0.0
         if decoding:
-            n_attended = sum(attended(n_held, n) for n_held, n in decoding)
+            n_attended = sum(attended(length, n) for length, n in decoding)
             decode_s = self._costs.seconds(sum(n for _, n in decoding), n_attended) or 0.0
         has_prompts = len(decoding) < len(pending)
         seconds = restore_seconds(self._options.step_ms / 1e3, decode_s, has_prompts=has_prompts)
@@ -209,7 +209,7 @@ class EngineCore(Closing):
         self._make_room()
         if any(request.drafts is not None for request in self._active.values()):
             self.notifications.flush()  # drafting may take as long as a step
-        # Without a shortage in this step, nobody is preempted: what that would cost need not be known.
+        # Without a shortage in this step, no request is preempted, and the costs of preemption are not needed.
         is_short = self.context.n_free < max(self.context.n_batch, _MOST_DECODING * len(self._active))
         active = [self._as_active(each, is_short=is_short) for each in self._active.values()]
         states, failed = self._drafts.draft(self._active, active)
@@ -227,7 +227,7 @@ class EngineCore(Closing):
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until all sequences kept so far are on disk, while another thread steps; see ``Engine.flush``."""
-        return self._disk is None or self._disk.behind.flush(timeout)
+        return self._disk is None or self._disk.write_behind.flush(timeout)
 
     def abort(self, error: BaseException) -> None:
         """Fail all requests with an error that no single request caused, before ``close``.
@@ -236,7 +236,7 @@ class EngineCore(Closing):
         """
         for request in self._requests():
             request.seq_id = None
-            self._lose(request, error)
+            self._record_failure(request, error)
 
     def close(self) -> None:
         """Write kept sequences to disk and close the context. Requests stay unfinished. A second call does nothing."""
@@ -271,8 +271,8 @@ class EngineCore(Closing):
         if not self._waiting or n_slots <= 0:
             return
         n_left = self._sequences.n_available
-        n_left -= sum(len(request.history.tokens) - self._held(request) + 1 for request in self._started())
-        for request in self._line():
+        n_left -= sum(len(request.history.tokens) - self._n_owned(request) + 1 for request in self._started())
+        for request in self._in_order_of_admission():
             source = self._source(request)
             if source.is_computed_now:
                 continue
@@ -286,7 +286,7 @@ class EngineCore(Closing):
                 continue
             n_slots -= 1
 
-    def _line(self) -> list[Request]:
+    def _in_order_of_admission(self) -> list[Request]:
         """The waiting requests, in the order of admission."""
         now, by_id = self.recorder.clock(), {request.id: request for request in self._waiting}
         waiting = [
@@ -307,15 +307,15 @@ class EngineCore(Closing):
             return Source()
         return self._sources.find(request, self._started())
 
-    def _n_spare(self, *begun: Request) -> int:
-        """Free positions that neither requests with a sequence nor ``begun`` need for their histories."""
-        needs = (len(request.history.tokens) + 1 for request in (*self._started(), *begun))
-        held = sum(map(self._held, self._started()))
-        return self.context.n_free - sum(needs) + held
+    def _n_spare(self, *starting: Request) -> int:
+        """Free positions that neither requests with a sequence nor ``starting`` need for their histories."""
+        needs = (len(request.history.tokens) + 1 for request in (*self._started(), *starting))
+        n_owned = sum(map(self._n_owned, self._started()))
+        return self.context.n_free - sum(needs) + n_owned
 
     def _begin(self, request: Request, source: Source) -> None:
         """Assign a sequence to a request, with the tokens that its source has, or restore a dump into it."""
-        request.seq_id = self._taken(request, source)
+        request.seq_id = self._take_sequence(request, source)
         if request.id in self._swap:
             self._waiting.remove(request)
             self._restores.add(request, self._swapped_in(request, request.seq_id))
@@ -326,8 +326,8 @@ class EngineCore(Closing):
             self._activate(request)
             self._waiting.remove(request)
 
-    def _taken(self, request: Request, source: Source) -> int:
-        """A sequence for a request, with its adapters. Another thread may have replaced them while it waited."""
+    def _take_sequence(self, request: Request, source: Source) -> int:
+        """Take a sequence for a request, with its adapters; raises if another thread has replaced the adapters."""
         seq_id = self._sequences.take(source.match, self._n_spare(request), request.adapters)
         try:
             request.check_adapters()
@@ -363,8 +363,8 @@ class EngineCore(Closing):
         needed = sum(n_pending for n_pending, decoding in pending if decoding)
         needed += min(self.context.n_batch, sum(n_pending for n_pending, decoding in pending if not decoding))
         self._sequences.make_room(needed)
-        least = max(1, sum(n_pending for n_pending, decoding in pending if decoding))
-        while self.context.n_free < least and self._restores:
+        n_decoding = max(1, sum(n_pending for n_pending, decoding in pending if decoding))
+        while self.context.n_free < n_decoding and self._restores:
             self._wait_again(self._restores.requests[-1])
 
     def _wait_again(self, request: Request) -> None:
@@ -493,8 +493,8 @@ class EngineCore(Closing):
         assert request.seq_id is not None
         return self.context.length(request.seq_id)
 
-    def _held(self, request: Request) -> int:
-        """Positions that a request does not need any more: of its tokens, or of its restore."""
+    def _n_owned(self, request: Request) -> int:
+        """Positions that a request already has: of its tokens, or reserved by its restore."""
         assert request.seq_id is not None
         return self._length(request) or self.context.n_exclusive(request.seq_id)
 
@@ -523,9 +523,9 @@ class EngineCore(Closing):
 
     def _fail(self, request: Request, error: BaseException) -> None:
         error.add_note(f"request {request.request_id}")
-        self._lose(request, error)
+        self._record_failure(request, error)
 
-    def _lose(self, request: Request, error: BaseException) -> None:
+    def _record_failure(self, request: Request, error: BaseException) -> None:
         request.error = error
         self.totals.n_failed += 1
         self._release(request, keep=False)
@@ -549,7 +549,7 @@ class EngineCore(Closing):
                 request.saved = self._sequences.release(seq_id, request.salt)
             elif seq_id is not None:
                 self._sequences.drop(seq_id)
-        finally:  # a context that fails at every call ends the engine, but the readers must not wait for ever
+        finally:  # if the context fails at every call, the engine ends, but readers must not wait forever
             self.recorder.ended(request)
             if request.on_end is not None:
                 request.on_end()

@@ -13,15 +13,18 @@ PROMPT_SHARE = 2 / 3
 _DECAY = 0.98
 """Weight of a step relative to the step after it: the last 50 steps count most."""
 _ENOUGH = 4
+"""Steps that are measured before the first estimate."""
 _ATTENDED = 1e-3
 """Scale of the count of attended positions, so that the normal equations are well conditioned."""
 _FEW = 64
-"""Steps of at most so many tokens are also measured by their number of tokens."""
+"""Steps of at most 64 tokens are also measured separately, by their number of tokens."""
 _NEWEST = 0.2
 """Smallest weight of the newest step in the mean of steps with the same number of tokens."""
-_FORGOTTEN = 256  # steps
+_FORGOTTEN = 256
+"""Steps after which the mean of a size is dropped if no further step had this size."""
 _REFITTED, _NEW = 8, 2
-"""Steps of a few tokens after which the law is fitted again, and first steps of a size that count at once."""
+"""After a step of few tokens, the law is fitted again only at every eighth step, or if the step is among the first two
+of its size."""
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class _Mean:
         seconds: their time.
         n_attended: positions that they attended to.
         n: their number.
-        noted_at: the number of the newest of them among all steps.
+        noted_at: the number of the newest of these steps, counted over steps of any size.
     """
 
     n_tokens: float = 0.0
@@ -78,7 +81,7 @@ class StepCosts:
             self._fit = None
 
     def _noted(self, n_tokens: int, n_attended: int, seconds: float) -> int:
-        """Record a step of a few tokens; returns how many steps of its size there are."""
+        """Record a step of a few tokens; returns the number of measured steps of its size."""
         mean = self._few.setdefault(_size(n_tokens), _Mean())
         mean.note(n_tokens, n_attended, seconds, self._n_steps)
         return mean.n
@@ -115,7 +118,7 @@ class StepCosts:
         ]
 
     def has_measured(self, n_tokens: int) -> bool:
-        """Whether a step of about ``n_tokens`` was measured recently, or so many follow the law, which is known."""
+        """Whether a step of about ``n_tokens`` was measured recently, or is long enough to follow the fitted law."""
         return self._n_steps >= _ENOUGH and (n_tokens > _FEW or _size(n_tokens) in self._few)
 
     def _differences(self, fit: tuple[float, float, float]) -> list[float]:
@@ -160,7 +163,7 @@ def attended(depth: int, n_tokens: int) -> int:
 
 
 def _size(n_tokens: int) -> int:
-    """The number of tokens, from 9 on rounded up to a multiple of 4: so that sizes are soon measured."""
+    """The number of tokens; above 8, rounded up to a multiple of 4: fewer sizes are measured sooner."""
     return n_tokens if n_tokens <= 8 else -(-n_tokens // 4) * 4
 
 

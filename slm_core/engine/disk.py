@@ -40,19 +40,19 @@ class DiskTier(Closing):
         self._context = context
         self._store = store
         self._clock = clock
-        self._found: dict[int, StoredPrefix | None] = {}  # by request id, so that the index is searched once
+        self._search_results: dict[int, StoredPrefix | None] = {}  # by request id, so that the index is searched once
         self._seconds_per_byte: float | None = None
-        self.behind = WriteBehind(store, context.dump_parts)
+        self.write_behind = WriteBehind(store, context.dump_parts)
 
     def find(self, request_id: int, tokens: NDArray[np.int32], salt: str) -> StoredPrefix | None:
         """The dump with the longest common prefix with the tokens of a request; None for none."""
-        if request_id not in self._found:
-            self._found[request_id] = self._store.find(tokens, salt)
-        return self._found[request_id]
+        if request_id not in self._search_results:
+            self._search_results[request_id] = self._store.find(tokens, salt)
+        return self._search_results[request_id]
 
     def forget(self, request_id: int) -> None:
         """Forget the search result of a request that is over."""
-        self._found.pop(request_id, None)
+        self._search_results.pop(request_id, None)
 
     def seconds(self, stored: StoredPrefix) -> float | None:
         """Expected seconds to read and restore a dump; None before the first dump was restored."""
@@ -74,18 +74,18 @@ class DiskTier(Closing):
                 self._store.remove(stored)
             self._context.drop(seq_id)
             return 0
-        before = self._seconds_per_byte if self._seconds_per_byte is not None else seconds
-        self._seconds_per_byte = (1 - _WEIGHT) * before + _WEIGHT * seconds
+        mean = self._seconds_per_byte if self._seconds_per_byte is not None else seconds
+        self._seconds_per_byte = (1 - _WEIGHT) * mean + _WEIGHT * seconds
         return stored.n_shared
 
     def advance(self, *, wait: bool) -> bool:
         """Dump one part of a sequence for the writer; returns whether there are more parts."""
-        if self.behind.is_reading:
+        if self.write_behind.is_reading:
             try:
-                self.behind.advance(wait=wait)
+                self.write_behind.advance(wait=wait)
             except Exception as error:  # the sequence can be computed again without the dump
                 _log.warning("a prefix is not written to disk: %s", error)
-        return self.behind.is_reading
+        return self.write_behind.is_reading
 
     def close(self) -> None:
         """Write all pending dumps, and close the index. A second call does nothing."""
@@ -93,7 +93,7 @@ class DiskTier(Closing):
             while self.advance(wait=True):
                 pass
         finally:
-            self.behind.close()
+            self.write_behind.close()
             self._store.close()
 
 

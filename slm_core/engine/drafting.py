@@ -53,8 +53,8 @@ class StepShare:
         Args:
             n_others: expected number of tokens that other requests get from it.
             has_single: whether the time of a step without drafts is known.
-            seconds: from a number of tokens to the seconds of steps with 1 to so many tokens of this request, without
-                steps that are too long.
+            seconds: maps n to the seconds of steps with 1 to n tokens of this request, without steps that are too
+                long.
         """
         self.n_others = n_others
         self.has_single = has_single
@@ -114,7 +114,7 @@ class RequestDrafts(DraftRounds):
             InvalidToken: the drafter returned an invalid token.
         """
         self.end_round()
-        if not self._can:
+        if not self._can_draft:
             return []
         self.draft(history, cancelled)
         tokens = [token for token, _ in self.queue]
@@ -182,7 +182,7 @@ class _Step:
     n_tokens: int
     n_attended: int
     n_likely: float
-    has_plain: bool
+    has_single: bool
     most_s: float = math.inf
 
 
@@ -227,7 +227,7 @@ class StepDrafts:
         decoding = [state for state in states if state.decoding]
         n_tokens = sum(state.n_pending for state in decoding)
         n_attended = sum(attended(state.n_held, state.n_pending) for state in decoding)
-        step = _Step(n_tokens, n_attended, len(decoding), has_plain=self._costs.has_measured(n_tokens))
+        step = _Step(n_tokens, n_attended, len(decoding), has_single=self._costs.has_measured(n_tokens))
         if len(states) > 1:
             step.most_s = self._most_s(step, has_prompts=len(decoding) < len(states))
         self._n_steps += 1
@@ -238,8 +238,8 @@ class StepDrafts:
                 request.ahead = self._ahead(request, state, step)
             except self._contained as error:  # an error of a drafter or constraint concerns only its request
                 failed[state.id] = error
-        kept = [state for state in states if state.id not in failed]
-        return [replace(state, n_ahead=len(requests[state.id].ahead)) for state in kept], failed
+        remaining = [state for state in states if state.id not in failed]
+        return [replace(state, n_ahead=len(requests[state.id].ahead)) for state in remaining], failed
 
     def _ahead(self, request: Request, state: ActiveRequest, step: _Step) -> Sequence[int]:
         if request.drafts is not None:
@@ -252,7 +252,7 @@ class StepDrafts:
             assert request.seq_id is not None, "an active request has a sequence"
             request.drafts.follow(self._context, request.seq_id)
             request.drafts.share.begin(
-                step.n_likely - 1, lambda n_most: self._seconds(state, step, n_most), has_single=step.has_plain
+                step.n_likely - 1, lambda n_most: self._seconds(state, step, n_most), has_single=step.has_single
             )
             ahead = request.drafts.propose(request.history.tokens, lambda: request.loop.interrupted)
             if ahead:

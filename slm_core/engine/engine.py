@@ -76,7 +76,7 @@ class RequestOptions(SharedOptions, total=False):
 
 
 _COMPLETIONS = ("prompt", "n", "sampling", "best_of", "constraint", "thinking")
-"""Arguments of ``Engine.completions`` beside its shared options."""
+"""Arguments of ``Engine.completions`` besides its shared options."""
 _LISTED = 16
 """The largest number of requests that HTML lists."""
 
@@ -203,7 +203,7 @@ class Engine(Closing):
         Args:
             prompt: a text to continue, its tokens, messages, or a ``Conversation``: messages with tools.
             sampling: how tokens are chosen.
-            max_tokens: the most tokens of the answer; None for the value of ``sampling``. So are the next four.
+            max_tokens: the most tokens of the answer. If this or one of the next four is None, ``sampling`` decides.
             temperature: divides the logits; 0 chooses the likeliest token.
             top_p: keep the likeliest tokens that together reach this probability.
             seed: the seed of the draws.
@@ -292,13 +292,13 @@ class Engine(Closing):
         """
         check_keywords("completions", options, (*_COMPLETIONS, *SharedOptions.__annotations__))
         check_kind("sampling", sampling, Sampling)
-        n_made = checked_completions(n, best_of)
+        n_completions = checked_completions(n, best_of)
         encoded = encode(self._vocab, self._formatter, prompt, thinking)
         rule = own_constraint(encoded.constraint(constraint), self._vocab)
         sampling = sampling if sampling is not None else Sampling()
         if sampling.seed is None:  # one seed, with a stream for each completion
             sampling = replace(sampling, seed=secrets.randbits(63))
-        queue = CompletionsQueue(n_made, self._core.notifications)
+        queue = CompletionsQueue(n_completions, self._core.notifications)
         name = checked_id(options.get("request_id"))
         requests = [
             self._request(
@@ -310,7 +310,7 @@ class Engine(Closing):
                 on_end=queue.end_one,
                 **_named(options, f"{name}-{i}"),
             )
-            for i in range(n_made)
+            for i in range(n_completions)
         ]
         self._send(requests)
         return CompletionsStream(encoded, requests, queue, n if best_of is not None else None, self._wake)
@@ -450,7 +450,7 @@ class Engine(Closing):
 
         Engines that are open when Python ends are closed then.
         """
-        if not self._thread.is_alive():  # it has closed the context, or is of the process that forked this one
+        if not self._thread.is_alive():  # it has closed the context, or runs only in the parent of a forked process
             return
         with self._changed:
             self._closing = True
@@ -476,7 +476,7 @@ class Engine(Closing):
                     self._core.notifications.release()
         except BaseException as error:
             self._end(error)
-            if not isinstance(error, BackendError):  # requests raise it; any other is a defect, and is printed, too
+            if not isinstance(error, BackendError):  # requests raise the error; a defect is also printed
                 raise
         else:
             self._end(EngineClosed("the engine was closed before the request was answered"))

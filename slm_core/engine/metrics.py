@@ -220,9 +220,9 @@ class _Ewma:
 
     def add(self, now: float, total: float, weight: float = 1.0) -> None:
         """Add a value, or the sum of ``weight`` values."""
-        kept = math.exp((self._at - now) / EWMA_S) if now > self._at else 1.0
-        self._total = self._total * kept + total
-        self._weight = self._weight * kept + weight
+        decay = math.exp((self._at - now) / EWMA_S) if now > self._at else 1.0
+        self._total = self._total * decay + total
+        self._weight = self._weight * decay + weight
         self._at = max(self._at, now)
 
     def rate(self, now: float) -> float:

@@ -1,8 +1,8 @@
 """When and how the engine's thread wakes the readers of events.
 
-A reader that is woken takes Python's lock, and the engine's thread waits for it. If readers were woken after each
-token, a step with 16 requests would wait 16 times. So readers are woken when the next batch is about to be computed:
-they work while the backend does.
+A woken reader takes the GIL, and the engine's thread waits for it. If readers were woken after each token, a step with
+16 requests would wait 16 times. So readers are woken when the next batch is about to be computed: they work while the
+backend computes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Notifications:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._holder: int | None = None
-        self._held: dict[Notified, None] = {}
+        self._delayed: dict[Notified, None] = {}
 
     @property
     def are_held(self) -> bool:
@@ -49,7 +49,7 @@ class Notifications:
             raise EngineClosed("the engine was made before this process was forked; make it after the fork")
 
     def check_wait(self, what: str) -> None:
-        """Raise ``SessionError`` in the engine's thread, which would wait for itself; ``what`` it waits for."""
+        """Raise ``SessionError`` in the engine's thread: if it waited for ``what``, it would wait for itself."""
         self.check_process()
         if self.are_held:
             raise SessionError(f"a callback of an engine cannot wait for {what}")
@@ -61,14 +61,14 @@ class Notifications:
     def add(self, notified: Notified) -> None:
         """Notify, now or at the next ``flush``."""
         if self.are_held:
-            self._held[notified] = None
+            self._delayed[notified] = None
         else:
             notified.notify()
 
     def flush(self) -> None:
         """Send the delayed notifications."""
-        held, self._held = self._held, {}
-        for notified in held:
+        delayed, self._delayed = self._delayed, {}
+        for notified in delayed:
             notified.notify()
 
     def release(self) -> None:
@@ -78,7 +78,7 @@ class Notifications:
 
 
 class Wakeups:
-    """Sets futures of event loops, from a thread of its own: waking a loop is a system call that releases the lock."""
+    """Sets futures of event loops in its own thread, because waking a loop is a system call that releases the GIL."""
 
     def __init__(self) -> None:
         self.begin_again()
@@ -114,7 +114,7 @@ class Wakeups:
 
 
 WAKEUPS = Wakeups()
-"""Of this process."""
+"""The wakeups of this process."""
 if sys.platform != "win32":  # Windows has no fork
     os.register_at_fork(after_in_child=WAKEUPS.begin_again)
 

@@ -115,22 +115,22 @@ def plan_step(active: Sequence[ActiveRequest], n_free: int, n_batch: int, afford
     Tokens ahead take at most half of the room that prompts could have, and no request is preempted for them. If
     positions run out, requests are preempted, lowest rank first, until the remaining requests have room.
     """
-    kept, preempted = sorted(active, key=lambda request: request.rank), list[int]()
-    while kept:
-        decoding = [request for request in kept if request.decoding]
+    remaining, preempted = sorted(active, key=lambda request: request.rank), list[int]()
+    while remaining:
+        decoding = [request for request in remaining if request.decoding]
         needed = sum(request.n_pending for request in decoding)
         if needed <= n_free and (decoding or n_free):
-            return StepPlan(_pieces(kept, n_free, n_batch, affordable), tuple(preempted))
-        if len(kept) == 1:
-            return StepPlan((), tuple(preempted), full=kept[0].id)
-        victim = kept.pop(0)
+            return StepPlan(_pieces(remaining, n_free, n_batch, affordable), tuple(preempted))
+        if len(remaining) == 1:
+            return StepPlan((), tuple(preempted), full=remaining[0].id)
+        victim = remaining.pop(0)
         preempted.append(victim.id)
         n_free += victim.n_exclusive
     return StepPlan((), tuple(preempted))
 
 
-def _pieces(kept: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable: Affordable) -> tuple[Piece, ...]:
-    by_turn = sorted(kept, key=lambda request: (request.last_turn, tuple(-part for part in request.rank)))
+def _pieces(remaining: Iterable[ActiveRequest], n_free: int, n_batch: int, affordable: Affordable) -> tuple[Piece, ...]:
+    by_turn = sorted(remaining, key=lambda request: (request.last_turn, tuple(-part for part in request.rank)))
     decoding = [request for request in by_turn if request.decoding]
     prompts = [request for request in by_turn if not request.decoding]
     room, n_tokens, n_attended = _Room(n_free, n_batch), 0, 0

@@ -71,10 +71,10 @@ class PrefixCache:
         """Keep a sequence; removes and returns the sequences that it makes redundant."""
         covered = [
             other
-            for other, kept in self._kept.items()
-            if kept.salt == salt
-            and n_common(kept.tokens, tokens) == len(kept.tokens)
-            and (not self._whole or len(kept.tokens) == len(tokens))
+            for other, prefix in self._kept.items()
+            if prefix.salt == salt
+            and n_common(prefix.tokens, tokens) == len(prefix.tokens)
+            and (not self._whole or len(prefix.tokens) == len(tokens))
         ]
         for other in covered:
             del self._kept[other]
@@ -83,8 +83,8 @@ class PrefixCache:
 
     def matches(self, tokens: NDArray[np.int32], salt: str) -> list[Match]:
         """Kept sequences with a common prefix, longest first. The last token never counts: its logits are needed."""
-        of_salt = [(seq_id, kept.tokens) for seq_id, kept in self._kept.items() if kept.salt == salt]
-        shared = [Match(seq_id, min(n_common(held, tokens), len(tokens) - 1)) for seq_id, held in of_salt]
+        of_salt = [(seq_id, prefix.tokens) for seq_id, prefix in self._kept.items() if prefix.salt == salt]
+        shared = [Match(seq_id, min(n_common(history, tokens), len(tokens) - 1)) for seq_id, history in of_salt]
         return sorted((m for m in shared if m.n_shared >= LEAST_SHARED), key=lambda m: m.n_shared, reverse=True)
 
     def match_with_gaps(self, tokens: NDArray[np.int32], salt: str) -> Match:
@@ -118,28 +118,28 @@ def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 
 
 def gaps_between(
-    held: NDArray[np.int32], tokens: NDArray[np.int32], n_shared: int
+    history: NDArray[np.int32], tokens: NDArray[np.int32], n_shared: int
 ) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Ranges to cut out of ``held`` so that it shares more of ``tokens`` than the common prefix.
+    """Ranges to cut out of ``history`` so that it shares more of ``tokens`` than the common prefix.
 
     A gap ends at the position with the longest common range after it; at least ``LEAST_AFTER_GAP`` tokens must match.
 
     Args:
-        held: a history, int32 [T].
+        history: the tokens of a history, int32 [T].
         tokens: a prompt, int32 [T]; its last token is ignored.
         n_shared: the length of the common prefix.
 
     Returns:
-        Ranges of ``held``, ascending, and the number of tokens of the prompt that ``held`` contains without them.
+        Ranges of ``history``, ascending, and the number of tokens of the prompt that ``history`` contains without them.
     """
     gaps, offset, prompt = list[tuple[int, int]](), n_shared, tokens[:-1]
     while len(prompt) - n_shared >= LEAST_AFTER_GAP:
         follows = prompt[n_shared:]
-        ends = _occurrences(follows[:LEAST_AFTER_GAP], held[offset:])
+        ends = _occurrences(follows[:LEAST_AFTER_GAP], history[offset:])
         if not ends:
             break
-        end = max((offset + end for end in ends), key=lambda end: n_common(held[end:], follows))
-        n_more = n_common(held[end:], follows)
+        end = max((offset + end for end in ends), key=lambda end: n_common(history[end:], follows))
+        n_more = n_common(history[end:], follows)
         gaps.append((offset, end))
         offset, n_shared = end + n_more, n_shared + n_more
     return tuple(gaps), n_shared

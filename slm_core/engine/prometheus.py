@@ -73,12 +73,12 @@ class EngineCollector(Collector):
         yield self._gauge("num_requests_waiting", "Requests that wait for a sequence, or for room.", stats.n_waiting)
         used = (p.own + p.shared) / stats.n_ctx
         yield self._gauge("kv_cache_usage_perc", "Share of positions that active requests hold: 0 to 1.", used)
-        held = GaugeMetricFamily(
+        positions = GaugeMetricFamily(
             "slm:kv_cache_positions", "Positions of the context, by who holds them.", labels=("model_name", "state")
         )
         for state in ("own", "shared", "cached", "free"):
-            held.add_metric((self._model_name, state), getattr(p, state))
-        yield held
+            positions.add_metric((self._model_name, state), getattr(p, state))
+        yield positions
         yield self._gauge("prefix_cache_sequences", "Sequences kept for later prompts.", stats.n_cached_sequences)
         if stats.rss_bytes is not None:
             yield self._gauge("resident_memory_bytes", "Resident memory of the whole process.", stats.rss_bytes)

@@ -104,15 +104,15 @@ class EncodedPrompt:
             parser.feed(end)
         return parser
 
-    def constraint(self, given: Constraint | Spec | None) -> Constraint | Spec | None:
+    def constraint(self, constraint: Constraint | Spec | None) -> Constraint | Spec | None:
         """The constraint of the answer.
 
         Raises:
             InvalidOption: both the tools and the caller restrict the answer.
         """
-        if self.rule is not None and given is not None:
+        if self.rule is not None and constraint is not None:
             raise InvalidOption("constraint= and the constraint of tool_choice or strict_tools do not go together")
-        return given if self.rule is None else self.rule
+        return constraint if self.rule is None else self.rule
 
 
 class EventParser:
@@ -170,10 +170,10 @@ def check_template_kwargs(template_kwargs: object, option: str) -> None:
     """
     if not isinstance(template_kwargs, Mapping) or not all(isinstance(name, str) for name in template_kwargs):
         raise InvalidOption(f"{option}={template_kwargs!r:.80} (accepted: a mapping of names to values)")
-    taken = sorted(_RENDER_PARAMETERS & template_kwargs.keys())
-    if taken:
+    reserved = sorted(_RENDER_PARAMETERS & template_kwargs.keys())
+    if reserved:
         raise InvalidOption(
-            f"{option} has {taken[0]!r} (accepted: names other than {', '.join(sorted(_RENDER_PARAMETERS))})"
+            f"{option} has {reserved[0]!r} (accepted: names other than {', '.join(sorted(_RENDER_PARAMETERS))})"
         )
 
 

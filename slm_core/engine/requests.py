@@ -29,9 +29,9 @@ _LONGEST_ID = 128
 
 
 def salt_of(salt: str, scales: Mapping[str, float], adapters: Adapters | None) -> str:
-    """The salt of a request and the content of its adapters as one text: no prefix of others is used.
+    """The salt of a request and the content of its adapters as one text. Requests with equal texts share prefixes.
 
-    The adapters end at the first NUL, so that no salt, whatever it contains, stands for adapters.
+    The first NUL separates the adapters from the salt, so no salt can be mistaken for adapters.
 
     Raises:
         InvalidOption: an unknown adapter, or a scale that is not a number from -1e6 to 1e6.
@@ -153,7 +153,7 @@ class Request:
         self.n_prompt = len(prompt)
         self.adapters = adapters
         self.salt = salt_of(salt, adapters, loaded)
-        self._own_salt, self._loaded = salt, loaded
+        self._caller_salt, self._loaded = salt, loaded
         self.message_ends = message_ends
         self._stops: set[int] = set()
         self.sampling = sampling
@@ -197,7 +197,7 @@ class Request:
         Raises:
             InvalidOption: they were unloaded, or others have their names.
         """
-        if self.adapters and salt_of(self._own_salt, self.adapters, self._loaded) != self.salt:
+        if self.adapters and salt_of(self._caller_salt, self.adapters, self._loaded) != self.salt:
             when = "while the request was preempted" if self.n_preempted else "before the request began"
             raise InvalidOption(f"the adapters {', '.join(self.adapters)} were replaced {when}")
 

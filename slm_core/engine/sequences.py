@@ -35,7 +35,7 @@ class Sequences:
         self._keeps = keeps
         self._cuts = cuts
         self._disk = disk
-        self._n_exact: dict[int, int] = {}  # by sequence: tokens before the first one that a cut moved; or absent
+        self._n_exact: dict[int, int] = {}  # by sequence: tokens before the first one that a cut moved; absent if none
         self._adapted: set[int] = set()  # sequences that had adapters, and may still have them
         self._free = list(reversed(range(context.n_seq_max)))
         self.shares_forks = Capability.SHARED_FORK in context.capabilities
@@ -49,7 +49,7 @@ class Sequences:
 
     @property
     def n_available(self) -> int:
-        """Free positions, and positions that each one kept sequence holds alone."""
+        """Free positions, and positions that only one kept sequence uses."""
         return self._context.n_free + sum(self._context.n_exclusive(seq_id) for seq_id in self._kept.seq_ids)
 
     def length(self, seq_id: int) -> int:
@@ -76,9 +76,9 @@ class Sequences:
             assert match.seq_id is not None
             if match.n_shared <= best.n_shared:
                 break
-            n_free = self.n_forked_free(match.seq_id, match.n_shared)
-            if n_free > max(best.n_shared, LEAST_SHARED - 1):
-                best = Match(match.seq_id, n_free)
+            n_reusable = self.n_forkable(match.seq_id, match.n_shared)
+            if n_reusable > max(best.n_shared, LEAST_SHARED - 1):
+                best = Match(match.seq_id, n_reusable)
         if self._cuts:
             best = max(best, self._kept.match_with_gaps(tokens, salt), key=lambda match: match.n_shared)
         if best.seq_id is not None:
@@ -90,7 +90,7 @@ class Sequences:
         length = self._context.length(seq_id)
         return self.can_fork_inside and (length < 2 or self._context.fork_cost(seq_id, length - 1) == 0)
 
-    def n_forked_free(self, seq_id: int, n_tokens: int) -> int:
+    def n_forkable(self, seq_id: int, n_tokens: int) -> int:
         """The longest prefix of a sequence, up to ``n_tokens``, that can be forked without decoding."""
         if n_tokens == self._context.length(seq_id):
             return n_tokens
@@ -118,8 +118,8 @@ class Sequences:
         if source.seq_id is None:
             self._set_adapters(self._free[-1], adapters)
             return self._free.pop()
-        copied = source.seq_id not in self._kept or self.shares_forks or n_spare >= source.n_shared
-        if self._free and copied and not source.gaps:
+        can_copy = source.seq_id not in self._kept or self.shares_forks or n_spare >= source.n_shared
+        if self._free and can_copy and not source.gaps:
             if not self.shares_forks:
                 self.make_room(source.n_shared)
             self._fork(source.seq_id, self._free[-1], source.n_shared)

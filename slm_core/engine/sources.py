@@ -51,7 +51,7 @@ class Sources:
         If a waiting request needs a prefix of an active one whose sequence cannot be forked anywhere, the active
         request ends a step at the end of the common prefix.
         """
-        source = self._here(request, active)
+        source = self._in_memory(request, active)
         if self._disk is None or source.is_computed_now:
             return source
         stored = self._disk.find(request.id, request.waiting_tokens, request.salt)
@@ -60,25 +60,25 @@ class Sources:
             return source
         read_s = self._disk.seconds(stored)
         compute_s = self._costs.seconds(n_more, attended(source.match.n_shared, n_more))
-        pays = read_s is None or compute_s is None or read_s < compute_s
-        return Source(stored=stored) if pays else source
+        is_faster = read_s is None or compute_s is None or read_s < compute_s
+        return Source(stored=stored) if is_faster else source
 
-    def _here(self, request: Request, active: Iterable[Request]) -> Source:
-        kept = self._sequences.match(request.waiting_tokens, request.salt)
-        n_kept, n_usable = kept.n_shared, len(request.waiting_tokens) - 1
+    def _in_memory(self, request: Request, active: Iterable[Request]) -> Source:
+        cached = self._sequences.match(request.waiting_tokens, request.salt)
+        n_cached, n_usable = cached.n_shared, len(request.waiting_tokens) - 1
         shared = [
             (min(n_common(other.waiting_tokens, request.waiting_tokens), n_usable), other)
             for other in active
             if other.salt == request.salt
         ]
         n_shared, other = max(shared, key=lambda pair: pair[0], default=(0, None))
-        if other is None or other.seq_id is None or n_shared < n_kept + LEAST_SHARED:
-            return Source(kept)
+        if other is None or other.seq_id is None or n_shared < n_cached + LEAST_SHARED:
+            return Source(cached)
         if self._sequences.length(other.seq_id) < n_shared:
             if not self._sequences.forks_anywhere(other.seq_id):
                 other.stop_at(n_shared)
-            return Source(kept, is_computed_now=True)
-        n_free = self._sequences.n_forked_free(other.seq_id, n_shared)
-        if n_free < n_kept + LEAST_SHARED:
-            return Source(kept)
-        return Source(Match(other.seq_id, n_free), n_saved=n_free if self._sequences.shares_forks else 0)
+            return Source(cached, is_computed_now=True)
+        n_reusable = self._sequences.n_forkable(other.seq_id, n_shared)
+        if n_reusable < n_cached + LEAST_SHARED:
+            return Source(cached)
+        return Source(Match(other.seq_id, n_reusable), n_saved=n_reusable if self._sequences.shares_forks else 0)

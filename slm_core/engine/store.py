@@ -111,11 +111,11 @@ class PrefixStore(Closing):
                 (self._model, _digest(salt), _head(tokens)),
             ).fetchall()
             for file, blob, n_bytes in rows:
-                held = np.frombuffer(blob, "<i4")
-                n_shared = min(n_common(held, tokens), len(tokens) - 1)
-                useful = not self._whole or n_shared == len(held)
-                if useful and (best is None or (n_shared, -len(held)) > (best.n_shared, -best.n_tokens)):
-                    best = StoredPrefix(file, len(held), n_shared, n_bytes)
+                history = np.frombuffer(blob, "<i4")
+                n_shared = min(n_common(history, tokens), len(tokens) - 1)
+                useful = not self._whole or n_shared == len(history)
+                if useful and (best is None or (n_shared, -len(history)) > (best.n_shared, -best.n_tokens)):
+                    best = StoredPrefix(file, len(history), n_shared, n_bytes)
         return best
 
     def read(self, stored: StoredPrefix) -> Iterator[bytes]:
@@ -180,8 +180,8 @@ class PrefixStore(Closing):
         histories = [(file, np.frombuffer(blob, "<i4")) for file, blob in rows]
         return [
             file
-            for file, held in histories
-            if n_common(held, tokens) == len(held) and (not self._whole or len(held) == len(tokens))
+            for file, history in histories
+            if n_common(history, tokens) == len(history) and (not self._whole or len(history) == len(tokens))
         ]
 
     def _make_room(self, n_bytes: int) -> None:
@@ -201,14 +201,14 @@ class PrefixStore(Closing):
 
     def _clean(self) -> None:
         """Remove index entries without a file, and abandoned files without an index entry."""
-        named = {file for (file,) in self._index.execute("select file from prefixes")}
-        there = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
-        for file in named - set(there):
+        indexed = {file for (file,) in self._index.execute("select file from prefixes")}
+        files = {path.name: path for path in self._directory.iterdir() if path.name.endswith((".dump", ".part"))}
+        for file in indexed - set(files):
             self._index.execute("delete from prefixes where file = ?", (file,))
-        for name in set(there) - named:
+        for name in set(files) - indexed:
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                if time.time() - there[name].stat().st_mtime > _ORPHAN_S:
-                    there[name].unlink()
+                if time.time() - files[name].stat().st_mtime > _ORPHAN_S:
+                    files[name].unlink()
 
     @contextlib.contextmanager
     def _reported(self, action: str) -> Iterator[None]:
@@ -226,8 +226,8 @@ def dump_key(context: Context, empty: int) -> str:
         context: the context.
         empty: an empty sequence of the context.
     """
-    about = SequenceSnapshot.from_bytes(context.dump(empty))
-    return f"{about.fingerprint} {about.backend} {about.payload_format}"
+    snapshot = SequenceSnapshot.from_bytes(context.dump(empty))
+    return f"{snapshot.fingerprint} {snapshot.backend} {snapshot.payload_format}"
 
 
 def _head(tokens: NDArray[np.int32]) -> bytes:

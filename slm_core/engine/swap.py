@@ -34,7 +34,7 @@ class Swap:
         self._budget = budget_bytes if Capability.KV_PAYLOAD in context.capabilities else 0
         self._clock = clock
         self._dumps: dict[int, bytes] = {}  # by request id
-        self._seconds: dict[str, float] = {}  # of a position, running means: "dump" and "restore"
+        self._seconds: dict[str, float] = {}  # running means of "dump" and "restore", per position
         self._bytes_per_position = 0.0
         self.held_bytes = 0
 
@@ -91,9 +91,9 @@ class Swap:
         """Forget the dump of a request, if there is one."""
         self.held_bytes -= len(self._dumps.pop(request_id, b""))
 
-    def _note(self, what: str, seconds: float) -> None:
-        before = self._seconds.get(what, seconds)
-        self._seconds[what] = (1 - _WEIGHT) * before + _WEIGHT * seconds
+    def _note(self, operation: str, seconds: float) -> None:
+        mean = self._seconds.get(operation, seconds)
+        self._seconds[operation] = (1 - _WEIGHT) * mean + _WEIGHT * seconds
 
 
 def _parts(dump: bytes) -> Iterator[bytes]:

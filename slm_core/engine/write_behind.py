@@ -31,11 +31,11 @@ class _Job:
     tokens: NDArray[np.int32]
     salt: str
     dump: Iterator[bytes] | None = None
-    given_up: bool = False
+    abandoned: bool = False
     saved: Future[bool] = field(default_factory=Future)
 
 
-class _GivenUp(Exception):
+class _Abandoned(Exception):
     """A sequence was reused or dropped before its dump was complete."""
 
 
@@ -53,7 +53,8 @@ class WriteBehind(Closing):
         self._jobs: deque[_Job] = deque()  # dumps that are not complete
         self._lock = threading.Lock()
         self._unfinished: set[Future[bool]] = set()
-        self._queue: queue.Queue[tuple[_Job, bytes | None] | None] = queue.Queue(_AHEAD)  # None ends a job, or all
+        # A part None ends a job; an item None ends the thread.
+        self._queue: queue.Queue[tuple[_Job, bytes | None] | None] = queue.Queue(_AHEAD)
         self._thread = threading.Thread(target=self._write, name="slm-prefix-writer", daemon=True)
         self._thread.start()
 
@@ -74,7 +75,7 @@ class WriteBehind(Closing):
         """Stop writing a sequence that is reused or dropped, unless its dump is complete."""
         for job in [job for job in self._jobs if job.seq_id == seq_id]:
             self._jobs.remove(job)
-            self._give_up(job)
+            self._abandon(job)
 
     def advance(self, *, wait: bool) -> None:
         """Dump one part of the oldest sequence. If the queue to the writer is full, ``wait`` for it or do nothing.
@@ -91,7 +92,7 @@ class WriteBehind(Closing):
             part = next(job.dump, None)
         except BaseException:
             self._jobs.popleft()
-            self._give_up(job)
+            self._abandon(job)
             raise
         if part is None:
             self._jobs.popleft()
@@ -109,16 +110,16 @@ class WriteBehind(Closing):
     def close(self) -> None:
         """Abandon incomplete dumps, and wait for the writer. A second call does nothing."""
         while self._jobs:
-            self._give_up(self._jobs.popleft())
+            self._abandon(self._jobs.popleft())
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
-    def _give_up(self, job: _Job) -> None:
+    def _abandon(self, job: _Job) -> None:
         if job.dump is None:
             self._done(job, saved=False)
             return
-        job.given_up = True
+        job.abandoned = True
         self._queue.put((job, None))
 
     def _done(self, job: _Job, *, saved: bool) -> None:
@@ -132,21 +133,21 @@ class WriteBehind(Closing):
             parts, saved = self._parts(part), False
             try:
                 saved = self._store.add(job.tokens, job.salt, parts)
-            except _GivenUp:
+            except _Abandoned:
                 pass
-            except Exception:  # the thread has to live: ``flush`` waits for it
+            except Exception:  # the thread must not end: ``flush`` waits for it
                 _log.exception("a prefix is not written")
-            with contextlib.suppress(_GivenUp):
+            with contextlib.suppress(_Abandoned):
                 for _ in parts:  # parts that the store did not read
                     pass
             self._done(job, saved=saved)
 
     def _parts(self, part: bytes | None) -> Iterator[bytes]:
-        """The parts of a job: ``part``, then parts from the queue. None is the end, of an abandoned job, too."""
+        """The parts of a job: ``part``, then parts from the queue. None ends a job, also an abandoned one."""
         while part is not None:
             yield part
             item = self._queue.get()
             assert item is not None, "a job ends before the writer does"
             job, part = item
-            if part is None and job.given_up:
-                raise _GivenUp
+            if part is None and job.abandoned:
+                raise _Abandoned

@@ -107,7 +107,7 @@ class ExportedDirectory(Closing):
         return GgufWriter(metadata, tensors, self.alignment)
 
     def _metadata(self) -> dict[str, bytes]:
-        own = self._checkpoint.metadata
+        metadata = self._checkpoint.metadata
         if _EMBEDDING not in self.tensors:
             raise UnsupportedModel(f"{self.path}: tensor {_EMBEDDING!r} is missing")
         n_vocab = self.tensors[_EMBEDDING].shape[0]
@@ -118,7 +118,7 @@ class ExportedDirectory(Closing):
             **vocabulary_metadata(self.path, n_vocab, self._checkpoint.ends),
             **_templates(self.path),
         }
-        return {key: own.stored(key) for key in own} | {key: stored(value) for key, value in added.items()}
+        return {key: metadata.stored(key) for key in metadata} | {key: stored(value) for key, value in added.items()}
 
 
 def open_gguf(source: str | os.PathLike[str]) -> GgufFile | ExportedDirectory:

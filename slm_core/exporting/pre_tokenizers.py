@@ -1,7 +1,7 @@
 """The ``tokenizer.ggml.pre`` of a tokenizer: the known pre-tokenization that splits all sample texts as it does.
 
-Files state a pre-tokenizer in many forms, so forms are not compared, but results. llama.cpp's converter recognizes
-tokenizers by their results, too (the hash of one text's tokens).
+Files state a pre-tokenizer in many forms, so results are compared instead of forms. llama.cpp's converter does the
+same: it recognizes tokenizers by the hash of one text's tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFERRED = (
     *("gpt-2", "llama-bpe", "qwen2", "deepseek-r1-qwen", "smollm", "command-r", "falcon", "falcon3", "tekken"),
     *("gpt-4o", "smaug-bpe", "glm4", "olmo", "bloom", "deepseek-v3", "deepseek-llm", "deepseek-coder", "bailingmoe"),
 )
-"""Of names with the same pre-tokenization, the one that most versions of llama.cpp know."""
+"""If several names have the same pre-tokenization, these are tried first: most versions of llama.cpp know them."""
 _N_SAMPLES, _LONGEST_SAMPLE, _SEED = 1500, 10, 20
 _FRAGMENTS = (
     # Words, also with changes of case, and contractions.
@@ -51,7 +51,7 @@ _FRAGMENTS = (
 
 @functools.cache
 def sample_texts() -> tuple[str, ...]:
-    """Texts that all known pre-tokenizations split differently, unless they are equal."""
+    """Sample texts. Any two different known pre-tokenizations split at least one of them differently."""
     draw = random.Random(_SEED)  # noqa: S311  # nothing secret
     return tuple("".join(draw.choices(_FRAGMENTS, k=draw.randint(1, _LONGEST_SAMPLE))) for _ in range(_N_SAMPLES))
 
@@ -69,9 +69,9 @@ def pre_name(tokenizer: Tokenizer, stated: Mapping[str, Any]) -> str | None:
         for name, pre in PRE_TOKENIZATIONS.items()
         if pre.byte_level and pre.ignore_merges == ignores_merges and not pre.drops_whitespace
     }
-    theirs = [_pieces(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in sample_texts()]
+    expected = [_pieces(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in sample_texts()]
     for name in sorted(fitting, key=_preference):
-        if splits_like(fitting[name], theirs):
+        if splits_like(fitting[name], expected):
             return name
     return None
 

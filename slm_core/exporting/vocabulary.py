@@ -52,10 +52,10 @@ def vocabulary_metadata(folder: Path, n_vocab: int, ends: Sequence[int]) -> Meta
 
 def _checked_metadata(folder: Path, vocab: DirectoryVocab | GgufVocab, ends: Sequence[int]) -> Metadata:
     if isinstance(vocab, GgufVocab):
-        own = _world(vocab)
+        keys = _world(vocab)
     else:
-        own = {**_encoder(folder, vocab), **_tokens(vocab), **_special(folder, vocab, ends)}
-    metadata = {f"{_PREFIX}{key}": value for key, value in own.items()}
+        keys = {**_encoder(folder, vocab), **_tokens(vocab), **_special(folder, vocab, ends)}
+    metadata = {f"{_PREFIX}{key}": value for key, value in keys.items()}
     _check(folder, vocab, build_vocab(GgufFile.open(header(metadata))))
     return metadata
 
@@ -103,7 +103,7 @@ def _encoder(folder: Path, vocab: DirectoryVocab) -> Metadata:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-    """Scores that merge in the order of ``merges``: of a merged piece, the negative rank of its first merge."""
+    """Scores that keep the order of ``merges``: a merged piece gets the negative rank of its first merge."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault("".join(merge), rank)
@@ -159,27 +159,27 @@ def _special(folder: Path, vocab: DirectoryVocab, ends: Sequence[int]) -> Metada
     return special
 
 
-def _check(folder: Path, theirs: DirectoryVocab | GgufVocab, ours: GgufVocab) -> None:
+def _check(folder: Path, original: DirectoryVocab | GgufVocab, written: GgufVocab) -> None:
     """Compare the vocabulary of the metadata with the directory's.
 
     Raises:
         UnsupportedModel: they differ; the message shows a text.
     """
     for special in (False, True):
-        for i in range(theirs.size):
-            if ours.token_bytes(i, special=special) != theirs.token_bytes(i, special=special):
+        for i in range(original.size):
+            if written.token_bytes(i, special=special) != original.token_bytes(i, special=special):
                 raise UnsupportedModel(f"{folder}: GGUF cannot express token {i} of its tokenizer")
-    if ours.eog_ids != theirs.eog_ids:
-        missing = sorted(theirs.eog_ids ^ ours.eog_ids)
+    if written.eog_ids != original.eog_ids:
+        missing = sorted(original.eog_ids ^ written.eog_ids)
         raise UnsupportedModel(f"{folder}: GGUF cannot express which tokens end an answer (such as {missing[0]})")
-    kinds = theirs.stored_kinds if isinstance(theirs, DirectoryVocab) else theirs.spec.kinds
-    for text in (*sample_texts(), *_texts_of_pieces(theirs, kinds)):
-        expected = theirs.encode(text, add_special=True, parse_special=False)
-        if ours.encode(text, add_special=True, parse_special=False) != expected:
+    kinds = original.stored_kinds if isinstance(original, DirectoryVocab) else original.spec.kinds
+    for text in (*sample_texts(), *_texts_of_pieces(original, kinds)):
+        expected = original.encode(text, add_special=True, parse_special=False)
+        if written.encode(text, add_special=True, parse_special=False) != expected:
             shown = json.dumps(text[:_LONGEST_SHOWN])
             raise UnsupportedModel(f"{folder}: GGUF cannot express its tokenizer: {shown} has other tokens")
-    texts = _texts_with_special(theirs, kinds)
-    differing = [text for text in texts if _parsed(ours, text) != _parsed(theirs, text)]
+    texts = _texts_with_special(original, kinds)
+    differing = [text for text in texts if _parsed(written, text) != _parsed(original, text)]
     if differing:
         shown = json.dumps(differing[0][:_LONGEST_SHOWN])
         _log.warning("%s: as GGUF, texts around control tokens have other tokens, such as %s", folder, shown)

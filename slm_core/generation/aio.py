@@ -39,7 +39,7 @@ class EventStream(Iterator[Event]):
         """Turn events on or off from now on; without events, nothing is computed only for them."""
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def _without_events(self) -> Iterator[None]:
         self.show_events(False)
         try:
             yield
@@ -48,14 +48,14 @@ class EventStream(Iterator[Event]):
 
     def run(self) -> Answer:
         """Iterate to the end; returns the answer."""
-        with self._unseen():
+        with self._without_events():
             for _ in self:
                 pass
         return self.answer
 
     async def arun(self) -> Answer:
         """Like ``run``, on an event loop."""
-        with self._unseen():
+        with self._without_events():
             async for _ in self:
                 pass
         return self.answer

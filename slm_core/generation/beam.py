@@ -26,13 +26,13 @@ class Beam:
     """An unfinished hypothesis.
 
     Attributes:
-        seq_id: the sequence with all its tokens but the last; the sequence of its parent, until it is placed.
+        seq_id: the sequence with all its tokens but the last. Before ``_place``, the sequence of its parent.
         tokens: its tokens.
         logprobs: the model's log probability of each.
         score: their sum, with biases and diversity penalties.
         data: its bytes.
         constraint: restricts the next tokens; None for no constraint.
-        said: indices of the forced words that it contains.
+        contained: indices of the forced words that it contains.
     """
 
     seq_id: int
@@ -41,7 +41,7 @@ class Beam:
     score: float = 0.0
     data: bytes = b""
     constraint: Constraint | None = None
-    said: frozenset[int] = frozenset()
+    contained: frozenset[int] = frozenset()
 
 
 class Rules:
@@ -86,7 +86,7 @@ class Rules:
             scores[token] += bias
         for token, n in chosen.items():
             scores[token] -= n * self.beams.diversity_penalty
-        if len(beam.tokens) < self.beams.min_tokens or not self.words.complete(beam.said):
+        if len(beam.tokens) < self.beams.min_tokens or not self.words.complete(beam.contained):
             scores[self._eog] = -np.inf
         if beam.constraint is not None:
             scores[np.isneginf(beam.constraint.mask(row))] = -np.inf
@@ -95,16 +95,16 @@ class Rules:
     def extend(self, beam: Beam, token: int, logprob: float, score: float) -> tuple[Beam, FinishReason | None] | None:
         """A beam with one more token, and its finish reason if it ends; None if the token is not allowed."""
         tokens = (*beam.tokens, token)
-        said = self.words.said(tokens, beam.said)
+        contained = self.words.contained(tokens, beam.contained)
         constraint, ends = self._advance(beam, token)
         ends_generation = token in self._vocab.eog_ids
         data = beam.data + (b"" if ends_generation else self._vocab.token_bytes(token, special=self._special))
         if ends_generation or any(stop in data for stop in self._stops):
             ends = FinishReason.STOP
         n_left = self.beams.max_tokens - len(tokens)
-        if n_left < self.words.needed(tokens, said) or (ends is not None and not self.words.complete(said)):
+        if n_left < self.words.needed(tokens, contained) or (ends is not None and not self.words.complete(contained)):
             return None
-        child = Beam(beam.seq_id, tokens, (*beam.logprobs, logprob), score, data, constraint, said)
+        child = Beam(beam.seq_id, tokens, (*beam.logprobs, logprob), score, data, constraint, contained)
         return child, FinishReason.LENGTH if ends is None and n_left == 0 else ends
 
     def finished(self, beam: Beam, reason: FinishReason) -> Hypothesis:
@@ -118,8 +118,8 @@ class Rules:
         if beam.constraint is None or token in self._vocab.eog_ids:
             return None, None
         constraint = beam.constraint.clone()
-        moved = constraint.advance(token)
-        return constraint, FinishReason.CONSTRAINT if isinstance(moved, Stop) else None
+        outcome = constraint.advance(token)
+        return constraint, FinishReason.CONSTRAINT if isinstance(outcome, Stop) else None
 
 
 class Group:
@@ -159,7 +159,7 @@ class Group:
             elif n_complete < self._width:
                 self._keep(self._rules.finished(child, ends))
                 ended.append(token)
-            n_complete += self._rules.words.complete(child.said)
+            n_complete += self._rules.words.complete(child.contained)
         self.live = self._chosen(ranked)
         self.done = not self.live or self._cannot_improve()
         return [beam.tokens[-1] for beam in self.live] or ended
@@ -167,7 +167,7 @@ class Group:
     def give_up(self, reason: FinishReason) -> None:
         """End the live beams that contain all forced words."""
         for beam in self.live:
-            if beam.tokens and self._rules.words.complete(beam.said):
+            if beam.tokens and self._rules.words.complete(beam.contained):
                 self._keep(self._rules.finished(beam, reason))
         self.live, self.done = [], True
 
@@ -182,18 +182,18 @@ class Group:
         flat_indices = set(largest(scores.ravel(), self._rules.n_candidates * self._width))
         if self._rules.beams.force_words:
             for i, beam in enumerate(self.live):
-                follow = self._rules.words.next_tokens(beam.tokens, beam.said)
+                follow = self._rules.words.next_tokens(beam.tokens, beam.contained)
                 flat_indices.update(i * n_vocab + token for token in (*follow, int(scores[i].argmax())))
         candidates = [(*divmod(flat_index, n_vocab), float(scores.flat[flat_index])) for flat_index in flat_indices]
         yield from sorted((c for c in candidates if c[2] > -np.inf), key=lambda c: (-c[2], c[0], c[1]))
 
     def _chosen(self, ranked: list[Beam]) -> list[Beam]:
-        """The beams to continue: the best; with forced words, in turn the best of each progress."""
+        """The beams to continue: the best ones. With forced words, beams of each progress take turns, best first."""
         if not self._rules.beams.force_words:
             return ranked[: self._width]
         banks: dict[int, list[Beam]] = {}
         for beam in ranked:
-            banks.setdefault(self._rules.words.needed(beam.tokens, beam.said), []).append(beam)
+            banks.setdefault(self._rules.words.needed(beam.tokens, beam.contained), []).append(beam)
         turns = [(turn, needed, beam) for needed, bank in banks.items() for turn, beam in enumerate(bank)]
         return [beam for _, _, beam in sorted(turns, key=lambda t: t[:2])[: self._width]]
 
@@ -263,12 +263,12 @@ class BeamSearch:
 
     def _step(self, rows: NDArray[np.float32]) -> None:
         chosen: Counter[int] = Counter()
-        n_seen = 0
+        first_row = 0
         for group in self._groups:
             if not group.done:
                 n_live = len(group.live)
-                chosen.update(group.step(rows[n_seen : n_seen + n_live], chosen))
-                n_seen += n_live
+                chosen.update(group.step(rows[first_row : first_row + n_live], chosen))
+                first_row += n_live
 
     def _decode(self, beams: Sequence[Beam]) -> NDArray[np.float32] | None:
         """The logits after the beams, float32 [n_beams, V]; None if the context is full in the middle of a search."""
@@ -289,11 +289,11 @@ class BeamSearch:
         """Assign a sequence to each beam: the first child gets its parent's sequence, other children get forks."""
         for seq_id in self._branches.taken - {beam.seq_id for beam in beams}:
             self._branches.drop(seq_id)
-        owned = set(self._branches.taken)
+        unassigned = set(self._branches.taken)
         placed = []
         for beam in beams:
-            if beam.seq_id in owned:
-                owned.remove(beam.seq_id)
+            if beam.seq_id in unassigned:
+                unassigned.remove(beam.seq_id)
                 placed.append(beam)
             else:
                 placed.append(replace(beam, seq_id=self._branches.fork(beam.seq_id)))

@@ -89,7 +89,7 @@ class CompletionGroup:
         self._pending: list[list[int]] = [[] for _ in range(n)]
         self._rows: dict[int, NDArray[np.float32]] = {}
         self._seq_ids: dict[int, int] = {}
-        self._begun = False
+        self._is_started = False
 
     def n_pending(self, i: int) -> int:
         """Tokens of a history that are not decoded yet."""
@@ -104,7 +104,7 @@ class CompletionGroup:
         self, i: int, cancelled: Callable[[], bool], progress: PrefillProgress | None
     ) -> NDArray[np.float32] | None:
         """The logits after a history, float32 [V]; None if ``cancelled`` returned True."""
-        if not self._begun:
+        if not self._is_started:
             row = self._prefill(cancelled, progress=progress)
             if row is None:
                 return None
@@ -123,7 +123,7 @@ class CompletionGroup:
         for i in range(len(self._pending)):
             self._seq_ids[i] = self._branches.fork(self._branches.base.seq_id)
             self._rows[i] = row.copy()
-        self._begun = True
+        self._is_started = True
 
     def _decode(self) -> None:
         due = [i for i in self._seq_ids if self._pending[i]]
@@ -320,8 +320,8 @@ def checked_completions(n: int, best_of: int | None) -> int:
     Raises:
         InvalidOption: ``n`` is below 1, ``best_of`` below ``n``, or one of them above ``MOST_COMPLETIONS``.
     """
-    n_made = n if best_of is None else best_of
-    for name, value, least in (("n", n, 1), ("best_of", n_made, n)):
+    n_completions = n if best_of is None else best_of
+    for name, value, least in (("n", n, 1), ("best_of", n_completions, n)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_COMPLETIONS:
             raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from {least} to {MOST_COMPLETIONS})")
-    return n_made
+    return n_completions

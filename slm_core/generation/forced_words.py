@@ -31,7 +31,7 @@ class ForcedWords:
                 f"force_words={tuple(words)!r} take {needed} tokens (accepted: up to max_tokens, {max_tokens})"
             )
 
-    def said(self, tokens: Sequence[int], before: frozenset[int]) -> frozenset[int]:
+    def contained(self, tokens: Sequence[int], before: frozenset[int]) -> frozenset[int]:
         """Indices of the words that ``tokens`` contain; ``before`` is the result without the last token."""
         return before.union(
             i
@@ -39,23 +39,23 @@ class ForcedWords:
             if i not in before and any(_ends(tokens, spelling) == len(spelling) for spelling in spellings)
         )
 
-    def needed(self, tokens: Sequence[int], said: frozenset[int]) -> int:
+    def needed(self, tokens: Sequence[int], contained: frozenset[int]) -> int:
         """The number of tokens to complete all missing words, including a partial word at the end."""
-        missing_words = [spellings for i, spellings in enumerate(self._words) if i not in said]
-        begun = (
+        missing_words = [spellings for i, spellings in enumerate(self._words) if i not in contained]
+        n_written = (
             min(map(len, spellings)) - min(len(spelling) - _ends(tokens, spelling) for spelling in spellings)
             for spellings in missing_words
         )
-        return sum(min(map(len, spellings)) for spellings in missing_words) - max(begun, default=0)
+        return sum(min(map(len, spellings)) for spellings in missing_words) - max(n_written, default=0)
 
-    def next_tokens(self, tokens: Sequence[int], said: frozenset[int]) -> set[int]:
+    def next_tokens(self, tokens: Sequence[int], contained: frozenset[int]) -> set[int]:
         """Tokens that begin or continue a missing word."""
-        missing_spellings = (spelling for i, word in enumerate(self._words) if i not in said for spelling in word)
+        missing_spellings = (spelling for i, word in enumerate(self._words) if i not in contained for spelling in word)
         return {spelling[_ends(tokens, spelling)] for spelling in missing_spellings}
 
-    def complete(self, said: frozenset[int]) -> bool:
+    def complete(self, contained: frozenset[int]) -> bool:
         """Whether no word is missing."""
-        return len(said) == len(self._words)
+        return len(contained) == len(self._words)
 
 
 def _spellings(word: str, vocab: Vocab) -> list[tuple[int, ...]]:

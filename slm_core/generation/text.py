@@ -27,9 +27,9 @@ class StopMatcher:
         if not self._stops:
             return text, False
         text = self.held + text
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            _, start, self.found = min(found)  # the first that is complete, wherever the text was split
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            _, start, self.found = min(matches)  # the first that is complete, wherever the text was split
             self.held = ""
             return text[:start], True
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)

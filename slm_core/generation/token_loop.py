@@ -139,7 +139,7 @@ class TokenLoop:
         self._timed_out = False
         self._stream = TextStream(progress.stops, progress.pending, progress.held)
         self._progress = progress
-        self._made_at = time.perf_counter()
+        self._created_at = time.perf_counter()
         self._reason: FinishReason | None = None
         self._shown = True
         self.paused = False
@@ -224,7 +224,7 @@ class TokenLoop:
     def start_prefill(self) -> None:
         """Record the start of the first step: the time until now was spent in a queue."""
         if self._progress.queue_s is None:
-            self._progress.queue_s = time.perf_counter() - self._made_at
+            self._progress.queue_s = time.perf_counter() - self._created_at
 
     def step(self, row: Row, seconds: float) -> Event:
         """Choose a token from the row of logits after the history.
@@ -257,15 +257,15 @@ class TokenLoop:
     def _step(self, row: Row) -> Event:
         if isinstance(row, TopRow):
             assert self._top is not None, "nothing else asks for such a row"
-            return self._taken(*self._top.choose(row), None)
+            return self._accept(*self._top.choose(row), None)
         token = self._choose(row)
         logprob, logprobs = math.nan, None
         if self._shown or self._control.sees_events or self._logprobs is not None:
             logprob = log_probability(row, token)
             logprobs = logprobs_of(self._logprobs, row, token) if self._logprobs is not None else None
-        return self._taken(token, logprob, logprobs)
+        return self._accept(token, logprob, logprobs)
 
-    def _taken(self, token: int, logprob: float, logprobs: Logprobs | None) -> Event:
+    def _accept(self, token: int, logprob: float, logprobs: Logprobs | None) -> Event:
         ends = self._advance(token)
         self._history.take(token)
         self.sampler.accept(token)
@@ -317,12 +317,12 @@ class TokenLoop:
         ends = FinishReason.STOP if token in self._vocab.eog_ids else None
         if self._constraint is None:
             return ends
-        moved = self._constraint.advance(token)
+        outcome = self._constraint.advance(token)
         if ends is not None:
             return ends
-        if isinstance(moved, FastForward):
-            self._forced = deque(moved.tokens)
-        return FinishReason.CONSTRAINT if isinstance(moved, Stop) else None
+        if isinstance(outcome, FastForward):
+            self._forced = deque(outcome.tokens)
+        return FinishReason.CONSTRAINT if isinstance(outcome, Stop) else None
 
     def _finish(self, reason: FinishReason, *, flush: bool) -> str:
         """End the answer; returns held-back text."""
@@ -344,4 +344,4 @@ class TokenLoop:
             return
         progress.prefill_s += seconds
         if progress.tokens:
-            progress.first_token_s = time.perf_counter() - self._made_at
+            progress.first_token_s = time.perf_counter() - self._created_at

@@ -98,7 +98,7 @@ class MappedFile:
             data.madvise(mmap.MADV_NORMAL)
 
     def stated_fingerprint(self) -> None:
-        """A file states none: it is computed from the content."""
+        """None: the fingerprint is computed from the content."""
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The content of the whole file."""
@@ -108,7 +108,7 @@ class MappedFile:
         """Release the mapping; existing views keep it alive."""
         data, self._map = self._map, None
         if data is not None:
-            # At once, even if an error refers to it: Windows neither replaces nor removes a mapped file.
+            # Unmap now, even if an exception refers to the mapping: Windows cannot replace or remove a mapped file.
             with suppress(BufferError):
                 data.close()
 
@@ -153,7 +153,7 @@ class HeldBytes:
         yield
 
     def stated_fingerprint(self) -> str | None:
-        """None: it is computed from the content."""
+        """None: the fingerprint is computed from the content."""
         return None
 
     def pieces(self) -> Iterator[bytes | memoryview]:

@@ -165,7 +165,7 @@ class GgufFile(Closing):
         return any(isinstance(shard.file, MappedFile) for shard in self._shards)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The content of the file, for an engine that reads files alone; shards are files each.
+        """The content of the file, for an engine that can only read files; each shard is a file.
 
         Raises:
             InvalidModelFile: see ``tensor_data``.

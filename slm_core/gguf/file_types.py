@@ -38,7 +38,7 @@ _NUMBERS = {
     GgmlType.Q2_0: 41,
     GgmlType.Q1_0: 40,
 }
-"""Where llama.cpp has several numbers for files of one type, the one of the least mixture ("S")."""
+"""If llama.cpp has several recipes for one type, the number of the smallest one ("S")."""
 
 
 def main_type(tensors: Iterable[tuple[GgmlType, int]]) -> GgmlType:
@@ -54,5 +54,5 @@ def main_type(tensors: Iterable[tuple[GgmlType, int]]) -> GgmlType:
 
 
 def file_type(kind: GgmlType) -> int:
-    """The file type of a file most of whose weights have this type; 0, the one of F32, if it has no number."""
+    """The file type of a file with this main type; 0, the number of F32, if the type has no number."""
     return _NUMBERS.get(kind, 0)

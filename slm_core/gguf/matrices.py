@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-_KEPT = ("position_embd.weight", "token_types.weight")
+_EXCLUDED = ("position_embd.weight", "token_types.weight")
 
 # Norms, routers, small and sensitive matrices, and tensors that engines read only as floats.
-_KEPT_PARTS = (
+_EXCLUDED_PARTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -39,5 +39,5 @@ _KEPT_PARTS = (
 def may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is one or more matrices that engines accept in any type."""
     is_matrix = len(shape) > 1 and max(shape[:-1]) > 1
-    kept = name in _KEPT or any(part in name for part in _KEPT_PARTS)
-    return is_matrix and name.endswith("weight") and not kept
+    is_excluded = name in _EXCLUDED or any(part in name for part in _EXCLUDED_PARTS)
+    return is_matrix and name.endswith("weight") and not is_excluded

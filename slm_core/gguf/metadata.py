@@ -21,7 +21,7 @@ MetadataValue: TypeAlias = "bool | int | float | str | NDArray[Any] | list[str] 
 OWN = "slm."
 """Prefix of keys that are not part of GGUF: properties of configurations that have no key there."""
 RANK_POOLING, RANK_EOS_TWICE = f"{OWN}rank.pooling", f"{OWN}rank.eos_twice"
-"""Of rerankers: the pooling before the head; whether EOS stands twice between both texts."""
+"""Keys of rerankers: the pooling before the head; whether two EOS tokens separate both texts."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -133,7 +133,7 @@ class Metadata(Mapping[str, MetadataValue]):
             InvalidModelFile: the value has another type; values are not converted.
             TypeError: ``type_`` is another type.
         """
-        expected_type = _wanted(type_)
+        expected_type = _expected_type(type_)
         if key not in self._offsets:
             raise UnsupportedModel(f"{self._file.path}: metadata {shown(key)} is missing ({expected_type} wanted)")
         # _of_type compares the stored type with type_, which mypy cannot see.
@@ -141,8 +141,8 @@ class Metadata(Mapping[str, MetadataValue]):
 
     def typed(self, key: str, type_: type[T], default: D) -> T | D:
         """The value of ``key`` with the type ``type_``, see ``require``; ``default`` if the key is missing."""
-        expected_type = _wanted(type_)
-        # As in require: the comparison with type_ is one that mypy cannot see.
+        expected_type = _expected_type(type_)
+        # As in require, mypy cannot see that the types are compared.
         return self._of_type(key, expected_type) if key in self._offsets else default  # type: ignore[return-value]
 
     def _of_type(self, key: str, expected: str) -> MetadataValue:
@@ -155,7 +155,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return self[key]
 
 
-def _wanted(type_: type) -> str:
+def _expected_type(type_: type) -> str:
     accepted = {int: "int", float: "float", bool: "bool", str: "str", list[str]: "list[str]", np.ndarray: "np.ndarray"}
     if type_ not in accepted:
         raise TypeError(f"no metadata has the type {type_!r} (accepted: {', '.join(accepted.values())})")

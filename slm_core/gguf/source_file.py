@@ -32,7 +32,7 @@ _LAYOUT_KEYS = frozenset({"general.alignment", "split.no", "split.count", "split
 _MOST_DIMS, _MOST_ELEMENTS = 4, 2**63 - 1  # as in files
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _BEFORE_PAIRS, _LENGTH_BYTES = 24, 8
-"""Bytes of a header before its metadata (magic, version, number of tensors and of pairs); of the length of a key."""
+"""Bytes of a header before its metadata (magic, version, numbers of tensors and pairs), and of the length of a key."""
 
 
 class SourceFile(HeldBytes):
@@ -54,13 +54,13 @@ class SourceFile(HeldBytes):
         self.size = header.size_bytes
         self._tensors = dict(zip(_offsets(len(header.header), tensors), tensors, strict=True))
         self._source: TensorSource | None = source
-        self._lock = threading.Lock()  # a source need not be made for threads
+        self._lock = threading.Lock()  # a source need not be thread-safe
 
     def stated_fingerprint(self) -> str:
         """The fingerprint that the source states.
 
         Raises:
-            InvalidModelFile: it is no fingerprint.
+            InvalidModelFile: the source raises, or the value is not a fingerprint.
         """
         source = self._open_source()
         with self._lock, _reading(f"{self.path}: the fingerprint"):

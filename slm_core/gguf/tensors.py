@@ -91,9 +91,9 @@ def read_tensors(cursor: Cursor, n_tensors: int, alignment: int, shard: int) -> 
         n_bytes = _packed_bytes(cursor, entry, ggml_type.block_size, ggml_type.block_bytes)
         offset = data_start + entry.offset
         tensors.append(TensorInfo(entry.name, entry.shape, ggml_type, n_bytes, offset, shard))
-    in_place = sorted(tensors, key=lambda tensor: tensor.offset)
-    _check_id_42(cursor, in_place, alignment)
-    _check_places(cursor, in_place)
+    by_offset = sorted(tensors, key=lambda tensor: tensor.offset)
+    _check_id_42(cursor, by_offset, alignment)
+    _check_overlaps(cursor, by_offset)
     return tensors, header_end
 
 
@@ -131,35 +131,35 @@ def _packed_bytes(cursor: Cursor, entry: _Entry, block_size: int, block_bytes: i
     return math.prod(entry.shape) // block_size * block_bytes
 
 
-def _check_places(cursor: Cursor, in_place: Sequence[TensorInfo]) -> None:
-    for before, after in itertools.pairwise(in_place):
+def _check_overlaps(cursor: Cursor, by_offset: Sequence[TensorInfo]) -> None:
+    for before, after in itertools.pairwise(by_offset):
         if before.offset + before.n_bytes > after.offset:
             raise cursor.damaged(
                 f"tensors {shown(before.name)} (bytes {before.offset} to {before.offset + before.n_bytes}) and"
                 f" {shown(after.name)} (from byte {after.offset}) overlap"
             )
-    if in_place and in_place[-1].offset + in_place[-1].n_bytes > cursor.size:
-        last = in_place[-1]
+    if by_offset and by_offset[-1].offset + by_offset[-1].n_bytes > cursor.size:
+        last = by_offset[-1]
         raise cursor.damaged(
             f"truncated: tensor {shown(last.name)} is at bytes {last.offset} to {last.offset + last.n_bytes},"
             f" the file has {cursor.size}"
         )
 
 
-def _check_id_42(cursor: Cursor, in_place: Sequence[TensorInfo], alignment: int) -> None:
+def _check_id_42(cursor: Cursor, by_offset: Sequence[TensorInfo], alignment: int) -> None:
     """Refuse files whose id 42 is, or could be, a fork's layout, by the distance between tensors."""
-    ends = [*(tensor.offset for tensor in in_place), cursor.size][1:]
-    placed = zip(in_place, ends, strict=True)
-    rooms = [(tensor, end - tensor.offset) for tensor, end in placed if tensor.ggml_type is GgmlType.Q2_0]
+    ends = [*(tensor.offset for tensor in by_offset), cursor.size][1:]
+    placed = zip(by_offset, ends, strict=True)
+    spaces = [(tensor, end - tensor.offset) for tensor, end in placed if tensor.ggml_type is GgmlType.Q2_0]
     block_size, block_bytes = _FOREIGN_42
     foreign = all(
-        tensor.shape[-1] % block_size == 0 and 0 <= room - tensor.n_elements // block_size * block_bytes < alignment
-        for tensor, room in rooms
+        tensor.shape[-1] % block_size == 0 and 0 <= size - tensor.n_elements // block_size * block_bytes < alignment
+        for tensor, size in spaces
     )
-    if rooms and (foreign or any(room - tensor.n_bytes >= alignment for tensor, room in rooms)):
-        tensor, room = max(rooms, key=lambda pair: pair[1])
+    if spaces and (foreign or any(size - tensor.n_bytes >= alignment for tensor, size in spaces)):
+        tensor, size = max(spaces, key=lambda pair: pair[1])
         raise UnsupportedModel(
-            f"{cursor.path}: tensor {shown(tensor.name)} has the type id 42 and {room} bytes for {tensor.n_elements}"
+            f"{cursor.path}: tensor {shown(tensor.name)} has the type id 42 and {size} bytes for {tensor.n_elements}"
             f" weights, which is not certainly llama.cpp's Q2_0 ({tensor.n_bytes} bytes); forks store other layouts"
             " under this id: quantize the model anew"
         )

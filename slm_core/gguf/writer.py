@@ -102,7 +102,7 @@ class TensorSink:
     def __init__(self, file: BinaryIO, tensors: Sequence[NewTensor], alignment: int) -> None:
         self._file = file
         self._alignment = alignment
-        self._coming = iter(tensors)
+        self._remaining = iter(tensors)
         self._left = 0
 
     def write(self, piece: NDArray[np.uint8]) -> None:
@@ -112,7 +112,7 @@ class TensorSink:
             ValueError: the piece exceeds the tensor, or there are no more tensors.
         """
         if not self._left:
-            tensor = next(self._coming, None)
+            tensor = next(self._remaining, None)
             self._left = 0 if tensor is None else tensor.n_bytes
         if piece.size > self._left:
             raise ValueError(f"{piece.size} bytes, but {self._left} are left of the tensor")
@@ -127,7 +127,7 @@ class TensorSink:
         Raises:
             ValueError: data is missing.
         """
-        next_tensor = next(self._coming, None)
+        next_tensor = next(self._remaining, None)
         if self._left or next_tensor is not None:
             raise ValueError("the data of the last tensors is missing")
 
@@ -152,7 +152,7 @@ def stored(value: PlainValue | NDArray[np.generic]) -> bytes:
         raw = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes()
         return struct.pack("<IIQ", ValueType.ARRAY, _ARRAY_TYPES[value.dtype.name], value.size) + raw
     kind, _ = _scalar(value[0])
-    is_text = kind is ValueType.STRING  # vocabularies are long: no look at the type of each string
+    is_text = kind is ValueType.STRING  # types of strings are not checked one by one: vocabularies are long
     parts = map(_string, cast("Sequence[str]", value)) if is_text else (_scalar(item)[1] for item in value)
     return struct.pack("<IIQ", ValueType.ARRAY, kind, len(value)) + b"".join(parts)
 

@@ -61,7 +61,7 @@ class IsolatedBackend:
 
     @property
     def source_kinds(self) -> frozenset[SourceKind]:
-        """The backend's, without objects, which stay in this process."""
+        """The backend's kinds without ``TENSORS``: an object cannot be passed to a process."""
         return self._backend.source_kinds - {SourceKind.TENSORS}
 
     def status(self) -> BackendStatus:

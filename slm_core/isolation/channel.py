@@ -24,7 +24,7 @@ from slm_core.isolation.values import Garbled, Message, unpack
 _PREFIX = struct.Struct("<IQ")
 _LONGEST_HEADER = 1 << 20
 _STEP = 1 << 20
-"""Bytes that memory is taken for at a time: a length that was not sent takes none."""
+"""Bytes of memory to allocate at a time, as data arrives: a forged length allocates no more."""
 _BUFFER_BYTES = 1 << 20
 _MOST_BUFFERS = 512  # of one sendmsg; the system allows 1024
 ANY_LENGTH = 1 << 62
@@ -79,7 +79,7 @@ class Channel:
             raise Garbled(f"a message of {n_header} and {n_payload} bytes")
         header = memoryview(bytearray(n_header))
         self._fill(header, deadline)
-        return unpack(bytes(header), self._grown(n_payload, deadline))
+        return unpack(bytes(header), self._received(n_payload, deadline))
 
     def send_files(self, descriptors: Sequence[int]) -> None:
         """Send descriptors of open files or sockets to the other process."""
@@ -125,20 +125,20 @@ class Channel:
                 raise EOFError("the other end is closed")
             view = view[n:]
 
-    def _grown(self, n_bytes: int, deadline: float | None) -> memoryview:
-        """Receive ``n_bytes``; memory is taken as they arrive."""
+    def _received(self, n_bytes: int, deadline: float | None) -> memoryview:
+        """Receive ``n_bytes``; memory is allocated as they arrive."""
         if n_bytes <= _STEP:
             data = np.empty(n_bytes, np.uint8).data
             self._fill(data, deadline)
             return data
-        grown = bytearray()
-        while len(grown) < n_bytes:
-            step = min(_STEP, n_bytes - len(grown))
-            first = len(grown)
-            grown += bytes(step)
-            with memoryview(grown) as view:
+        received = bytearray()
+        while len(received) < n_bytes:
+            step = min(_STEP, n_bytes - len(received))
+            first = len(received)
+            received += bytes(step)
+            with memoryview(received) as view:
                 self._fill(view[first:], deadline)
-        return memoryview(grown)
+        return memoryview(received)
 
     def _limit(self, deadline: float | None) -> None:
         if deadline is None:

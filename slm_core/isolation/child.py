@@ -1,8 +1,8 @@
 """The program of the child process: ``python -m slm_core.isolation.child CONTROL LIFELINE LEVEL``.
 
-CONTROL and LIFELINE are descriptors of sockets. The first carries calls of the model and its vocabulary; each context
-gets a socket and a thread of its own. Nothing is sent over the second: it ends with the parent, and so does this
-process, even while it runs native code.
+CONTROL and LIFELINE are descriptors of sockets. CONTROL carries calls of the model and its vocabulary; each context has
+its own socket and thread. Nothing is sent over LIFELINE: it closes when the parent ends, and then this process ends,
+too, even while it runs native code.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _end_with_parent(lifeline: socket.socket) -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     if sys.platform == "linux":
-        # Native code may hold Python's global lock for ever. The default action of SIGIO ends the process on Linux.
+        # Native code may hold the GIL forever. The default action of SIGIO ends the process on Linux.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 

@@ -68,7 +68,7 @@ class IsolatedContext(Closing):
     """A context in the process of its model; ``protocols.Context`` documents the calls.
 
     Args:
-        model: the model, which is referenced as long as the context.
+        model: the model; the context keeps it alive.
         process: the process.
         channel: the connection to this context.
         rows: the memory for logits.
@@ -84,11 +84,11 @@ class IsolatedContext(Closing):
         self._declared = declared
         self._n_free = declared.n_free
         self._lengths = [0] * declared.options.n_seq_max
-        self._exclusive: list[int] | None = None  # of each sequence, since the last call that may have changed it
+        self._exclusive: list[int] | None = None  # n_exclusive of each sequence; None after calls that may change it
         self._lock = threading.Lock()
         self._closed = False
         self._rows = rows
-        self._abandoned: deque[int] = deque()  # dumps in parts that are garbage
+        self._abandoned: deque[int] = deque()  # numbers of dumps and restores that were garbage-collected
         weakref.finalize(self, channel.close)
 
     def __repr__(self) -> str:
@@ -328,7 +328,7 @@ class IsolatedContext(Closing):
                 case ["error", error]:
                     raise rebuilt(error)
         except (BackendCrashed, ModelClosed, Garbled):
-            pass  # the memory is free, too
+            pass  # the process has freed the memory
 
     def next_part(self, number: int, part_bytes: int) -> bytes | None:
         """The next part of a dump; None after the last one."""
@@ -347,7 +347,7 @@ class IsolatedContext(Closing):
                 raise
 
     def abandon(self, number: int) -> None:
-        """A dump in parts, or a restore in steps, is garbage. The next call tells the process."""
+        """Note that a dump in parts or a restore in steps was garbage-collected; the next call tells the process."""
         self._abandoned.append(number)
 
     # Steps that several calls share.

@@ -76,12 +76,12 @@ class IsolatedModel(ModelBase):
         return self._control.process.crashed
 
     def _engine_context(self, options: ContextOptions) -> IsolatedContext:
-        ours, theirs = socket.socketpair()
-        channel, file = Channel(ours), shared_file()
+        parent_end, child_end = socket.socketpair()
+        channel, file = Channel(parent_end), shared_file()
         try:
             rows = SharedRows(file)
-            with theirs:
-                value = self._control.ask("new_context", asdict(options), sent=(theirs.fileno(), file))
+            with child_end:
+                value = self._control.ask("new_context", asdict(options), sent=(child_end.fileno(), file))
             try:
                 declared = declared_of(value, options, self._info)
             except Exception:

@@ -28,7 +28,7 @@ _REASON = re.compile(r"assert.*fail|terminate called|what\(\)|fatal.*error|^\w*E
 _FRAME = re.compile(r"0x[0-9a-f]+\]?$|^#\d+ ")  # a line of a backtrace
 _LONGEST_LINE = 300
 _ENDS_S = 5.0
-"""Seconds for a process to end that has closed its connections, or was told to end."""
+"""Seconds that a process may take to end after it closed its connections or was asked to end."""
 
 
 class Process:
@@ -98,7 +98,7 @@ class Process:
     ) -> list[Any]:
         """Send a message and receive the reply: a list whose first item is a string.
 
-        Handlers of signals wait until the end (``interrupts.uninterrupted``): half a message would end the connection.
+        Signal handlers are delayed (``interrupts.uninterrupted``), because half a message would end the connection.
 
         Args:
             channel: the channel.
@@ -107,7 +107,7 @@ class Process:
             deadline: the latest end; None for the timeout of calls.
             most_bytes: the longest payload of the reply.
             before_reply: called after the message was sent.
-            at_once: whether the first signal kills the process, and not the second.
+            at_once: whether the first signal kills the process, instead of the second.
 
         Raises:
             BackendCrashed: the process ended, did not answer in time, or sent no valid message.
@@ -157,26 +157,26 @@ class Process:
         if not self._n_calls and not self._is_ending:
             self.fail(None)
 
-    def fail(self, what: str | None, call: str = "") -> BackendCrashed:
+    def fail(self, reason: str | None, call: str = "") -> BackendCrashed:
         """End the process; returns the error that all later calls raise, too.
 
         Args:
-            what: what happened; None if the process closed its connection, which it does when it ends.
-            call: the call during which it did; "" for none.
+            reason: what happened; None if the process closed its connection, which it does when it ends.
+            call: the call during which this happened; "" for none.
         """
         with self._lock:
             if not self._crash:
-                status = self._end(patience_s=_ENDS_S if what is None else 0)
-                if what is None:
-                    what = f"{_ending(status)} {f'during {call}' if call else 'between calls'}"
+                status = self._end(patience_s=_ENDS_S if reason is None else 0)
+                if reason is None:
+                    reason = f"{_ending(status)} {f'during {call}' if call else 'between calls'}"
                 last = self._output.last_words()
-                self._crash = f"the process of an isolated {self._backend} model {what}{f': {last}' if last else ''}"
+                self._crash = f"the process of an isolated {self._backend} model {reason}{f': {last}' if last else ''}"
                 is_new = True
             else:
                 is_new = False
         error = BackendCrashed(self._crash)
         if is_new:
-            self.crashed.set_result(error)  # outside of the lock: it calls the functions of others
+            self.crashed.set_result(error)  # outside of the lock, because this runs callbacks
         return error
 
     def stop(self, patience_s: float = 0) -> None:

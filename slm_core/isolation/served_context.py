@@ -1,4 +1,4 @@
-"""A context in the child process: it takes calls from a connection until that ends."""
+"""A context in the child process: it answers calls until its connection ends."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ServedContext:
         self._rows = rows
         self._channel = channel
         self._dumps: dict[int, Iterator[bytes]] = {}
-        self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # with the sequence
-        self._n_begun = 0
+        self._restores: dict[int, tuple[int, Iterator[None]]] = {}  # by number: the sequence, and the steps
+        self._last_id = 0
         self._calls: dict[str, Callable[..., tuple[object, list[int]]]] = {
             "length": lambda seq_id: (context.length(seq_id), []),
             "tokens": lambda seq_id: (np.array(context.tokens(seq_id), np.int32), [seq_id]),
@@ -161,15 +161,15 @@ class ServedContext:
         return None, self._all()
 
     def _begin(self, parts: Iterator[bytes]) -> tuple[object, list[int]]:
-        self._n_begun += 1
-        self._dumps[self._n_begun] = parts
-        return self._n_begun, []
+        self._last_id += 1
+        self._dumps[self._last_id] = parts
+        return self._last_id, []
 
     def _begin_restore(self, seq_id: int) -> tuple[object, list[int]]:
         steps = self._context.restore_steps(seq_id, self._parts())
-        self._n_begun += 1
-        self._restores[self._n_begun] = seq_id, steps
-        return self._n_begun, []
+        self._last_id += 1
+        self._restores[self._last_id] = seq_id, steps
+        return self._last_id, []
 
     def _restore_step(self, number: int) -> tuple[object, list[int]]:
         """Make a step; the value is whether it was the last."""
@@ -193,7 +193,7 @@ class ServedContext:
 
     @staticmethod
     def _nothing(position: Pos) -> None:
-        """The parent knows the position by the length."""
+        """No value: the parent derives the position from the length of the sequence."""
 
 
 _END = object()

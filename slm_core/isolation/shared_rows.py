@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_BYTES = 1 << 24
-"""The size of the memory. Pages that were never used take none."""
+"""The size of the memory, in bytes. Pages take memory when they are first used."""
 
 
 class SharedRows:
@@ -27,11 +27,11 @@ class SharedRows:
         self._values = np.frombuffer(mmap.mmap(descriptor, N_BYTES), np.float32)
 
     def close(self) -> None:
-        """Free the memory, when no rows of it are used any more."""
+        """Free the memory as soon as no rows in it are used."""
         self._values = np.empty(0, np.float32)
 
     def write(self, rows: NDArray[np.float32]) -> bool:
-        """Write rows; false if they are too large, or no float32."""
+        """Write rows; returns False if they are too large, or not float32."""
         if rows.dtype != np.float32 or rows.size > len(self._values):
             return False
         np.copyto(self._values[: rows.size].reshape(rows.shape), rows)

@@ -24,7 +24,7 @@ _KINDS = "biuf"  # booleans, integers, floats
 
 
 class Garbled(Exception):
-    """A message that is no answer."""
+    """A message that is not valid."""
 
 
 class Message(NamedTuple):

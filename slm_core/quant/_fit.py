@@ -39,8 +39,8 @@ def fit_affine(x: Floats, weight: Floats, top: int) -> tuple[Floats, Floats]:
     sums = _Sums(x, weight)
     best = _Best(extent / np.float32(top), -lowest)
     codes = np.empty_like(x)
-    for stretch in _RANGES:
-        np.multiply(unit, top + stretch, out=codes)
+    for extra in _RANGES:
+        np.multiply(unit, top + extra, out=codes)
         np.rint(codes, out=codes)
         np.minimum(codes, top, out=codes)
         best.offer(*sums.line(codes))
@@ -64,8 +64,8 @@ def fit_symmetric(x: Floats, weight: Floats, half: int) -> Floats:
     scale = farthest / np.float32(-half)
     gain = np.zeros_like(scale)
     codes, squares = np.empty_like(x), np.empty_like(x)
-    for stretch in _RANGES:
-        np.multiply(unit, half + stretch, out=codes)
+    for extra in _RANGES:
+        np.multiply(unit, half + extra, out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -half, half - 1, out=codes)
         product = np.einsum("wn,wn->n", weighted, codes)
@@ -136,9 +136,9 @@ def inverse(x: Floats) -> Floats:
 def half_away(x: Floats) -> Floats:
     """Round to the nearest integer, halves away from zero, like C (NumPy rounds halves to even)."""
     magnitude = np.abs(x)
-    whole = np.floor(magnitude)
-    whole += magnitude - whole >= np.float32(0.5)
-    rounded: Floats = np.copysign(whole, x)
+    integer = np.floor(magnitude)
+    integer += magnitude - integer >= np.float32(0.5)
+    rounded: Floats = np.copysign(integer, x)
     return rounded
 
 
@@ -171,11 +171,13 @@ class _Sums:
 
 
 class _Best:
+    """The best fit of each group so far."""
+
     def __init__(self, scale: Floats, minus: Floats) -> None:
         self.scale, self.minus = scale, minus
         self._gain = np.full_like(scale, -np.inf)
 
     def offer(self, scale: Floats, minus: Floats, gain: Floats) -> None:
         better = gain > self._gain
-        for kept, offered in ((self._gain, gain), (self.scale, scale), (self.minus, minus)):
-            np.copyto(kept, offered, where=better)
+        for best, candidate in ((self._gain, gain), (self.scale, scale), (self.minus, minus)):
+            np.copyto(best, candidate, where=better)

@@ -64,7 +64,7 @@ def check_tensor(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[i
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: rows are no whole number of blocks, or ``data`` has the wrong size.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` has the wrong size.
     """
     check_size(data.size, ggml_type, shape)
 
@@ -94,7 +94,7 @@ def dequantize(data: NDArray[np.uint8], ggml_type: GgmlType, shape: Sequence[int
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: rows are no whole number of blocks, or ``data`` has the wrong size.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` has the wrong size.
     """
     check_tensor(data, ggml_type, shape)
     return _expand(format_of(ggml_type), data.reshape(-1, ggml_type.block_bytes)).reshape(shape)
@@ -116,7 +116,7 @@ def dequantize_rows(
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: a row is not a whole number of blocks, or ``data`` no whole number of rows.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` is not a whole number of rows.
         IndexError: a row outside the matrix.
     """
     quant_format = format_of(ggml_type)
@@ -143,7 +143,7 @@ def split_rows(data: NDArray[np.uint8], ggml_type: GgmlType, n_cols: int) -> Aff
 
     Raises:
         UnsupportedModel: the type has no format here.
-        InvalidModelFile: a row is not a whole number of blocks, or ``data`` no whole number of rows.
+        InvalidModelFile: a row is not a whole number of blocks, or ``data`` is not a whole number of rows.
     """
     quant_format = format_of(ggml_type)
     width = row_bytes(ggml_type, n_cols)

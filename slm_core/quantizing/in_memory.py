@@ -48,11 +48,15 @@ def model_bytes(
 def _packed(name: str, weights: Weights) -> tuple[tuple[int, ...], GgmlType, bytes]:
     """Shape, type and stored bytes of a tensor."""
     numbers, ggml_type = weights if isinstance(weights, tuple) else (weights, None)
-    kept = {np.dtype(np.float32): GgmlType.F32, np.dtype(np.float16): GgmlType.F16}
-    if not isinstance(numbers, np.ndarray) or numbers.dtype not in kept or not numbers.size or not numbers.ndim:
-        what = f"{numbers.dtype} {list(numbers.shape)}" if isinstance(numbers, np.ndarray) else type(numbers).__name__
-        raise InvalidOption(f"tensor {name!r} is {what} (accepted: a NumPy array of float32 or float16, with elements)")
-    if ggml_type is None or ggml_type == kept[numbers.dtype]:
-        return numbers.shape, kept[numbers.dtype], np.ascontiguousarray(numbers).tobytes()
+    float_types = {np.dtype(np.float32): GgmlType.F32, np.dtype(np.float16): GgmlType.F16}
+    if not isinstance(numbers, np.ndarray) or numbers.dtype not in float_types or not numbers.size or not numbers.ndim:
+        description = (
+            f"{numbers.dtype} {list(numbers.shape)}" if isinstance(numbers, np.ndarray) else type(numbers).__name__
+        )
+        raise InvalidOption(
+            f"tensor {name!r} is {description} (accepted: a NumPy array of float32 or float16, with elements)"
+        )
+    if ggml_type is None or ggml_type == float_types[numbers.dtype]:
+        return numbers.shape, float_types[numbers.dtype], np.ascontiguousarray(numbers).tobytes()
     rows = np.ascontiguousarray(numbers, np.float32).reshape(-1, numbers.shape[-1])
     return numbers.shape, GgmlType(ggml_type), quantize(rows, GgmlType(ggml_type)).tobytes()

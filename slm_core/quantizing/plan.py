@@ -124,12 +124,12 @@ def plan_quantization(
     forced = _forced_types(overrides or {}, matrices)
     importance = {} if imatrix is None else read_importance(imatrix)
     chooser = Chooser(file, recipe, has_importance=imatrix is not None)
-    alike = pure or recipe.main_type in _FLOATS
+    is_uniform = pure or recipe.main_type in _FLOATS
     requested = dict(forced)
     for name in in_order(matrices):
         if name not in forced:
             n_cols = file.tensors[name].shape[-1]
-            requested[name] = recipe.main_type if alike else chooser.choose(name, n_cols)
+            requested[name] = recipe.main_type if is_uniform else chooser.choose(name, n_cols)
     tensors = tuple(_planned(file, tensor, requested.get(tensor.name), importance) for tensor in file.tensors.values())
     if imatrix is not None and all(tensor.importance is None for tensor in tensors):
         raise InvalidOption(f"{os.fspath(imatrix)}: no importance of any tensor of {file.path} in it")

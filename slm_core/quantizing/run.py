@@ -145,11 +145,11 @@ def _in_order(
     pool: ThreadPoolExecutor, jobs: Iterator[tuple[int, Callable[[], Piece]]], n_ahead: int
 ) -> Iterator[tuple[int, Piece]]:
     """Results in the order of the jobs; ``n_ahead`` jobs run ahead."""
-    begun: deque[tuple[int, Future[Piece]]] = deque()
+    running: deque[tuple[int, Future[Piece]]] = deque()
     for n_weights, job in jobs:
-        begun.append((n_weights, pool.submit(job)))
-        if len(begun) >= n_ahead:
-            first, future = begun.popleft()
+        running.append((n_weights, pool.submit(job)))
+        if len(running) >= n_ahead:
+            first, future = running.popleft()
             yield first, future.result()
-    for n_weights, future in begun:
+    for n_weights, future in running:
         yield n_weights, future.result()

@@ -64,7 +64,7 @@ def canonical(arguments: Mapping[str, object], accepted: Sequence[str]) -> dict[
         if name not in accepted:
             raise UnknownOption(f"unknown sampling option {spelling!r} (accepted: {', '.join(sorted(accepted))})")
         value = _MEANINGS[spelling](spelling, value) if spelling in _MEANINGS else value
-        if value is _UNSAID:
+        if value is _UNCHANGED:
             continue
         value = READERS[name](spelling, value)
         if name in options and options[name][1] != value:
@@ -75,7 +75,7 @@ def canonical(arguments: Mapping[str, object], accepted: Sequence[str]) -> dict[
     return {name: value for name, (_, value) in options.items()}
 
 
-_UNSAID = object()
+_UNCHANGED = object()
 """The meaning of a value that leaves the option as it is."""
 
 
@@ -92,13 +92,13 @@ def _check_switches(arguments: Mapping[str, object], options: dict[str, tuple[st
 def _do_sample(name: str, value: object) -> object:
     if not isinstance(value, bool):
         raise InvalidOption(f"{name}={shown(value)} (accepted: True, False)")
-    return _UNSAID if value else 0.0
+    return _UNCHANGED if value else 0.0
 
 
 def _ignore_eos(name: str, value: object) -> object:
     if not isinstance(value, bool):
         raise InvalidOption(f"{name}={shown(value)} (accepted: True, False)")
-    return -math.inf if value else _UNSAID
+    return -math.inf if value else _UNCHANGED
 
 
 def _minus_one_is(meaning: object) -> Callable[[str, object], object]:
@@ -107,7 +107,7 @@ def _minus_one_is(meaning: object) -> Callable[[str, object], object]:
 
 def _logprobs(name: str, value: object) -> object:
     """In OpenAI's chat API ``logprobs`` is a switch and ``top_logprobs`` the number."""
-    return _UNSAID if isinstance(value, bool) else value
+    return _UNCHANGED if isinstance(value, bool) else value
 
 
 def _single_tokens(name: str, value: object) -> object:

@@ -2,7 +2,7 @@
 
 Candidates are two arrays: ``ids`` int64 [n], ascending, and ``logits`` float [n], all finite. A step returns new arrays
 and never writes into its arguments. Selections are by value with ties broken by id, so that they are the same on every
-machine; none sorts the vocabulary.
+machine. No selection sorts the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FEW = 4096
 """The largest number of candidates with float64 logits; for more candidates, float32 takes a tenth of the time."""
 
 _COARSE = 8
-"""Coarse groups per k in ``shortlist``, at least: about 7 % more values than necessary reach its bound."""
+"""The least number of coarse groups per k in ``shortlist``: about 7 % more values than necessary reach its bound."""
 
 _MOST_PIECES = 64
 """Up to this number of removed candidates, concatenating the ranges between them is three times as fast as a mask."""
@@ -33,8 +33,8 @@ def take(ids: Ids, logits: Values, chosen: Places | NDArray[np.bool_]) -> Candid
     """The candidates at ``chosen``: a mask, or ascending indices."""
     if chosen.dtype == np.bool_ and len(chosen) > _FEW:
         chosen = chosen.nonzero()[0]  # two selections by indices take a third of the time of two by a mask
-    kept: Values = logits[chosen]
-    return ids[chosen], kept.astype(np.float64, copy=False) if len(kept) <= _FEW else kept
+    selected: Values = logits[chosen]
+    return ids[chosen], selected.astype(np.float64, copy=False) if len(selected) <= _FEW else selected
 
 
 def keep(ids: Ids, logits: Values, mask: NDArray[np.bool_], min_keep: int) -> Candidates:
@@ -91,8 +91,8 @@ def largest(values: Values, k: int) -> Places:
     """Indices of the k largest values, ascending; ties: the first."""
     if k >= len(values):
         return np.arange(len(values))
-    few = shortlist(values, k)
-    among = values if few is None else few[1]
+    shortlisted = shortlist(values, k)
+    among = values if shortlisted is None else shortlisted[1]
     edge = _kth_largest(among, k)
     chosen = among >= edge
     surplus = np.count_nonzero(chosen) - k
@@ -100,7 +100,7 @@ def largest(values: Values, k: int) -> Places:
         tied = (among == edge).nonzero()[0]
         chosen[tied[len(tied) - surplus :]] = False
     indices = chosen.nonzero()[0]
-    return indices if few is None else few[0][indices]
+    return indices if shortlisted is None else shortlisted[0][indices]
 
 
 def fewest(keys: Values, weights: Values, mass: float, at_least: int) -> Places:
@@ -127,9 +127,9 @@ def n_to_reach(ranked: Values, mass: float, at_least: int) -> int:
 
 
 def _kth_largest(values: Values, k: int) -> float:
-    moved = values.copy()
-    moved.partition(len(moved) - k)
-    return float(moved[len(moved) - k])
+    partitioned = values.copy()
+    partitioned.partition(len(partitioned) - k)
+    return float(partitioned[len(partitioned) - k])
 
 
 def _bound(maxima: Values, k: int) -> float:
@@ -169,8 +169,8 @@ def shortlist(values: Values, k: int) -> Candidates | None:
     pool = grouped.take(groups, axis=1).ravel()
     pooled = (pool >= bound).nonzero()[0]
     row, group = np.divmod(pooled, len(groups))
-    indices, kept = row * n_groups + groups[group], pool[pooled]
+    indices, selected = row * n_groups + groups[group], pool[pooled]
     late = (remainder >= bound).nonzero()[0] if len(remainder) else remainder
     if len(late):
-        return np.concatenate([indices, n_rows * n_groups + late]), np.concatenate([kept, remainder[late]])
-    return indices, kept
+        return np.concatenate([indices, n_rows * n_groups + late]), np.concatenate([selected, remainder[late]])
+    return indices, selected

@@ -80,8 +80,8 @@ class SamplerChain:
         """A chain with the properties of a vocabulary that its options need.
 
         Raises:
-            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains; options
-                that are no ``Sampling``.
+            InvalidOption: an option has a token outside the vocabulary, or a breaker that no token contains; or
+                ``sampling`` is not a ``Sampling``.
         """
         check_kind("sampling", sampling, Sampling)
         return cls(sampling, stream=stream, known=known_of(sampling, vocab))
@@ -206,10 +206,10 @@ class SamplerChain:
 
     def _distribution(self, candidates: Candidates, n_vocab: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         state = StepState(self._history.tokens, self._n_said, n_vocab, self._memory, self._stream.aside())
-        ids, kept = self._run_steps(candidates, state)
-        probs = softmax(kept).astype(np.float64, copy=False)
+        ids, remaining = self._run_steps(candidates, state)
+        probs = softmax(remaining).astype(np.float64, copy=False)
         if math.isnan(probs[0]):  # all are NaN if a logit is NaN, or if the largest is infinite
-            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {kept.max()}")
+            raise SamplingError(f"no token can be chosen: after the steps the largest logit is {remaining.max()}")
         if self._keeps_last:
             self._last = (ids, probs, state.learned)
         return ids, probs
@@ -228,9 +228,9 @@ class SamplerChain:
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
         """All tokens with a finite logit; or a subset that contains every token that the first step keeps."""
-        few = shortlist(logits, self._n_needed) if self._n_needed else None
-        if few is not None:
-            return few[0], few[1].astype(np.float64)
+        shortlisted = shortlist(logits, self._n_needed) if self._n_needed else None
+        if shortlisted is not None:
+            return shortlisted[0], shortlisted[1].astype(np.float64)
         best = float(best_of(logits))
         if not math.isfinite(best):
             raise SamplingError(f"no token can be chosen: the largest logit is {best}")
@@ -278,11 +278,11 @@ def _place(probs: NDArray[np.float64], number: float) -> int:
     starts = np.arange(n_blocks) * 512
     blocks = np.add.reduceat(probs, starts)
     edges = np.cumsum(blocks)
-    at = int(np.searchsorted(edges, number * edges[-1], side="right"))
-    within = probs[starts[at] :] if at == n_blocks - 1 else probs[starts[at] : starts[at] + 512]
-    inside = np.cumsum(within) + (edges[at] - blocks[at])
+    block = int(np.searchsorted(edges, number * edges[-1], side="right"))
+    within = probs[starts[block] :] if block == n_blocks - 1 else probs[starts[block] : starts[block] + 512]
+    inside = np.cumsum(within) + (edges[block] - blocks[block])
     # Sums within a block and sums over blocks are rounded differently.
-    return int(starts[at]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
+    return int(starts[block]) + min(int(np.searchsorted(inside, number * edges[-1], side="right")), len(within) - 1)
 
 
 def _is_memory(memory: object) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 1e30
 _EXACT = 2**53
-"""Integers below it are floats, too; NumPy takes no integers beyond 64 bits."""
+"""Floats represent all integers below this exactly. Larger integers become floats: NumPy takes at most 64 bits."""
 Reader: TypeAlias = Callable[[str, object], object]
 MIN_TEMPERATURE = 1e-4
 """The lowest temperature above 0. Below it, draws are practically greedy, and divided logits overflow."""
@@ -190,7 +190,7 @@ def check_order(order: Sequence[str], custom: Mapping[str, object]) -> None:
             raise InvalidOption(f"custom has options of {step!r} (accepted: steps of plugins that order names)")
 
 
-_RIDERS = {
+_DEPENDENT_OPTIONS = {
     "penalty_window": ("penalties", "repeat_penalty, frequency_penalty or presence_penalty"),
     "dry_base": ("dry", "dry_multiplier"),
     "dry_allowed_length": ("dry", "dry_multiplier"),
@@ -217,7 +217,7 @@ def check_together(sampling: Sampling) -> None:
             raise InvalidOption(
                 f"{option}={shown(value)} needs step {step!r}, which order lacks (name it, or set {off!r})"
             )
-    for option, (step, switches) in _RIDERS.items():
+    for option, (step, switches) in _DEPENDENT_OPTIONS.items():
         if step not in steps and _differs(sampling, option):
             raise InvalidOption(f"{option}={getattr(sampling, option)!r} has no effect: turn {switches} on")
     truncation = [step for step in steps if step in TRUNCATION]

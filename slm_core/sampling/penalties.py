@@ -55,9 +55,9 @@ def dry(
     since = len(history) if not len(breaks) else len(history) - 1 - int(breaks[-1])
     followers, lengths = repeated_ends(history, min(since, allowed_length + int(exponent)))
     long = (lengths >= allowed_length) & ~is_breaker[np.minimum(followers, len(is_breaker) - 1)]
-    tokens, which = np.unique(followers[long], return_inverse=True)
+    tokens, inverse = np.unique(followers[long], return_inverse=True)
     longest = np.zeros(len(tokens))
-    np.maximum.at(longest, which, lengths[long])
+    np.maximum.at(longest, inverse, lengths[long])
     indices, is_candidate = find(ids, tokens, state.n_vocab)
     if not len(indices):
         return ids, logits
@@ -85,12 +85,12 @@ def repeated_ends(history: NDArray[np.int32], longest: int) -> tuple[NDArray[np.
         return history[:0], np.empty(0, np.int64)
     ends = np.flatnonzero(history[:-1] == history[-1])
     lengths = np.zeros(n, np.int64)
-    going, length = ends, 0
-    while len(going):
+    active, length = ends, 0
+    while len(active):
         length += 1
-        lengths[going] = length
+        lengths[active] = length
         if length == longest:
             break
-        going = going[going >= length]
-        going = going[history[going - length] == history[n - 1 - length]]
+        active = active[active >= length]
+        active = active[history[active - length] == history[n - 1 - length]]
     return history[ends + 1], lengths[ends]

@@ -58,18 +58,18 @@ class History:
         if self._window == 0:
             return
         if self._end == len(self._buffer):
-            kept = self.tokens
-            self._buffer = np.empty(max(64, 2 * len(kept)), np.int32)
-            self._buffer[: len(kept)] = kept
-            self._end = len(kept)
+            tokens = self.tokens
+            self._buffer = np.empty(max(64, 2 * len(tokens)), np.int32)
+            self._buffer[: len(tokens)] = tokens
+            self._end = len(tokens)
         self._buffer[self._end] = token
         self._end += 1
 
     def replace(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """Replace all tokens."""
-        kept = tokens if self._window is None else tokens[max(0, len(tokens) - self._window) :]
-        self._buffer = np.array(kept, np.int32)
-        self._end = len(kept)
+        window = tokens if self._window is None else tokens[max(0, len(tokens) - self._window) :]
+        self._buffer = np.array(window, np.int32)
+        self._end = len(window)
 
     @property
     def tokens(self) -> NDArray[np.int32]:

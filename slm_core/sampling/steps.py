@@ -177,15 +177,15 @@ def _custom(sampling: Sampling, name: str) -> Step:
 
     def checked(ids: Ids, logits: Values, state: StepState) -> Candidates:
         result = step(ids, logits, state)
-        kept, changed = np.asarray(result[0]), np.asarray(result[1])
-        indices = np.searchsorted(ids, kept)
-        subset = bool((indices < len(ids)).all() and (ids[indices] == kept).all() and (np.diff(kept) > 0).all())
-        if not subset or len(kept) != len(changed) or not np.isfinite(changed).all():
+        new_ids, new_logits = np.asarray(result[0]), np.asarray(result[1])
+        indices = np.searchsorted(ids, new_ids)
+        subset = bool((indices < len(ids)).all() and (ids[indices] == new_ids).all() and (np.diff(new_ids) > 0).all())
+        if not subset or len(new_ids) != len(new_logits) or not np.isfinite(new_logits).all():
             raise SamplingError(
-                f"sampler step {name!r} gave {len(kept)} ids and {len(changed)} logits (accepted: ascending ids"
+                f"sampler step {name!r} gave {len(new_ids)} ids and {len(new_logits)} logits (accepted: ascending ids"
                 " out of its candidates, each with a finite logit)"
             )
-        return kept, changed
+        return new_ids, new_logits
 
     return checked
 

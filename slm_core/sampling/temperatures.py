@@ -35,8 +35,8 @@ def temperature(
 
 def adaptive(ids: Ids, logits: Values, state: StepState, *, target: float, decay: float) -> Candidates:
     """Divide the logits by ``min(1, target / mean)``; ``mean`` is the running mean of the entropy, with this token."""
-    here = entropy(logits)
-    mean = decay * state.memory.get(_MEAN_ENTROPY, here) + (1 - decay) * here
+    current = entropy(logits)
+    mean = decay * state.memory.get(_MEAN_ENTROPY, current) + (1 - decay) * current
     state.learned[_MEAN_ENTROPY] = mean
     return ids, logits * (mean / target) if mean > target else logits
 

@@ -36,8 +36,8 @@ def top_k(ids: Ids, logits: Values, state: StepState, *, k: int) -> Candidates:
 def typical_p(ids: Ids, logits: Values, state: StepState, *, p: float, min_keep: int) -> Candidates:
     """Keep tokens with the smallest ``|-log p - H|`` that together reach ``p`` (Meister et al., arXiv 2202.00666)."""
     surprise = log_sum_exp(logits) - logits
-    oddity = -np.abs(surprise - entropy(logits))
-    return take(ids, logits, fewest(oddity, np.exp(-surprise), p, min_keep))
+    typicality = -np.abs(surprise - entropy(logits))
+    return take(ids, logits, fewest(typicality, np.exp(-surprise), p, min_keep))
 
 
 def top_p(ids: Ids, logits: Values, state: StepState, *, p: float, min_keep: int) -> Candidates:
@@ -61,19 +61,19 @@ def top_k_top_p_min_p(
     if len(ids) > 2 * k:
         ids, logits = take(ids, logits, largest(logits, k))
     logits = logits.astype(np.float64, copy=False)
-    sunk = -logits
-    ranks = sunk.argsort(kind="stable")[:k]
+    negated = -logits
+    ranks = negated.argsort(kind="stable")[:k]
     best, n = logits[ranks[0]], len(ranks)
     if p < 1:
         weights = np.exp(logits - best)
         total = np.add.reduce(weights if n == len(ids) else weights[np.sort(ranks)])
         n = min(n, n_to_reach(weights[ranks] / total, p, min_keep))
     if min_p > 0:
-        n_likely = int(sunk[ranks[:n]].searchsorted(-(best + math.log(min_p)), side="right"))
+        n_likely = int(negated[ranks[:n]].searchsorted(-(best + math.log(min_p)), side="right"))
         n = max(n_likely, min(min_keep, n))
-    kept = ranks[:n]
-    kept.sort()
-    return ids[kept], logits[kept]
+    selected = ranks[:n]
+    selected.sort()
+    return ids[selected], logits[selected]
 
 
 def top_a(ids: Ids, logits: Values, state: StepState, *, a: float, min_keep: int) -> Candidates:
@@ -102,7 +102,7 @@ def xtc(
     likely = np.flatnonzero(logits >= log_sum_exp(logits) + math.log(threshold))
     if len(likely) < 2 or len(ids) - len(likely) + 1 < min_keep:
         return ids, logits
-    stays = np.ones(len(ids), bool)
-    stays[likely] = False
-    stays[likely[logits[likely].argmin()]] = True
-    return take(ids, logits, stays)
+    is_kept = np.ones(len(ids), bool)
+    is_kept[likely] = False
+    is_kept[likely[logits[likely].argmin()]] = True
+    return take(ids, logits, is_kept)

@@ -58,8 +58,8 @@ class Answering:
         key: the client, for fair shares.
         request_id: the request's id in the engine's metrics and logs.
         begun: answers of the same HTTP request that have begun. Their model cannot be unloaded before they end, so this
-            request uses it, too: a lease of its own would wait for an unload, and the unload for them.
-        n_places: what it counts as for the limits of requests; None for one place for each answer.
+            request shares their lease: a new lease could wait for an unload, which would wait for these answers.
+        n_places: the number of requests that it counts as for the limits; None for one for each answer.
 
     Attributes:
         running: the model.
@@ -221,7 +221,7 @@ class Answering:
 
     @property
     def shifted_tokens(self) -> int:
-        """Cached tokens of a complete answer that were computed after tokens which are gone; see ``reuse="cut"``."""
+        """Cached tokens of a complete answer that depend on removed tokens; see ``reuse="cut"``."""
         return self._submitted.answers[0].answer.usage.shifted_tokens
 
     @property

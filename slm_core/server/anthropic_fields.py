@@ -18,7 +18,7 @@ from slm_core.types import Message, Role, ToolCall
 
 _NO_EFFECT = "Without effect."
 _BETWEEN_BLOCKS = "\n\n"
-"""Between two text blocks of a message: a chat template has one text."""
+"""Separates the text blocks of a message, because a chat template takes one text."""
 
 
 class CacheControl(Strict):

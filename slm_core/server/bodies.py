@@ -11,13 +11,13 @@ from slm_core.server.middleware import refuse
 from slm_core.server.options import ServerOptions
 
 _MOST_TOGETHER = 8
-"""All bodies together, in longest bodies."""
+"""The largest total size of all bodies, in units of the longest body."""
 
 
 class Bodies:
     """Refuses bodies that are too long, or that take too long to arrive.
 
-    A body is read as a whole, so that nobody computes, or holds a place, for a client that does not send.
+    A body is read as a whole first, so that a client that does not send occupies no place and no computation.
 
     Args:
         app: the application.
@@ -84,7 +84,7 @@ class Bodies:
 
 
 def _closing(error: ApiError) -> ApiError:
-    """The error; the rest of the body is not read, so the connection cannot be used again."""
+    """The error, with a header that closes the connection, because the rest of the body is not read."""
     return ApiError(error.status, str(error), error.code, headers={**error.headers, "connection": "close"})
 
 

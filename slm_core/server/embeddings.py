@@ -27,7 +27,7 @@ router = APIRouter(tags=["Embeddings"], route_class=LargeBodyRoute)
 _NO_EFFECT = "Without effect."
 _MOST_TEXTS = 2048
 _TOGETHER = 8
-"""Texts that are computed in one go: a lost client stops the work after them."""
+"""Texts that are computed in one call. If the client is lost, the work ends after the current call."""
 
 Text = str | list[int]
 

@@ -96,7 +96,7 @@ def envelope_for(path: str) -> Envelope:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The answer for an exception. An unexpected exception shows nothing of its text."""
+    """The answer for an exception. The text of an unexpected exception is not shown."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextFull):

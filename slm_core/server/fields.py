@@ -21,7 +21,7 @@ class _OneError:
 
 
 Items: TypeAlias = Annotated[list[_T], _OneError()]
-"""A list of a body. Its first invalid item is its only error: a body has room for millions, which take minutes."""
+"""A list in a body. Validation ends at its first invalid item: a body has room for millions, which take minutes."""
 
 
 @cache
@@ -38,11 +38,11 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_more_unknown(cls, value: object) -> object:
-        """Leave out unknown fields that are null, and all others but the first one, for the reason of ``Items``.
+        """Drop unknown fields that are null, and all other unknown fields except the first (one error; see ``Items``).
 
-        Null is absent: clients send messages back with a null for each field of newer versions of their API.
+        A null counts as absent: clients send messages back with a null for each field of newer versions of their API.
 
-        It is called for each part of a body. pydantic holds the GIL, and other threads can take it in code in Python.
+        This runs for each part of a body. It is Python code, so other threads can take the GIL, which pydantic holds.
         """
         known = _names(cls)
         if not isinstance(value, dict) or known.issuperset(value):
@@ -52,7 +52,7 @@ class Strict(BaseModel):
 
 
 def _first_wrong(*kinds: type) -> Callable[[object], object]:
-    """A function that leaves of a dict the first entry whose value is of another type, for the reason of ``Items``."""
+    """A function that reduces a dict with wrong values to the first wrong entry (one error; see ``Items``)."""
 
     def leave(value: object) -> object:
         entries = value.items() if isinstance(value, dict) else ()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 LARGE_BYTES = 8192
-"""The length of a body from which on it counts as large, in bytes. It takes at most about 5 ms: 27 bytes are a message,
-which takes 15 us."""
+"""The length from which a body counts as large, in bytes. A shorter body takes at most about 5 ms: a message has at
+least 27 bytes, and takes 15 us."""
 
 
 class LargeBodyRoute(APIRoute):
@@ -57,7 +57,7 @@ class _Validated(Request):
 
 
 async def off_loop(http: Request, work: Callable[[], _T]) -> _T:
-    """The result of work that takes the longer the longer the body is: for a large body, it is done in a thread."""
+    """The result of work whose time grows with the body; for a large body, it runs in a thread."""
     if len(await http.body()) < LARGE_BYTES:
         return work()
     return await to_thread.run_sync(work)

@@ -32,13 +32,13 @@ class ServerLog:
             )
 
     def request(self, call: Call, method: str, path: str, status: int, seconds: float) -> None:
-        """A request is over."""
+        """Log a request that is over."""
         if self._logger is not None:
             facts = {"request_id": call.request_id, "key": call.key, "method": method, "path": path}
             self._logger.info("request", **facts, status=status, seconds=round(seconds, 4), **call.facts)
 
     def failure(self, call: Call, error: BaseException) -> None:
-        """An unexpected error: its type and place. Its message is left out, because it may quote a prompt."""
+        """Log an unexpected error: its type and place, without its message, which may quote a prompt."""
         if self._logger is not None:
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

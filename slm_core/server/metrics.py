@@ -29,7 +29,7 @@ class HttpMetrics:
         )
 
     def count(self, path: str, method: str, status: int, seconds: float) -> None:
-        """A request is over; ``path`` is the path of its route: clients cannot make series."""
+        """Count a request that is over. ``path`` is the path of its route, so that clients cannot create series."""
         self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 

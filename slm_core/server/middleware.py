@@ -19,7 +19,7 @@ from slm_core.server.options import ServerOptions
 from slm_core.server.sse import json_response
 
 _OPEN = ("/", "/health", "/ready")
-"""Paths that need no key. The page asks for it."""
+"""Paths that need no key. The page itself asks its user for the key."""
 _LOST = 499
 """The status in the log if the client was lost before there was one; nginx uses it, too."""
 

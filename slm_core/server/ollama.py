@@ -86,7 +86,7 @@ class LineWriter:
         self._calls: list[JoinedCall] = []
 
     def begin(self) -> Iterable[bytes]:
-        """Nothing."""
+        """No frames."""
         return ()
 
     def piece(self, piece: Piece) -> Iterable[bytes]:

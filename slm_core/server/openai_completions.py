@@ -130,7 +130,8 @@ class LogprobsWriter:
         """The likeliest tokens; None for the first token of a prompt, which nothing predicts."""
         if math.isnan(token.logprob):
             return None
-        # Clients ask whether the token is the likeliest by comparing numbers: its own is not computed twice.
+        # Clients compare the token's log-probability with the top ones to see whether it is the likeliest: its entry
+        # among them has to be the same number.
         top = [(each, token.logprob if each == token.token else logprob) for each, logprob in token.top]
         return {token_text(self._vocab, each): finite(logprob) for each, logprob in reversed(top)}
 
@@ -172,7 +173,7 @@ def _choice(answering: Answering, echo: Echo, choice: Choice, reason: str) -> Js
 
 
 async def _echo(running: Leased, prompt: str | Sequence[int], logprobs: int | None) -> Echo:
-    """A prompt with its log-probabilities. They are computed in a context of their own."""
+    """A prompt with its log-probabilities, which are computed in a separate context."""
     vocab = running.model.vocab
     if isinstance(prompt, str):
         text, tokens = prompt, vocab.encode(prompt, add_special=True, parse_special=False)
@@ -208,7 +209,7 @@ class ChunkWriter:
         self._logprobs = [LogprobsWriter(answering.running.model.vocab) for _ in range(answering.n)]
 
     def begin(self) -> Iterable[bytes]:
-        """Nothing."""
+        """No frames."""
         return ()
 
     def piece(self, piece: Piece) -> Iterable[bytes]:

@@ -14,7 +14,7 @@ from slm_core.server.keys import ApiKey
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _READ_S = 2.0
-"""Seconds in which clients read the errors that end their answers when the server stops."""
+"""Seconds that clients have, when the server stops, to read the errors that end their answers."""
 _LEAST_S = 0.001
 """The least timeout and the least interval of pings, in seconds: with shorter ones, pings take all of a core."""
 

@@ -21,7 +21,7 @@ from slm_core.server.errors import ApiError
 from slm_core.types import KvType
 
 _MOST_CRASHES = 3
-"""Crashes without an answer between them after which a model is not loaded again before its next request."""
+"""After this many crashes without an answer between them, a model is loaded again only for its next request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +380,7 @@ class ModelRegistry:
             raise EngineClosed("the server stops")
 
     async def _reload(self, place: _Place, failed: Running) -> None:
-        """Load a model again whose process crashed. If it does without answering, its next request loads it."""
+        """Load a model again whose process crashed; after ``_MOST_CRASHES`` crashes, leave that to its next request."""
         if place.running is failed and place.n_crashes < _MOST_CRASHES:
             place.n_crashes += 1
             await self._acquire(place)
@@ -388,7 +388,7 @@ class ModelRegistry:
             self._wake()
 
     async def _make_room(self, served: ServedModel) -> None:
-        """Unload models until there is memory for one."""
+        """Unload the least recently used models until there is memory for ``served``."""
         while self._memory_bytes is not None:
             loaded = [place for place in self._places.values() if place.running is not None]
             if sum(place.served.n_bytes for place in loaded) + served.n_bytes <= self._memory_bytes or not loaded:
@@ -396,7 +396,7 @@ class ModelRegistry:
             await self._drain(min(loaded, key=lambda place: (place.n_leases > 0, place.used)))
 
     async def _drain(self, place: _Place) -> None:
-        """Unload a model after its requests. The caller holds the lock of loads."""
+        """Unload a model after its requests. The caller holds the lock ``_loading``."""
         place.is_draining = True
         try:
             while place.n_leases:
@@ -416,7 +416,7 @@ class ModelRegistry:
         released.set()
 
     def _start(self, work: Callable[..., Coroutine[None, None, None]], *arguments: object) -> None:
-        """Do work in a task, unless the registry is closed. A failed load is told to the next request."""
+        """Do work in a task, unless the registry is closed. A failed load is dropped: the next request loads again."""
         if self._is_closed:
             return
 

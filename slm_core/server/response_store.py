@@ -61,12 +61,12 @@ class StoredResponse:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is generated to its end."""
+        """Whether its generation has ended."""
         return self.task is None or self.task.done()
 
     @property
     def n_bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes, as JSON."""
         items = encoded(_ITEMS.dump_python([*self.items]))
         return len(encoded(self.response)) + len(items) + sum(map(len, self.frames))
 

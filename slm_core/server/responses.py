@@ -60,7 +60,7 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
         writer.on_end = keep
         return AnswerStream(answering, writer, call, options_of(http), log_of(http), EVENT_STREAM)
     stored.task = asyncio.create_task(_generate(answering, writer, stored, store, call, log_of(http)))
-    await asyncio.sleep(0)  # now it has begun, so that a cancel runs its `finally`
+    await asyncio.sleep(0)  # the task begins, so that cancelling it runs its `finally`
     keep()
     return _events(http, stored, 0) if body.stream else json_response(stored.response)
 
@@ -184,7 +184,7 @@ async def _generate(
 
 
 def _events(http: Request, stored: StoredResponse, first: int) -> EventSourceResponse:
-    """The stream of a background response, which continues if the client is lost."""
+    """The stream of a background response, whose generation continues if the client is lost."""
     options = options_of(http)
     return EventSourceResponse(
         stored.events(first),

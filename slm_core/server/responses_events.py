@@ -18,7 +18,7 @@ _EMPTY: Mapping[Kind, Mapping[str, Any]] = {
     "content": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text", "text": ""},
 }
-"""The part of an item before its text."""
+"""The content part of an item that has no text yet."""
 _EVENT_OF = {"content": "output_text", "reasoning": "reasoning_text"}
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ class ResponseWriter:
         self.response = _response(response_id, body)
 
     def start(self, answering: Answering) -> None:
-        """The request is submitted."""
+        """Set the fields that are known once the request is submitted."""
         self._vocab = answering.running.model.vocab
         self.response |= {"model": answering.running.name, "status": "in_progress"}
 

@@ -18,12 +18,12 @@ from slm_core.server.options import ServerOptions
 
 
 class Server(uvicorn.Server):
-    """A server that says when it answers, and at its end ends the answers that are not over in time.
+    """A server that reports when it accepts requests, and when it stops ends the answers that exceed ``grace_s``.
 
     Args:
         app: the application.
         options: its options.
-        started: called when it answers.
+        started: called when it accepts requests.
     """
 
     def __init__(self, app: Starlette, options: ServerOptions, started: Callable[[], None] = lambda: None) -> None:
@@ -74,7 +74,7 @@ def run(app: Starlette, options: ServerOptions, port: int, started: Callable[[st
 
     def say(url: str) -> None:
         gc.collect()
-        gc.freeze()  # what was imported stays: a collection that visits it stops all streams, for about 0.1 s
+        gc.freeze()  # imported modules stay: a collection that visits their objects stops all streams, for about 0.1 s
         errors.disabled = False
         started(url)
 
@@ -97,7 +97,7 @@ def config_of(app: Starlette, options: ServerOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop="asyncio",  # uvloop is no faster here, and would be used only where something else brings it
+        loop="asyncio",  # uvloop is no faster here, and would be used only where another package requires it
         log_config=None,
         access_log=False,
         server_header=False,
@@ -106,7 +106,7 @@ def config_of(app: Starlette, options: ServerOptions) -> uvicorn.Config:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether the server's own log lacks it: it has the exceptions of requests."""
+    """Whether a record is not in the server's own log, which has the exceptions of requests."""
     return not record.getMessage().startswith("Exception in ASGI application")
 
 

@@ -19,10 +19,10 @@ class SessionFiles:
     """The files of a server's sessions. A folder belongs to one server.
 
     Args:
-        folder: made if it is missing.
+        folder: the folder, which is created if it is missing.
 
     Raises:
-        InvalidOption: the folder cannot be made.
+        InvalidOption: the folder cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -61,7 +61,7 @@ class ServedSession:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """The only change at this time.
+        """Mark the session as busy within the block: nothing else changes it meanwhile.
 
         Raises:
             ApiError: the session is answering.
@@ -124,7 +124,7 @@ class SessionStore:
     """Sessions by id, at most ``MOST_SESSIONS`` of all clients, with messages of at most ``MOST_BYTES``.
 
     Args:
-        folder: keeps them on the disk, too: each change is there when its method returns; None for memory alone.
+        folder: keeps them on the disk, too: a change is saved when its method returns. None: only in memory.
 
     Raises:
         InvalidOption: the folder cannot be used, or a file in it is not a session.
@@ -198,7 +198,7 @@ class SessionStore:
         """Keep sessions of another server, too, however many there are: nothing is lost."""
         for session in sessions:
             self._save(session, session.messages, session.usage)
-            self._sessions[session.id] = replace(session, _is_busy=False)  # an answer there was cut off
+            self._sessions[session.id] = replace(session, _is_busy=False)  # its answer there was cut off
 
     def remove(self, session: ServedSession) -> None:
         """Forget a session.

@@ -70,7 +70,7 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
             if body.keep_partial:
                 try:
                     writers[0].keep_partial()
-                except ApiError as error:  # nobody listens
+                except ApiError as error:  # the stream has ended: no client can read it
                     log_of(http).failure(call_of(http.scope), error)
 
     try:
@@ -143,7 +143,7 @@ class _TurnWriter(ChunkWriter):
 
 
 class _Ending(Response):
-    """A response, and what happens after it, however it ends."""
+    """A response, and a function that is called after it, also if it fails."""
 
     def __init__(self, response: Response, after: Callable[[], None]) -> None:
         self._response = response
@@ -159,7 +159,7 @@ class _Ending(Response):
 
 
 def _message(choice: Choice) -> AssistantMessage:
-    """An answer as a message. A call within which it ended becomes text: a call without its arguments is invalid."""
+    """An answer as a message. A call that it did not complete becomes text: without whole arguments it is invalid."""
     content = choice.content + "".join(call.name + call.arguments for call in choice.calls if not call.is_complete)
     calls = [call_shape(call.name, call.arguments, call.id) for call in choice.calls if call.is_complete]
     fields: dict[str, Any] = {"role": "assistant", "content": content}

@@ -1,4 +1,4 @@
-"""Answers of generation requests: event streams, and JSON. Written once for all APIs."""
+"""Answers of generation requests as event streams or JSON, for all APIs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def whole_answers(
 
 
 async def submit(http: Request, request: GenerationRequest) -> Answering:
-    """A request to which the engine has said yes; see ``answer`` for the errors. The caller leaves it."""
+    """A request that the engine has accepted; see ``answer`` for the errors. The caller calls its ``__aexit__``."""
     answering = answering_of(http, request)
     await until_lost(http.receive, answering.__aenter__)
     call_of(http.scope).facts["model"] = answering.running.name
@@ -238,7 +238,7 @@ class AnswerStream(EventSourceResponse):
         )
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """Send a message. The library has a cancel scope for each, which takes a third of the time of a token."""
+        """Send a message. The library opens a cancel scope for each, which takes a third of the time of a token."""
         self._sending_since = time.monotonic()
         await send(message)
         self._sending_since = None
@@ -270,7 +270,7 @@ async def stream_frames(answering: Answering, writer: StreamWriter, call: Call, 
                 yield each
         for each in writer.end(answering.outcomes, answering.usage):
             yield each
-    except Exception as error:  # the status is sent already: the stream says it
+    except Exception as error:  # the status was sent already: the error goes into the stream
         refusal = api_error(error)
         call.facts["error"] = refusal.code
         if refusal.status >= 500:

@@ -56,7 +56,7 @@ class BytePairs:
         ids: list[int] = encoding(self._tokenizer, text).ids
         return ids
 
-    def stated(self) -> str:
+    def to_json(self) -> str:
         """The tokenizer in the JSON format of the ``tokenizers`` library, without control tokens."""
         return self._tokenizer.to_str()
 

@@ -28,7 +28,7 @@ def has_vocab(source: GgufFile | Checkpoint) -> bool:
     """Whether an open model has a vocabulary.
 
     Raises:
-        InvalidModelFile: a file does not say.
+        InvalidModelFile: a GGUF file lacks ``tokenizer.ggml.model``.
     """
     if isinstance(source, Checkpoint):
         return vocabulary_of(source.path).is_file()

@@ -94,5 +94,5 @@ class CharsMap:
         return self._replacements[start : self._replacements.index(b"\0", start)].decode("utf-8", "replace")
 
 
-def _damaged(source: str, what: str) -> InvalidModelFile:
-    return InvalidModelFile(f"{source}: tokenizer.ggml.precompiled_charsmap is damaged: {what}")
+def _damaged(source: str, reason: str) -> InvalidModelFile:
+    return InvalidModelFile(f"{source}: tokenizer.ggml.precompiled_charsmap is damaged: {reason}")

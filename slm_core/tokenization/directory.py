@@ -116,17 +116,17 @@ class DirectoryVocab:
         self, source: Path, stated: dict[str, Any], settings: dict[str, Any], size: int | None, ends: Sequence[int]
     ) -> None:
         _check_model(source, stated)
-        self.tokenizer = self._whole = _tokenizer(source, stated)
-        self.stated = stated = _with_missing(source, self._whole, stated, settings, size)
-        ids = dict(self._whole.get_vocab(with_added_tokens=True))
-        added = self._whole.get_added_tokens_decoder()
+        self.tokenizer = self._full_tokenizer = _tokenizer(source, stated)
+        self.stated = stated = _with_missing(source, self._full_tokenizer, stated, settings, size)
+        ids = dict(self._full_tokenizer.get_vocab(with_added_tokens=True))
+        added = self._full_tokenizer.get_added_tokens_decoder()
         n_tokens = max(ids.values(), default=-1) + 1
         self.size = n_tokens if size is None else size
         if not 0 < n_tokens <= min(self.size, _MAX_SIZE):
             raise InvalidModelFile(f"{source}: {n_tokens} tokens, but the model has {self.size}")
         control = {token.content for token in added.values() if token.special}
-        self._content = _content_tokenizer(source, self._whole, stated, control)
-        self._before, self._after = self.around = _around(self._whole)
+        self._content = _content_tokenizer(source, self._full_tokenizer, stated, control)
+        self._before, self._after = self.around = _around(self._full_tokenizer)
         self.tokens = self._tokens = [""] * self.size
         kinds = bytearray([TokenKind.UNUSED]) * self.size
         for text, i in ids.items():
@@ -158,7 +158,7 @@ class DirectoryVocab:
         check_text("text", text)
         text = well_formed(text)
         if parse_special:
-            with_special: list[int] = encoding(self._whole, text, add_special=add_special).ids
+            with_special: list[int] = encoding(self._full_tokenizer, text, add_special=add_special).ids
             return with_special
         ids = encoding(self._content, text).ids
         return [*self._before, *ids, *self._after] if add_special else ids
@@ -177,7 +177,7 @@ class DirectoryVocab:
         """Text of a run of tokens, without the space that the vocabulary adds before a text.
 
         Raises:
-            InvalidOption: no list.
+            InvalidOption: not a list.
             InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         data = b"".join(self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS))
@@ -210,7 +210,7 @@ def _check_model(source: Path, stated: Mapping[str, Any]) -> None:
 
 
 def _check_unigram(source: Path, stated: Mapping[str, Any]) -> None:
-    """Check the pieces; and that texts reach the model without spaces, which ``_without`` relies on."""
+    """Check the pieces, and that texts reach the model without spaces: ``_without_pieces`` relies on it."""
     vocab = stated["model"].get("vocab")
     if not (isinstance(vocab, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocab)):
         raise InvalidModelFile(f"{source}: the vocabulary of the tokenizer's model is not a list of pieces and scores")
@@ -281,8 +281,8 @@ def _with_missing(
     return {**stated, "added_tokens": json.loads(tokenizer.to_str())["added_tokens"]} if missing else stated
 
 
-def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], control: set[str]) -> Any:
-    """The tokenizer for content, in which control tokens are plain text. It shares ``whole``'s model if possible."""
+def _content_tokenizer(source: Path, tokenizer: Any, stated: Mapping[str, Any], control: set[str]) -> Any:
+    """The tokenizer for content, in which control tokens are plain text. Shares its model if possible."""
     from tokenizers import Tokenizer
 
     model = stated["model"]
@@ -293,11 +293,11 @@ def _content_tokenizer(source: Path, whole: Any, stated: Mapping[str, Any], cont
         return _tokenizer(source, _without(stated, control))
     if any(not control.isdisjoint(_parts(merge)) for merge in model.get("merges", ())):
         return _tokenizer(source, _without(stated, control))
-    shared = Tokenizer(whole.model)
+    shared = Tokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer"):
-        if getattr(whole, part) is not None:
-            setattr(shared, part, getattr(whole, part))
-    added = whole.get_added_tokens_decoder()
+        if getattr(tokenizer, part) is not None:
+            setattr(shared, part, getattr(tokenizer, part))
+    added = tokenizer.get_added_tokens_decoder()
     shared.add_tokens([token for _, token in sorted(added.items())])
     shared.encode_special_tokens = True
     if any(shared.token_to_id(token.content) != i for i, token in added.items()):

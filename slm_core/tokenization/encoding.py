@@ -8,7 +8,7 @@ from slm_core.errors import VocabError
 from slm_core.foreign import is_failure, one_line
 
 _LONG = 4096
-"""Characters from which a text is long: ``Tokenizer.encode`` keeps Python's lock, for seconds at a megabyte."""
+"""Characters from which a text counts as long. ``Tokenizer.encode`` holds the GIL, for a megabyte several seconds."""
 
 
 def encoding(tokenizer: Any, text: str, *, add_special: bool = False) -> Any:

@@ -51,21 +51,21 @@ def tokenizer_files(gguf: GgufFile, n_ctx: int) -> dict[str, str]:
 
 def _byte_pairs(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
     assert spec.pre is not None
-    stated: dict[str, Any] = json.loads(BytePairs(spec, gguf, spec.pre).stated())
-    stated["model"]["vocab"] = _vocabulary(spec)
+    to_json: dict[str, Any] = json.loads(BytePairs(spec, gguf, spec.pre).to_json())
+    to_json["model"]["vocab"] = _vocabulary(spec)
     if spec.pre.byte_level:
-        stated["decoder"] = _BYTE_LEVEL
+        to_json["decoder"] = _BYTE_LEVEL
     elif spec.pre.normalizer == "metaspace":
-        stated["decoder"] = {"type": "Sequence", "decoders": _SENTENCEPIECE}
-    return stated
+        to_json["decoder"] = {"type": "Sequence", "decoders": _SENTENCEPIECE}
+    return to_json
 
 
 def _sentencepiece(gguf: GgufFile, spec: VocabSpec) -> dict[str, Any]:
     """A byte-pair model; scores are ranks in SentencePiece's byte-pair models, so they order the merges."""
     charsmap = gguf.get(_CHARSMAP, np.ndarray, np.zeros(0, np.uint8))
     if spec.model != "llama" or spec.scores is None or len(charsmap) or spec.remove_extra_whitespaces:
-        what = "a character map" if len(charsmap) else f"tokenizer.ggml.model {spec.model!r}"
-        raise UnsupportedModel(f"{spec.source}: {what} cannot be written as {TOKENIZER} yet (accepted: byte pairs)")
+        feature = "a character map" if len(charsmap) else f"tokenizer.ggml.model {spec.model!r}"
+        raise UnsupportedModel(f"{spec.source}: {feature} cannot be written as {TOKENIZER} yet (accepted: byte pairs)")
     prefix = [{"type": "Prepend", "prepend": METASPACE}] if spec.add_space_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spec.add_space_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": METASPACE}

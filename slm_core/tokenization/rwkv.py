@@ -58,9 +58,9 @@ class LongestBytes:
 def unescaped(text: str) -> bytes:
     """The bytes of a token's spelling in files."""
 
-    def meant(escape: re.Match[bytes]) -> bytes:
+    def replacement(escape: re.Match[bytes]) -> bytes:
         if escape[1] is not None:
             return bytes([int(escape[1], 16)])
         return _NAMED.get(escape[2], escape[2])
 
-    return _ESCAPE.sub(meant, text.encode("utf-8", "surrogateescape"))
+    return _ESCAPE.sub(replacement, text.encode("utf-8", "surrogateescape"))

@@ -182,8 +182,8 @@ def _index(tokens: list[str], source: str) -> dict[str, int]:
 
 
 def _content_kinds(tokens: list[str], stored: bytes, corrected: bytes) -> bytes:
-    was = np.frombuffer(stored, np.uint8)
-    kinds = np.where(was == TokenKind.NORMAL, was, np.frombuffer(corrected, np.uint8))
+    stored_kinds = np.frombuffer(stored, np.uint8)
+    kinds = np.where(stored_kinds == TokenKind.NORMAL, stored_kinds, np.frombuffer(corrected, np.uint8))
     if _NOT_TEXT.search("".join(tokens)):
         kinds[[i for i, text in enumerate(tokens) if _NOT_TEXT.search(text)]] = TokenKind.CONTROL
     return kinds.tobytes()

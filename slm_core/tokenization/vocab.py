@@ -41,7 +41,7 @@ class GgufVocab:
         eos: the token that ends a sequence, or None.
         eog_ids: every token that ends an answer.
         infill: the tokens for text with a gap, or None.
-        spec: the data that it was made of.
+        spec: the data of the vocabulary.
     """
 
     def __init__(self, spec: VocabSpec, encoder: Encoder, special: SpecialTokens) -> None:
@@ -74,7 +74,7 @@ class GgufVocab:
             parse_special: recognize spelled-out control tokens; otherwise they are plain text.
 
         Raises:
-            InvalidOption: no text.
+            InvalidOption: not a text.
         """
         check_text("text", text)
         ids: list[int] = []
@@ -108,7 +108,7 @@ class GgufVocab:
         ``,``.
 
         Raises:
-            InvalidOption: no list.
+            InvalidOption: not a list.
             InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         pieces = [self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS)]

@@ -115,7 +115,7 @@ def test_a_suffix_index_forgets_the_older_half() -> None:
     history = np.random.default_rng(1).integers(0, 50, 4000).tolist()
     for end in range(0, 4000, 40):
         index.draft(history[:end], 4)
-        assert len(index._known.text) <= 256 + 40
+        assert len(index._automaton.text) <= 256 + 40
     assert index.draft([*history[:3960], *history[3900:3910]], 3).tokens == history[3910:3913], (
         "recent tokens are found"
     )
@@ -354,7 +354,7 @@ def test_the_translation_follows_any_change_of_the_history() -> None:
             drafter._follow(list(data))
             fresh = translated_drafter()
             fresh._follow(list(data))
-            assert drafter._seen == list(data) == fresh._seen
+            assert drafter._tokens == list(data) == fresh._tokens
             assert PairVocab().decode(drafter._translated) == PairVocab().decode(fresh._translated)
             assert drafter._pending == fresh._pending
 

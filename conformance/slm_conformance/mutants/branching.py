@@ -232,7 +232,7 @@ class EachPrefills(Above):
         for i in range(len(group._pending)):  # noqa: SLF001
             group._seq_ids[i] = _prefilled_again(branches, branches.base.seq_id)  # noqa: SLF001
             group._rows[i] = row.copy()  # noqa: SLF001
-        group._begun = True  # noqa: SLF001
+        group._is_started = True  # noqa: SLF001
 
 
 @mutant("TestCompletions::test_best_of")

@@ -25,7 +25,7 @@ def BoundsAreDropped(original: Any, schema: Any, *args: Any) -> Any:
 @breaks("TestConstraints::test_the_end_exactly_when_complete", TokenTable, "allowed")
 def NeverAnEnd(original: Any, table: TokenTable, parser: Any) -> Any:
     """An answer cannot end while the constraint allows more text."""
-    return original(table, parser) & table._going_on
+    return original(table, parser) & table._without_eog
 
 
 @breaks("TestConstraints::test_what_may_not_follow", GrammarConstraint, "advance")

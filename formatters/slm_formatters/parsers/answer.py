@@ -243,7 +243,7 @@ class _Answer:
             self.output.commit()
         except Malformed as error:
             if not self.output.in_call and not calls.section[0] and not _SIGNS.search(calls.begin):
-                self.output.content(self.reader.raw)  # a plain word opens calls: this one was part of a sentence
+                self.output.content(self.reader.raw)  # the marker is a plain word: here it was part of a sentence
                 return
             if not whole:
                 yield from self._skip()

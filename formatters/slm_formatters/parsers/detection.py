@@ -48,8 +48,8 @@ def detect(render: Render, source: str) -> Format:
     if channels is not None:
         return channels
     reasoning = _reasoning(probes, source)
-    written = (_answer(probes, text, probes.answered, reasoning) for text in (probes.called, probes.called_twice))
-    inferred = infer_calls(*written)
+    answers = (_answer(probes, text, probes.answered, reasoning) for text in (probes.called, probes.called_twice))
+    inferred = infer_calls(*answers)
     named = _in_source(source) if inferred.calls is None else None
     if named is not None:
         form = AnswerFormat(
@@ -68,23 +68,23 @@ def detect(render: Render, source: str) -> Format:
 def _name(form: AnswerFormat) -> str:
     """The name of the known format with the same calls."""
     for other in FORMATS.values():
-        if isinstance(other, AnswerFormat) and _usual(other) == _usual(form):
+        if isinstance(other, AnswerFormat) and _parser_syntax(other) == _parser_syntax(form):
             return other.name
     return form.name
 
 
-def _usual(form: AnswerFormat) -> tuple[CallSyntax | None, CallBody | None]:
+def _parser_syntax(form: AnswerFormat) -> tuple[CallSyntax | None, CallBody | None]:
     """The syntax of calls for a parser, without details that only a grammar uses."""
-    calls = form.calls and replace(form.calls, body=_parsed_alike(form.calls.body))
-    return calls, form.bare and _parsed_alike(form.bare)
+    calls = form.calls and replace(form.calls, body=_normal_body(form.calls.body))
+    return calls, form.bare and _normal_body(form.bare)
 
 
-def _parsed_alike(body: CallBody) -> CallBody:
+def _normal_body(body: CallBody) -> CallBody:
     return body.normal() if isinstance(body, JsonCalls) else body
 
 
 def _answer(probes: Probes, text: str, other: str, reasoning: tuple[str, str] = THINK) -> str:
-    """The part of a text where another text has a plain answer, without an empty block of reasoning before it."""
+    """The part of a text that differs from another text, without an empty block of reasoning at its beginning."""
     start, end = _answer_start(probes.prompt, text, other), len(shared_end(text, other))
     answer = text[start : len(text) - end] if start + end < len(text) else ""
     before, separator, after = answer.partition("".join(reasoning))
@@ -180,17 +180,19 @@ def _markers(text: str) -> set[str]:
 
 def _compatible(form: AnswerFormat, markers: set[str], closing: set[str]) -> tuple[str, ...]:
     """The markers that are not part of the format's markers or of each other."""
-    own_texts = [text for pair in form.reasoning for text in pair if text not in closing]
+    format_markers = [text for pair in form.reasoning for text in pair if text not in closing]
     if form.calls is not None:
-        own_texts += [form.calls.begin, form.calls.end, *form.calls.section]
-    kept: list[str] = []
+        format_markers += [form.calls.begin, form.calls.end, *form.calls.section]
+    compatible: list[str] = []
     for marker in sorted(markers | closing, key=len):
         clashes = (
-            text in marker or (marker in text and not text.startswith(marker)) for text in (*own_texts, *kept) if text
+            text in marker or (marker in text and not text.startswith(marker))
+            for text in (*format_markers, *compatible)
+            if text
         )
         if not any(clashes):
-            kept.append(marker)
-    return tuple(sorted(kept))
+            compatible.append(marker)
+    return tuple(sorted(compatible))
 
 
 # Templates that do not show a call.

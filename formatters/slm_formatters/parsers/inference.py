@@ -29,7 +29,7 @@ from slm_formatters.parsers.tagged import BareKeyArguments, NestedArguments, Tag
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RenderedCall:
     """A call in a rendered text.
 
     Attributes:
@@ -67,21 +67,21 @@ def infer_calls(one: str, two: str) -> Inferred:
         one: the text of an answer with one call, from its beginning to its end.
         two: the text with two calls, or "".
     """
-    written = next((result for infer in (_json, _python, _named) if (result := infer(one)) is not None), None)
-    if written is None:
+    call = next((result for infer in (_json, _python, _named) if (result := infer(one)) is not None), None)
+    if call is None:
         return Inferred()
-    if not written.begin.strip():
-        bare = replace(written.body, bare=True) if isinstance(written.body, JsonCalls | PythonCalls) else None
-        return Inferred(None, bare, written.end)
-    return _with_markers(written, one, two)
+    if not call.begin.strip():
+        bare = replace(call.body, bare=True) if isinstance(call.body, JsonCalls | PythonCalls) else None
+        return Inferred(None, bare, call.end)
+    return _with_markers(call, one, two)
 
 
-def _json(text: str) -> Written | None:
+def _json(text: str) -> RenderedCall | None:
     """A JSON object with the name, optionally in a list."""
     for start, value, end in _json_values(text):
         call = value[0] if isinstance(value, list) and value else value
         if isinstance(call, dict) and (body := _json_body(call)) is not None:
-            return Written(replace(body, listed=isinstance(value, list)), text[:start], text[end:])
+            return RenderedCall(replace(body, listed=isinstance(value, list)), text[:start], text[end:])
     return None
 
 
@@ -110,7 +110,7 @@ def _json_values(text: str) -> Iterator[tuple[int, object, int]]:
             yield start, value, end
 
 
-def _python(text: str) -> Written | None:
+def _python(text: str) -> RenderedCall | None:
     """``NAME(KEY=...)``."""
     start = text.find(f"{NAME}({KEYS[0]}=")
     end = text.find(")", start)
@@ -119,10 +119,10 @@ def _python(text: str) -> Written | None:
     begin, after = text[:start].rstrip(), text[end + 1 :].lstrip()
     if begin.endswith("["):
         begin, after = begin[:-1], after.removeprefix("]")
-    return Written(PythonCalls(), begin, after)
+    return RenderedCall(PythonCalls(), begin, after)
 
 
-def _named(text: str) -> Written | None:
+def _named(text: str) -> RenderedCall | None:
     """The name, then the arguments in any other syntax."""
     first = text.find(KEYS[0])
     name = text.rfind(NAME, 0, first)
@@ -135,7 +135,7 @@ def _named(text: str) -> Written | None:
     arguments, head, end, mark = inferred
     begin, header = _header(before, head)
     or_json = header[0] is Field.NAME and isinstance(arguments, JsonArguments)
-    return Written(NamedCalls(header, arguments, or_json), begin, end, mark)
+    return RenderedCall(NamedCalls(header, arguments, or_json), begin, end, mark)
 
 
 _ArgumentSyntax = tuple[Arguments, str, str, str]
@@ -217,21 +217,21 @@ def _header(before: str, head: str) -> tuple[str, tuple[HeaderPart, ...]]:
     return before, tuple(part for part in parts if part)
 
 
-def _with_markers(written: Written, one: str, two: str) -> Inferred:
+def _with_markers(call: RenderedCall, one: str, two: str) -> Inferred:
     """Separate the markers of one call from the markers of all calls together."""
-    begin, end = written.begin.strip(), written.end.strip()
-    between = _between(written, one, two)
-    first = shared_end(begin, between, written.mark).strip()
-    if not first and between and end.removeprefix(between):  # within the section, only its name opens a call
-        return Inferred(CallSyntax(written.body, "", words(between), (begin, end.removeprefix(between).strip())))
+    begin, end = call.begin.strip(), call.end.strip()
+    between = _between(call, one, two)
+    first = shared_end(begin, between, call.mark).strip()
+    if not first and between and end.removeprefix(between):  # in the section, a call begins with its name
+        return Inferred(CallSyntax(call.body, "", words(between), (begin, end.removeprefix(between).strip())))
     if not first:
-        last = end if isinstance(written.body, NamedCalls) else _until_marker(end)
-        return Inferred(_open_early(CallSyntax(written.body, begin, words(last))), rest=end.removeprefix(last))
+        last = end if isinstance(call.body, NamedCalls) else _until_marker(end)
+        return Inferred(_open_early(CallSyntax(call.body, begin, words(last))), rest=end.removeprefix(last))
     last = between.removesuffix(first).strip()
     opening, closing = begin.removesuffix(first).strip(), end.removeprefix(last).strip()
-    section = (opening, _until_marker(closing, written.mark)) if opening else ("", "")
+    section = (opening, _until_marker(closing, call.mark)) if opening else ("", "")
     return Inferred(
-        _open_early(CallSyntax(written.body, first, words(last), section)), rest=closing.removeprefix(section[1])
+        _open_early(CallSyntax(call.body, first, words(last), section)), rest=closing.removeprefix(section[1])
     )
 
 
@@ -242,10 +242,10 @@ def _until_marker(text: str, mark: str = "") -> str:
     return "".join(pieces[: first + 1])
 
 
-def _between(written: Written, one: str, two: str) -> str:
+def _between(call: RenderedCall, one: str, two: str) -> str:
     """The text between two calls; "" if it is unknown, or if one pair of markers encloses both."""
-    same = one.removesuffix(written.end)
-    if not isinstance(written.body, NamedCalls) or not two.startswith(same):
+    same = one.removesuffix(call.end)
+    if not isinstance(call.body, NamedCalls) or not two.startswith(same):
         return ""
     remainder = two[len(same) :]
     names = [at for at in (remainder.find(OTHER_NAME), remainder.find(IDS[1])) if at >= 0]

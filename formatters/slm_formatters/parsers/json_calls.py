@@ -97,16 +97,16 @@ class _Call:
         self._tools = tools
         self._name: str | None = None
         self._id: str | None = None
-        self._held: str | None = None  # arguments that came before the name
+        self._early_arguments: str | None = None  # arguments that came before the name
         self._wrapped = False
 
     def read(self) -> Steps[None]:
         yield from self._members()
         if not self._output.in_call:
-            if self._form.bare and self._held is None:
+            if self._form.bare and self._early_arguments is None:
                 raise Malformed("the call has no arguments")
             self._start()
-            self._output.arguments(self._held or "")
+            self._output.arguments(self._early_arguments or "")
         if self._id is not None:
             self._output.identify(self._id)
 
@@ -160,16 +160,16 @@ class _Call:
         return None if value is None else str(value)
 
     def _arguments(self, char: str) -> Steps[None]:
-        if self._output.in_call or self._held is not None:
+        if self._output.in_call or self._early_arguments is not None:
             raise Malformed("the call has two sets of arguments")
         if self._name is not None and char == "{":
             self._start()
             yield from json_text.value(self._reader, self._output.arguments)
             return
-        self._held = yield from read_object(self._reader, char)
+        self._early_arguments = yield from read_object(self._reader, char)
         if self._name is not None:
             self._start()
-            self._output.arguments(self._held)
+            self._output.arguments(self._early_arguments)
 
     def _start(self) -> None:
         if self._name is None:

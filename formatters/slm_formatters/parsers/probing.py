@@ -67,12 +67,12 @@ class Probes:
 def probe(render: Render) -> Probes:
     """Render the conversations."""
 
-    def tried(*answer: Mapping[str, object], tools: bool = True) -> str:
+    def rendering(*answer: Mapping[str, object], tools: bool = True) -> str:
         messages = [{"role": "user", "content": ASKED}, *answer]
         try:
             return render(messages, TOOLS if tools else (), not answer)
         except TemplateError:
-            return tried(*answer, tools=False) if tools else ""
+            return rendering(*answer, tools=False) if tools else ""
 
     answer_message = {"role": "assistant", "content": SAID}
     thought = {"reasoning_content": THOUGHT, "reasoning": THOUGHT, "thinking": THOUGHT}
@@ -80,15 +80,15 @@ def probe(render: Render) -> Probes:
     def called(number: int, extra: Mapping[str, object]) -> str:
         for as_text in (False, True):
             calls = [_call(index, as_text=as_text) for index in range(number)]
-            rendered = tried({"role": "assistant", "content": "", **extra, "tool_calls": calls})
+            rendered = rendering({"role": "assistant", "content": "", **extra, "tool_calls": calls})
             if TEXT in rendered:
                 return rendered
         return ""
 
     return Probes(
-        prompt=tried(),
-        answered=tried(answer_message),
-        thought=tried(answer_message | thought),
+        prompt=rendering(),
+        answered=rendering(answer_message),
+        thought=rendering(answer_message | thought),
         called=called(1, {}),
         called_twice=called(2, {}),
         thought_called=called(1, thought),

@@ -112,10 +112,10 @@ class Reader:
     def begins(self, literal: str) -> Steps[bool]:
         """Whether the text continues with ``literal``; nothing is read."""
         while True:
-            there = self.text[self.at : self.at + len(literal)]
-            if there == literal:
+            arrived = self.text[self.at : self.at + len(literal)]
+            if arrived == literal:
                 return True
-            if self.final or not literal.startswith(there):
+            if self.final or not literal.startswith(arrived):
                 return False
             yield
 

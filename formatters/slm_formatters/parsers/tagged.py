@@ -95,13 +95,13 @@ class _Unpadded:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._at_start = True
-        self._held = ""
+        self._line_break = ""
 
     def add(self, text: str) -> None:
         if self._at_start and text:
             text, self._at_start = text.removeprefix("\n"), False
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
+        text = self._line_break + text
+        self._line_break = "\n" if text.endswith("\n") else ""
         if text := text.removesuffix("\n"):
             self._sink(text)
 

@@ -9,7 +9,7 @@ from slm_formatters.parsers.reader import Malformed
 from slm_formatters.parsers.toolbox import Shape, json_type
 
 _EMPTY: Mapping[frozenset[str], Callable[[], object]] = {frozenset({"array"}): list, frozenset({"object"}): dict}
-"""Texts that mean no value."""
+"""The value of an empty text, by the types of the schema."""
 
 
 def restore(text: str, shape: Shape) -> object:

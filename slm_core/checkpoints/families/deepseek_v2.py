@@ -43,7 +43,7 @@ def latent_recipe(
         metadata: keys of its experts.
         router: additional tensors of its router.
         n_kv_heads: key heads in the configuration.
-        n_mtp: blocks for multi-token prediction behind the last block.
+        n_mtp: blocks for multi-token prediction after the last block.
     """
     config.only("hidden_act", *SILU)
     config.only("attention_bias", False)

@@ -19,7 +19,7 @@ from slm_core.checkpoints.rope import Positions, sliding_layers, stated_rope
 from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
-_UNTURNED = 1e30  # a divisor with which no context rotates
+_UNTURNED = 1e30  # a frequency divisor so large that nothing is rotated
 _EXPERTS = {
     **weights(
         {
@@ -71,7 +71,7 @@ def _block(extra: Parts) -> Parts:
 
 
 def _keys(config: Config, sizes: Sizes, slides: list[bool], n_shared: int) -> tuple[dict[str, PlainValue], Positions]:
-    """What differs between layers, and their position embeddings."""
+    """The keys of sizes that differ between layers, and the position embeddings."""
     n_ff, wide = int(str(sizes.metadata["feed_forward_length"])), config.flag("use_double_wide_mlp", False)
     first = len(slides) - n_shared
     n_kv_heads, head_dim = _heads(config, sizes, slides)

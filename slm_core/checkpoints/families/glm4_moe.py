@@ -1,4 +1,4 @@
-"""glm4_moe: GLM 4.5. Routed and shared experts behind dense blocks, RoPE on half of a head, a block for MTP."""
+"""glm4_moe: GLM 4.5. Routed and shared experts after dense blocks, RoPE on half of a head, a block for MTP."""
 
 from __future__ import annotations
 

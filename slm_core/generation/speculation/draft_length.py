@@ -14,7 +14,7 @@ _ASSUMED_SLOPE = 0.5  # cost of each further token of a decode, in decodes of on
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _PROBE = 4
 _PROBED_TRIALS = 2.0  # weight, in tokens, of the acceptance before a probe
-_CHEAP = 0.02  # of the time of a decode: a draft that takes less is compared with the answer while drafting is off
+_CHEAP = 0.02  # share of a decode's time: a cheaper draft is compared with the answer while drafting is off
 
 
 class RoundCosts(Protocol):
@@ -131,7 +131,7 @@ class AdaptiveDraftLength:
         self._drafting_s: float | None = None  # per drafted token
         self._hits, self._trials = _PRIOR_HITS, _PRIOR_TRIALS
         self.on = True
-        self._wait, self._left = _FIRST_WAIT, 0
+        self._wait, self._left = _FIRST_WAIT, 0  # rounds between probes; rounds until the next probe, -1 after a probe
         self.n_switched_off = self.n_switched_on = 0
 
     @property

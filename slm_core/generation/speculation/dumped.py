@@ -83,8 +83,8 @@ def read_speculation(meta: object, data: bytes, n_vocab: int) -> DumpedSpeculati
     if not isinstance(meta, dict) or set(meta) != names or not isinstance(meta["in_round"], bool):
         raise InvalidSnapshot("the dump's speculation is malformed")
     queue, drawn = meta["queue"], meta["drawn"]
-    sound = isinstance(queue, list) and isinstance(drawn, list) and len(queue) == len(drawn) <= 64
-    if not sound or not all(is_count(token) and token < n_vocab for token in queue):
+    is_valid = isinstance(queue, list) and isinstance(drawn, list) and len(queue) == len(drawn) <= 64
+    if not is_valid or not all(is_count(token) and token < n_vocab for token in queue):
         raise InvalidSnapshot("the dump's draft is malformed")
     draft_probabilities = _read_draft_probabilities(data, sum(map(bool, drawn)), n_vocab)
     try:
@@ -106,11 +106,11 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def _read_stats(meta: object) -> SpeculationStats:
     stats = _mapping(meta)
-    sound = set(stats) == set(_COUNTED) and all(
+    is_valid = set(stats) == set(_COUNTED) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         for value in stats.values()
     )
-    if not sound or not all(is_count(value) for name, value in stats.items() if not name.endswith("_s")):
+    if not is_valid or not all(is_count(value) for name, value in stats.items() if not name.endswith("_s")):
         raise InvalidSnapshot("the dump's counts of drafts are malformed")
     return SpeculationStats(**stats)  # type: ignore[arg-type]  # checked above
 

@@ -30,8 +30,8 @@ class PromptLookup:
                 f"max_ngram={shown(max_ngram)}, min_ngram={shown(min_ngram)} (accepted: 1 <= min <= max <= 16)"
             )
         self.max_ngram, self.min_ngram = most, least
-        self._seen: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the offset after its last occurrence but the newest
+        self._indexed: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the offset after its last occurrence in _indexed
 
     def __repr__(self) -> str:
         return f"PromptLookup(max_ngram={self.max_ngram}, min_ngram={self.min_ngram})"
@@ -42,7 +42,7 @@ class PromptLookup:
         for size in range(min(self.max_ngram, len(tokens) - 1), self.min_ngram - 1, -1):
             after = self._ends.get(tuple(tokens[-size:]))
             if after is not None:
-                return Proposal(continued(self._seen, after, n))
+                return Proposal(continued(self._indexed, after, n))
         return NOTHING
 
     def settings(self) -> Mapping[str, object]:
@@ -51,7 +51,7 @@ class PromptLookup:
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Index the n-grams before the last token. An undetected change of the history only makes drafts worse."""
-        indexed = self._seen
+        indexed = self._indexed
         first = max(0, len(indexed) - _CHECKED)
         if list(tokens[first : len(indexed)]) != indexed[first:]:
             indexed.clear()

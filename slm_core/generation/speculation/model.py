@@ -50,17 +50,17 @@ class DraftModel(Closing):
         self._n_vocab = n_vocab
         self._chain = None if sampling is None else SamplerChain.for_vocab(sampling, vocab)
         self._seed = secrets.randbits(63) if sampling is None or sampling.seed is None else sampling.seed
-        self._held: list[int] = []
+        self._decoded: list[int] = []
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
         """The next tokens of the model; empty if its context is too small."""
-        n_common = common_prefix(self._held, tokens[:-1])
+        n_common = common_prefix(self._decoded, tokens[:-1])
         if len(tokens) + n - 1 > self._context.n_ctx or max(tokens[n_common:]) >= self._vocab.size:
             return NOTHING
         if self._chain is not None:
             self._chain.set_history(tokens)
         self._context.truncate(Pos(0, n_common))
-        del self._held[n_common:]
+        del self._decoded[n_common:]
         row = self._feed(tokens[n_common:], cancelled)
         drafted: list[int] = []
         draft_probabilities: list[DraftProbabilities] = []
@@ -91,9 +91,9 @@ class DraftModel(Closing):
                 return None
             chunk = tokens[first : first + batch.capacity]
             batch.clear()
-            batch.extend(chunk, Pos(0, len(self._held)), logits="last")
+            batch.extend(chunk, Pos(0, len(self._decoded)), logits="last")
             rows = self._context.decode(batch)
-            self._held.extend(chunk)
+            self._decoded.extend(chunk)
         return None if rows is None else rows[0]
 
     def _choose(self, row: NDArray[np.float32], position: int) -> tuple[int, DraftProbabilities | None]:

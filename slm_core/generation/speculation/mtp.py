@@ -22,7 +22,7 @@ MTP: Final = "mtp"
 class MtpDrafter:
     """Drafts with the MTP layers of the model that answers; ``Speculation("mtp")`` makes one.
 
-    A session or an engine tells it the sequence of the answer, which holds all tokens of the history but the last.
+    A session or an engine sets the sequence of the answer, which holds all tokens of the history but the last.
     Drafts are greedy: each token is the one with the largest logit.
 
     Args:

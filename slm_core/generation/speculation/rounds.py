@@ -180,11 +180,11 @@ class DraftRounds(ABC):
         return accept_or_draw(sampler, logits, token, draft_probabilities)
 
     @property
-    def _can(self) -> bool:
+    def _can_draft(self) -> bool:
         return self.edit_level >= EditLevel.TRUNCATE
 
     def _reason(self) -> str:
-        if not self._can:
+        if not self._can_draft:
             return f"off: the context cannot take a wrong guess back (edit level {self.edit_level.name})"
         return (
             ""
@@ -219,8 +219,8 @@ def accept_or_draw(
     """
     ids, p = chain.distribution(logits)
     q = _looked_up(draft_probabilities, ids)
-    here = ids == token
-    if chain.uniform() * _looked_up(draft_probabilities, np.array([token]))[0] < p[here].sum():
+    is_token = ids == token
+    if chain.uniform() * _looked_up(draft_probabilities, np.array([token]))[0] < p[is_token].sum():
         return token
     residual = np.maximum(p - q, 0.0)
     return draw(ids, residual if residual.any() else p, chain.uniform())
@@ -250,13 +250,13 @@ def _allowed(proposal: Proposal, constraint: Constraint) -> Iterator[tuple[int, 
     ahead = constraint.clone()
     for token, draft_probabilities in _with_draft_probabilities(proposal):
         try:
-            moved = ahead.advance(token)
+            outcome = ahead.advance(token)
         except (InvalidToken, ConstraintError):
             if draft_probabilities is not None:
                 yield token, draft_probabilities
             return
         yield token, draft_probabilities
-        if isinstance(moved, FastForward):
-            yield from ((forced, None) for forced in moved.tokens)
-        if not isinstance(moved, Forward):
+        if isinstance(outcome, FastForward):
+            yield from ((forced, None) for forced in outcome.tokens)
+        if not isinstance(outcome, Forward):
             return

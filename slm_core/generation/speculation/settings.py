@@ -32,7 +32,7 @@ class Speculation:
         adaptive: choose the draft length that pays best, which may be 0; False always drafts ``n_max`` tokens.
 
     Raises:
-        InvalidOption: ``n_max`` is out of its range, or the drafter is none.
+        InvalidOption: ``n_max`` is out of its range, or ``drafter`` is not a drafter.
     """
 
     drafter: Drafter
@@ -61,8 +61,8 @@ def prompt_lookup(sampling: Sampling, wanted: bool | None) -> Speculation | None
 
     Args:
         sampling: how the answer is sampled.
-        wanted: whether it drafts. None: if it is drawn without a seed. A draft is decoded in one batch, which rounds in
-            another way than single tokens, so without drafts the other answers are reproducible.
+        wanted: whether it drafts. None: only if it is drawn without a seed. A batch rounds differently from single
+            tokens, so greedy and seeded answers are reproducible without drafts only.
     """
     is_drawn = sampling.temperature > 0 and sampling.seed is None
     drafts = is_drawn if wanted is None else wanted

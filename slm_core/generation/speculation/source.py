@@ -90,7 +90,7 @@ class SpeculativeSource(DraftRounds):
         """The session's next logits; if they need a decode, the batch includes a draft."""
         if expected and not self._source.knows_next:
             self.forget()
-        if expected or self._source.knows_next or self._source.n_pending != 1 or not self._can:
+        if expected or self._source.knows_next or self._source.n_pending != 1 or not self._can_draft:
             return self._source.next_logits(cancelled, expected=expected, progress=progress)
         self.end_round()
         if not self._queue and not self._in_round:

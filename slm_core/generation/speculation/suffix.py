@@ -11,6 +11,7 @@ from slm_core.generation.speculation.proposal import NOTHING, Proposal, never
 from slm_core.numerics import as_integer, common_prefix, shown
 
 _CHECKED = 64
+"""Tokens at the end of the previous history that are compared, to detect a changed history."""
 _ROOT = 0
 
 
@@ -92,13 +93,13 @@ class SuffixIndex:
             )
         texts = checked_list("corpus", corpus, "a list of texts, each as its tokens")
         self.min_match, self.max_tokens = shortest, most
-        self._known = SuffixAutomaton()
+        self._automaton = SuffixAutomaton()
         self._n_texts = 0
-        self._seen: list[int] = []
+        self._history: list[int] = []
         self._match = (0, 0)
         for i, text in enumerate(texts):
             self._begin(checked_tokens(f"corpus[{i}]", text))
-        self._seen = []
+        self._history = []
 
     def __repr__(self) -> str:
         return f"SuffixIndex(min_match={self.min_match}, max_tokens={self.max_tokens})"
@@ -109,7 +110,7 @@ class SuffixIndex:
         length, after = self._match
         if length < self.min_match:
             return NOTHING
-        proposed = continued(self._known.text, after, n)
+        proposed = continued(self._automaton.text, after, n)
         return Proposal(proposed[: next((i for i, token in enumerate(proposed) if token < 0), n)])
 
     def settings(self) -> Mapping[str, object]:
@@ -117,28 +118,28 @@ class SuffixIndex:
         return {"drafter": "suffix_index", "min_match": self.min_match, "max_tokens": self.max_tokens}
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        n_seen = len(self._seen)
-        first = max(0, n_seen - _CHECKED)
-        if n_seen and list(tokens[first:n_seen]) == self._seen[first:]:
-            self._extend(tokens[n_seen:])
+        n_indexed = len(self._history)
+        first = max(0, n_indexed - _CHECKED)
+        if n_indexed and list(tokens[first:n_indexed]) == self._history[first:]:
+            self._extend(tokens[n_indexed:])
         else:
             self._begin(tokens)
 
     def _begin(self, tokens: Sequence[int]) -> None:
-        """Start another history; of the prefix that it shares with the previous one, only the end is indexed again."""
-        common = common_prefix(tokens, self._seen)
+        """Start another history. Only the end of the prefix that it shares with the previous one is indexed again."""
+        common = common_prefix(tokens, self._history)
         self._n_texts += 1
-        self._known.append(-self._n_texts)  # a unique separator: no match crosses it
-        self._seen = list(tokens[: max(0, common - _CHECKED)])
-        self._extend(tokens[len(self._seen) :])
+        self._automaton.append(-self._n_texts)  # a unique separator: no match crosses it
+        self._history = list(tokens[: max(0, common - _CHECKED)])
+        self._extend(tokens[len(self._history) :])
 
     def _extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self._known.append(token)
-            self._match = self._known.seen_before()
-        self._seen.extend(tokens)
-        if len(self._known.text) > self.max_tokens:
-            kept, self._known = self._known.text[-self.max_tokens // 2 :], SuffixAutomaton()
-            for token in kept:
-                self._known.append(token)
-                self._match = self._known.seen_before()
+            self._automaton.append(token)
+            self._match = self._automaton.seen_before()
+        self._history.extend(tokens)
+        if len(self._automaton.text) > self.max_tokens:
+            recent, self._automaton = self._automaton.text[-self.max_tokens // 2 :], SuffixAutomaton()
+            for token in recent:
+                self._automaton.append(token)
+                self._match = self._automaton.seen_before()

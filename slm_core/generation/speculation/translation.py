@@ -33,9 +33,9 @@ class TranslatedDraftModel(Closing):
         self._model = DraftModel(context, vocab)
         self._vocab = vocab
         self._target = target
-        self._seen: list[int] = []
+        self._tokens: list[int] = []
         self._translated: list[int] = []
-        self._n_translated: list[int] = []  # length of the translation after each token of ``_seen``
+        self._n_translated: list[int] = []  # length of the translation after each of _tokens
         self._pending = b""
 
     def draft(self, tokens: Sequence[int], n: int, cancelled: Callable[[], bool] = never) -> Proposal:
@@ -60,11 +60,11 @@ class TranslatedDraftModel(Closing):
         self._model.close()
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Translate new tokens. A change within a character starts from the beginning."""
-        n = common_prefix(self._seen, tokens)
-        if n < len(self._seen):
+        """Translate new tokens. After a change within a character, all tokens are translated again."""
+        n = common_prefix(self._tokens, tokens)
+        if n < len(self._tokens):
             n = n if self._is_whole(n) else 0
-            del self._seen[n:], self._n_translated[n:]
+            del self._tokens[n:], self._n_translated[n:]
             del self._translated[self._n_translated[-1] if n else 0 :]
             self._pending = b""
         for token in tokens[n:]:
@@ -81,19 +81,19 @@ class TranslatedDraftModel(Closing):
         try:
             text, self._pending = data.decode(), b""
         except UnicodeDecodeError as error:
-            divided = error.reason == "unexpected end of data" and len(data) - error.start < 4
-            text, self._pending = ("", data) if divided else (data.decode("utf-8", "replace"), b"")
+            is_incomplete = error.reason == "unexpected end of data" and len(data) - error.start < 4
+            text, self._pending = ("", data) if is_incomplete else (data.decode("utf-8", "replace"), b"")
         self._translated += self._vocab.encode(text, add_special=not self._translated, parse_special=not plain)
-        self._seen.append(token)
+        self._tokens.append(token)
         self._n_translated.append(len(self._translated))
 
     def _encoded(self, text: str, last: int) -> list[int]:
         """Target tokens of the text after the token ``last``; encoded together with ``last`` if possible."""
         before = self._target.token_bytes(last).decode("utf-8", "replace")
         anchor = self._target.encode(before, add_special=False, parse_special=False)
-        whole = self._target.encode(before + text, add_special=False, parse_special=False)
-        if whole[: len(anchor)] == anchor:
-            return whole[len(anchor) :]
+        tokens = self._target.encode(before + text, add_special=False, parse_special=False)
+        if tokens[: len(anchor)] == anchor:
+            return tokens[len(anchor) :]
         return self._target.encode(text, add_special=False, parse_special=False)
 
 

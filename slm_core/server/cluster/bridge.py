@@ -1,7 +1,7 @@
 """Answers on their way from a replica to the front: over a connection of their own.
 
 Ray takes milliseconds of two cores for each item that a replica streams; a connection takes microseconds. The front
-listens, a request says where, and the replica calls back. What arrives is data, never an object that is unpickled.
+listens, each request contains its address, and the replica connects to it. Messages are data; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _N_LENGTH = 4
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[Sent | Ended])
 _HELLO_S = 10.0
-"""Seconds within which a connection has to say which answer it brings."""
+"""Seconds within which a new connection has to send the secret of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class ExpectedAnswer:
     """An answer that a replica will bring.
 
     Args:
-        address: where to; for the replica.
-        connected: done when the replica calls.
+        address: the address, for the replica.
+        connected: done when the replica has connected.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ExpectedAnswer:
         self._connected = connected
 
     def fail(self) -> None:
-        """No replica will call."""
+        """Record that no replica will connect."""
         if not self._connected.done():
             self._connected.set_exception(EOFError("the replica ended"))
 
     @property
     def is_connected(self) -> bool:
-        """Whether a replica has called."""
+        """Whether a replica has connected."""
         return self._connected.done()
 
     async def parts(self) -> AsyncGenerator[Sent | Ended]:
@@ -139,11 +139,11 @@ async def bring(answer: AsyncGenerator[Sequence[Sent | Ended]], address: ReturnA
     """Send an answer to the front, as it comes. It ends early if nobody waits for the rest.
 
     Raises:
-        OSError: there is no way to the front.
+        OSError: the front cannot be reached.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writing = asyncio.ensure_future(_write(answer, address.secret, writer))
-    left = asyncio.ensure_future(reader.read(1))  # the front sends nothing: it is done when the front leaves
+    left = asyncio.ensure_future(reader.read(1))  # the front sends nothing: this ends when it closes the connection
     try:
         await asyncio.wait([writing, left], return_when=asyncio.FIRST_COMPLETED)
     finally:

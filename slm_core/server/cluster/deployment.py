@@ -29,7 +29,7 @@ from slm_core.server.registry import ServedModel
 
 _DEPLOYMENT = "Replica"
 _STATS_S = 0.5
-"""Seconds between the tags that a replica reports; sessions of one that ended wait for the next report."""
+"""Seconds between two reports of a replica's tags. Sessions that a replica takes over wait for its next report."""
 _LEAVING_S = 20.0
 """Seconds that a replica has to hand over its sessions, after its last answers."""
 _PATIENCE_S = 30.0
@@ -70,9 +70,9 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Called by Ray with the arguments of the deployment's ``RequestRouterConfig``."""
         self._patience_s: float = options["patience_s"]
-        self._known: set[str] = set()  # tags of earlier replicas
+        self._known: set[str] = set()  # tags of all present and earlier replicas
         self._routing = Routing(options["n_parallel"], options["n_chars"])
-        self._counted: dict[str, str] = {}  # by Ray's id of a request, the replica for which it counts
+        self._counted: dict[str, str] = {}  # by Ray's id of a request: the replica that it counts for
         self._lock = threading.Lock()  # other threads report the ends of requests
 
     async def choose_replicas(
@@ -170,7 +170,7 @@ class Deployed:
                 context = serve.get_replica_context()
                 handle = serve.get_deployment_handle(context.deployment, context.app_name)
                 await asyncio.wait_for(handle.adopt.remote(belongings), _LEAVING_S)
-        except Exception as error:  # nobody else would say it
+        except Exception as error:  # nothing else reports it
             _LOG.error("sessions were not handed over: %s", type(error).__name__)
         finally:
             await self._replica.close()

@@ -22,7 +22,7 @@ _IN_ORDER = ("tools", "system", "instructions", "messages", "input", "prompt", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An HTTP request whose body was read, and that was let in.
+    """An HTTP request that passed the checks of the front, with its body.
 
     Attributes:
         method: "GET", ...
@@ -32,7 +32,7 @@ class Request:
         body: the body.
         request_id: its id in logs.
         key: the name of the client's key; "" without keys.
-        text: what its prompt begins with, for the choice of a replica; "" for requests without a prompt.
+        text: the beginning of its prompt, for the choice of a replica; "" for requests without a prompt.
         home: the tag of the replica that has the requested session or response; "" if any replica can answer.
     """
 
@@ -65,7 +65,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         is_complete: whether it is whole; after an unexpected error it is not.
         route: the path of its route, for metrics.
-        facts: what its log line says in addition.
+        facts: additional values of its log line.
     """
 
     is_complete: bool
@@ -113,7 +113,7 @@ def prompt_text(body: Mapping[str, object]) -> str:
 
 
 def fields_of(body: bytes) -> Mapping[str, object]:
-    """The fields of a JSON body; none if it is not a JSON object: the replica says so."""
+    """The fields of a JSON body; none if it is not a JSON object: the replica reports the error."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

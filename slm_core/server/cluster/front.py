@@ -107,7 +107,7 @@ async def _start(app: Starlette, replicas: Replicas) -> None:
 
 
 class _Front:
-    """Passes requests on. The middleware before it has read the body, and let the client in."""
+    """Passes requests on. The middleware has read the body and checked the client."""
 
     def __init__(self, replicas: Replicas, options: ServerOptions, metrics: HttpMetrics) -> None:
         self._replicas = replicas

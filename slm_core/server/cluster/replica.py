@@ -180,7 +180,7 @@ class _Exchange:
 
 
 def _joined(parts: Iterable[Sent | Ended]) -> list[Sent | Ended]:
-    """The same with fewer objects: bodies that follow each other are one part."""
+    """The parts, with consecutive bodies joined: fewer objects."""
     joined: list[Sent | Ended] = []
     for part in parts:
         before = joined[-1] if joined else None

@@ -26,7 +26,7 @@ class PrefixIndex:
 
     def __init__(self, n_chars: int) -> None:
         self._most_blocks = max(1, n_chars // BLOCK)
-        self._blocks: dict[str, OrderedDict[bytes, None]] = {}  # of each replica, the least recently used first
+        self._blocks: dict[str, OrderedDict[bytes, None]] = {}  # by replica, least recently used blocks first
 
     def add(self, replica: str, text: str) -> None:
         """Note that a replica computes a prompt."""
