@@ -66,6 +66,17 @@ class Options(Strict):
     use_mmap: bool | None = Field(None, description=_NO_EFFECT)
     use_mlock: bool | None = Field(None, description=_NO_EFFECT)
 
+    def context(self, n_ctx: int) -> int:
+        """The longest prompt, in tokens: ``num_ctx``, or all of the server's context.
+
+        Raises:
+            ApiError: the server's context is smaller.
+        """
+        if self.num_ctx is not None and self.num_ctx > n_ctx:
+            message = f"num_ctx is {self.num_ctx}, but the server's context has {n_ctx} tokens (slm serve --ctx)"
+            raise ApiError(400, message, param="options.num_ctx")
+        return self.num_ctx or n_ctx
+
     def sampling(self, n_ctx: int, n_logprobs: int | None) -> Sampling:
         """The sampling options: the defaults, replaced by the options in the body.
 
@@ -76,9 +87,7 @@ class Options(Strict):
         Raises:
             ApiError, InvalidOption: an invalid value.
         """
-        if self.num_ctx is not None and self.num_ctx > n_ctx:
-            message = f"num_ctx is {self.num_ctx}, but the server's context has {n_ctx} tokens (slm serve --ctx)"
-            raise ApiError(400, message, param="options.num_ctx")
+        self.context(n_ctx)
         values: dict[str, object] = {name: getattr(self, name) for name in _SAME_NAME}
         values["penalty_window"] = self.repeat_last_n
         values["max_tokens"] = None if (self.num_predict or -1) < 0 else self.num_predict
@@ -131,22 +140,32 @@ class Tool(Strict):
     function: Function
 
 
-class OllamaFields(Strict):
-    """Fields of both ways to ask."""
+class ModelFields(Strict):
+    """Fields of all requests that a model computes."""
 
     model: str = Field(min_length=1, description='A name from /api/tags; ":latest" may follow.')
-    stream: bool = True
-    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="A JSON schema, or any JSON object.")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
-    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether the model reasons.")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
     keep_alive: float | str | None = Field(None, description="0 without a prompt unloads; otherwise without effect.")
 
     @property
     def model_name(self) -> str:
         """The name of the model in the registry."""
         return self.model.removesuffix(":latest")
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the request, if it has no prompt, unloads the model instead of loading it."""
+        return self.keep_alive in (0, "0", "0s")
+
+
+class OllamaFields(ModelFields):
+    """Fields of both ways to ask."""
+
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="A JSON schema, or any JSON object.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether the model reasons.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def thinking(self) -> bool | None:
         """Whether to reason; None for the template's default."""
