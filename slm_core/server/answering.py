@@ -12,8 +12,7 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
-from slm_core.constraints import AfterThinking, Spec
-from slm_core.engine import CompletionsStream, Conversation, RequestMetrics
+from slm_core.engine import CompletionsStream, RequestMetrics
 from slm_core.generation import Completion, FinishReason
 from slm_core.generation.speculation import prompt_lookup
 from slm_core.server.errors import ApiError
@@ -148,7 +147,7 @@ class Answering:
             request.n,
             request.sampling,
             best_of=request.best_of,
-            constraint=self._constraint(),
+            constraint=request.constraint,
             speculation=prompt_lookup(request.sampling, self.running.lookup),
             priority=priority,
             key=self._key,
@@ -156,14 +155,6 @@ class Answering:
             adapters=self.running.adapters,
             request_id=self.request_id,
         )
-
-    def _constraint(self) -> Spec | None:
-        """The constraint; if the prompt opens reasoning, it applies after the reasoning."""
-        spec, prompt = self._request.constraint, self._request.prompt
-        if spec is None or not isinstance(prompt, Conversation):
-            return spec
-        end = self.running.model.formatter.reasoning_end(thinking=prompt.thinking)
-        return spec if end is None or prompt.continue_final_message else AfterThinking(spec, end)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of all answers, as they come; pieces without content are left out.

@@ -171,8 +171,8 @@ class OllamaFields(ModelFields):
         """Whether to reason; None for the template's default."""
         return True if isinstance(self.think, str) else self.think
 
-    def constraint(self) -> Spec | None:
-        """The constraint of the answer; None for no constraint."""
+    def text_format(self) -> Spec | None:
+        """The constraint of an answer that calls no tool; None for no constraint."""
         if not self.format:
             return None
         return JsonSchema({"type": "object"} if self.format == "json" else self.format)
@@ -192,16 +192,14 @@ class ChatRequest(OllamaFields):
 
     def generation(self, n_ctx: int) -> GenerationRequest:
         """The request to the engine; ``Options.sampling`` documents ``n_ctx`` and the errors."""
-        if self.format and self.tools:
-            raise ApiError(400, "format does not go with tools", param="format")
         prompt = Conversation(
             messages_of(self.messages),
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            text_format=self.text_format(),
             thinking=self.thinking(),
             continue_final_message=self.messages[-1].role == "assistant",
         )
-        sampling = self.sampling(n_ctx)
-        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=self.constraint())
+        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=self.sampling(n_ctx))
 
 
 class GenerateRequest(OllamaFields):
@@ -224,9 +222,11 @@ class GenerateRequest(OllamaFields):
             prompt = Infill(self.prompt, self.suffix)
         elif not self.raw:
             system = [Message(Role.SYSTEM, self.system)] if self.system else []
-            prompt = Conversation([*system, Message(Role.USER, self.prompt)], thinking=self.thinking())
+            messages = [*system, Message(Role.USER, self.prompt)]
+            prompt = Conversation(messages, text_format=self.text_format(), thinking=self.thinking())
+        constraint = None if isinstance(prompt, Conversation) else self.text_format()
         sampling = self.sampling(n_ctx)
-        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=self.constraint())
+        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=constraint)
 
 
 class ShowRequest(Strict):

@@ -37,6 +37,7 @@ CASES: dict[str, Body] = {
     "a cut call": {**ASKED, "options": {**SURE, "num_predict": 14}},
     "an object": {**SUM, "format": "json"},
     "a schema": {**SUM, "format": PERSON},
+    "a call or a schema": {**ASKED, "format": PERSON},
     "logprobs": {**SUM, "logprobs": True, "top_logprobs": 2},
     "a beginning": {**SUM, "messages": [*QUESTION["messages"], {"role": "assistant", "content": "12 +"}]},
 }
@@ -248,7 +249,6 @@ def test_an_embedding_of_nothing_loads_the_model(client: Client) -> None:
         ("chat", {"messages": [{"role": "user", "content": "word " * 5000}]}, 400, r"\d+ tokens.*room for 2048"),
         ("chat", {"model": "none"}, 404, "there is no model 'none'"),
         ("chat", {"format": "xml"}, 400, "format"),
-        ("chat", {"format": "json", "tools": [WEATHER]}, 400, "format does not go with tools"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "no tokens for text with a gap"),
         ("generate", {"prompt": "a", "suffix": "b", "think": True}, 400, "think does not go with suffix"),
         ("generate", {"prompt": "a", "context": [1]}, 400, "context is not supported"),
