@@ -24,12 +24,17 @@ from slm_core.server.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of all answers to a request."""
+    """Tokens of all answers to a request.
+
+    Attributes:
+        drafts: the accepted and the rejected tokens of drafts, of an answer with a prediction; None without one.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    drafts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +153,20 @@ class Answering:
             request.sampling,
             best_of=request.best_of,
             constraint=request.constraint,
-            speculation=prompt_lookup(request.sampling, self.running.lookup),
+            speculation=prompt_lookup(request.sampling, self.running.lookup, self._expected()),
             priority=priority,
             key=self._key,
             salt=request.salt,
             adapters=self.running.adapters,
             request_id=self.request_id,
         )
+
+    def _expected(self) -> list[int]:
+        """The tokens of the prediction, as many as the longest answer has."""
+        if not self._request.prediction:
+            return []
+        tokens = self.running.model.vocab.encode(self._request.prediction, add_special=False, parse_special=False)
+        return tokens[: self.running.engine.stats().n_ctx]
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of all answers, as they come; pieces without content are left out.
@@ -208,7 +220,15 @@ class Answering:
             ),
             metrics[0].cached_tokens,
             sum(reader.n_reasoning for reader in self._readers),
+            self._drafts,
         )
+
+    @property
+    def _drafts(self) -> tuple[int, int] | None:
+        if not self._request.prediction:
+            return None
+        accepted = sum(drafts.accepted for drafts in self._submitted.drafts)
+        return accepted, sum(drafts.drafted for drafts in self._submitted.drafts) - accepted
 
     @property
     def shifted_tokens(self) -> int:

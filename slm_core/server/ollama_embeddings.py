@@ -92,7 +92,7 @@ async def _answer(
     async def work() -> Response:
         async with leased(http, body.model_name) as running:
             load_s = time.perf_counter() - began
-            n_most = min(n_ctx, running.model.info.n_ctx_train)
+            n_most = min(n_ctx, running.model.info.n_ctx_train or n_ctx)
             vectors, n_tokens = _NO_VECTORS, 0
             if texts:
                 vectors, n_tokens = await embed(running, texts, n_most=n_most, truncate=truncate, normalize=normalize)

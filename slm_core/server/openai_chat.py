@@ -168,6 +168,13 @@ class SchemaFormat(Strict):
     json_schema: NamedSchema
 
 
+class Prediction(Strict):
+    """A text that the answer is likely to repeat."""
+
+    type: Literal["content"]
+    content: Content
+
+
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
@@ -240,6 +247,9 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     response_format: ResponseFormat | None = Field(None, description="The form of an answer that calls no tool.")
+    prediction: Prediction | None = Field(
+        None, description="A text that the answer is likely to repeat: drafts are made from it, unless --no-lookup."
+    )
     modalities: Items[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_NO_EFFECT)
     metadata: Texts | None = Field(None, description=_NO_EFFECT)
@@ -268,11 +278,17 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
                 max_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
+            prediction=self._prediction(),
             n=self.n or 1,
             parallel_calls=self.parallel_tool_calls is not False,
             priority=self.priority,
             salt=self.cache_salt or "",
         )
+
+    def _prediction(self) -> str:
+        if self.prediction is not None and (self.n or 1) > 1:
+            raise ApiError(400, "prediction goes with one answer (n: 1)", param="prediction")
+        return "" if self.prediction is None else _text(self.prediction.content)
 
     def _text_format(self) -> Spec | None:
         if self.response_format is None or isinstance(self.response_format, TextFormat):
