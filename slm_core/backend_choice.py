@@ -112,8 +112,11 @@ def candidates(
 
 def first_that_has(
     needs: Needs, tried: Sequence[Candidate], load: Callable[[str], BackendModel]
-) -> tuple[BackendModel, str]:
-    """Load the model on the first backend whose contexts have all needs; also returns why it was chosen.
+) -> tuple[BackendModel, str, str]:
+    """Load the model on the first backend whose contexts have all needs.
+
+    Returns:
+        The model, the name of the backend, and why it was chosen.
 
     Raises:
         UnsupportedModel: no backend has all needs.
@@ -126,7 +129,7 @@ def first_that_has(
             missing = _missing(needs, model)
             if not missing:
                 closing.pop_all()
-                return model, "; ".join([reason, *lacking])
+                return model, name, "; ".join([reason, *lacking])
             lacking.append(f"{name}: has no {', '.join(missing)}")
     raise UnsupportedModel(f"no backend has all required capabilities and the edit level ({'; '.join(lacking)})")
 

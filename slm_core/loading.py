@@ -107,13 +107,13 @@ def load(
             raise UnsupportedModel(refusal)
         return engine.load(source, options)
 
-    model, reason = first_that_has(needs, candidates(plugins, source, backend, device), load_on)
+    model, name, reason = first_that_has(needs, candidates(plugins, source, backend, device), load_on)
     if isolation is not None:
         reason = f"{reason}; in its own process"
     try:
         vocab = model.vocab if tokenizer is None else vocab_for(tokenizer, model.info.n_vocab)
         chat_format, origin = _formatter(plugins, _Described(model.info, vocab), formatter, chat_template)
-        return Model(model, chat_format, reason, origin, source, vocab)
+        return Model(model, chat_format, reason, origin, source, vocab, name)
     except BaseException:
         model.close()
         raise

@@ -67,6 +67,7 @@ class Model(Closing):
         origin: the origin of the chat format; "" for its name.
         source: the model's file; None if it is unknown.
         vocab: a vocabulary that replaces the vocabulary of ``model``; None for the vocabulary of ``model``.
+        backend_name: the name of the backend; "" if it is unknown.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Model(Closing):
         origin: str = "",
         source: ModelSource | None = None,
         vocab: Vocab | None = None,
+        backend_name: str = "",
     ) -> None:
         self._model = model
         self._vocab = model.vocab if vocab is None else vocab
@@ -86,7 +88,7 @@ class Model(Closing):
         self._formatter = formatter
         if not origin:
             origin = f"none: {formatter}" if isinstance(formatter, TemplateError) else formatter.name
-        self.info: ModelInfo = replace(model.info, reason=reason, formatter=origin)
+        self.info: ModelInfo = replace(model.info, reason=reason, formatter=origin, backend_name=backend_name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.info.summary}>"
@@ -166,6 +168,7 @@ class Model(Closing):
                 adapters=adapters,
                 owns_context=True,
                 queue_timeout=queue_timeout,
+                n_ctx_train=self.info.n_ctx_train,
             )
         except BaseException:
             context.close()
@@ -199,7 +202,14 @@ class Model(Closing):
         )
         try:
             return Chat(
-                Session(context, self.vocab, adapters=adapters, owns_context=True, queue_timeout=queue_timeout),
+                Session(
+                    context,
+                    self.vocab,
+                    adapters=adapters,
+                    owns_context=True,
+                    queue_timeout=queue_timeout,
+                    n_ctx_train=self.info.n_ctx_train,
+                ),
                 formatter,
                 system=system,
                 messages=messages,
@@ -315,6 +325,7 @@ class Model(Closing):
                 options,
                 model_name=self.info.name or self.info.path.stem,
                 adapters=self.adapters,
+                n_ctx_train=self.info.n_ctx_train,
                 tracer_provider=tracer_provider,
             )
         except BaseException:

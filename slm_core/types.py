@@ -549,6 +549,8 @@ class ModelInfo:
         ranks: whether it is a reranker, which scores a pair of texts.
         settings: the backend's settings in effect, by name, such as "threads" or "kernels": defaults, options and
             profiles.
+        backend_name: the name of the backend, which ``load(backend=)`` accepts; "" for a model that ``load`` did not
+            load.
     """
 
     path: Path
@@ -573,6 +575,7 @@ class ModelInfo:
     pooling: Pooling | None = None
     ranks: bool = False
     settings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    backend_name: str = ""
 
     def __repr__(self) -> str:
         return f"ModelInfo({self.summary})"

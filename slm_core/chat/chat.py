@@ -310,7 +310,9 @@ class Chat(Talking, Closing):
             kv_type_v=state.kv_types[1] if kv_type_v is None else kv_type_v,
         )
         try:
-            session = Session.restore(context, model.vocab, state.session, owns_context=True)
+            session = Session.restore(
+                context, model.vocab, state.session, owns_context=True, n_ctx_train=model.info.n_ctx_train
+            )
             chat = cls(session, model.formatter, options=options, messages=state.messages, n_answers=state.n_answers)
         except BaseException:
             context.close()

@@ -86,17 +86,32 @@ class Oracle:
         question: str,
         *,
         sampling: Sampling = GREEDY,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
-        """The answer to a question that is asked as the chat's next user message; ``constraint`` restricts it."""
-        return self._ask(question, sampling, stopping_criteria, constraint, thinking=self._chat.options.thinking)
+        """The answer to a question that is asked as the chat's next user message; ``constraint`` restricts it.
+
+        ``max_tokens``, ``temperature``, ``top_p``, ``seed`` and ``stop`` replace these options of ``sampling``.
+        """
+        check_kind("sampling", sampling, Sampling)
+        options = sampling.override(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+        return self._ask(question, options, stopping_criteria, constraint, thinking=self._chat.options.thinking)
 
     def think(
         self,
         question: str,
         *,
         sampling: Sampling = GREEDY,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
     ) -> Answer:
@@ -105,7 +120,9 @@ class Oracle:
         Raises:
             TemplateError: the model's chat format cannot turn reasoning on.
         """
-        return self._ask(question, sampling, stopping_criteria, constraint, thinking=True)
+        check_kind("sampling", sampling, Sampling)
+        options = sampling.override(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+        return self._ask(question, options, stopping_criteria, constraint, thinking=True)
 
     @overload
     def choose(self, question: str, options: type[_Member]) -> Choice[_Member]: ...
@@ -175,7 +192,6 @@ class Oracle:
         *,
         thinking: bool | None,
     ) -> Answer:
-        check_kind("sampling", sampling, Sampling)
         formatter = self._chat.formatter
         limits = replace(sampling, stop=(*sampling.stop, *formatter.stops))
         with self._chat.scratch_branch(question, thinking=thinking) as session:

@@ -35,6 +35,7 @@ from slm_core.generation.scoring import Score, checked_top
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import Speculation, in_sequence
 from slm_core.generation.token_loop import Progress
+from slm_core.generation.trained import TrainedLength
 from slm_core.interrupts import uninterrupted
 from slm_core.keywords import checked_keywords
 from slm_core.numerics import common_prefix
@@ -59,6 +60,8 @@ class Session(SessionHistory, Closing):
         owns_context: whether closing the session closes the context.
         queue_timeout: seconds that a call of any session of the context waits while another thread uses the context;
             then it raises ``ContextBusy``. None keeps the value, which is 300; ``math.inf`` waits without end.
+        n_ctx_train: the longest context in training, in tokens, ``info.n_ctx_train``: the first longer history gives a
+            warning in the log. 0 for no warning.
 
     Raises:
         InvalidSequence: the sequence is taken, or none is left.
@@ -76,6 +79,7 @@ class Session(SessionHistory, Closing):
         sampling: Sampling | None = None,
         owns_context: bool = False,
         queue_timeout: float | None = None,
+        n_ctx_train: int = 0,
     ) -> None:
         check_kind("sampling", sampling, Sampling)
         self.context = context
@@ -93,7 +97,7 @@ class Session(SessionHistory, Closing):
             release(context, self.seq_id)
             raise
         self._sampler = SamplerChain.for_vocab(self.sampling, vocab)
-        self._source = SessionSource(context, self.seq_id)
+        self._source = SessionSource(context, self.seq_id, TrainedLength(n_ctx_train))
         self._generation: Generation | None = None
 
     def __repr__(self) -> str:
@@ -105,6 +109,11 @@ class Session(SessionHistory, Closing):
         self,
         sampling: Sampling | None = None,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
         stopping_criteria: Sequence[StoppingCriterion] | None = None,
         constraint: Constraint | Spec | None = None,
         sampler: Sampler | None = None,
@@ -124,6 +133,11 @@ class Session(SessionHistory, Closing):
 
         Args:
             sampling: instead of the session's.
+            max_tokens: the most tokens of the answer; None for the value of the sampling. So are the next four.
+            temperature: divides the logits; 0 chooses the likeliest token.
+            top_p: keep the likeliest tokens that together reach this probability.
+            seed: the seed of the draws.
+            stop: texts that end the answer.
             stopping_criteria: called in order after each token.
             constraint: restricts the answer; a constraint object is copied and not advanced.
             sampler: instead of the chain of ``sampling``, which then only sets length and stops.
@@ -152,7 +166,8 @@ class Session(SessionHistory, Closing):
         if not self.n_tokens:
             raise SessionError("there is nothing to continue: append text first")
         if self._generation is not None and self._generation.paused:
-            if special or logits_processors or any(o is not None for o in (sampling, constraint, sampler, shift)):
+            changed = (sampling, constraint, sampler, shift, max_tokens, temperature, top_p, seed, stop)
+            if special or logits_processors or any(option is not None for option in changed):
                 raise SessionError(
                     "a generation is paused: call generate() without options to continue it, or roll back first"
                 )
@@ -162,10 +177,13 @@ class Session(SessionHistory, Closing):
         seconds = checked_timeout(timeout)
         rule = answers.own_constraint(constraint, self.vocab)
         control = Control(() if stopping_criteria is None else stopping_criteria, on_event, progress)
-        options = sampling if sampling is not None else self.sampling
+        options = (sampling if sampling is not None else self.sampling).override(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
         answers.check_processors(logits_processors, sampler)
         if sampler is None:
-            is_own = sampling is None and not logits_processors
+            draws = any(option is not None for option in (sampling, temperature, top_p, seed))
+            is_own = not draws and not logits_processors
             sampler = self._sampler if is_own else chain_for(options, self.vocab, logits_processors)
         sampler.set_history(self._source.history)
         self._abandon()  # only now: an error above must not end the current answer
@@ -260,6 +278,11 @@ class Session(SessionHistory, Closing):
         sampling: Sampling | None = None,
         *,
         best_of: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriterion] = (),
         constraint: Constraint | Spec | None = None,
@@ -278,6 +301,11 @@ class Session(SessionHistory, Closing):
             n: the number of completions, up to 4096.
             sampling: instead of the session's.
             best_of: generate this many, and keep the n with the largest mean log probability.
+            max_tokens: see ``generate``; so are the next four.
+            temperature: divides the logits; 0 chooses the likeliest token.
+            top_p: keep the likeliest tokens that together reach this probability.
+            seed: the seed of the draws.
+            stop: texts that end a completion.
             logits_processors: change each row of logits of each completion before it is sampled; see
                 ``sampling.LogitsProcessor``.
             stopping_criteria: called in order after each token of each completion.
@@ -297,7 +325,9 @@ class Session(SessionHistory, Closing):
         self._check_settled()
         check_kind("sampling", sampling, Sampling)
         check_function("on_event", on_event)
-        options = sampling if sampling is not None else self.sampling
+        options = (sampling if sampling is not None else self.sampling).override(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
         rule = answers.own_constraint(constraint, self.vocab)
         plan = branching.Plan(options, logits_processors, rule, special=special, timeout=checked_timeout(timeout))
         return branching.completions(self, n, best_of, plan, Control(stopping_criteria, None, progress), on_event)
@@ -337,6 +367,7 @@ class Session(SessionHistory, Closing):
             twin.close()
             raise
         twin._source.inputs = list(self._source.inputs)
+        twin._source.trained = self._source.trained
         twin._sampler = self._sampler.clone()
         return twin
 
@@ -362,7 +393,14 @@ class Session(SessionHistory, Closing):
 
     @classmethod
     def restore(
-        cls, context: Context, vocab: Vocab, data: bytes, *, seq_id: int | None = None, owns_context: bool = False
+        cls,
+        context: Context,
+        vocab: Vocab,
+        data: bytes,
+        *,
+        seq_id: int | None = None,
+        owns_context: bool = False,
+        n_ctx_train: int = 0,
     ) -> Self:
         """A session that continues a dumped one, also in another context or on another backend.
 
@@ -374,7 +412,7 @@ class Session(SessionHistory, Closing):
             ContextFull: no room.
         """
         state = session_dump.read(data, vocab.size)
-        session = cls(context, vocab, seq_id=seq_id, sampling=state.sampling)
+        session = cls(context, vocab, seq_id=seq_id, sampling=state.sampling, n_ctx_train=n_ctx_train)
         try:
             session._load(state)
         except BaseException:

@@ -18,6 +18,7 @@ from slm_core.errors import InvalidOption, SessionError
 from slm_core.generation.speculation import in_sequence
 from slm_core.generation.speculation.dumped import DumpedSpeculation, MissingDrafter
 from slm_core.generation.top import Row
+from slm_core.generation.trained import TrainedLength
 from slm_core.interrupts import uninterrupted
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos, PrefillProgress
@@ -29,6 +30,7 @@ class SessionSource:
     Args:
         context: the KV cache.
         seq_id: the session's sequence.
+        trained: warns of a history that is too long.
 
     Attributes:
         decoded: the decoded part of it, and tokens decoded ahead.
@@ -37,8 +39,9 @@ class SessionSource:
         guard: keeps a second thread out of the session.
     """
 
-    def __init__(self, context: Context, seq_id: int) -> None:
+    def __init__(self, context: Context, seq_id: int, trained: TrainedLength) -> None:
         self._context = context
+        self.trained = trained
         self._seq_id = seq_id
         self._inputs: list[Held] = []
         self._has_records = False
@@ -108,6 +111,7 @@ class SessionSource:
     ) -> NDArray[np.float32] | None:
         """See ``Session.next_logits``."""
         self._check_continuable()
+        self.trained.check(self.n_tokens)
         return self.decoded.next_row(self.inputs, cancelled, expected, progress)
 
     def next_top(self, k: int, cancelled: Callable[[], bool], *, progress: PrefillProgress | None = None) -> Row | None:
@@ -117,6 +121,7 @@ class SessionSource:
             UnsupportedOutput: the context does not declare ``DEVICE_SAMPLING``.
         """
         self._check_continuable()
+        self.trained.check(self.n_tokens)
         return self.decoded.next_top(self.inputs, k, cancelled, progress)
 
     @uninterrupted

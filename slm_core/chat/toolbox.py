@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, cast
@@ -47,11 +47,13 @@ class Toolbox:
         """The name of each tool."""
         return tuple(self._by_name)
 
-    def enforced(self, name: str | None = None) -> tuple[Mapping[str, object], ...]:
-        """The schemas that a grammar enforces, of all tools or of one; functions take no additional arguments."""
+    def enforced(self, names: Collection[str] | None = None) -> tuple[Mapping[str, object], ...]:
+        """The schemas that a grammar enforces, of all tools or of some; functions take no additional arguments."""
         named = zip(self._by_name.items(), self.schemas, strict=True)
         return tuple(
-            _closed(schema) if _is_function(tool) else schema for (each, tool), schema in named if name in (None, each)
+            _closed(schema) if _is_function(tool) else schema
+            for (name, tool), schema in named
+            if names is None or name in names
         )
 
     @property

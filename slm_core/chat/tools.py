@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Literal, Self, TypeAlias, get_args
 
+from slm_core.argument_checks import checked_texts
 from slm_core.chat.stream import AnswerStream
 from slm_core.chat.toolbox import Toolbox
 from slm_core.constraints import AfterThinking, NoToolCalls, Spec, ToolCalls
@@ -18,7 +19,7 @@ from slm_core.generation import Answer, Event, EventStream, FinishReason, Stoppi
 from slm_core.generation.control import callbacks
 from slm_core.generation.events import Overflowed, Timings, ToolResult, Usage
 from slm_core.protocols import Formatter
-from slm_core.types import MalformedCall, Message, Role, ToolCall
+from slm_core.types import CallFormat, MalformedCall, Message, Role, ToolCall
 
 ToolErrors: TypeAlias = Literal["tell", "raise"]
 """How invalid calls and raising tools are handled: as a message to the model, or as a ``ToolError``."""
@@ -39,6 +40,7 @@ class ToolUse:
         strict: enforce the schema of its tool in every call, also if ``choice`` is "auto".
         errors: see ``ToolErrors``.
         max_rounds: the number of answers whose calls are run; later calls are left to the caller.
+        allowed: names of the tools that can be called, whose schemas are enforced; None for all tools.
 
     Raises:
         InvalidOption: an invalid value.
@@ -48,6 +50,7 @@ class ToolUse:
     strict: bool = False
     errors: ToolErrors = "tell"
     max_rounds: int = 8
+    allowed: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(ToolErrors):
@@ -56,33 +59,59 @@ class ToolUse:
             raise InvalidOption(f"max_rounds={self.max_rounds!r} (accepted: 0 or more)")
         if not isinstance(self.strict, bool):
             raise InvalidOption(f"strict_tools={self.strict!r} (accepted: True, False)")
+        if self.allowed is not None:
+            object.__setattr__(self, "allowed", tuple(checked_texts("allowed_tools", self.allowed)))
 
-    def rules(self, toolbox: Toolbox, formatter: Formatter, *, thinking: bool | None) -> Rules:
+    def rules(self, toolbox: Toolbox, formatter: Formatter, *, thinking: bool | None, continued: bool = False) -> Rules:
         """The constraints of a turn's first answer and of its later answers; None for no constraint.
+
+        Args:
+            toolbox: the tools.
+            formatter: the chat format.
+            thinking: the argument of ``Formatter.render``.
+            continued: whether the first answer continues a message, whose reasoning is over.
 
         Raises:
             InvalidOption: an unknown choice, or a choice that cannot be enforced in this chat format.
             ConstraintError: a schema that cannot be enforced.
         """
-        if self.choice == "auto" and not self.strict:
+        if self.choice == "auto" and not self.strict and self.allowed is None:
             return None, None
-        if self.choice not in (*CHOICES, *toolbox.names):
-            raise InvalidOption(f"tool_choice={self.choice!r} (accepted: {', '.join((*CHOICES, *toolbox.names))})")
+        callable_names = toolbox.names if self.allowed is None else self.allowed
+        if self.choice not in (*CHOICES, *callable_names):
+            raise InvalidOption(f"tool_choice={self.choice!r} (accepted: {', '.join((*CHOICES, *callable_names))})")
+        if self.choice == "none":
+            form = self._form(toolbox, formatter)
+            return NoToolCalls(form), NoToolCalls(form)
+        is_enforced = self.strict or self.allowed is not None
+        free = self.calls(toolbox, formatter, required=False) if is_enforced else None
+        if self.choice == "auto":
+            return free, free
+        forced = self.calls(toolbox, formatter)
+        end = None if continued else formatter.reasoning_end(thinking=thinking)
+        return forced if end is None else AfterThinking(forced, end), free
+
+    def calls(self, toolbox: Toolbox, formatter: Formatter, *, required: bool = True) -> ToolCalls:
+        """Calls of the tools that can be called; without ``required``, or free text.
+
+        Raises:
+            InvalidOption: a name in ``allowed`` is unknown, there are no tools, or their calls have no known grammar.
+        """
+        form, names = self._form(toolbox, formatter), self.allowed
+        unknown = next((name for name in names or () if name not in toolbox.names), None)
+        if unknown is not None or names == ():
+            wrong = "is empty" if unknown is None else f"has {unknown!r}"
+            raise InvalidOption(f"allowed_tools {wrong} (accepted: {', '.join(toolbox.names)})")
+        if required and self.choice not in CHOICES:
+            names, form = (self.choice,), replace(form, repeats=False)
+        return ToolCalls(toolbox.enforced(names), form, required)
+
+    def _form(self, toolbox: Toolbox, formatter: Formatter) -> CallFormat:
         form = formatter.call_format
         if not toolbox.schemas or form is None:
             why = f"no grammar of the calls of {formatter.name} is known" if toolbox.schemas else "there are no tools"
             raise InvalidOption(f"tool_choice={self.choice!r}, strict_tools={self.strict}: {why}")
-        if self.choice == "none":
-            return NoToolCalls(form), NoToolCalls(form)
-        free = ToolCalls(toolbox.enforced(), form) if self.strict else None
-        if self.choice == "auto":
-            return free, free
-        if self.choice == "required":
-            forced: Spec = ToolCalls(toolbox.enforced(), form, required=True)
-        else:
-            forced = ToolCalls(toolbox.enforced(self.choice), replace(form, repeats=False), required=True)
-        end = formatter.reasoning_end(thinking=thinking)
-        return forced if end is None else AfterThinking(forced, end), free
+        return form
 
 
 @dataclass(frozen=True, slots=True)

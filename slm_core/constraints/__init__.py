@@ -6,6 +6,7 @@ from slm_core.constraints.matcher import GrammarConstraint, compile, restore  # 
 from slm_core.constraints.specs import (
     AfterThinking,
     AnyJson,
+    AnyOf,
     Choice,
     Gbnf,
     JsonSchema,
@@ -19,6 +20,7 @@ from slm_core.constraints.toolcalls import NoToolCalls, ToolCalls
 __all__ = [
     "AfterThinking",
     "AnyJson",
+    "AnyOf",
     "Choice",
     "Gbnf",
     "GrammarConstraint",

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from slm_core.constraints.specs import AfterThinking, AnyJson, Choice, Gbnf, JsonSchema, Lark, Regex, Spec, Triggered
+from slm_core.constraints.specs import (
+    AfterThinking,
+    AnyJson,
+    AnyOf,
+    Choice,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    Triggered,
+)
 from slm_core.constraints.toolcalls import NoToolCalls, ToolCalls
 from slm_core.errors import ConstraintError
 
 _KINDS: tuple[type[Spec], ...] = (
     *(JsonSchema, AnyJson, Regex, Lark, Gbnf, Choice),
-    *(ToolCalls, NoToolCalls, Triggered, AfterThinking),
+    *(ToolCalls, NoToolCalls, Triggered, AfterThinking, AnyOf),
 )
 
 
@@ -28,5 +39,7 @@ def spec_from_dict(values: object) -> Spec:
     names = [one.name for one in fields(chosen)]  # type: ignore[arg-type]  # all of them are dataclasses
     if set(values) != {"kind", *names}:
         raise ConstraintError(f"spec {kind} with {sorted(set(values) - {'kind'})} (accepted: {', '.join(names)})")
-    nested = {"spec": spec_from_dict(values["spec"])} if "spec" in names else {}
+    nested: dict[str, object] = {"spec": spec_from_dict(values["spec"])} if "spec" in names else {}
+    if "specs" in names and isinstance(values["specs"], list):
+        nested["specs"] = [spec_from_dict(each) for each in values["specs"]]
     return chosen(**{name: nested.get(name, values[name]) for name in names})

@@ -15,6 +15,7 @@ from slm_core.constraints.schema import lower_schema
 from slm_core.constraints.specs import (
     AfterThinking,
     AnyJson,
+    AnyOf,
     Choice,
     Gbnf,
     JsonSchema,
@@ -98,6 +99,9 @@ class GrammarBuilder:
                 return _lark(gbnf_to_lark(text, root, self._limits.depth))
             case Choice(options=options):
                 return _lark(f"start: /{'|'.join(escaped(self._sized(option)) for option in options)}/")
+            case AnyOf(specs=specs):
+                self._check_rules(len(specs))
+                return _lark(f"start: {' | '.join(map(self._grammar, specs))}")
             case Triggered() | AfterThinking():
                 return _lark(self._after_free_text(spec))
             case ToolCalls():

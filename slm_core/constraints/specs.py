@@ -180,6 +180,24 @@ class AfterThinking(Spec):
             raise ConstraintError("the end of the reasoning is empty (accepted: a text)")
 
 
+@dataclass(frozen=True, slots=True)
+class AnyOf(Spec):
+    """The text of one of several specs.
+
+    Attributes:
+        specs: the specs: at least one.
+    """
+
+    kind = "any_of"
+    specs: Sequence[Spec]
+
+    def __post_init__(self) -> None:
+        specs = tuple(self.specs) if isinstance(self.specs, Iterable) else ()
+        if not specs or not all(isinstance(spec, Spec) for spec in specs):
+            raise ConstraintError(f"{self.kind}: specs={self.specs!r} (accepted: at least one spec, in a list)")
+        object.__setattr__(self, "specs", specs)
+
+
 def _check_text(spec: Spec, name: str) -> None:
     value = getattr(spec, name)
     for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else (value,):
@@ -204,4 +222,4 @@ def _check_spec(spec: Triggered | AfterThinking) -> None:
 def _serialized(value: object) -> object:
     if isinstance(value, Spec):
         return value.to_dict()
-    return list(value) if isinstance(value, tuple) else value
+    return [_serialized(each) for each in value] if isinstance(value, tuple) else value

@@ -22,6 +22,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Answer
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.generation.trained import TrainedLength
 from slm_core.keywords import checked_keywords
 from slm_core.protocols import Adapters, Constraint
 from slm_core.sampling import LogitsProcessor, Sampling
@@ -147,6 +148,7 @@ def generate(
         )
 
     encoded = _of_each(prompt_list, lambda prompt: encode(model.vocab, lambda: model.formatter, prompt, thinking))
+    TrainedLength(model.info.n_ctx_train).check(max(len(prompt.tokens) for prompt in encoded))
     if n_ctx is None:
         n_ctx = n_ctx_for(encoded, sampling.max_tokens, n_parallel)
     requests = _of_each(encoded, request_of)

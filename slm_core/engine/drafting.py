@@ -163,7 +163,7 @@ def _for_one_request(speculation: Speculation) -> Speculation:
     if isinstance(drafter, SuffixIndex):
         raise InvalidOption(f"a SuffixIndex follows one history, and an engine has many ({_ACCEPTED})")
     if type(drafter) is PromptLookup:
-        return replace(speculation, drafter=PromptLookup(drafter.max_ngram, drafter.min_ngram))
+        return replace(speculation, drafter=PromptLookup(drafter.max_ngram, drafter.min_ngram, drafter.expected))
     return speculation
 
 

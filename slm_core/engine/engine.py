@@ -34,6 +34,7 @@ from slm_core.generation.control import checked_timeout
 from slm_core.generation.events import Event
 from slm_core.generation.speculation import Speculation
 from slm_core.generation.stopping import StoppingCriterion
+from slm_core.generation.trained import TrainedLength
 from slm_core.keywords import check_keywords, checked_keywords
 from slm_core.protocols import Adapters, Constraint, Context, Formatter, Vocab
 from slm_core.sampling import LogitsProcessor, Sampling
@@ -109,6 +110,8 @@ class Engine(Closing):
         options: how requests share the context.
         model_name: the name of the model in metrics and traces.
         adapters: the adapters that are loaded for the model; None for none.
+        n_ctx_train: the longest context in training, in tokens: the first longer prompt gives a warning in the log. 0
+            for no warning.
         tracer_provider: a tracer provider of OpenTelemetry: each request becomes a span; None for no traces.
         clock: the clock of measurements, in seconds.
 
@@ -130,11 +133,13 @@ class Engine(Closing):
         *,
         model_name: str = "",
         adapters: Adapters | None = None,
+        n_ctx_train: int = 0,
         tracer_provider: TracerProvider | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model_name = model_name
         self._adapters = adapters
+        self._trained = TrainedLength(n_ctx_train)
         self._tracer = None if tracer_provider is None else _request_tracer(tracer_provider, model_name)
         self.recorder = Recorder(clock, None if self._tracer is None else self._tracer.trace)
         self._core = EngineCore(context, options, self.recorder, contained=BaseException)
@@ -336,6 +341,7 @@ class Engine(Closing):
             seed=options.get("seed"),
             stop=options.get("stop"),
         )
+        self._trained.check(len(prompt.tokens))
         request = Request(
             self._vocab,
             prompt.tokens,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import TypeAlias, TypeGuard, cast
 
-from slm_core.argument_checks import check_flag
+from slm_core.argument_checks import check_flag, check_kind
 from slm_core.chat.messages import MessageLike, as_messages
 from slm_core.chat.prompt import encode_messages
 from slm_core.chat.stream import parsed, separated
 from slm_core.chat.toolbox import Toolbox, checked_tools
 from slm_core.chat.tools import ToolUse
-from slm_core.constraints import Spec
+from slm_core.constraints import AfterThinking, AnyOf, Spec
 from slm_core.errors import InvalidOption, InvalidToken
 from slm_core.generation.events import Answer, Event
 from slm_core.generation.infill import Infill
@@ -35,25 +35,32 @@ class Conversation:
         tools: the tools that the model may call.
         tool_choice: "auto", "none", "required", or the name of the tool that the answer calls.
         strict_tools: enforce the schemas of the tools with "auto", too.
+        allowed_tools: names of the tools that can be called, whose schemas are enforced; None for all tools. The model
+            reads all tools.
+        text_format: the constraint of an answer that calls no tools, after its reasoning; None for no constraint. The
+            schemas of the tools are enforced, too.
         thinking: turn reasoning on or off; None uses the template's default.
         continue_final_message: leave the last message open, so that the answer continues it.
         template_kwargs: other variables of the template. Variables that the other attributes set, such as "messages",
             are refused.
 
     Raises:
-        InvalidOption: invalid ``template_kwargs`` or ``thinking``.
+        InvalidOption: invalid ``template_kwargs``, ``thinking`` or ``text_format``.
     """
 
     messages: Messages
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
     strict_tools: bool = False
+    allowed_tools: Sequence[str] | None = None
+    text_format: Spec | None = None
     thinking: bool | None = None
     continue_final_message: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_flag("thinking", self.thinking)
+        check_kind("text_format", self.text_format, Spec)
         check_template_kwargs(self.template_kwargs, "template_kwargs")
 
 
@@ -71,7 +78,7 @@ class EncodedPrompt:
         thinking: the argument of ``Formatter.render``.
         message_ends: tokens up to the end of each message, in order; empty for a text.
         tools: the schemas of the tools.
-        rule: the constraint of the tools' calls; None for no constraint.
+        rule: the constraint of the tools' calls and of the text; None for no constraint.
         continued: whether the answer continues the content of the last message.
     """
 
@@ -108,10 +115,12 @@ class EncodedPrompt:
         """The constraint of the answer.
 
         Raises:
-            InvalidOption: both the tools and the caller restrict the answer.
+            InvalidOption: both the conversation and the caller restrict the answer.
         """
         if self.rule is not None and constraint is not None:
-            raise InvalidOption("constraint= and the constraint of tool_choice or strict_tools do not go together")
+            raise InvalidOption(
+                "constraint= does not go with the tool_choice, strict_tools, allowed_tools or text_format of a prompt"
+            )
         return constraint if self.rule is None else self.rule
 
 
@@ -220,8 +229,7 @@ def _checked(tokens: Sequence[int], n_vocab: int) -> Sequence[int]:
 
 def _encode_conversation(vocab: Vocab, formatter: Formatter, conversation: Conversation) -> EncodedPrompt:
     thinking, toolbox = conversation.thinking, Toolbox(checked_tools(conversation.tools))
-    use = ToolUse(conversation.tool_choice, conversation.strict_tools)
-    rule, _ = use.rules(toolbox, formatter, thinking=thinking)
+    rule = _rule(conversation, toolbox, formatter)
     segments = formatter.render(
         as_messages(conversation.messages),
         tools=toolbox.schemas,
@@ -234,3 +242,17 @@ def _encode_conversation(vocab: Vocab, formatter: Formatter, conversation: Conve
     return EncodedPrompt(
         tokens, formatter, thinking, ends, toolbox.schemas, rule, continued=conversation.continue_final_message
     )
+
+
+def _rule(conversation: Conversation, toolbox: Toolbox, formatter: Formatter) -> Spec | None:
+    """The constraint of the answer; None for no constraint."""
+    thinking, continued = conversation.thinking, conversation.continue_final_message
+    use = ToolUse(conversation.tool_choice, conversation.strict_tools, allowed=conversation.allowed_tools)
+    rule, _ = use.rules(toolbox, formatter, thinking=thinking, continued=continued)
+    text = conversation.text_format
+    if text is None or use.choice not in ("auto", "none"):
+        return rule  # an answer that has to call tools has no text
+    if use.choice == "auto" and toolbox.schemas:
+        text = AnyOf((use.calls(toolbox, formatter), text))
+    end = None if continued else formatter.reasoning_end(thinking=thinking)
+    return text if end is None else AfterThinking(text, end)

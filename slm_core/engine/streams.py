@@ -19,7 +19,7 @@ from slm_core.engine.requests import Request
 from slm_core.errors import SessionError
 from slm_core.generation.aio import EventStream
 from slm_core.generation.completions import Completion, CompletionEvent
-from slm_core.generation.events import Answer, Event
+from slm_core.generation.events import Answer, Event, SpeculationStats
 
 _E = TypeVar("_E")
 
@@ -274,6 +274,11 @@ class CompletionsStream(Iterator[CompletionEvent], Closing):
     def metrics(self) -> tuple[RequestMetrics, ...]:
         """Times and tokens of each completion; so far, if it is not over."""
         return tuple(request.metrics or metrics_of(request) for request in self._requests)
+
+    @property
+    def drafts(self) -> tuple[SpeculationStats, ...]:
+        """The drafts of each completion, so far; of none without speculation."""
+        return tuple(request.drafts.stats for request in self._requests if request.drafts is not None)
 
     @property
     def finished(self) -> bool:

@@ -12,8 +12,7 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
-from slm_core.constraints import AfterThinking, Spec
-from slm_core.engine import CompletionsStream, Conversation, RequestMetrics
+from slm_core.engine import CompletionsStream, RequestMetrics
 from slm_core.generation import Completion, FinishReason
 from slm_core.generation.speculation import prompt_lookup
 from slm_core.server.errors import ApiError
@@ -25,12 +24,17 @@ from slm_core.server.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of all answers to a request."""
+    """Tokens of all answers to a request.
+
+    Attributes:
+        drafts: the accepted and the rejected tokens of drafts, of an answer with a prediction; None without one.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    drafts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,8 @@ class Answering:
             request.n,
             request.sampling,
             best_of=request.best_of,
-            constraint=self._constraint(),
-            speculation=prompt_lookup(request.sampling, self.running.lookup),
+            constraint=request.constraint,
+            speculation=prompt_lookup(request.sampling, self.running.lookup, self._expected()),
             priority=priority,
             key=self._key,
             salt=request.salt,
@@ -157,13 +161,12 @@ class Answering:
             request_id=self.request_id,
         )
 
-    def _constraint(self) -> Spec | None:
-        """The constraint; if the prompt opens reasoning, it applies after the reasoning."""
-        spec, prompt = self._request.constraint, self._request.prompt
-        if spec is None or not isinstance(prompt, Conversation):
-            return spec
-        end = self.running.model.formatter.reasoning_end(thinking=prompt.thinking)
-        return spec if end is None or prompt.continue_final_message else AfterThinking(spec, end)
+    def _expected(self) -> list[int]:
+        """The tokens of the prediction, as many as the longest answer has."""
+        if not self._request.prediction:
+            return []
+        tokens = self.running.model.vocab.encode(self._request.prediction, add_special=False, parse_special=False)
+        return tokens[: self.running.engine.stats().n_ctx]
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of all answers, as they come; pieces without content are left out.
@@ -217,7 +220,15 @@ class Answering:
             ),
             metrics[0].cached_tokens,
             sum(reader.n_reasoning for reader in self._readers),
+            self._drafts,
         )
+
+    @property
+    def _drafts(self) -> tuple[int, int] | None:
+        if not self._request.prediction:
+            return None
+        accepted = sum(drafts.accepted for drafts in self._submitted.drafts)
+        return accepted, sum(drafts.drafted for drafts in self._submitted.drafts) - accepted
 
     @property
     def shifted_tokens(self) -> int:

@@ -126,7 +126,7 @@ class SchemaFormat(Strict):
 
 
 class OutputConfig(Strict):
-    """The form of the answer."""
+    """The form of an answer that calls no tool."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(None, description=_NO_EFFECT)
     format: SchemaFormat | None = None
@@ -164,21 +164,14 @@ class PromptFields(EngineFields):
             tools=[_as_function(tool) for tool in tools],
             tool_choice=choice if tools else "auto",
             strict_tools=any(tool.strict for tool in tools) and choice == "auto",
+            text_format=self._text_format(),
             thinking=self._thinking(),
             continue_final_message=isinstance(self.messages[-1], AssistantMessage),
         )
 
-    def constraint(self) -> Spec | None:
-        """The constraint of the answer; None for no constraint.
-
-        Raises:
-            ApiError: there are tools, too.
-        """
+    def _text_format(self) -> Spec | None:
         if self.output_config is None or self.output_config.format is None:
             return None
-        if self.tools and self._tool_choice() != "none":
-            message = 'output_config.format does not go with tools, unless tool_choice is "none"'
-            raise ApiError(400, message, param="output_config.format")
         return JsonSchema(self.output_config.format.schema_)
 
     def _tool_choice(self) -> str:
@@ -221,7 +214,6 @@ class MessagesRequest(SamplingFields, PromptFields):
             model=self.model,
             prompt=self.conversation(),
             sampling=self.sampling(Sampling(), max_tokens=self.max_tokens, stop=stops),
-            constraint=self.constraint(),
             parallel_calls=self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use,
             priority=self.priority,
             salt=self.cache_salt or "",

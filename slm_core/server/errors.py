@@ -154,14 +154,17 @@ def _unsupported(error: Mapping[str, Any], param: str) -> ApiError | None:
 
 
 def _deepest(errors: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """The first error. If it says that a value is not a text, but the value may be a list: the error in the list."""
+    """The first error. If it says that a value is not a text, but a list or an object may be one: the error in it."""
     first = errors[0]
     location = first["loc"]
     assert isinstance(location, tuple)
-    if location[-1:] != ("str",):
+    is_object = first["type"] == "literal_error" and isinstance(first["input"], dict)
+    if location[-1:] != ("str",) and not is_object:
         return first
     place = location[:-1]
-    inner = [error for error in errors if tuple(error["loc"])[: len(place)] == place]  # type: ignore[arg-type]
+    inner = [error for error in errors[is_object:] if tuple(error["loc"])[: len(place)] == place]  # type: ignore[arg-type]
+    if not inner:
+        return first
     return max(inner, key=lambda error: len(error["loc"]))  # type: ignore[arg-type]  # pydantic's errors have untyped values
 
 

@@ -49,7 +49,7 @@ async def _answer(
     """The answer to a request; without one, the model is loaded, or unloaded if ``keep_alive`` is 0."""
     registry = registry_of(http)
     entry = registry.find(body.model_name)
-    if request is None and body.keep_alive in (0, "0", "0s"):
+    if request is None and body.unloads:
         await registry.unload(body.model_name)
         return json_response({**_header(entry.name), **form(), "done": True, "done_reason": "unload"})
     if request is None:
@@ -177,14 +177,15 @@ def _ending(answering: Answering) -> Fields:
     return {
         "done": True,
         "done_reason": reason,
-        "total_duration": _nanoseconds((metrics.total_s or 0.0) + answering.load_s),
-        "load_duration": _nanoseconds(answering.load_s),
+        "total_duration": nanoseconds((metrics.total_s or 0.0) + answering.load_s),
+        "load_duration": nanoseconds(answering.load_s),
         "prompt_eval_count": usage.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(metrics.prefill_s),
+        "prompt_eval_duration": nanoseconds(metrics.prefill_s),
         "eval_count": usage.completion_tokens,
-        "eval_duration": _nanoseconds(metrics.decode_s),
+        "eval_duration": nanoseconds(metrics.decode_s),
     }
 
 
-def _nanoseconds(seconds: float | None) -> int:
+def nanoseconds(seconds: float | None) -> int:
+    """A duration in Ollama's unit."""
     return round((seconds or 0.0) * 1e9)

@@ -66,6 +66,17 @@ class Options(Strict):
     use_mmap: bool | None = Field(None, description=_NO_EFFECT)
     use_mlock: bool | None = Field(None, description=_NO_EFFECT)
 
+    def context(self, n_ctx: int) -> int:
+        """The longest prompt, in tokens: ``num_ctx``, or all of the server's context.
+
+        Raises:
+            ApiError: the server's context is smaller.
+        """
+        if self.num_ctx is not None and self.num_ctx > n_ctx:
+            message = f"num_ctx is {self.num_ctx}, but the server's context has {n_ctx} tokens (slm serve --ctx)"
+            raise ApiError(400, message, param="options.num_ctx")
+        return self.num_ctx or n_ctx
+
     def sampling(self, n_ctx: int, n_logprobs: int | None) -> Sampling:
         """The sampling options: the defaults, replaced by the options in the body.
 
@@ -76,9 +87,7 @@ class Options(Strict):
         Raises:
             ApiError, InvalidOption: an invalid value.
         """
-        if self.num_ctx is not None and self.num_ctx > n_ctx:
-            message = f"num_ctx is {self.num_ctx}, but the server's context has {n_ctx} tokens (slm serve --ctx)"
-            raise ApiError(400, message, param="options.num_ctx")
+        self.context(n_ctx)
         values: dict[str, object] = {name: getattr(self, name) for name in _SAME_NAME}
         values["penalty_window"] = self.repeat_last_n
         values["max_tokens"] = None if (self.num_predict or -1) < 0 else self.num_predict
@@ -131,16 +140,11 @@ class Tool(Strict):
     function: Function
 
 
-class OllamaFields(Strict):
-    """Fields of both ways to ask."""
+class ModelFields(Strict):
+    """Fields of all requests that a model computes."""
 
     model: str = Field(min_length=1, description='A name from /api/tags; ":latest" may follow.')
-    stream: bool = True
-    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="A JSON schema, or any JSON object.")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
-    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether the model reasons.")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
     keep_alive: float | str | None = Field(None, description="0 without a prompt unloads; otherwise without effect.")
 
     @property
@@ -148,12 +152,27 @@ class OllamaFields(Strict):
         """The name of the model in the registry."""
         return self.model.removesuffix(":latest")
 
+    @property
+    def unloads(self) -> bool:
+        """Whether the request, if it has no prompt, unloads the model instead of loading it."""
+        return self.keep_alive in (0, "0", "0s")
+
+
+class OllamaFields(ModelFields):
+    """Fields of both ways to ask."""
+
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="A JSON schema, or any JSON object.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether the model reasons.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
     def thinking(self) -> bool | None:
         """Whether to reason; None for the template's default."""
         return True if isinstance(self.think, str) else self.think
 
-    def constraint(self) -> Spec | None:
-        """The constraint of the answer; None for no constraint."""
+    def text_format(self) -> Spec | None:
+        """The constraint of an answer that calls no tool; None for no constraint."""
         if not self.format:
             return None
         return JsonSchema({"type": "object"} if self.format == "json" else self.format)
@@ -173,16 +192,14 @@ class ChatRequest(OllamaFields):
 
     def generation(self, n_ctx: int) -> GenerationRequest:
         """The request to the engine; ``Options.sampling`` documents ``n_ctx`` and the errors."""
-        if self.format and self.tools:
-            raise ApiError(400, "format does not go with tools", param="format")
         prompt = Conversation(
             messages_of(self.messages),
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            text_format=self.text_format(),
             thinking=self.thinking(),
             continue_final_message=self.messages[-1].role == "assistant",
         )
-        sampling = self.sampling(n_ctx)
-        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=self.constraint())
+        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=self.sampling(n_ctx))
 
 
 class GenerateRequest(OllamaFields):
@@ -205,9 +222,11 @@ class GenerateRequest(OllamaFields):
             prompt = Infill(self.prompt, self.suffix)
         elif not self.raw:
             system = [Message(Role.SYSTEM, self.system)] if self.system else []
-            prompt = Conversation([*system, Message(Role.USER, self.prompt)], thinking=self.thinking())
+            messages = [*system, Message(Role.USER, self.prompt)]
+            prompt = Conversation(messages, text_format=self.text_format(), thinking=self.thinking())
+        constraint = None if isinstance(prompt, Conversation) else self.text_format()
         sampling = self.sampling(n_ctx)
-        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=self.constraint())
+        return GenerationRequest(model=self.model_name, prompt=prompt, sampling=sampling, constraint=constraint)
 
 
 class ShowRequest(Strict):

@@ -66,7 +66,7 @@ async def show(body: ShowRequest, http: Request) -> Response:
                 "template": info.chat_template or "",
                 "details": {**_details(info), "parent_model": registry.find(body.model_name).parent or ""},
                 "model_info": _metadata(info),
-                "capabilities": _capabilities(running),
+                "capabilities": capabilities(running),
                 "modified_at": _since(registry),
             }
         )
@@ -113,7 +113,10 @@ def _metadata(info: ModelInfo) -> Mapping[str, object]:
     }
 
 
-def _capabilities(running: Leased) -> list[str]:
+def capabilities(running: Leased) -> list[str]:
+    """What a model can do, in Ollama's words."""
+    if running.model.info.pooling is not None:
+        return ["embedding"]
     try:
         formatter = running.model.formatter
     except TemplateError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -125,6 +126,20 @@ class ToolChoice(Strict):
     function: ChosenFunction
 
 
+class AllowedTools(Strict):
+    """The tools that the answer may call, and whether it has to call one."""
+
+    mode: Literal["auto", "required"]
+    tools: Items[ToolChoice] = Field(min_length=1)
+
+
+class AllowedChoice(Strict):
+    """Some of the tools; the model reads all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class NamedSchema(Strict):
     """A JSON schema; it is always enforced."""
 
@@ -153,6 +168,13 @@ class SchemaFormat(Strict):
     json_schema: NamedSchema
 
 
+class Prediction(Strict):
+    """A text that the answer is likely to repeat."""
+
+    type: Literal["content"]
+    content: Content
+
+
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
@@ -161,7 +183,9 @@ class PromptFields(EngineFields):
 
     messages: Items[ChatMessage] = Field(min_length=1)
     tools: Items[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[ToolChoice | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description='"none" turns the model\'s reasoning off, any other value on.'
     )
@@ -175,7 +199,7 @@ class PromptFields(EngineFields):
             ApiError: parameters contradict each other.
             InvalidOption: a variable of the template that other parameters set.
         """
-        choice, tools = self.chosen_tool(), self.tools or []
+        choice, tools = self._chosen_tool(), self.tools or []
         if not tools and choice not in ("auto", "none"):
             raise ApiError(400, f"tool_choice {choice!r} needs tools", param="tool_choice")
         kwargs = dict(self.chat_template_kwargs or {})
@@ -185,15 +209,24 @@ class PromptFields(EngineFields):
             tools=[tool.model_dump(exclude_none=True) for tool in tools],
             tool_choice=choice if tools else "auto",
             strict_tools=any(tool.function.strict for tool in tools) and choice == "auto",
+            allowed_tools=self._allowed_tools(),
             thinking=self._thinking(kwargs),
             continue_final_message=self.continue_final_message,
             template_kwargs=kwargs,
         )
 
-    def chosen_tool(self) -> str:
+    def _chosen_tool(self) -> str:
         """Which tools the answer calls: "auto", "none", "required", or the name of one."""
         choice = self.tool_choice
+        if isinstance(choice, AllowedChoice):
+            return choice.allowed_tools.mode
         return choice.function.name if isinstance(choice, ToolChoice) else choice or "auto"
+
+    def _allowed_tools(self) -> list[str] | None:
+        choice = self.tool_choice
+        return (
+            [each.function.name for each in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else None
+        )
 
     def _thinking(self, kwargs: dict[str, Any]) -> bool | None:
         """Whether to reason; removes the variable from ``kwargs``, because templates name it differently."""
@@ -213,7 +246,10 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat | None = Field(None, description="The form of an answer that calls no tool.")
+    prediction: Prediction | None = Field(
+        None, description="A text that the answer is likely to repeat: drafts are made from it, unless --no-lookup."
+    )
     modalities: Items[Literal["text"]] | None = Field(None, description=_NO_EFFECT)
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_NO_EFFECT)
     metadata: Texts | None = Field(None, description=_NO_EFFECT)
@@ -236,25 +272,27 @@ class ChatCompletionRequest(OpenAiFields, PromptFields):
             raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", param="max_tokens")
         return GenerationRequest(
             model=self.model,
-            prompt=self.conversation(),
+            prompt=replace(self.conversation(), text_format=self._text_format()),
             sampling=self.sampling(
                 Sampling(),
                 max_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
-            constraint=self._constraint(),
+            prediction=self._prediction(),
             n=self.n or 1,
             parallel_calls=self.parallel_tool_calls is not False,
             priority=self.priority,
             salt=self.cache_salt or "",
         )
 
-    def _constraint(self) -> Spec | None:
+    def _prediction(self) -> str:
+        if self.prediction is not None and (self.n or 1) > 1:
+            raise ApiError(400, "prediction goes with one answer (n: 1)", param="prediction")
+        return "" if self.prediction is None else _text(self.prediction.content)
+
+    def _text_format(self) -> Spec | None:
         if self.response_format is None or isinstance(self.response_format, TextFormat):
             return None
-        if self.tools and self.chosen_tool() != "none":
-            message = 'response_format does not go with tools, unless tool_choice is "none"'
-            raise ApiError(400, message, param="response_format")
         if isinstance(self.response_format, ObjectFormat):
             return JsonSchema({"type": "object"})
         return JsonSchema(self.response_format.json_schema.schema_ or {})

@@ -69,7 +69,12 @@ class Header:
 
 def usage_json(usage: TokenUsage) -> Mapping[str, object]:
     """Numbers of tokens."""
-    return usage_shape(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    shape = usage_shape(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    if usage.drafts is None:
+        return shape
+    accepted, rejected = usage.drafts
+    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    return {**shape, "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, **details}}
 
 
 def token_text(vocab: Vocab, token: int) -> str:

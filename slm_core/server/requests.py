@@ -19,7 +19,8 @@ class GenerationRequest:
         model: the name of the model; None for the first one.
         prompt: a text to continue, its tokens, a text with a gap, or a conversation.
         sampling: how tokens are chosen. ``logprobs`` makes pieces carry them.
-        constraint: restricts the answers, after reasoning; None for no constraint.
+        constraint: restricts the answers to a text; None for no constraint. Conversations have their own.
+        prediction: a text that the answer is likely to repeat, for drafts; "" for none.
         n: the number of answers.
         best_of: generate this many, and keep the n likeliest; None for n. Not for streams.
         return_tokens: whether pieces carry the tokens.
@@ -32,6 +33,7 @@ class GenerationRequest:
     prompt: str | Sequence[int] | Infill | Conversation
     sampling: Sampling
     constraint: Spec | None = None
+    prediction: str = ""
     n: int = 1
     best_of: int | None = None
     return_tokens: bool = False

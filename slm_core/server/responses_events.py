@@ -9,9 +9,10 @@ from typing import Any
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError
+from slm_core.server.fields import Strict
 from slm_core.server.openai_fields import chat_logprobs
 from slm_core.server.pieces import CallPiece, Kind, Piece, TokenLogprobs
-from slm_core.server.responses_fields import ChosenTool, ResponsesRequest
+from slm_core.server.responses_fields import ResponsesRequest
 from slm_core.server.sse import frame
 
 _EMPTY: Mapping[Kind, Mapping[str, Any]] = {
@@ -190,7 +191,7 @@ def _response(response_id: str, body: ResponsesRequest) -> Json:
         "store": body.is_stored,
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
-        "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
+        "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",
         "tools": tools,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,

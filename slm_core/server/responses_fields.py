@@ -119,6 +119,14 @@ class ChosenTool(Strict):
     name: str
 
 
+class AllowedChoice(Strict):
+    """The tools that the answer may call, and whether it has to call one; the model reads all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Items[ChosenTool] = Field(min_length=1)
+
+
 class TextFormat(Strict):
     """An answer in any form."""
 
@@ -142,7 +150,7 @@ class SchemaFormat(Strict):
 
 
 class TextOptions(Strict):
-    """The form of the text."""
+    """The form of an answer that calls no tool."""
 
     format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_NO_EFFECT)
@@ -172,7 +180,9 @@ class PromptFields(Strict):
     instructions: str | None = Field(None, description="The system message; later responses do not inherit it.")
     previous_response_id: str | None = Field(None, description="Continue this response; branches share its cells.")
     tools: Items[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[ChosenTool | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = Field(None, description="If false, an answer ends after its first call.")
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -205,11 +215,26 @@ class PromptFields(Strict):
             tools=[_as_function(tool) for tool in tools],
             tool_choice=choice if tools else "auto",
             strict_tools=any(tool.strict for tool in tools) and choice == "auto",
+            allowed_tools=self._allowed_tools(),
+            text_format=self._text_format(),
             thinking=None if effort is None else effort != "none",
         )
 
     def _tool_choice(self) -> str:
-        return self.tool_choice.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice or "auto"
+        choice = self.tool_choice
+        if isinstance(choice, AllowedChoice):
+            return choice.mode
+        return choice.name if isinstance(choice, ChosenTool) else choice or "auto"
+
+    def _allowed_tools(self) -> list[str] | None:
+        choice = self.tool_choice
+        return [tool.name for tool in choice.tools] if isinstance(choice, AllowedChoice) else None
+
+    def _text_format(self) -> Spec | None:
+        how = None if self.text is None else self.text.format
+        if how is None or isinstance(how, TextFormat):
+            return None
+        return JsonSchema({"type": "object"} if isinstance(how, ObjectFormat) else how.schema_)
 
 
 class ResponsesRequest(SamplingFields, EngineFields, PromptFields):
@@ -262,19 +287,10 @@ class ResponsesRequest(SamplingFields, EngineFields, PromptFields):
             model=self.model,
             prompt=self.conversation(earlier),
             sampling=self.sampling(Sampling(), max_tokens=self.max_output_tokens, logprobs=n_logprobs),
-            constraint=self._constraint(),
             parallel_calls=self.parallel_tool_calls is not False,
             priority=self.priority,
             salt=self.cache_salt or "",
         )
-
-    def _constraint(self) -> Spec | None:
-        how = None if self.text is None else self.text.format
-        if how is None or isinstance(how, TextFormat):
-            return None
-        if self.tools and self._tool_choice() != "none":
-            raise ApiError(400, 'text.format does not go with tools, unless tool_choice is "none"', param="text.format")
-        return JsonSchema({"type": "object"} if isinstance(how, ObjectFormat) else how.schema_)
 
 
 def _as_function(tool: FunctionTool) -> dict[str, Any]:

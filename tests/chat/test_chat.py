@@ -385,6 +385,17 @@ def test_an_oracle_leaves_no_trace(options: dict[str, object]) -> None:
     np.testing.assert_array_equal(next_logits(chat), logits)
 
 
+def test_options_of_a_question_replace_those_of_the_sampling() -> None:
+    chat = new_chat("one", "an answer of some length")
+    chat.send("first")
+    for ask in (chat.oracle().ask, chat.oracle().think):
+        assert len(ask("question", max_tokens=3).tokens) == 3
+        assert ask("question", stop="some").stop == "some"
+        drawn = Sampling(temperature=2.0, top_p=0.9, seed=1, max_tokens=9)
+        given = ask("question", temperature=2.0, top_p=0.9, seed=1, max_tokens=9)
+        assert given.tokens == ask("question", sampling=drawn).tokens
+
+
 @pytest.mark.parametrize("options", [{}, {"n_seq_max": 1}], ids=["fork", "no sequence left"])
 def test_an_oracle_leaves_a_paused_answer_and_its_draws_unchanged(options: dict[str, object]) -> None:
     def paused(scratch_branch: bool) -> str:

@@ -17,7 +17,9 @@ from scripted import CONTROLS, END, START
 from slm_core.constraints import (
     AfterThinking,
     AnyJson,
+    AnyOf,
     Choice,
+    JsonSchema,
     Lark,
     NoToolCalls,
     Spec,
@@ -130,6 +132,9 @@ TOOLS = [
 ]
 
 
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
@@ -193,6 +198,10 @@ def test_calls_of_each_format(form: CallFormat, right: list[str], wrong: list[st
         assert accepts(NoToolCalls(form), text) == is_free, f"without calls: {text}"
     for text in wrong:
         assert not accepts(ToolCalls(TOOLS, form), text), f"accepted: {text}"
+    either = AnyOf((ToolCalls(TOOLS, form, required=True), JsonSchema(PERSON)))
+    for text in (*right, *wrong, '{"age": 36}', '{"age": 3.5}', ""):
+        expected = accepts(ToolCalls(TOOLS, form, required=True), text) or text == '{"age": 36}'
+        assert accepts(either, text) == expected, f"calls or a person: {text}"
 
 
 def test_random_calls_are_parsed_by_the_formatter_and_valid() -> None:
@@ -227,6 +236,9 @@ def test_random_calls_are_parsed_by_the_formatter_and_valid() -> None:
         (lambda: ToolCalls([{"name": "a"}], CallFormat("", "x")), "no other text around"),
         (lambda: ToolCalls([{"name": "a"}], CallFormat("x", style="xml")), "accepted styles"),
         (lambda: Choice([]), "at least one text"),
+        (lambda: AnyOf([]), "at least one spec"),
+        (lambda: AnyOf([AnyJson(), "x"]), "at least one spec"),
+        (lambda: AnyOf(AnyJson()), "at least one spec"),
         (lambda: Choice(["a", "a"]), "all different"),
         (lambda: Lark(7), "accepted: a text"),
         (lambda: Choice(["\ud800"]), "unpaired surrogate"),
@@ -237,9 +249,21 @@ def test_a_contradictory_spec_is_refused(make: Callable[[], Spec], message: str)
         make()
 
 
+def test_any_of_has_a_limit() -> None:
+    many = AnyOf([Choice(["a"])] * 1001)
+    with pytest.raises(ConstraintError, match="1001 rules of a grammar"):
+        compile(many, VOCAB)
+
+
 def test_specs_survive_json() -> None:
     from slm_core.constraints import spec_from_dict
 
     calls, none = ToolCalls(TOOLS, MISTRAL_CALLS), NoToolCalls(MISTRAL_CALLS)
-    for spec in (Triggered(calls, "x"), none, AfterThinking(Choice(["a"])), Lark('start: "a"')):
+    for spec in (
+        Triggered(calls, "x"),
+        none,
+        AfterThinking(Choice(["a"])),
+        Lark('start: "a"'),
+        AnyOf([none, AnyOf([calls])]),
+    ):
         assert spec_from_dict(json.loads(json.dumps(spec.to_dict()))) == spec

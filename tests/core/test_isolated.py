@@ -522,6 +522,7 @@ def test_load_isolates_any_backend(caplog: pytest.LogCaptureFixture) -> None:
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1, isolated=True) as model:
         assert isinstance(model.model, IsolatedModel)
         assert model.info.reason == "named by the caller; in its own process"
+        assert model.info.backend_name == "native"
         greedy = slm.Sampling(temperature=0, max_tokens=8)
         answer = model.chat(sampling=greedy).send("Hello!").text
     with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as own:

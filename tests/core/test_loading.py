@@ -116,7 +116,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
 
 def test_the_best_backend_for_the_device_is_chosen_with_a_reason(known: FakeRegistry) -> None:
     model = slm.load("m.gguf")
-    assert model.info.backend == "fast"
+    assert (model.info.backend, model.info.backend_name) == ("fast", "fast")
     for part in ("ranked 50", "slow 1", "gpu: no device auto", "absent: not here"):
         assert part in model.info.reason
     assert slm.load("m.gguf", device="cuda").info.backend == "gpu"

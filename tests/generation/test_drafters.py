@@ -70,6 +70,22 @@ def test_prompt_lookup_follows_growing_and_new_histories(histories: list[list[in
             assert lookup.draft(history[:end], n) == fresh
 
 
+@settings(deadline=None, max_examples=50)
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 9))
+def test_expected_tokens_are_looked_up_as_if_they_came_first(
+    expected: list[int], histories: list[list[int]], n: int
+) -> None:
+    lookup = PromptLookup(3, 1, expected)
+    for history in histories:
+        for end in range(4, len(history) + 1):
+            assert lookup.draft(history[:end], n) == PromptLookup(3, 1).draft([*expected, *history[:end]], n)
+    assert expected == [] or lookup.settings() is None
+
+
+def test_expected_tokens_are_drafted_in_an_empty_history() -> None:
+    assert PromptLookup(expected=[1, 2, 3, 4, 5]).draft([9, 2, 3], 2).tokens == [4, 5]
+
+
 def test_prompt_lookup_takes_the_last_occurrence() -> None:
     assert PromptLookup(2, 2).draft([1, 2, 3, 1, 2, 4, 1, 2], 1).tokens == [4]
 

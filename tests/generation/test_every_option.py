@@ -11,7 +11,7 @@ import pytest
 from scripted import START, ByteVocab, ScriptedContext
 from slm_core.chat import Session
 from slm_core.constraints import Regex
-from slm_core.errors import InvalidOption, UnknownOption
+from slm_core.errors import InvalidOption, SessionError, UnknownOption
 from slm_core.generation import FinishReason, StoppingAction
 from slm_core.generation.shifting import TokenShift
 from slm_core.generation.speculation import DraftFunction, PromptLookup, Speculation
@@ -31,6 +31,55 @@ def plain_tokens() -> tuple[int, ...]:
 
 def check_sampling() -> None:
     assert session().generate(Sampling(temperature=0, max_tokens=3)).run().tokens == plain_tokens()[:3]
+
+
+def check_max_tokens() -> None:
+    assert session().generate(max_tokens=3).run().tokens == plain_tokens()[:3]
+    assert session().generate(Sampling(temperature=0), max_tokens=3).run().tokens == plain_tokens()[:3]
+
+
+def drawn(session: Session, **options: float) -> tuple[int, ...]:
+    return session.generate(**options).run().tokens  # type: ignore[arg-type]  # the names are those of the parameters
+
+
+def check_temperature() -> None:
+    """It is that of the sampling: the distribution is checked there."""
+    same = session().generate(Sampling(temperature=1.5, max_tokens=8, seed=2)).run().tokens
+    assert drawn(session(), temperature=1.5, seed=2) == same != plain_tokens()
+
+
+def check_seed() -> None:
+    check_temperature()
+    assert len({drawn(session(), temperature=2.0, seed=seed) for seed in range(4)}) == 4
+
+
+def check_top_p() -> None:
+    assert drawn(session(), temperature=3.0, top_p=1e-9, seed=1) == plain_tokens(), "the likeliest token alone"
+
+
+def check_stop() -> None:
+    texts = session().generate().run().text
+    for stop in (texts[2], [texts[2], "\0\0"]):
+        answer = session().generate(stop=stop).run()
+        assert (answer.text, answer.stop) == (texts[: texts.index(texts[2])], texts[2])
+
+
+def test_a_shorter_answer_draws_the_tokens_of_the_longer_one() -> None:
+    """Length and stops leave the session's own draws alone, which continue from answer to answer."""
+    sampling = Sampling(temperature=2.0, seed=5, max_tokens=8)
+    whole, parts = (Session(ScriptedContext(n_batch=4), ByteVocab(), sampling=sampling) for _ in range(2))
+    for each in (whole, parts):
+        each.append("prompt>")
+    expected = whole.generate().run().tokens
+    assert (*parts.generate(max_tokens=3).run().tokens, *parts.generate(max_tokens=5).run().tokens) == expected
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 3}, {"temperature": 0}, {"top_p": 0.5}, {"seed": 1}, {"stop": "x"}])
+def test_a_paused_answer_keeps_its_options(options: dict[str, object]) -> None:
+    s = session()
+    list(s.generate(stopping_criteria=[lambda event, draft: StoppingAction.PAUSE]))
+    with pytest.raises(SessionError, match="paused"):
+        s.generate(**options)
 
 
 def check_stopping_criteria() -> None:

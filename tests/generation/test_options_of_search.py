@@ -235,8 +235,10 @@ def documented_drafts(
     min_ngram: int,
     max_tokens: int = 2**16,
     corpus: Sequence[Sequence[int]] = (),
+    expected: Sequence[int] = (),
 ) -> set[tuple[int, ...]]:
     """The possible drafts: continuations of the longest suffix with ``max_ngram`` down to ``min_ngram`` tokens."""
+    text = [*expected, *text]
     remembered = text if len(text) < max_tokens else text[-max_tokens // 2 :]
     for size in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
         if drafts := continuations([*corpus, remembered], text[-size:], 4):
@@ -245,7 +247,11 @@ def documented_drafts(
 
 
 DRAFTERS: Mapping[type[PromptLookup | SuffixIndex], Mapping[str, Mapping[str, object]]] = {
-    PromptLookup: {"max_ngram": {"max_ngram": 2}, "min_ngram": {"min_ngram": 4}},
+    PromptLookup: {
+        "max_ngram": {"max_ngram": 2},
+        "min_ngram": {"min_ngram": 4},
+        "expected": {"expected": list(b"xyz, which is said elsewhere")},
+    },
     SuffixIndex: {
         "min_match": {"min_match": 6},
         "max_tokens": {"max_tokens": 256},
@@ -382,6 +388,18 @@ def check_completions_progress() -> None:
     assert seen == [(0, 7), (7, 7)]
 
 
+def check_completions_replaced() -> None:
+    """Options of one call replace those of the sampling."""
+    options: dict[str, object] = {"max_tokens": 3, "temperature": 1.7, "top_p": 0.9, "seed": 8, "stop": ("x", "y", "z")}
+
+    def changed(**values: object) -> Sampling:
+        return Sampling.from_dict({**WARM.to_dict(), **values})
+
+    for name, value in options.items():
+        assert completions(**{name: value}) == completions(sampling=changed(**{name: value}))
+    assert completions(**options) == completions(sampling=changed(**options)) != completions()
+
+
 OF_SEARCH = {
     "beams": check_beams,
     "constraint": check_constraint,
@@ -393,6 +411,7 @@ OF_COMPLETIONS = {
     "n": check_n,
     "sampling": check_sampling,
     "best_of": check_best_of,
+    **dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), check_completions_replaced),
     "logits_processors": check_completions_logits_processors,
     "stopping_criteria": check_stopping_criteria,
     "constraint": check_completions_constraint,

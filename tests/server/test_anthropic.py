@@ -42,6 +42,7 @@ CASES: dict[str, Body] = {
     "this call": {**WEATHER, "tool_choice": {"type": "tool", "name": "get_weather"}},
     "no call": {**WEATHER, "tool_choice": {"type": "none"}},
     "a schema": {**SUM, "output_config": {"format": {"type": "json_schema", "schema": PERSON}}},
+    "a call or a schema": {**WEATHER, "output_config": {"format": {"type": "json_schema", "schema": PERSON}}},
     "a beginning": {
         **SUM,
         "messages": [*SUM["messages"], {"role": "assistant", "content": [{"type": "text", "text": "12 +"}]}],
@@ -245,7 +246,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tool_choice": {"type": "any"}}, "needs tools"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": PERSON}}, "tools": [TOOL]}, "does not go with"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, r"has \d+ tokens.*room for 2048"),
         ({"temperature": -1}, "temperature"),
         ({"thinking": {"type": "enabled", "display": "omitted"}}, "display"),

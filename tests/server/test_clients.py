@@ -42,9 +42,9 @@ def test_fields_of_newer_models(client: Client, fields: dict[str, Any]) -> None:
 
 
 def test_an_unknown_field_is_absent_if_it_is_null(client: Client) -> None:
-    assert client.chat(prediction=None)["choices"][0]["message"]["content"] == "12 + 30 = 42"
-    refused = client.post("/v1/chat/completions", {**QUESTION, "other": None, "prediction": {}})
-    assert refused.json()["error"]["message"] == "prediction is not supported"
+    assert client.chat(audio=None)["choices"][0]["message"]["content"] == "12 + 30 = 42"
+    refused = client.post("/v1/chat/completions", {**QUESTION, "other": None, "audio": {}})
+    assert refused.json()["error"]["message"] == "audio is not supported"
 
 
 @pytest.mark.parametrize(

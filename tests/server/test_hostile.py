@@ -34,6 +34,8 @@ PLACES: dict[str, Body] = {
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/api/chat": {"model": "demo", "messages": [USER], "options": {"num_predict": 2}, "stream": False},
     "/api/generate": {"model": "demo", "prompt": "a", "options": {"num_predict": 2}, "stream": False},
+    "/api/embed": {"model": "demo", "input": "a"},
+    "/api/embeddings": {"model": "demo", "prompt": "a"},
     "/v1/rerank": {"query": "a", "documents": ["a"]},
     "/tokenize": {"content": "a"},
     "/apply-template": {"messages": [USER]},

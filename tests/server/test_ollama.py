@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import jsonschema
+import numpy as np
 import ollama
 import pytest
 
 import slm_core as slm
 from server.conftest import Body, Client
 from server.test_openai_chat import PERSON, QUESTION, WEATHER
+from slm_core.server.embeddings import truncated
+from slm_core.server.ollama_models import capabilities
 
 SURE = {"temperature": 0, "num_predict": 100}
 SUM: Body = {"messages": QUESTION["messages"], "options": SURE}
@@ -32,6 +37,7 @@ CASES: dict[str, Body] = {
     "a cut call": {**ASKED, "options": {**SURE, "num_predict": 14}},
     "an object": {**SUM, "format": "json"},
     "a schema": {**SUM, "format": PERSON},
+    "a call or a schema": {**ASKED, "format": PERSON},
     "logprobs": {**SUM, "logprobs": True, "top_logprobs": 2},
     "a beginning": {**SUM, "messages": [*QUESTION["messages"], {"role": "assistant", "content": "12 +"}]},
 }
@@ -173,6 +179,65 @@ def test_models(client: Client, demo: slm.Model) -> None:
     assert client.call("HEAD", "/").status_code == 200
 
 
+def test_embeddings_are_the_model_s(client: Client, demo: slm.Model) -> None:
+    texts = ["a dog", "the stock market"]
+    n_tokens = sum(len(demo.vocab.encode(text, add_special=True, parse_special=False)) for text in texts)
+    answer = ask(client, "embed", model="demo:latest", input=texts, options={"temperature": 0}, keep_alive="5m")
+    assert np.array_equal(np.array(answer.embeddings, np.float32), demo.embed(texts).vectors)
+    assert (answer.model, answer.prompt_eval_count) == ("demo", n_tokens)
+    assert answer.total_duration > answer.load_duration >= 0
+    (one,) = ask(client, "embed", model="demo", input=texts[0]).embeddings
+    assert np.array_equal(np.array(one, np.float32), demo.embed(texts[0]).vectors[0])
+    older = ask(client, "embeddings", model="demo", prompt=texts[0]).embedding
+    assert np.array_equal(np.array(older, np.float32), demo.embed(texts[0], normalize=False).vectors[0])
+
+
+def test_an_embedding_is_shortened(client: Client, demo: slm.Model) -> None:
+    """A prefix of the vector, of length 1: the direction of the first numbers."""
+    prefix = demo.embed("a dog").vectors[0, :5]
+    for path in ("/api/embed", "/v1/embeddings"):
+        body = client.post(path, {"model": "demo", "input": "a dog", "dimensions": 5}).json()
+        vector = body["embeddings"][0] if path == "/api/embed" else body["data"][0]["embedding"]
+        assert np.allclose(vector, prefix / np.linalg.norm(prefix), rtol=1e-6)
+
+
+def test_a_model_of_embeddings_says_so(demo: slm.Model) -> None:
+    """Ollama's rule: the file has a pooling."""
+    running: Any = SimpleNamespace(model=SimpleNamespace(info=replace(demo.info, pooling=slm.Pooling.MEAN)))
+    assert capabilities(running) == ["embedding"]
+
+
+def test_a_text_is_truncated_at_its_end(client: Client, demo: slm.Model) -> None:
+    text = "one two three four five six seven eight nine"
+    tokens = demo.vocab.encode(text, add_special=True, parse_special=False)
+    answer = ask(client, "embed", model="demo", input=text, options={"num_ctx": 4})
+    assert np.array_equal(np.array(answer.embeddings, np.float32), demo.embed([tokens[:4]]).vectors)
+    assert answer.prompt_eval_count == 4
+    older = ask(client, "embeddings", model="demo", prompt=text, options={"num_ctx": 4}).embedding
+    assert np.array_equal(np.array(older, np.float32), demo.embed([tokens[:4]], normalize=False).vectors[0])
+
+
+@pytest.mark.parametrize(("first", "last"), [([1], [2]), ([1], []), ([], []), ([], [2])])
+def test_special_tokens_around_a_truncated_text_stay(first: list[int], last: list[int]) -> None:
+    class Vocab:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            assert add_special and not parse_special
+            return [*first, *(ord(letter) for letter in text), *last]
+
+    vocab: Any = Vocab()
+    full = vocab.encode("abcdef", add_special=True, parse_special=False)
+    for n in range(len(first) + len(last) + 1, len(full) + 2):
+        n_letters = min(6, n - len(first) - len(last))
+        assert truncated(vocab, full, n) == [*first, *map(ord, "abcdef"[:n_letters]), *last]
+
+
+def test_an_embedding_of_nothing_loads_the_model(client: Client) -> None:
+    assert ask(client, "embed", model="demo", input="").embeddings == []
+    assert ask(client, "embeddings", model="demo", prompt="").embedding == []
+    assert ask(client, "embed", model="demo", input=[], keep_alive=0).embeddings == []
+    assert not client.get("/v1/models/demo").json()["loaded"]
+
+
 @pytest.mark.parametrize(
     ("path", "changes", "status", "message"),
     [
@@ -184,12 +249,18 @@ def test_models(client: Client, demo: slm.Model) -> None:
         ("chat", {"messages": [{"role": "user", "content": "word " * 5000}]}, 400, r"\d+ tokens.*room for 2048"),
         ("chat", {"model": "none"}, 404, "there is no model 'none'"),
         ("chat", {"format": "xml"}, 400, "format"),
-        ("chat", {"format": "json", "tools": [WEATHER]}, 400, "format does not go with tools"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "no tokens for text with a gap"),
         ("generate", {"prompt": "a", "suffix": "b", "think": True}, 400, "think does not go with suffix"),
         ("generate", {"prompt": "a", "context": [1]}, 400, "context is not supported"),
         ("generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "system does not go with raw"),
         ("show", {"model": "none"}, 404, "there is no model"),
+        ("embed", {"input": "a", "model": "none"}, 404, "there is no model"),
+        ("embed", {"input": ["a", ""]}, 400, "input has a text without tokens"),
+        ("embed", {"input": [[1, 2]]}, 400, "input"),
+        ("embed", {"input": "a", "dimensions": 10**6}, 400, r"dimensions is 1000000, .*vectors have \d+"),
+        ("embed", {"input": "word " * 5000, "truncate": False}, 400, r"\d+ tokens, .* room for 1024"),
+        ("embed", {"input": "a", "options": {"num_ctx": 4096}}, 400, "4096.*2048"),
+        ("embeddings", {"prompt": ["a"]}, 400, "prompt"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -9,6 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from openai.types.chat import ChatCompletionAllowedToolChoiceParam
+from pydantic import TypeAdapter
 
 import slm_core as slm
 from server.conftest import QUESTION, Body, Client, frames
@@ -118,6 +120,68 @@ def test_usage_counts_the_tokens_up_to_the_first_call(client: Client) -> None:
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"])
+
+
+SCHEMA: Body = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+TIME: Body = {"type": "function", "function": {"name": "get_time", "description": "Get the time."}}
+
+
+def allowed(mode: str, *tools: Body) -> Body:
+    """A choice, which is of the type of OpenAI's client."""
+    names = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in tools]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
+    TypeAdapter(ChatCompletionAllowedToolChoiceParam).validate_python(choice)
+    return choice
+
+
+def test_only_allowed_tools_are_called(client: Client) -> None:
+    """The model reads all of them: the prompt is the same."""
+    asked = {**ASKED, "tools": [WEATHER, TIME], "temperature": 0, "max_tokens": 100}
+    free = client.chat(**asked)
+    assert names_of(free) == ["get_weather"]
+    for mode, tools, names in (
+        ("auto", [WEATHER, TIME], ["get_weather"]),
+        ("required", [TIME, WEATHER], ["get_weather"]),
+        ("required", [TIME], ["get_time"]),
+    ):
+        body = client.chat(**asked, tool_choice=allowed(mode, *tools))
+        assert set(names_of(body)) == set(names)
+        assert body["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"]
+    assert "get_weather" not in names_of(client.chat(**asked, tool_choice=allowed("auto", TIME)))
+
+
+def names_of(body: Body) -> list[str]:
+    return [call["function"]["name"] for call in body["choices"][0]["message"].get("tool_calls", ())]
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_an_answer_calls_tools_or_has_the_response_format(client: Client, *, thinking: bool) -> None:
+    fields = {"tools": [WEATHER], "response_format": SCHEMA, "max_tokens": 300, "temperature": 0}
+    fields["chat_template_kwargs"] = {"enable_thinking": thinking}
+    assert names_of(client.chat(**fields, messages=ASKED["messages"])) == ["get_weather"]
+    for asked in (
+        {"messages": [{"role": "user", "content": "Describe Ada, who is 36, as JSON."}]},
+        {"messages": ASKED["messages"], "tool_choice": "none"},
+        {"temperature": 1.5, "seed": 5},
+    ):
+        message = client.chat(**{**fields, **asked})["choices"][0]["message"]
+        if "tool_calls" not in message:
+            jsonschema.validate(json.loads(message["content"]), PERSON)
+        assert "tool_calls" not in message or "seed" in asked
+
+
+def test_a_forced_call_continues_a_message(client: Client) -> None:
+    """The content has closed the reasoning: it is not closed again."""
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "I look it up.\n"}]
+    fields: Body = {"messages": messages, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 100}
+    fields["chat_template_kwargs"] = {"enable_thinking": True}
+    message = client.chat(**fields, continue_final_message=True)["choices"][0]["message"]
+    assert message["content"] in ("", None) and "reasoning_content" not in message and message["tool_calls"]
+
+
+def test_a_forced_call_goes_with_a_response_format(client: Client) -> None:
+    body = client.chat(tools=[WEATHER], tool_choice="required", response_format=SCHEMA, max_tokens=100)
+    assert names_of(body)
 
 
 def test_no_tool_is_called_if_none_is_chosen(client: Client) -> None:
@@ -230,7 +294,8 @@ def test_a_prompt_too_long_is_refused(client: Client, demo: slm.Model) -> None:
             "messages[0].content",
         ),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({**ASKED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**ASKED, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
         ({"model": "unknown"}, "model"),
     ],
     ids=str,

@@ -34,6 +34,18 @@ CASES: dict[str, Body] = {
     "a cut call": {**ASKED, "max_output_tokens": 14},
     "one call": {**ASKED, "tool_choice": "required", "parallel_tool_calls": False},
     "this call": {**ASKED, "tool_choice": {"type": "function", "name": "get_weather"}},
+    "allowed": {
+        **ASKED,
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+    },
+    "a call or a schema": {
+        **ASKED,
+        "text": {"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
+    },
     "an object": {**SUM, "text": {"format": {"type": "json_object"}}},
     "a schema": {**SUM, "text": {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}},
     "logprobs": {**SUM, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
@@ -341,7 +353,15 @@ def test_the_openai_client(client: Client) -> None:
         ({"previous_response_id": "resp_none"}, 404, "there is no response"),
         ({"input": "word " * 5000}, 400, r"has \d+ tokens.*room for 2048"),
         ({"input": "word " * 5000, "background": True}, 400, r"has \d+ tokens.*room for 2048"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, 400, "does not go with tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}, "tools": [TOOL]}, 400, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]},
+                "tools": [TOOL],
+            },
+            400,
+            "allowed_tools has 'x' .accepted: get_weather",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -56,17 +56,18 @@ class Speculation:
             raise InvalidOption(f"adaptive={self.adaptive!r} (accepted: True, False)")
 
 
-def prompt_lookup(sampling: Sampling, wanted: bool | None) -> Speculation | None:
+def prompt_lookup(sampling: Sampling, wanted: bool | None, expected: Sequence[int] = ()) -> Speculation | None:
     """Prompt lookup for an answer; None without drafts.
 
     Args:
         sampling: how the answer is sampled.
-        wanted: whether it drafts. None: only if it is drawn without a seed. A batch rounds differently from single
-            tokens, so greedy and seeded answers are reproducible without drafts only.
+        wanted: whether it drafts. None: only if it is drawn without a seed, or has expected tokens. A batch rounds
+            differently from single tokens, so all other answers are reproducible without drafts only.
+        expected: see ``PromptLookup``.
     """
     is_drawn = sampling.temperature > 0 and sampling.seed is None
-    drafts = is_drawn if wanted is None else wanted
-    return Speculation(PromptLookup()) if drafts else None
+    drafts = is_drawn or len(expected) > 0 if wanted is None else wanted
+    return Speculation(PromptLookup(expected=expected)) if drafts else None
 
 
 def drafter_of(settings: Mapping[str, object]) -> Drafter:

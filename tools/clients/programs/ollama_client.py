@@ -42,6 +42,8 @@ question = [{"role": "user", "content": "Describe Ada, who is 36, as JSON."}]
 person = json.loads(client.chat("demo", question, format=SCHEMA, options=GREEDY).message.content or "")
 assert set(person) == {"name", "age"}
 assert client.generate("demo", "What is 12 + 30?", options=GREEDY).response == whole.message.content
+embeddings = client.embed("demo", ["a dog", "a puppy"], dimensions=8).embeddings
+assert [len(vector) for vector in embeddings] == [8, 8]
 assert "demo" in [model.model for model in client.list().models]
 assert "completion" in (client.show("demo").capabilities or [])
 try:
