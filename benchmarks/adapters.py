@@ -1,11 +1,11 @@
-"""What adapters (LoRA) cost: decoding and prompts with adapters over decoding and prompts without, by rank and number.
+"""Cost of adapters (LoRA): time of decoding and of prompts relative to the time without adapters, by rank and number.
 
     python benchmarks/adapters.py --model my.gguf
     python benchmarks/adapters.py --model my.gguf --rank 16 64 --stack 1 4 --sets 1 4 --backend native llamacpp
 
-All cases of a row take turns, step by step, so a change of the machine's speed meets each of them. Adapters change all
-seven matrices of each block. A stack is several adapters of one sequence; sets are sequences of one batch with an
-adapter each, over as many sequences without.
+All cases of a row take turns, step by step, so a change of the machine's speed affects each of them. Adapters change
+all seven matrices of each block. A stack is several adapters of one sequence; sets are sequences of one batch with one
+adapter each, relative to the same number of sequences without adapters.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def in_turns(cases: Sequence[Callable[[], float]], rounds: int) -> list[float]:
     """The median seconds of each case."""
     seconds: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds):
-        for case, own in zip(cases, seconds, strict=True):
-            own.append(case())
-    return [median(own) for own in seconds]
+        for case, times in zip(cases, seconds, strict=True):
+            times.append(case())
+    return [median(times) for times in seconds]
 
 
 def compare(model: Model, plain: Case, adapted: Case, steps: int, prompts: int) -> tuple[float, float, float]:

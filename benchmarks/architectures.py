@@ -3,11 +3,11 @@
     python benchmarks/architectures.py
     python benchmarks/architectures.py --families gemma3n,qwen3moe --tier reference --rounds 3
 
-The models are random, in Q8_0: those of the tests, widened to the size of small published models (1056 to 1152 wide,
-feed-forward layers three times that, experts half of it). The first table alternates each family with a llama of the
-same width, heads and layers, whose feed-forward width makes a token read about the same bytes of weights. Times are
-divided by these bytes, so the ratios are times per byte. For prompts all rows are requested: recurrent layers compute
-every row anyway, while llama's last layer would compute only the requested ones.
+The models are the random models of the tests in Q8_0, widened to the size of small published models (1056 to 1152
+wide, feed-forward layers three times as wide, experts half as wide). The first table alternates each family with a
+llama of the same width, heads and layers, whose feed-forward width makes a token read about the same bytes of weights.
+Times are divided by these bytes, so the ratios are times per byte. For prompts all rows are requested: recurrent layers
+compute every row anyway, while llama's last layer would compute only the requested ones.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def wide_model(folder: Path, name: str, family: Family) -> Path:
 
 def twin_of(folder: Path, metadata: Mapping[str, Any], n_bytes: float) -> Path:
     """The file of the llama that a family is compared with; families with the same shapes share it."""
-    alike = like_llama(widened(metadata), n_bytes)
-    label = f"llama {zlib.crc32(repr(sorted(alike.items())).encode()):08x}"
-    return model_file(folder, label, Family("llama", alike))
+    llama_metadata = like_llama(widened(metadata), n_bytes)
+    label = f"llama {zlib.crc32(repr(sorted(llama_metadata.items())).encode()):08x}"
+    return model_file(folder, label, Family("llama", llama_metadata))
 
 
 def model_file(folder: Path, label: str, family: Family) -> Path:

@@ -3,8 +3,9 @@
     python benchmarks/busy.py
     python benchmarks/busy.py --model my.gguf --busy 0 1 2 --rounds 9 --out benchmarks/results
 
-`--busy N` starts N programs that loop forever. All cases of a row take turns, so a change of the machine's speed meets
-each of them. The ratio is default threads over the better of one thread and of as many threads as cores: 1 is best.
+`--busy N` starts N programs that loop forever. All cases of a row take turns, so a change of the machine's speed
+affects each of them. The ratio is the speed with the default threads over the better of two speeds, with one thread and
+with one thread per core: 1 is best.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Decoder:
         self._n_vocab = model.vocab.size
 
     def tokens_per_second(self, seconds: float) -> float:
-        """The speed of decoding behind a short prompt."""
+        """The speed of decoding after a short prompt."""
         self._context.drop(0)
         self._decode(range(1, 1 + N_PROMPT))
         n, start = 0, time.perf_counter()

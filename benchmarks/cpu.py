@@ -166,8 +166,8 @@ class Launcher:
             if base == "ik_llama":
                 options.setdefault("program", self.llama_bench)
             return [python, cpu_peers.__file__, base, str(model), str(n_threads), json.dumps(options)]
-        of_numpy = options.get("tier") == "reference"  # the environment sets NumPy's threads
-        sizes = [str(0 if of_numpy else n_threads), *map(str, context)]
+        is_numpy = options.get("tier") == "reference"  # the environment sets NumPy's threads
+        sizes = [str(0 if is_numpy else n_threads), *map(str, context)]
         return [python, self.script, "--serve", base, str(model), *sizes, json.dumps(options)]
 
 

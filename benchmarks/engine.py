@@ -1,4 +1,4 @@
-"""The engine beside a bare decode loop, llama-cpp-python, llama-server and transformers.
+"""The engine compared with a bare decode loop, llama-cpp-python, llama-server and transformers.
 
     python benchmarks/engine.py MODEL.gguf [--backend native] [--rounds 3] [--prompts 64] [--out benchmarks/results]
         [--llama-server PROGRAM] [--transformers] [--memory]
@@ -97,7 +97,7 @@ class Ours:
             return self._first_token(engine, cold), self._first_token(engine, warm)
 
     def apart(self, seed: int) -> float:
-        """95th percentile of seconds to the first token of 16 prompts of that length that share nothing."""
+        """95th percentile of seconds to the first token of 16 prompts of the same length that share nothing."""
         with self._model.engine(n_ctx=40_000) as engine:
             return self._first_token(engine, random_prompts(16, N_SHARED + 16, seed))
 
@@ -153,11 +153,13 @@ class Ours:
             times: list[list[float]] = []
             streams = []
             for other in random_prompts(8, 32, seed + 1):
-                mine: list[float] = []
-                times.append(mine)
+                stream_times: list[float] = []
+                times.append(stream_times)
 
-                def note(event: slm.Event, draft: slm.Draft, mine: list[float] = mine) -> slm.StoppingAction:
-                    mine.append(time.perf_counter())
+                def note(
+                    event: slm.Event, draft: slm.Draft, stream_times: list[float] = stream_times
+                ) -> slm.StoppingAction:
+                    stream_times.append(time.perf_counter())
                     return slm.StoppingAction.NEXT
 
                 streams.append(engine.submit(other, fixed(self._model, 1000), stopping_criteria=[note]))
@@ -168,7 +170,9 @@ class Ours:
             ended = time.perf_counter()
             for stream in streams:
                 stream.cancel()
-        gaps = [b - a for mine in times for a, b in itertools.pairwise(mine) if b >= begun and a <= ended]
+        gaps = [
+            b - a for stream_times in times for a, b in itertools.pairwise(stream_times) if b >= begun and a <= ended
+        ]
         return float(np.percentile(gaps, 99)), among / alone
 
 
@@ -202,7 +206,7 @@ class OverHttp:
     """The same measurements of a server, restarted for each.
 
     Args:
-        start: starts it with so many positions and parallel requests.
+        start: starts the server; gets the numbers of positions and of parallel requests.
     """
 
     def __init__(self, start: Callable[[int, int], HttpServer]) -> None:
@@ -216,7 +220,7 @@ class OverHttp:
             return N_STREAMS * N_ANSWER / (time.perf_counter() - started)
 
     def one_stream(self, seed: int) -> float:
-        """Median of seconds to the first token of prompts that come one after another, after one more."""
+        """Median of seconds to the first token of prompts that come one after another, after a warm-up prompt."""
         with self._start(N_CTX, N_STREAMS) as server:
             first, *others = random_prompts(1 + N_ALONE, N_PROMPT, seed)
             server.stream(first, 1)
@@ -248,11 +252,11 @@ class OverHttp:
             over.set()
             for stream in streams:
                 stream.result()
-        pairs = [pair for mine in all_times for pair in itertools.pairwise(mine)]
+        pairs = [pair for times_of_stream in all_times for pair in itertools.pairwise(times_of_stream)]
         return float(np.percentile([b - a for a, b in pairs if b >= begun and a <= ended[0]], 99))
 
     def chats(self, seed: int) -> float:
-        """The median of seconds to the first token; llama-server keeps the chats that do not fit in 8 GiB of memory."""
+        """The median of seconds to the first token; llama-server stores other chats in up to 8 GiB of memory."""
         with self._start(CHATS_CTX, 8) as server:
 
             def ask(history: list[int]) -> tuple[float, list[int]]:
@@ -304,7 +308,7 @@ def as_one_batch(path: Path, n_prompts: int) -> Callable[[int], float]:
     return measure
 
 
-def beside(theirs: OverHttp, small_batch: OverHttp, ours: dict[str, float], seed: int) -> dict[str, float]:
+def compared(theirs: OverHttp, small_batch: OverHttp, ours: dict[str, float], seed: int) -> dict[str, float]:
     """llama-server's measurements, and the ratios of ours to them; for times, below 1 is better."""
     rate, (cold, warm) = theirs.streams(seed), theirs.shared_prompt(seed + 2)
     default, small = theirs.long_prompt(seed + 3), small_batch.long_prompt(seed + 3)
@@ -373,7 +377,7 @@ def main() -> None:
             if theirs is None or small is None:
                 measured["16 prompts share nothing: first token p95, s"] = ours.apart(seed + 5)
             else:
-                measured |= beside(theirs, small, measured, seed)
+                measured |= compared(theirs, small, measured, seed)
             for name, value in measured.items():
                 rows.setdefault(name, []).append(value)
                 print(f"{turn}  {name}: {value:.4g}", flush=True)
@@ -381,7 +385,7 @@ def main() -> None:
 
 
 def write_table(name: str, rows: Mapping[str, Sequence[float]], options: argparse.Namespace) -> None:
-    """Print the table of the medians, and write it to ``options.out``, if that is given."""
+    """Print the table of the medians, and write it to ``options.out`` if it is set."""
     page = f"{machine()}; {datetime.date.today()}; {options.model.name}; medians of {options.rounds} turns\n\n"
     page += "| | median | from | to |\n|---|---|---|---|\n"
     for row, values in rows.items():

@@ -194,11 +194,11 @@ def speculation_rows(model: Model, n_tokens: int, rounds: int) -> list[str]:
                 assert answer.tokens == tuple(script)
                 answers[name].append(answer)
         plain = [answer.timings.decode_s for answer in answers["none"]]
-        for name, some in answers.items():
-            took = [answer.timings.decode_s for answer in some]
-            ratio = median(before / after for before, after in zip(plain, took, strict=True))
-            row = f"| {model.info.backend} | {text} | {name} | {len(script) / median(took):.0f} | {ratio:.2f} |"
-            if (stats := some[-1].speculation) is not None:
+        for name, answers_of_drafter in answers.items():
+            decode_times = [answer.timings.decode_s for answer in answers_of_drafter]
+            ratio = median(before / after for before, after in zip(plain, decode_times, strict=True))
+            row = f"| {model.info.backend} | {text} | {name} | {len(script) / median(decode_times):.0f} | {ratio:.2f} |"
+            if (stats := answers_of_drafter[-1].speculation) is not None:
                 row += f" {stats.acceptance:.0%} of {stats.drafted} | {stats.switched_off}, {stats.switched_on} |"
             rows.append(row if stats is not None else row + " | |")
     return rows
@@ -239,9 +239,9 @@ def engine_seconds(
 
     started = time.perf_counter()
     answers = [stream.run() for stream in [answer(prompt) for prompt in prompts]]
-    took = time.perf_counter() - started
+    elapsed = time.perf_counter() - started
     assert all(answer.tokens == tuple(script) for answer in answers)
-    return took - max(answer.timings.first_token_s or 0.0 for answer in answers)
+    return elapsed - max(answer.timings.first_token_s or 0.0 for answer in answers)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {

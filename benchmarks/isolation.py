@@ -119,15 +119,17 @@ def main() -> None:
         options = ModelOptions(backend_options={"n_vocab": n_vocab})
         source = Path("stored")
         with (
-            Stored().load(source, options) as own,
-            isolated(Stored(), "isolation:Stored").load(source, options) as other,  # type: ignore[arg-type]
+            Stored().load(source, options) as in_process,
+            isolated(Stored(), "isolation:Stored").load(source, options) as in_child,  # type: ignore[arg-type]
         ):
-            results = {"main": (microseconds(own), microseconds(other))}
+            results = {"main": (microseconds(in_process), microseconds(in_child))}
 
             def measure(
-                own: BackendModel = own, other: BackendModel = other, results: dict[str, tuple[float, float]] = results
+                in_process: BackendModel = in_process,
+                in_child: BackendModel = in_child,
+                results: dict[str, tuple[float, float]] = results,
             ) -> None:
-                results["another"] = microseconds(own), microseconds(other)
+                results["another"] = microseconds(in_process), microseconds(in_child)
 
             thread = threading.Thread(target=measure)
             thread.start()

@@ -1,11 +1,11 @@
-"""``slm serve`` under ten times the load that it can bear.
+"""``slm serve`` under ten times its capacity.
 
     python benchmarks/overload.py [MODEL.gguf] [--minutes 10] [--times 10] [--max-requests 32] [--out FOLDER]
 
-First, 32 clients ask one request after another: the rate of answers is what the server can bear. Then requests come at
-ten times that rate (Poisson), whether or not earlier ones are answered. Beyond ``--max-requests`` the server refuses
-them with 429. A request that is admitted waits for at most the others that are: its bound is twice their time at the
-measured rate.
+First, 32 clients send one request after another: their rate of answers is the capacity. Then requests come at ten times
+that rate (Poisson), whether or not earlier ones are answered. Beyond ``--max-requests`` the server refuses them with
+429. An admitted request waits for the other admitted requests only: the bound of its time is twice the time of
+``--max-requests`` answers at the capacity.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ N_PROMPT, N_ANSWER, N_CLIENTS = 64, 32, 32
 
 
 @dataclass
-class Seen:
-    """What the clients saw.
+class Results:
+    """The results of the clients.
 
     Attributes:
         statuses: requests by status.
@@ -46,46 +46,46 @@ class Seen:
     memory: list[float] = field(default_factory=list)
 
 
-async def ask(http: httpx.AsyncClient, server: SlmServer, random_tokens: random.Random, seen: Seen) -> None:
+async def ask(http: httpx.AsyncClient, server: SlmServer, random_tokens: random.Random, results: Results) -> None:
     """Send one request with a prompt of its own."""
     body = {**server.body(random_tokens.choices(range(10, 1000), k=N_PROMPT), N_ANSWER), "stream": False}
     started = time.perf_counter()
     response = await http.post(f"http://127.0.0.1:{server.port}/v1/completions", json=body)
-    seen.statuses[response.status_code] += 1
+    results.statuses[response.status_code] += 1
     if response.status_code == 200:
-        seen.seconds.append(time.perf_counter() - started)
+        results.seconds.append(time.perf_counter() - started)
     elif "retry-after" not in response.headers:
-        seen.without_wait += 1
+        results.without_wait += 1
 
 
-async def bearable(http: httpx.AsyncClient, server: SlmServer, seconds: float) -> float:
+async def capacity(http: httpx.AsyncClient, server: SlmServer, seconds: float) -> float:
     """Answers per second for clients that wait for them."""
-    seen, until = Seen(), time.perf_counter() + seconds
+    results, until = Results(), time.perf_counter() + seconds
 
     async def client(number: int) -> None:
         tokens = random.Random(number)
         while time.perf_counter() < until:
-            await ask(http, server, tokens, seen)
+            await ask(http, server, tokens, results)
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(N_CLIENTS):
             tasks.create_task(client(number))
-    return seen.statuses[200] / seconds
+    return results.statuses[200] / seconds
 
 
-async def overload(http: httpx.AsyncClient, server: SlmServer, rate: float, seconds: float) -> Seen:
+async def overload(http: httpx.AsyncClient, server: SlmServer, rate: float, seconds: float) -> Results:
     """Send requests at a rate."""
-    seen, tokens, until = Seen(), random.Random(0), time.perf_counter() + seconds
+    results, tokens, until = Results(), random.Random(0), time.perf_counter() + seconds
     next_at = measured_at = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         while next_at < until:
             await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
-            tasks.create_task(ask(http, server, tokens, seen))
+            tasks.create_task(ask(http, server, tokens, results))
             next_at += tokens.expovariate(rate)
             if next_at >= measured_at:
-                seen.memory.append(memory(server.pid))
+                results.memory.append(memory(server.pid))
                 measured_at += 10
-    return seen
+    return results
 
 
 def memory(pid: int) -> float:
@@ -103,22 +103,22 @@ async def measure(server: SlmServer, options: argparse.Namespace) -> str:
     """The table."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=600, limits=limits) as http:
-        await bearable(http, server, 10)
-        rate = await bearable(http, server, 30)
-        seen = await overload(http, server, options.times * rate, 60 * options.minutes)
-        after = await bearable(http, server, 30)
-    p50, p99, most = (float(np.percentile(seen.seconds, q)) for q in (50, 99, 100))
+        await capacity(http, server, 10)
+        rate = await capacity(http, server, 30)
+        results = await overload(http, server, options.times * rate, 60 * options.minutes)
+        after = await capacity(http, server, 30)
+    p50, p99, most = (float(np.percentile(results.seconds, q)) for q in (50, 99, 100))
     bound = 2 * options.max_requests / rate
     rows = {
         "answers/s that it can bear": f"{rate:.1f}",
-        "requests/s that came": f"{seen.statuses.total() / 60 / options.minutes:.1f}",
-        "answered; answers/s": f"{seen.statuses[200]:,}; {seen.statuses[200] / 60 / options.minutes:.1f}",
-        "refused with 429": f"{seen.statuses[429]:,} ({seen.without_wait} without Retry-After)",
-        "other statuses": str({key: n for key, n in seen.statuses.items() if key not in (200, 429)} or "none"),
+        "requests/s that came": f"{results.statuses.total() / 60 / options.minutes:.1f}",
+        "answered; answers/s": f"{results.statuses[200]:,}; {results.statuses[200] / 60 / options.minutes:.1f}",
+        "refused with 429": f"{results.statuses[429]:,} ({results.without_wait} without Retry-After)",
+        "other statuses": str({key: n for key, n in results.statuses.items() if key not in (200, 429)} or "none"),
         "seconds of an answer: p50, p99, most": f"{p50:.2f}, {p99:.2f}, {most:.2f}",
         "their bound": f"{bound:.2f}",
         "MiB of memory at the start, after a tenth, at the end": ", ".join(
-            f"{seen.memory[i]:.0f}" for i in (0, len(seen.memory) // 10, -1)
+            f"{results.memory[i]:.0f}" for i in (0, len(results.memory) // 10, -1)
         ),
         "answers/s afterwards": f"{after:.1f}",
     }

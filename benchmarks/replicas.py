@@ -1,4 +1,4 @@
-"""What Ray adds: ``slm serve --ray`` with one replica beside ``slm serve``, in turns.
+"""The overhead of Ray: ``slm serve --ray`` with one replica compared with ``slm serve``, in turns.
 
     python benchmarks/replicas.py MODEL.gguf [--rounds 5]
 
@@ -63,9 +63,9 @@ def main() -> None:
             server.__exit__(None, None, None)
     print(f"{machine()}, {datetime.date.today()}: {title}\n")
     print("| | slm serve | with --ray | ratio |\n|---|---|---|---|")
-    for i, what in enumerate(("one stream: first token, ms", "one stream: tokens/s", "16 streams: tokens/s")):
+    for i, row_name in enumerate(("one stream: first token, ms", "one stream: tokens/s", "16 streams: tokens/s")):
         direct, ray = (median(values[i] for values in results[name]) for name, _ in names)
-        print(f"| {what} | {direct:.3g} | {ray:.3g} | {ray / direct:.2f} |")
+        print(f"| {row_name} | {direct:.3g} | {ray:.3g} | {ray / direct:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""``slm serve`` beside its engine in this process, and llama-server.
+"""``slm serve`` compared with its engine in this process, and with llama-server.
 
     python benchmarks/serving.py MODEL.gguf --llama-server PROGRAM [--rounds 3] [--out benchmarks/results] [--quick]
 
 All take turns and use one thread per core. The servers answer the same prompts over HTTP, as token ids, with greedy
-answers of fixed length; ``benchmarks/engine.py`` has the measurements. The servers are restarted for each.
+answers of fixed length; ``benchmarks/engine.py`` has the measurements. The servers are restarted for each of them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 EXTRAS = ("onnx",)
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gguf")
-"""Requirements of the tests. Their own bounds are not tested."""
+"""Requirements of the tests. The bounds of these packages are not tested."""
 
 
 def pinned(requirements: list[str]) -> list[str]:

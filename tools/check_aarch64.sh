@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C++ kernels for 64-bit Arm and checks their products and layers under qemu, where no Arm machine is at hand.
+# Builds the C++ kernels for 64-bit Arm and checks their products and layers under qemu, without an Arm machine.
 # Needs g++-aarch64-linux-gnu, qemu-user-static (or qemu-user), cmake, ninja, and a Python that has the tests'
 # packages (PATH=.venv/bin:$PATH).
 #

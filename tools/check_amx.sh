@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds check_products and runs it on an emulated processor that has AMX, where no such machine is at hand: Bochs boots
-# Linux, whose first process (emulated_init.cpp) runs it. Some minutes.
+# Builds check_products and runs it on an emulated processor that has AMX, without such a machine: Bochs boots Linux,
+# whose first process (emulated_init.cpp) runs check_products. It takes some minutes.
 #
 # usage: tools/check_amx.sh [BUILD_FOLDER]
 #
@@ -12,14 +12,15 @@
 # On Debian 13: apt install bochs bochs-term cmake ninja-build g++ xorriso isolinux syslinux-common cpio, a kernel of
 # trixie-backports (linux-image-cloud-amd64 boots soonest), and a Python that has the tests' packages (PATH=.venv/bin:$PATH).
 #
-# What Bochs 3.0 lacks or has wrong, and is kept clear of:
-# - XFD, with which a kernel hands out the registers of tiles as they are first used. Linux is told that there is such
-#   (setcpuid=324), and thereby never saves the tiles themselves: see emulated_init.cpp.
-# - TDPBSSD and its kin take all bytes as unsigned: only products of bf16 can be checked.
+# Bugs and gaps of Bochs 3.0, and how this check avoids them:
+# - XFD is missing, with which a kernel enables the tile registers at their first use. Linux is told that the processor
+#   has XFD (setcpuid=324). As a result Linux never saves the tiles: see emulated_init.cpp.
+# - TDPBSSD and its variants take all bytes as unsigned: only products of bf16 can be checked.
 # - VCVTNE2PS2BF16 rounds its second operand twice: the kernels round one vector at a time, which costs no more.
-# - VPINSRB from memory beside registers 16 to 31 reads from elsewhere: gcc makes it of unrolled loops.
-# - Code that Linux patches at boot may run as it was (hence spectre_v2=retpoline, which leaves it), and leaving system
-#   management mode fails with tables of five levels (no5lvl).
+# - VPINSRB from memory with registers 16 to 31 reads from a wrong address. gcc uses it for vectorized straight-line code
+#   (hence -fno-tree-slp-vectorize).
+# - Code that Linux patches at boot may run unpatched (hence spectre_v2=retpoline, which patches less), and leaving system
+#   management mode fails with five-level page tables (hence no5lvl).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "check_amx: $1" >&2; exit 2; }
@@ -69,7 +70,7 @@ log: $machine/bochs.log
 panic: action=fatal
 END
 : > "$machine/console.log"
-# Its status says nothing: it fails even where the machine is turned off.
+# The status of Bochs is ignored: it reports a failure even if the machine was turned off.
 timeout 1h "$bochs" -q -f "$machine/bochsrc" > "$machine/bochs.out" 2>&1 < /dev/null &
 tail -n +1 --pid=$! -f "$machine/console.log" | tr -d '\r' | sed -u -n '/^-- started/,/^-- ended/p'
 grep -q "^$isa: .* checked" "$machine/console.log" && grep -q '^-- ended with 0' "$machine/console.log"

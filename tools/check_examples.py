@@ -47,13 +47,13 @@ def write_modules(root: Path, folder: Path) -> dict[str, str]:
 
 
 def errors_of(root: Path = ROOT) -> list[str]:
-    """What mypy and pyright say, a line each, with the pages' paths."""
+    """The errors that mypy and pyright find, one line each, with the paths of the pages."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         paths = write_modules(root, folder)
-        said = [re.match(r".*?(\w+\.py)(:\d.*)", line) for line in (*_mypy(folder), *_pyright(folder))]
-    # mypy follows imports, and would check the library with the options for examples.
-    return [paths[match[1]] + match[2] for match in said if match and match[1] in paths]
+        matches = [re.match(r".*?(\w+\.py)(:\d.*)", line) for line in (*_mypy(folder), *_pyright(folder))]
+    # mypy follows imports, and also checks the library, with the options for examples: those errors do not count.
+    return [paths[match[1]] + match[2] for match in matches if match and match[1] in paths]
 
 
 def _mypy(folder: Path) -> list[str]:
@@ -64,17 +64,17 @@ def _mypy(folder: Path) -> list[str]:
 def _pyright(folder: Path) -> list[str]:
     options = {"include": ["."], "pythonVersion": "3.11", "extraPaths": SOURCES, **PYRIGHT}
     (folder / "pyrightconfig.json").write_text(json.dumps(options), encoding="utf-8")
-    said = _run(["basedpyright", "-p", str(folder), "--pythonpath", sys.executable])
-    return [line.strip() for line in said if " - error" in line]
+    output = _run(["basedpyright", "-p", str(folder), "--pythonpath", sys.executable])
+    return [line.strip() for line in output if " - error" in line]
 
 
 def _run(command: list[str]) -> list[str]:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, encoding="utf-8", check=False, cwd=ROOT
     )
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{command[0]} failed: {done.stderr or done.stdout}")
-    return done.stdout.splitlines()
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{command[0]} failed: {process.stderr or process.stdout}")
+    return process.stdout.splitlines()
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Cross-compiles the C++ kernels for macOS on 64-bit Arm. Nothing here could run them: tools/check_aarch64.sh does, on Linux.
+# Cross-compiles the C++ kernels for macOS on 64-bit Arm. They are not run: tools/check_aarch64.sh runs them, on Linux.
 # Needs cmake, ninja, and a Python that has ziglang, whose clang compiles (PATH=.venv/bin:$PATH; pip install ziglang).
 #
 # usage: tools/check_macos.sh [BUILD_FOLDER]

@@ -1,4 +1,4 @@
-"""Checks the installed slm-core: what its wheel has to contain, and what it must not.
+"""Checks the files of the installed slm-core: files that a wheel needs, and files that it must not contain.
 
 usage: python tools/check_wheel.py
 """
@@ -16,7 +16,7 @@ UNWANTED = ("slm_native/csrc/", "tests/", "tools/", "benchmarks/")
 
 
 def faults_of_files(names: Collection[str]) -> list[str]:
-    """What is missing in a wheel with these files, and what is too much."""
+    """The faults of a wheel with these files: missing files, and files that do not belong there."""
     missing = [f"{name} is missing" for name in NEEDED if name not in names]
     if not any(name.startswith("slm_native/_native.") and name.endswith((".so", ".pyd")) for name in names):
         missing.append("the C++ extension is missing")

@@ -38,7 +38,7 @@ embeddable_python() { # the signed files of the embeddable package, and a standa
     osslsigncode extract-signature -pem -in "$package/cp313/python.exe" -out "$build/signature.pem" > /dev/null
     python3 tools/signing_root.py "$build/signature.pem" $root > "$build/roots.pem"
     cat /etc/ssl/certs/ca-certificates.crt >> "$build/roots.pem" # files of earlier years lead to DigiCert's
-    # vcruntime140.dll is Microsoft's: wine has one.
+    # vcruntime140.dll is signed by Microsoft; wine has its own.
     for file in $(cd "$package/cp313" && ls python.exe python*.dll lib*.dll sqlite3.dll ./*.pyd); do
         log=$(osslsigncode verify -ignore-cdp -ignore-crl -CAfile "$build/roots.pem" -TSA-CAfile "$build/roots.pem" \
             -in "$package/cp313/$file" 2>&1) \
@@ -55,7 +55,7 @@ embeddable_python() { # the signed files of the embeddable package, and a standa
 extension() { # slm_native/_native.pyd, for the stable ABI
     cp -r "$("$host" -c 'import sysconfig; print(sysconfig.get_path("include"))')/." "$build/headers"
     cp tools/windows_pyconfig.h "$build/headers/pyconfig.h"
-    # python3.dll has forwarders alone, whose strings name what it exports.
+    # python3.dll contains only forwarders; their strings are the names of its exports.
     { echo 'LIBRARY python3.dll'; echo EXPORTS; grep -ao 'python313\.\w*' "$windows/python3.dll" | cut -d. -f2 | sort -u; } \
         > "$build/python3.def"
     python3 -m ziglang dlltool -m i386:x86-64 -d "$build/python3.def" -l "$build/python3.lib"

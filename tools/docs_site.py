@@ -38,7 +38,7 @@ SECTIONS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add generated pages, and take the notebooks' files away, which are pages now."""
+    """Add generated pages, and remove the files of notebooks, which have pages instead."""
     from mkdocs.structure.files import File
 
     for page, source in OUTSIDE.items():

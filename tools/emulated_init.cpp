@@ -1,6 +1,6 @@
-// The first process of an emulated machine: runs a command, says how it ended, and turns the machine off. The command
-// is what begins with a path on the kernel's command line, after options of which the kernel makes arguments. For
-// tools/check_amx.sh.
+// The first process of an emulated machine, for tools/check_amx.sh: runs a command, prints its status, and turns the
+// machine off. The kernel passes the end of its own command line as arguments; the command begins at the first argument
+// that is an absolute path.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,8 +12,8 @@
 
 namespace {
 
-// Threads of the command are switched only where one waits or yields: never in the middle of tiles, which the kernel
-// cannot save here.
+// Switch between threads of the command only if a thread waits or yields: never while it uses tiles, because the kernel
+// does not save tiles here.
 void switch_where_threads_wait() {
     const sched_param lowest{1};
     if (sched_setscheduler(0, SCHED_FIFO, &lowest) != 0) std::perror("sched_setscheduler"), _exit(127);

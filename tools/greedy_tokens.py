@@ -1,6 +1,6 @@
 """Prints tokens of the demo model on the native engine, to compare two builds of it.
 
-Standard error says which kernels computed them.
+Standard error names the kernels that computed them.
 
 usage: python tools/greedy_tokens.py
 """

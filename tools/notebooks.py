@@ -86,7 +86,7 @@ def _kept(data: Mapping[str, str]) -> dict[str, str]:
 
 
 def structure(notebook: Any) -> list[object]:
-    """What a comparison looks at."""
+    """The part of a notebook that is compared."""
     return [(cell.source, [_shape(output) for output in cell.get("outputs", [])]) for cell in notebook.cells]
 
 

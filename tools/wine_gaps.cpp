@@ -1,8 +1,8 @@
-// What wine 8 lacks, and wheels for Windows need. tools/check_windows_python.sh compiles it as bcryptprimitives.dll,
-// which lies beside python.exe. Windows itself has all of it.
+// Functions that wine 8 lacks and wheels for Windows need. Windows has all of them. tools/check_windows_python.sh
+// compiles this file as bcryptprimitives.dll, in the folder of python.exe.
 // - ProcessPrng, for tokenizers and llguidance (Rust)
-// - complex functions of the C library, for NumPy: wine's abort the program, so they are overwritten with jumps to
-// these
+// - complex functions of the C library, for NumPy: wine's functions abort the program, so they are overwritten with
+//   jumps to the functions below
 #include <complex>
 #include <cstring>
 #include <windows.h>

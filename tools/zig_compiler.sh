@@ -1,5 +1,5 @@
 # For check_windows.sh and check_macos.sh: zig_compiler FOLDER TARGET writes a compiler for a target into a folder, and sets
-# zig_cxx. zig-ar and zig-ranlib lie beside it.
+# zig_cxx. zig-ar and zig-ranlib are in the same folder.
 
 zig_compiler() {
     for tool in cmake ninja python3; do
@@ -10,7 +10,7 @@ zig_compiler() {
     python=$(command -v python3)
     mkdir -p "$1"
     zig_cxx="$(cd "$1" && pwd)/zig-c++"
-    # zig has names of its own for Arm's instruction sets.
+    # zig has other names for Arm's instruction sets.
     cat > "$zig_cxx" << EOF
 #!/usr/bin/env bash
 exec "$python" -m ziglang c++ -target $2 "\${@/#-march=armv8.2-a/-mcpu=generic}"

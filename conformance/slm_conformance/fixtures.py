@@ -32,8 +32,8 @@ class BackendFixtures:
         backend: a registered backend, or "package.module:attribute" for another one; the attribute is called without
             arguments. Scenarios that start another process import it there.
         device: passed to ``load``.
-        n_threads: passed to ``load``. "one" (the default) is 1, as waiting threads slow tiny models down, or None if
-            the engine has no such option.
+        n_threads: passed to ``load``. "one" (the default) is 1, because more threads slow tiny models down; it is
+            None if the engine has no such option.
         models: the models to run on: tiny random models, "ARCHITECTURE-WEIGHTS" (llama, qwen2 or qwen3; f32, f16 or
             q8_0); "demo" for the chat model of slm-core; or the path of a GGUF file.
         load_options: passed to ``load`` as ``backend_options``.
@@ -42,7 +42,8 @@ class BackendFixtures:
         kv_types: the KV types that the backend supports; all others must be refused. If empty, the suite tries all.
             Scenarios use the first one: put the most exact type first.
         declares: the edit level and the capabilities that contexts of ``models`` must declare, as
-            ``{"cut", "shared_fork"}``. Empty: any; then a capability that gets lost is skipped, and the run passes.
+            ``{"cut", "shared_fork"}``. Empty: any; then the scenarios of a capability that gets lost are skipped, and
+            the run passes.
         required: whether the run fails if the backend is not installed; otherwise its scenarios are skipped.
         above_contract: the models for scenarios of sessions, chats, generation, sampling and constraints: one for each
             scenario, "in turn"; "each model", in each chat format; or "elsewhere": another module of the project runs

@@ -15,16 +15,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--slm-backend", metavar="NAME", help="the backend under test: a name, or package.module:attribute")
     group.addoption("--slm-model", metavar="PATH", help="the model file to test on (default: tiny random models)")
     group.addoption("--slm-device", metavar="NAME", default="auto", help="the device to load on (default: auto)")
-    what = "load each model in a process of its own"
-    group.addoption("--slm-isolated", action="store_true", help=what)
-    what = "a first look: one model, few random programs, no scenario that takes long"
-    group.addoption("--slm-quick", action="store_true", help=what)
-    what = "random programs for so many seconds on each model, beyond the first 20 (default: 0)"
-    group.addoption("--slm-budget", metavar="SECONDS", type=float, default=0.0, help=what)
-    what = "seed of the first random program; each has the next one (default: 0)"
-    group.addoption("--slm-seed", metavar="N", type=int, default=0, help=what)
-    what = "write a report: .html, .json or .svg (repeatable)"
-    group.addoption("--slm-report", metavar="PATH", action="append", default=[], help=what)
+    help_text = "load each model in a process of its own"
+    group.addoption("--slm-isolated", action="store_true", help=help_text)
+    help_text = "a first look: one model, few random programs, no scenario that takes long"
+    group.addoption("--slm-quick", action="store_true", help=help_text)
+    help_text = "random programs for so many seconds on each model, beyond the first 20 (default: 0)"
+    group.addoption("--slm-budget", metavar="SECONDS", type=float, default=0.0, help=help_text)
+    help_text = "seed of the first random program; each has the next one (default: 0)"
+    group.addoption("--slm-seed", metavar="N", type=int, default=0, help=help_text)
+    help_text = "write a report: .html, .json or .svg (repeatable)"
+    group.addoption("--slm-report", metavar="PATH", action="append", default=[], help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

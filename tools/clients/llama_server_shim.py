@@ -3,7 +3,8 @@
     python -m tools.clients.llama_server_shim --port 8080 [flags of llama-server]
 
 It serves the demo model, whatever model the flags name. OpenAI's paths also work without "/v1", as at llama-server.
-Flags that only change speed or memory are ignored; others of no use here are, too, and tests that need them fail.
+Flags that only change speed or memory are ignored. Other flags without a meaning here are ignored, too: tests that
+need them fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OTHER_NAMES = ("davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test", "text-embedding-3-small")
-"""Names that requests of the tests have; llama-server answers to every name."""
+"""Names of models in requests of the tests; llama-server accepts every name."""
 WITHOUT_VERSION = ("/chat/completions", "/models", "/rerank", "/responses")
 
 

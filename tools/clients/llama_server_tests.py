@@ -1,8 +1,8 @@
 """The tests that llama.cpp brings for llama-server, against ``slm serve``.
 
-``llama_server_tests.txt`` lists those that are run; each has to pass. They ask for the form of answers, streams and
-errors. The others need what this server lacks or does in another way: numbers of the model stories260K, llama.cpp's
-own paths (/completion, /props, /slots), images, routing to other servers, and web pages of any origin.
+``llama_server_tests.txt`` lists the tests that are run; each has to pass. They check the form of answers, streams and
+errors. The other tests need things that this server lacks or does in another way: numbers of the model stories260K,
+llama.cpp's own paths (/completion, /props, /slots), images, routing to other servers, and web pages of any origin.
 """
 
 from __future__ import annotations

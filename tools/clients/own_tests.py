@@ -1,8 +1,8 @@
 """The tests that the Python clients of OpenAI and Anthropic bring, at the address of ``slm serve``.
 
-They are written for a mock of the whole API, with made-up values. ``OwnTests.rightly_fail`` lists those that fail at a
-server which checks what it gets, or lacks what they use, each with the reason. Any other failure is an error, and so is
-a listed test that passes.
+They are written for a mock of the whole API, with made-up values. ``OwnTests.rightly_fail`` lists the
+tests that fail at a server which validates requests or lacks a part of the API, each with the reason. Any other failure
+is an error, and so is a listed test that passes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,10 @@ def check(tests: OwnTests, url: str) -> str:
     results = {name: result for result, name in lines}
     assert results, done.stdout[-3000:] + done.stderr[-3000:]
     failed = {name for name, result in results.items() if result != "PASSED"}
-    asking = [name for name in results if "path_params" not in name]  # the client itself refuses those
-    listed = {name for name in asking if any(re.search(pattern, name) for pattern in tests.rightly_fail)}
+    requesting = [
+        name for name in results if "path_params" not in name
+    ]  # the client refuses these requests without sending them
+    listed = {name for name in requesting if any(re.search(pattern, name) for pattern in tests.rightly_fail)}
     assert failed <= listed, f"these tests fail: {', '.join(sorted(failed - listed))}"
     assert listed <= failed, f"these tests pass, but are listed to fail: {', '.join(sorted(listed - failed))}"
     reasons = [

@@ -169,7 +169,7 @@ def _remove(d: Dialogue) -> None:
 
 
 def _tool_schemas(rng: random.Random) -> list[dict[str, Any]]:
-    """The get_weather schema in small variations, sometimes beside a second tool."""
+    """The get_weather schema in small variations, sometimes with a second tool."""
     city: dict[str, Any] = {"type": "string"}
     if rng.random() < 0.4:
         city["description"] = rng.choice(("The city", "The name of the city", "City name", "Name of a city"))

@@ -27,7 +27,7 @@ class Functions:
 
     def __init__(self, files: frozenset[Path]) -> None:
         names = {str(path) for path in files}
-        gc.unfreeze()  # ``tests/conftest.py`` freezes what it imports, and ``get_objects`` leaves out what is frozen
+        gc.unfreeze()  # ``tests/conftest.py`` freezes its imports, and ``get_objects`` leaves out frozen objects
         objects = gc.get_objects()
         self._functions = [f for f in objects if type(f) is types.FunctionType and f.__code__.co_filename in names]
         self._caches = [f for f in objects if type(f) is _LRU_CACHE and _file_of(f) in names]

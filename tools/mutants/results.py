@@ -20,8 +20,8 @@ class Results:
     """The results in a file.
 
     Args:
-        path: a JSON line for each mutant; the last line of a mutant counts. But if the suite was asked again about a
-            mutant and has not killed it, the result of the unit tests counts.
+        path: a JSON line for each mutant; the last line of a mutant counts. But if the suite ran again on a mutant
+            and did not kill it, the result of the unit tests counts.
     """
 
     def __init__(self, path: Path) -> None:

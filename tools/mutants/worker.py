@@ -146,7 +146,7 @@ class Worker:
         return result
 
     def _reaching(self, mutant: Mutant, paths: Sequence[Path]) -> list[str]:
-        """The tests that run the mutant's lines, as many as there is time for.
+        """The tests that run the mutant's lines, as many as the limit of their total duration allows.
 
         Tests that killed neighbours come first, then quick ones that run most of the file, then the others by duration.
         """

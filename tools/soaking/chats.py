@@ -49,7 +49,7 @@ def long_chat(site: Site, rng: random.Random) -> None:
 
 
 def restored_chat(site: Site, rng: random.Random) -> None:
-    """A restored chat, and a chat that forgot a message, give the same answer as they would have before."""
+    """A restored chat answers as the dumped chat does, also if a message was forgotten before the dump."""
     chat = _long_lived_chat(site)
     with _twin(site, chat) as twin:
         if len(twin.messages) > 2 and rng.random() < 0.5:

@@ -28,7 +28,7 @@ def report(records: Sequence[Record], command: str) -> str:
 def summary(record: Record) -> str:
     """One line for each run."""
     n = len(record.failures)
-    trends = [_said(trend, i) for i, trend in enumerate(record.trends())]
+    trends = [_verdict_text(trend, i) for i, trend in enumerate(record.trends())]
     course = f"{record.rounds.total():,} rounds in {_duration(record.elapsed_s)}, {n} failure{'s' * (n != 1)}"
     return f"{record.plan.engine.backend}: {course}; {'; '.join(trends)}"
 
@@ -64,7 +64,9 @@ def _section(record: Record) -> list[str]:
         first = f"{record.samples[0][i]:,.4g}" if record.samples else "-"
         last = f"{trend.last:,.4g}" if trend else "-"
         slope = f"{trend.per_hour:+.3g} ± {trend.error_per_hour:.2g}" if trend else "-"
-        lines.append(f"| {f'{kind.name}, {kind.unit}'.strip(', ')} | {first} | {last} | {slope} | {_said(trend, i)} |")
+        lines.append(
+            f"| {f'{kind.name}, {kind.unit}'.strip(', ')} | {first} | {last} | {slope} | {_verdict_text(trend, i)} |"
+        )
     lines += ["", "| workload | rounds | seconds | failures |", "|---|---:|---:|---:|"]
     failed = [failure.workload for failure in record.failures]
     for workload in record.plan.workloads:
@@ -111,7 +113,7 @@ def _method() -> list[str]:
     ]
 
 
-def _said(trend: Trend | None, i: int) -> str:
+def _verdict_text(trend: Trend | None, i: int) -> str:
     kind = RESOURCES[i]
     if trend is None:
         return f"{kind.name} undecided: too few samples"

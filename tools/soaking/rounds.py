@@ -33,7 +33,7 @@ from soaking.workloads import WORKLOADS, Workload
 Event: TypeAlias = Mapping[str, object]
 Emit: TypeAlias = Callable[[Event], None]
 _SAMPLES = 1000
-"""Most samples of a run; there is at most one after each round."""
+"""The largest number of samples of a run; there is at most one after each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _play(plan: Plan, site: Site, emit: Emit, workloads: Sequence[Workload], sto
 
 
 def _compute_tolerances(site: Site) -> None:
-    """Compute what checks keep of each model before the first sample, so that it does not count as growth."""
+    """Compute the tolerances of each model before the first sample, so that their memory does not count as growth."""
     for name in MODELS:
         tolerance(site, name).row, tolerance(site, name).gap
 

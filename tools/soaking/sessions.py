@@ -94,7 +94,7 @@ def beams(site: Site, rng: random.Random) -> None:
             session.append_tokens(prompt)
             results.append([(best.tokens, best.score) for best in session.beam_search(options).hypotheses])
     require(results[0] == results[1], f"two fresh contexts found other beams with {options}: {results}")
-    with _left_as_it_was(site, name) as session:
+    with _check_no_trace(site, name) as session:
         session.append_tokens(prompt)
         session.beam_search(options)
 
@@ -109,7 +109,7 @@ def completions(site: Site, rng: random.Random) -> None:
             session.append_tokens(prompt)
             results.append([completion.answer.tokens for completion in session.completions(n, options).run()])
     require(results[0] == results[1], f"two fresh contexts gave other completions with {options}: {results}")
-    with _left_as_it_was(site, name) as session:
+    with _check_no_trace(site, name) as session:
         session.append_tokens(prompt)
         with session.completions(n, options) as running:
             for _, _event in zip(range(rng.randint(0, 10)), running, strict=False):
@@ -327,7 +327,7 @@ def _drafter(site: Site, name: str, rng: random.Random) -> Iterator[Drafter]:
 
 
 @contextmanager
-def _left_as_it_was(site: Site, name: str) -> Iterator[Session]:
+def _check_no_trace(site: Site, name: str) -> Iterator[Session]:
     """A session in the old context; afterwards the number of free positions must be as before."""
     context = site.context(name)
     before = context.n_free

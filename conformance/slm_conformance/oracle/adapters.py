@@ -16,7 +16,7 @@ from slm_conformance.oracle.weights import Weights
 KINDS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 """The matrices of a block that every backend with adapters can change."""
 _RANK, _ALPHA = 3, 6.0
-_SHARE = 0.5  # of a change's root mean square in that of the matrix
+_SHARE = 0.5  # root mean square of a change, relative to that of its matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ def control_vector_metadata() -> dict[str, str | float]:
 
 
 def usual_matrices(weights: Weights) -> list[str]:
-    """The matrices of ``KINDS``."""
+    """The names of the matrices of ``KINDS``, sorted."""
     return sorted(name for name in weights.tensors if name.removesuffix(".weight").rpartition(".")[2] in KINDS)
 
 

@@ -21,6 +21,6 @@ def with_broken_token(source: Path, token: int, target: Path) -> Path:
         table = bytes(file.tensor_data(info.name))
     n_row = len(table) // info.shape[0]
     start = data.index(table) + token * n_row
-    data[start : start + n_row] = b"\xff" * n_row  # NaN in float32 and float16, which the scale of a block is
+    data[start : start + n_row] = b"\xff" * n_row  # NaN in float32, in float16, and as the float16 scale of a block
     target.write_bytes(data)
     return target

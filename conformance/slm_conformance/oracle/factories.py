@@ -72,7 +72,7 @@ class ModelShape:
         norm_eps: epsilon of the RMS norms.
         tied: whether the output matrix is the token embeddings.
         sections: the number of a head's pairs that rotate by time, height and width; () if all rotate by one position.
-        n_mtp: layers for multi-token prediction behind the blocks, 0 or 1. No engine but the toy has them for llama.
+        n_mtp: layers for multi-token prediction after the blocks, 0 or 1. No engine but the toy has them for llama.
     """
 
     architecture: Architecture
@@ -206,7 +206,7 @@ def n_vocab(controls: tuple[str, ...] = ()) -> int:
 def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dict[str, Value]:
     """Metadata of the vocabulary and the chat template, for a file of an architecture."""
     tokens, token_types, merges = _vocabulary(controls)
-    gap = {f"tokenizer.ggml.fim_{role}_token_id": 1 + i for i, role in enumerate(("pre", "suf", "mid"))}
+    infill = {f"tokenizer.ggml.fim_{role}_token_id": 1 + i for i, role in enumerate(("pre", "suf", "mid"))}
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe" if architecture == "llama" else "qwen2",
@@ -218,7 +218,9 @@ def tokenizer_metadata(architecture: str, controls: tuple[str, ...] = ()) -> dic
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.add_bos_token": architecture == "llama",
         "tokenizer.chat_template": CHAT_TEMPLATE,
-        **(gap if architecture == "llama" else {}),  # directories, made of the others, have no place for these roles
+        **(
+            infill if architecture == "llama" else {}
+        ),  # the other models also become directories, which cannot name these tokens
     }
 
 

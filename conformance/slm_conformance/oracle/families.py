@@ -53,7 +53,7 @@ def write_family(path: Path, name: str, tensors: Mapping[str, StoredTensor], wei
 def family_tensors(name: str) -> dict[str, tuple[int, ...]]:
     """The tensors of a family's file and their shapes, rows first."""
     family = family_of(name)
-    return {tensor: spec.shape for tensor, spec in _declared(family) if _is_there(tensor, spec, family)}
+    return {tensor: spec.shape for tensor, spec in _declared(family) if _is_present(tensor, spec, family)}
 
 
 def family_of(name: str) -> Family:
@@ -76,9 +76,13 @@ def _declared(family: Family) -> Iterator[tuple[str, TensorSpec]]:
             yield from read_spec(file).tensors()
 
 
-def _is_there(tensor: str, spec: TensorSpec, family: Family) -> bool:
-    inside = tensor.split(".", 2)[-1] if tensor.startswith("blk.") else tensor
-    return spec.required or not {tensor, inside}.isdisjoint(family.optional) or (tensor == OUTPUT and not family.tied)
+def _is_present(tensor: str, spec: TensorSpec, family: Family) -> bool:
+    name_in_block = tensor.split(".", 2)[-1] if tensor.startswith("blk.") else tensor
+    return (
+        spec.required
+        or not {tensor, name_in_block}.isdisjoint(family.optional)
+        or (tensor == OUTPUT and not family.tied)
+    )
 
 
 def _metadata(family: Family, weight_type: WeightType) -> dict[str, Value]:
@@ -109,5 +113,5 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], quiet: 
         return (1 + np.float32(0.2) * values) * np.float32(0.25 if name.split(".")[-2] in quiet else 1)
     if len(shape) == 1:
         return np.float32(0.5) * values
-    larger = 2.5 if name in (EMBEDDING, "output.weight") else 1.6 if "attn_q" in name or "attn_k" in name else 1.0
-    return values * np.float32(larger / np.sqrt(shape[-1]))
+    scale = 2.5 if name in (EMBEDDING, "output.weight") else 1.6 if "attn_q" in name or "attn_k" in name else 1.0
+    return values * np.float32(scale / np.sqrt(shape[-1]))

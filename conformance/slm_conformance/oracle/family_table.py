@@ -91,7 +91,7 @@ _GEMMA2: dict[str, Value] = {
     "final_logit_softcapping": 3.0,
 }
 _EXPERTS: dict[str, Value] = {"expert_count": 7, "expert_used_count": 3}
-_TURNS: dict[str, Value] = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}
+_MROPE: dict[str, Value] = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}
 _GRANITE: dict[str, Value] = {
     "embedding_scale": 3.0,
     "residual_scale": 0.4,
@@ -396,8 +396,8 @@ FAMILIES: dict[str, Family] = {
     "refact": Family("refact", _without_rope(_sizes(embd=144, kv_heads=1))),
     # llama.cpp ignores the epsilon in files of qwen2vl.
     "qwen2vl": Family("qwen2vl", _sizes(embd=144) | {RMS: 0.0, "rope.dimension_sections": [3, 3, 2, 0]}),
-    "qwen3vl": Family("qwen3vl", _sizes() | _TURNS),
-    "qwen3vlmoe": Family("qwen3vlmoe", _sizes() | _TURNS | _EXPERTS | {"expert_feed_forward_length": 64}),
+    "qwen3vl": Family("qwen3vl", _sizes() | _MROPE),
+    "qwen3vlmoe": Family("qwen3vlmoe", _sizes() | _MROPE | _EXPERTS | {"expert_feed_forward_length": 64}),
     "mamba": Family("mamba", _MAMBA, tied=True),
     "falcon_mamba": Family("mamba", _MAMBA | {"ssm.dt_b_c_rms": True}),
     "mamba2": Family("mamba2", _MAMBA | _MAMBA2),

@@ -11,10 +11,10 @@ from slm_conformance.oracle.weights import Weights
 
 
 def predictions(weights: Weights, tokens: Sequence[int], token: int, n: int) -> Array:
-    """The logits of the ``n`` tokens after ``tokens`` and ``token``, each after the largest ones before, [n, V].
+    """The logits of the ``n`` tokens after ``tokens`` and ``token``, each after the best token before it, [n, V].
 
-    The layer at position p reads the embedding of token p and the hidden state of token p - 1; that before the first
-    token is zero. After ``token``, its own normalized output takes the place of the model's hidden state.
+    The MTP layer at position p gets the embedding of token p and the hidden state of token p - 1, which is zero for the
+    first token. After ``token``, the layer's normalized output takes the place of the model's hidden state.
 
     Args:
         weights: a model with an MTP layer.

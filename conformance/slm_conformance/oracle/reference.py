@@ -172,13 +172,13 @@ class Reference:
     @staticmethod
     def _append_positions(earlier: list[Offset], n: int, offsets: Sequence[Offset] | None) -> Array:
         """Add the offsets of ``n`` tokens; returns the positions of all tokens, [S, 3]."""
-        positions, after = _positions(earlier)
-        start = after
+        positions, next_position = _positions(earlier)
+        start = next_position
         for i in range(n):
-            position = (after,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
-            earlier.append((position[0] - after, position[1] - after, position[2] - after))
+            position = (next_position,) * 3 if offsets is None else tuple(start + each for each in offsets[i])
+            earlier.append((position[0] - next_position, position[1] - next_position, position[2] - next_position))
             positions.append(position)
-            after = max(after, *(each + 1 for each in position))
+            next_position = max(next_position, *(each + 1 for each in position))
         return np.array(positions, np.float64)
 
     def _caches(self, seq_id: int) -> list[LayerCache]:
@@ -216,10 +216,10 @@ class Reference:
         queries = self._round_queries(self._rotated(q, positions[first:]))
         scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
         scores += np.where(np.arange(length) == np.arange(first, length)[:, None], 0.0, biases)
-        unseen = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
-        scores[:, unseen & (not bidirectional)] = -np.inf
-        seen = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
-        return self._linear(f"blk.{layer}.attn_output", seen.transpose(1, 0, 2).reshape(len(x), -1))
+        is_later = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
+        scores[:, is_later & (not bidirectional)] = -np.inf
+        attended = self._round_attention(_softmax(scores)) @ values.transpose(1, 0, 2)  # [H, T, D]
+        return self._linear(f"blk.{layer}.attn_output", attended.transpose(1, 0, 2).reshape(len(x), -1))
 
     def _steered(self, layer: int, x: Array) -> Array:
         """A layer's output [T, E] plus the direction of a control vector, if there is one."""
@@ -265,11 +265,11 @@ class Reference:
 def _positions(offsets: Sequence[Offset]) -> tuple[list[tuple[int, ...]], int]:
     """The positions of tokens with these offsets, and the position of the next token."""
     positions: list[tuple[int, ...]] = []
-    after = 0
+    next_position = 0
     for offset in offsets:
-        positions.append(tuple(after + each for each in offset))
-        after = max(after, *(each + 1 for each in positions[-1]))
-    return positions, after
+        positions.append(tuple(next_position + each for each in offset))
+        next_position = max(next_position, *(each + 1 for each in positions[-1]))
+    return positions, next_position
 
 
 def _softmax(scores: Array) -> Array:

@@ -32,7 +32,7 @@ class RwkvReference(StateReference):
         for_r, for_w, for_k, for_v, for_a, for_g = (_mixed(x, share) for share in shares)
         inputs = {"receptance": for_r, "key": for_k, "value": for_v}
         r, k, v = (self._linear(block + name, share) for name, share in inputs.items())
-        fading = np.exp(-np.exp(-0.5) * _sigmoid(self._low_rank(f"{block}w", for_w, tanh=True)))
+        decay = np.exp(-np.exp(-0.5) * _sigmoid(self._low_rank(f"{block}w", for_w, tanh=True)))
         rate = _sigmoid(self._low_rank(f"{block}a", for_a))
         gate = self._linear(f"{block}g2", _sigmoid(self._linear(f"{block}g1", for_g)))
         if layer == 0:
@@ -42,22 +42,22 @@ class RwkvReference(StateReference):
         removed = self._heads_of(k * self._vector(f"{block}k_k", "weight"))
         removed = removed / np.linalg.norm(removed, axis=-1, keepdims=True)
         k = k * (1 + (rate - 1) * self._vector(f"{block}k_a", "weight"))
-        r, fading, k, v, rate = map(self._heads_of, (r, fading, k, v, rate))  # [T, H, P]
-        read = _delta_rule(r, fading, k, v, removed, removed * rate)
-        normed = self._standardized(read, _HEAD_EPS) * self._heads_of(self._vector(f"{block}ln", "weight"))
+        r, decay, k, v, rate = map(self._heads_of, (r, decay, k, v, rate))  # [T, H, P]
+        outputs = _delta_rule(r, decay, k, v, removed, removed * rate)
+        normed = self._standardized(outputs, _HEAD_EPS) * self._heads_of(self._vector(f"{block}ln", "weight"))
         normed = normed + self._heads_of(self._vector(f"{block}ln", "bias"))
         bonus = (r * k * self._heads_of(self._vector(f"{block}r_k", "weight"))).sum(-1, keepdims=True)
         return self._linear(f"{block}output", (normed + bonus * v).reshape(len(x), -1) * gate)
 
     def _channel_mixed(self, layer: int, x: Array) -> Array:
         block = f"blk.{layer}.channel_mix_"
-        inside = self._linear(f"{block}key", _mixed(x, self._vector(f"{block}lerp_k", "weight")))
-        return self._linear(f"{block}value", np.maximum(inside, 0) ** 2)
+        hidden = self._linear(f"{block}key", _mixed(x, self._vector(f"{block}lerp_k", "weight")))
+        return self._linear(f"{block}value", np.maximum(hidden, 0) ** 2)
 
     def _low_rank(self, name: str, x: Array, *, tanh: bool = False) -> Array:
-        inside = self._linear(f"{name}1", x)
-        inside = np.tanh(inside) if tanh else inside
-        return self._linear(f"{name}2", inside) + self._vector(f"{name}0", "weight")
+        hidden = self._linear(f"{name}1", x)
+        hidden = np.tanh(hidden) if tanh else hidden
+        return self._linear(f"{name}2", hidden) + self._vector(f"{name}0", "weight")
 
     def _heads_of(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], -1, self._shape.head_dim)
@@ -72,15 +72,15 @@ class RwkvReference(StateReference):
         return standardized
 
 
-def _delta_rule(r: Array, fading: Array, k: Array, v: Array, removed: Array, replaced: Array) -> Array:
+def _delta_rule(r: Array, decay: Array, k: Array, v: Array, removed: Array, replaced: Array) -> Array:
     """The outputs of the states [H, P values, P keys] for each token, all [T, H, P]: equations 17 and 18."""
-    state, read = np.zeros((*v.shape[1:], k.shape[2])), []
+    state, outputs = np.zeros((*v.shape[1:], k.shape[2])), []
     for t in range(len(r)):
         forgotten = np.einsum("hvk,hk->hv", state, removed[t])
-        state = state * fading[t, :, None, :] - forgotten[:, :, None] * replaced[t, :, None, :]
+        state = state * decay[t, :, None, :] - forgotten[:, :, None] * replaced[t, :, None, :]
         state = state + v[t, :, :, None] * k[t, :, None, :]
-        read.append(np.einsum("hvk,hk->hv", state, r[t]))
-    return np.array(read)
+        outputs.append(np.einsum("hvk,hk->hv", state, r[t]))
+    return np.array(outputs)
 
 
 def _mixed(x: Array, share: Array) -> Array:

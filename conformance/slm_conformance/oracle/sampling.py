@@ -34,9 +34,9 @@ class DocumentedChain:
     ``xtc_probability`` must be 0 or 1: between them, the result depends on random numbers.
 
     Attributes:
-        margin: the smallest distance of a token from a bound or from another token in the last distribution, in nats or
-            as a probability, where the distance decides what a step keeps. If it is within the rounding of float32,
-            another implementation may decide otherwise. Equal logits do not count: ties go to the lower id.
+        margin: the smallest distance by which a step of the last distribution decided what to keep: of a token from a
+            bound or from another token, in nats or as a probability. If it is within the rounding of float32, another
+            implementation may decide otherwise. Equal logits do not count: ties go to the lower id.
     """
 
     sampling: Sampling
@@ -164,11 +164,11 @@ class DocumentedChain:
         if self.sampling.xtc_probability != 1:
             return logits
         logp = log_softmax(logits)
-        self._decide(logp - math.log(self.sampling.xtc_threshold))
+        self._record_margin(logp - math.log(self.sampling.xtc_threshold))
         above = [token for token in range(len(logp)) if logp[token] >= math.log(self.sampling.xtc_threshold)]
         if len(above) >= 2:
             least = min(above, key=lambda token: float(logp[token]))
-            self._decide(np.diff(np.sort(logp[above])[:2]))
+            self._record_margin(np.diff(np.sort(logp[above])[:2]))
             above.remove(least)
             if int((logits > -np.inf).sum()) - len(above) >= self.sampling.min_keep:
                 logits[above] = -np.inf
@@ -191,15 +191,15 @@ class DocumentedChain:
         s = self.sampling
         if not s.adaptive_entropy:
             return logits
-        here = entropy(logits)
-        before = here if self.mean_entropy is None else self.mean_entropy
-        self.mean_entropy = s.adaptive_decay * before + (1 - s.adaptive_decay) * here
+        current = entropy(logits)
+        previous = current if self.mean_entropy is None else self.mean_entropy
+        self.mean_entropy = s.adaptive_decay * previous + (1 - s.adaptive_decay) * current
         return logits * max(1.0, self.mean_entropy / s.adaptive_entropy)
 
     def _mirostat(self, logits: Row) -> Row:
         if self.sampling.mirostat == 1:
             k = self._zipf_k(np.sort(softmax(logits))[::-1][:100])
-            self._decide(np.array([k - round(k)]) / max(1.0, k))
+            self._record_margin(np.array([k - round(k)]) / max(1.0, k))
             return self._first(logits, -logits, max(1, math.floor(k)))
         if self.sampling.mirostat == 2:
             return self._keep(logits, log_softmax(logits), -self._target_surprise() * math.log(2))
@@ -218,7 +218,7 @@ class DocumentedChain:
 
     def _keep(self, logits: Row, values: Row, bound: float) -> Row:
         """Remove the tokens with smaller values; at least ``min_keep`` stay."""
-        self._decide(values[np.isfinite(values)] - bound)
+        self._record_margin(values[np.isfinite(values)] - bound)
         mask = values >= bound
         if mask.sum() < self.sampling.min_keep:
             return self._first(logits, -logits, self.sampling.min_keep)
@@ -227,7 +227,7 @@ class DocumentedChain:
     def _until(self, logits: Row, key: Row, mass: float) -> Row:
         """Keep the tokens with the smallest keys until their sum of probabilities reaches ``mass``."""
         reached = np.cumsum(softmax(logits)[np.argsort(key, kind="stable")])
-        self._decide(reached - mass)
+        self._record_margin(reached - mass)
         n = int(np.count_nonzero(reached < mass)) + 1
         return self._first(logits, key, max(n, self.sampling.min_keep))
 
@@ -235,10 +235,10 @@ class DocumentedChain:
         """Keep the ``n`` tokens with the smallest keys; ties go to the lower id."""
         ids = np.argsort(key, kind="stable")
         if n < len(ids) and key[ids[n - 1]] < key[ids[n]] < math.inf:
-            self._decide(key[ids[n : n + 1]] - key[ids[n - 1]])
+            self._record_margin(key[ids[n : n + 1]] - key[ids[n - 1]])
         return np.where(np.isin(np.arange(len(logits)), ids[:n]), logits, -np.inf)
 
-    def _decide(self, distances: Row) -> None:
+    def _record_margin(self, distances: Row) -> None:
         finite = np.abs(distances[np.isfinite(distances)])
         self.margin = min(self.margin, float(finite.min(initial=math.inf)))
 

@@ -17,12 +17,12 @@ class FileTensors(Closing):
 
     Args:
         path: the file.
-        change: what ``tensor_data`` does with the bytes of a tensor before it returns them.
+        change: gets the name and bytes of a tensor, and returns the bytes that ``tensor_data`` returns.
 
     Attributes:
         metadata: the metadata of the file.
         tensors: shape and type of each tensor.
-        reads: how often each tensor was read.
+        reads: the number of reads of each tensor.
     """
 
     def __init__(self, path: Path, change: Callable[[str, bytes], Any] = lambda name, data: data) -> None:

@@ -92,13 +92,13 @@ class Twin:
         context, last = self._context, len(before)
         context.drop(0)
         merged = context.new_batch()
-        for i, one in enumerate(self._histories[run.seq_id]):
-            if isinstance(one, _Inputs):
-                merged = self._batched(merged, one, has_logits=i == last)
+        for i, item in enumerate(self._histories[run.seq_id]):
+            if isinstance(item, _Inputs):
+                merged = self._batched(merged, item, has_logits=i == last)
                 continue
             context.decode(merged)
             merged.clear()
-            context.cut(Pos(0, one.start), Pos(0, one.end))
+            context.cut(Pos(0, item.start), Pos(0, item.end))
         return (context.embed(merged) if hidden else context.decode(merged)).copy()
 
     def fork(self, src: int, dst: int, end: int | None = None) -> None:
@@ -122,14 +122,14 @@ class Twin:
         """Forget a sequence."""
         self._histories.pop(seq_id, None)
 
-    def _batched(self, batch: Batch, one: _Inputs, *, has_logits: bool) -> Batch:
+    def _batched(self, batch: Batch, inputs: _Inputs, *, has_logits: bool) -> Batch:
         """Add a run to a batch. If there is no room, the batch is decoded first."""
-        n = len(one.run.tokens)
+        n = len(inputs.run.tokens)
         if len(batch) + n > self._context.n_batch:
             self._context.decode(batch)
             batch.clear()
         first = self._context.length(0) + len(batch)
-        add_run(batch, replace(one.run, seq_id=0), first, one.rows, has_logits=has_logits)
+        add_run(batch, replace(inputs.run, seq_id=0), first, inputs.rows, has_logits=has_logits)
         return batch
 
 

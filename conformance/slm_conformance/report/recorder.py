@@ -66,7 +66,7 @@ class Recorder:
         if isinstance(item, pytest.Function) and item.module.__name__ in self._runs:
             results = self._runs[item.module.__name__].results.get(_scenario(item))
             if results is not None:
-                _note(results, item, call.when, _result(report, call, _noted(item)))
+                _note(results, item, call.when, _result(report, call, _notes_of(item)))
         return report
 
     @pytest.hookimpl(trylast=True)
@@ -125,17 +125,17 @@ def _note(results: dict[str, Result], item: pytest.Function, phase: str, result:
         results[_model(item)] = result
 
 
-def _noted(item: pytest.Function) -> str:
+def _notes_of(item: pytest.Function) -> str:
     """The notes of the scenario, such as the seeds of random programs."""
     bench = item.funcargs.get("bench")
     return "; ".join(bench.notes) if isinstance(bench, Bench) else ""
 
 
-def _result(report: pytest.TestReport, call: pytest.CallInfo[None], noted: str) -> Result:
+def _result(report: pytest.TestReport, call: pytest.CallInfo[None], notes: str) -> Result:
     """The result of one phase."""
     seconds = report.duration
     if report.passed:
-        return Result(Verdict.HOLDS, noted, seconds)
+        return Result(Verdict.HOLDS, notes, seconds)
     expected = getattr(report, "wasxfail", None)  # set by pytest where a failure was expected
     if report.skipped and expected is not None:
         return Result(Verdict.EXPECTED, one_line(str(expected)), seconds)

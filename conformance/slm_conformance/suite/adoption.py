@@ -37,7 +37,7 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
     """The module's workshop, made on first use; skips if the backend is not installed.
 
     Raises:
-        pytest.UsageError: it is required, and not installed; or nobody registers it.
+        pytest.UsageError: the backend is required but not installed, or it is not registered.
     """
     workshops = config.stash.setdefault(_WORKSHOPS, {})
     if module.__name__ not in workshops:
@@ -54,10 +54,10 @@ def workshop_of(module: ModuleType, config: pytest.Config) -> Workshop:
             raise pytest.UsageError(f"the backend of {module.__name__}: {error}") from None
     workshop = workshops[module.__name__]
     if workshop.absence is not None:
-        why = workshop.absence
+        reason = workshop.absence
         if workshop.fixtures.required:
-            raise pytest.UsageError(why)
-        pytest.skip(why)
+            raise pytest.UsageError(reason)
+        pytest.skip(reason)
     return workshop
 
 

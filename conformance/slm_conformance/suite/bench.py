@@ -36,8 +36,8 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Pos
 _TODAY = datetime.datetime(2026, 1, 15, tzinfo=datetime.UTC)  # some chat formats contain the date
 _TWIN_N_CTX, _TWIN_N_BATCH = 1024, 256
 _UNRELATED = 0.5
-"""A model without a reference is compared with itself and its finest KV type. How much the rounding of a coarser type
-changes its logits is not known, but wrong keys and values change them by about 1."""
+"""The mean error that is allowed with a KV type if the model has no reference. The error of the type is then unknown,
+and the expected rows are the model's, with its most exact KV type. Wrong keys and values give an error of about 1."""
 
 
 class Bench:
@@ -113,7 +113,7 @@ class Bench:
 
     @functools.cached_property
     def formatter(self) -> Formatter:
-        """The chat format after "+" in the name of the model; without one, that of the model file."""
+        """The chat format after "+" in the name of the model; without a "+", the format of the model file."""
         return formatter(name=self.name.partition("+")[2] or None, model=self.model, now=_TODAY)
 
     @functools.cached_property
@@ -207,10 +207,10 @@ class Bench:
         weights = self.weights()
         if Capability.ADAPTERS not in self.capabilities:
             pytest.skip("declared absent: adapters")
-        made = self.workshop.adapter(self.name, seed)
-        if not made.changes:
+        adapter = self.workshop.adapter(self.name, seed)
+        if not adapter.changes:
             pytest.skip(f"{self.name} has no matrix that random adapters change, in {len(weights.tensors)} tensors")
-        return made
+        return adapter
 
     def control_vector(self, seed: int = 1) -> RandomAdapter:
         """A random control vector, loaded for the suite's model; skips if the backend takes none, as ``adapter``."""
@@ -336,9 +336,10 @@ class Bench:
             )
 
     def _rows_before(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[Rows, int]:
-        """The row before each token, and the number of gaps a choice may be below its best (see ``Tolerance.gap``).
+        """The row before each token, and by how many gaps a choice may be below the best token of its row.
 
-        The rows are the reference's, or the backend's own if the reference cannot run the model.
+        The rows are the reference's, or the backend's if the reference cannot run the model. ``Tolerance.gap`` derives
+        the number of gaps.
         """
         history = [*prompt, *tokens]
         if self.workshop.source(self.name).weights is not None:

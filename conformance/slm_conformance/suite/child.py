@@ -17,7 +17,7 @@ from slm_core.types import ContextOptions, KvType, Logits, ModelOptions, Pos
 
 _LIMIT_S = 120
 _STAYS_OPEN: list[object] = []
-"""What the subprocess holds until its interpreter ends."""
+"""Objects of the subprocess that nothing closes before its interpreter ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class OtherProcess:
     Attributes:
         status: its exit status.
         error: the last line that it wrote to standard error.
-        output: the logits after each token, float32, and the dump of the sequence; the size of the logits before them.
+        output: the size of the logits in bytes, a newline, the logits after each token, float32, and the dump of the
+            sequence.
     """
 
     status: int
@@ -74,17 +75,15 @@ def main(arguments: str) -> None:
     Args:
         arguments: backend, isolated, path, device, n_threads, load_options, kv_type and tokens, as JSON.
     """
-    options_of_child = json.loads(arguments)
-    options = ModelOptions(
-        options_of_child["device"], options_of_child["n_threads"], backend_options=options_of_child["load_options"]
-    )
-    backend = make_backend(options_of_child["backend"], isolated=options_of_child["isolated"])
-    model = backend.load(Path(options_of_child["path"]), options)
-    kv_type = KvType(options_of_child["kv_type"])
+    settings = json.loads(arguments)
+    options = ModelOptions(settings["device"], settings["n_threads"], backend_options=settings["load_options"])
+    backend = make_backend(settings["backend"], isolated=settings["isolated"])
+    model = backend.load(Path(settings["path"]), options)
+    kv_type = KvType(settings["kv_type"])
     context = model.new_context(ContextOptions(256, 4, 64, kv_type, kv_type))
     _STAYS_OPEN.append(context)
     batch = context.new_batch()
-    batch.extend(options_of_child["tokens"], Pos(0, 0), logits="all")
+    batch.extend(settings["tokens"], Pos(0, 0), logits="all")
     logits = context.decode(batch).tobytes()
     sys.stdout.buffer.write(b"%d\n" % len(logits) + logits + context.dump(0))
     sys.stdout.buffer.flush()

@@ -29,7 +29,7 @@ def hostile_dumps(dumps: Sequence[bytes], n: int, seed: int) -> Iterator[bytes]:
         seed: equal dumps for an equal seed.
     """
     rng = np.random.default_rng(seed)
-    parts_of_dumps = [_take_apart(dump) for dump in dumps]
+    parts_of_dumps = [_unpack(dump) for dump in dumps]
     for i in range(n):
         header, sections = (
             json.loads(json.dumps(parts_of_dumps[i % len(parts_of_dumps)][0])),
@@ -39,10 +39,10 @@ def hostile_dumps(dumps: Sequence[bytes], n: int, seed: int) -> Iterator[bytes]:
             (_change_header, _change_section, _resize_section, _add_edit)[rng.integers(4)](rng, header, sections)
         if rng.random() < 0.8:
             header["sections"] = [len(section) for section in sections]
-        yield _put_together(rng, header, sections)
+        yield _pack(rng, header, sections)
 
 
-def _take_apart(dump: bytes) -> tuple[dict[str, Any], list[bytes]]:
+def _unpack(dump: bytes) -> tuple[dict[str, Any], list[bytes]]:
     _, _, n_header = _PREFIX.unpack_from(dump)
     at = _PREFIX.size + n_header
     header = json.loads(dump[_PREFIX.size : at])
@@ -53,7 +53,7 @@ def _take_apart(dump: bytes) -> tuple[dict[str, Any], list[bytes]]:
     return header, sections
 
 
-def _put_together(rng: np.random.Generator, header: object, sections: Sequence[bytes]) -> bytes:
+def _pack(rng: np.random.Generator, header: object, sections: Sequence[bytes]) -> bytes:
     text = json.dumps(header).encode()
     if rng.random() < 0.03:
         text = text[: rng.integers(len(text))] if rng.random() < 0.5 else b"[" * 100_000
@@ -118,7 +118,7 @@ def _resize_section(rng: np.random.Generator, header: dict[str, Any], sections: 
 
 
 def _add_edit(rng: np.random.Generator, header: dict[str, Any], sections: list[bytes]) -> None:
-    """Add a cut that never happened, and fits or almost fits."""
+    """Add a cut that never happened; its numbers fit the sequence, or almost."""
     meta = header["meta"] if isinstance(header.get("meta"), dict) else {}
     edits = meta.get("edits")
     if not isinstance(edits, list) or len(sections) != 3:

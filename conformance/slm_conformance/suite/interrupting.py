@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import FrameType
 
 ARRIVES_S = 5.0
-"""Seconds after which an interrupt that nothing has raised is lost."""
+"""Seconds to wait for an interrupt after all calls. An interrupt that is not raised by then is lost."""
 
 
 def n_calls_of(call: Callable[[], object]) -> int:
-    """The number of calls of Python functions of a call; see ``interrupted``."""
+    """The number of Python functions that a call calls, as ``interrupted`` counts them."""
     return _watched(call, None)
 
 
@@ -26,7 +26,7 @@ def interrupted(call: Callable[[], object], stop: int, following: Callable[[], o
     Args:
         call: the call.
         stop: the number of the call of a function, from 1.
-        following: made after ``call`` has returned, which may leave the interrupt to the next call.
+        following: the next call. If ``call`` has returned, the interrupt may be raised in this call.
 
     Returns:
         Whether the call returned before the interrupt was raised.
@@ -36,15 +36,15 @@ def interrupted(call: Callable[[], object], stop: int, following: Callable[[], o
     """
     has_returned = False
 
-    def noted() -> None:
+    def tracked_call() -> None:
         nonlocal has_returned
         call()
         has_returned = True
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if _watched(noted, stop + 1) <= stop:
-            return True  # this time it made fewer calls
+        if _watched(tracked_call, stop + 1) <= stop:
+            return True  # this time the call called fewer functions
         following()
         time.sleep(ARRIVES_S)
     except KeyboardInterrupt:
@@ -65,10 +65,10 @@ def _watched(call: Callable[[], object], stop: int | None) -> int:
         if n == stop:
             signal.raise_signal(signal.SIGINT)
 
-    before = sys.getprofile()
+    previous = sys.getprofile()
     sys.setprofile(count)
     try:
         call()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(previous)
     return n

@@ -15,12 +15,12 @@ class Script:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tuple(tokens)
-        self._n_said = 0
+        self._n_sampled = 0
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The next token."""
-        token = self._tokens[self._n_said % len(self._tokens)]
-        self._n_said += 1
+        token = self._tokens[self._n_sampled % len(self._tokens)]
+        self._n_sampled += 1
         return token
 
     def accept(self, token: int) -> None:
@@ -31,7 +31,7 @@ class Script:
 
     def reset(self) -> None:
         """Go back to the first token."""
-        self._n_said = 0
+        self._n_sampled = 0
 
     def clone(self) -> Self:
         """A copy at the same token."""
@@ -41,15 +41,15 @@ class Script:
 
     def state(self) -> bytes:
         """The number of sampled tokens."""
-        return str(self._n_said).encode()
+        return str(self._n_sampled).encode()
 
     def set_state(self, state: bytes) -> None:
         """Continue at a state."""
-        self._n_said = int(state)
+        self._n_sampled = int(state)
 
 
 class CancelsAfter:
-    """Says at each call whether there were more than ``n`` calls.
+    """A ``cancelled`` callback: False at the first ``n`` calls, then True.
 
     Attributes:
         n_calls: the number of calls.

@@ -31,7 +31,7 @@ neighbour causes far larger errors.
 """
 
 N_SAMPLE = 160
-"""Tokens of a sample. The mean depends on the tokens and their number, so the same ones are compared."""
+"""Tokens of a sample. A mean error depends on the tokens, so all mean errors are those of one sample."""
 
 N_ROW_SAMPLES = 4
 
@@ -98,16 +98,16 @@ class Tolerance:
         - A log probability is off by at most two gaps: ``log_softmax(row)[t]`` changes by the error of logit t minus a
           mean of all errors, and two errors differ by at most two gaps.
         """
-        two = float(np.sqrt(2))
-        return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.gain.max(), two) for cause in self._causes)
+        sqrt_2 = float(np.sqrt(2))
+        return sum(self._bound(cause, ROW_MARGIN, lambda errors: errors.gain.max(), sqrt_2) for cause in self._causes)
 
     def _bound(
-        self, cause: Precision | KvType, margin: float, measure: Callable[[_Errors], float], of_fixed: float = 1
+        self, cause: Precision | KvType, margin: float, measure: Callable[[_Errors], float], fixed_factor: float = 1
     ) -> float:
         if cause in _FIXED:
-            return of_fixed * _FIXED[cause]
+            return fixed_factor * _FIXED[cause]
         if self._weights is None:
-            return of_fixed * margin * UNKNOWN_MODEL
+            return fixed_factor * margin * UNKNOWN_MODEL
         return margin * float(measure(_rounding_errors(self._weights, cause)))
 
 
@@ -152,10 +152,10 @@ def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
     rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-        ways = reference_of(weights), rounding_reference(weights, cause)
-        exact_states, rounded_states = (way.embed(tokens) for way in ways)
+        references = reference_of(weights), rounding_reference(weights, cause)
+        exact_states, rounded_states = (reference.embed(tokens) for reference in references)
         states.append(relative_errors(rounded_states, exact_states))
-        exact, rounded = ways[0].logits(exact_states), ways[1].logits(rounded_states)
+        exact, rounded = references[0].logits(exact_states), references[1].logits(rounded_states)
         rows.append(relative_errors(rounded, exact))
         error, best = rounded - exact, exact.argmax(axis=1)
         gain = np.abs(error - error[np.arange(N_SAMPLE), best][:, None]).max(axis=1)

@@ -1,4 +1,4 @@
-"""What the scenarios of one adopting module share: model files, loaded models, references, tolerances."""
+"""The objects that all scenarios of one adopting module share: model files, loaded models, references, tolerances."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from slm_core.types import Capability, ContextOptions, EditLevel, KvType, ModelO
 Rows = NDArray[np.floating]
 
 N_OTHER_PROCESS = 40  # tokens
-_KV_BLOCK = 32  # the head width must be a multiple of it for block types
+_KV_BLOCK = 32  # numbers; for KV types with blocks, the head width must be a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Workshop:
         self.backend = make_backend(fixtures.backend, isolated=fixtures.isolated)
         self._models: dict[str, BackendModel] = {}
         self._sources: dict[str, Source] = {}
-        # Caches of methods, in the instance so that they end with it.
+        # The caches are in the instance: a cache of the class would keep all workshops, and their models, alive.
         self.tolerance = functools.cache(self._tolerance)
         self.kv_types = functools.cache(self._kv_types)
         self.declared = functools.cache(self._declared)
@@ -104,7 +104,7 @@ class Workshop:
         return None if status.installed else f"backend {status.name!r} is not installed: {status.reason}"
 
     def share(self, usual: int) -> int:
-        """The number of tries, at least 1, for a usual number of ``usual``; see ``BackendFixtures.volume``."""
+        """The number of tries: ``usual`` times ``BackendFixtures.volume``, rounded, at least 1."""
         return max(1, round(usual * self.fixtures.volume))
 
     def source(self, name: str) -> Source:
@@ -120,7 +120,7 @@ class Workshop:
         return self._models[name]
 
     def refusal(self, name: str) -> str | None:
-        """Why the backend cannot run a model that the adopter has not named; None if it can or must."""
+        """Why the backend cannot run a model; None if it can, or must because the adopter names the model."""
         if name in vars(type(self.fixtures)).get("models", ()):
             return None
         support = self.backend.supports(self.source(name).path, self.fixtures.device)
@@ -173,7 +173,7 @@ class Workshop:
         named = [KvType(kv_type) for kv_type in self.fixtures.kv_types]
         if named:
             return tuple(kv_type for kv_type in named if fits or kv_type not in KV_LEVELS)
-        accepted = tuple(kv_type for kv_type in KvType if self._takes(name, kv_type))
+        accepted = tuple(kv_type for kv_type in KvType if self._accepts_kv_type(name, kv_type))
         assert accepted, f"{self.backend.name} refuses every KV type: {', '.join(KvType)}"
         return accepted
 
@@ -210,10 +210,10 @@ class Workshop:
         assert weights is not None, f"no reference for {name}"
         path = self.directory / f"{name.replace('/', '-')}-adapter-{seed}.gguf"
         matrices = usual_matrices(weights)
-        made = random_adapter(path, self.model(name).info.architecture, weights, matrices, seed)
+        adapter = random_adapter(path, self.model(name).info.architecture, weights, matrices, seed)
         if matrices:
-            self.model(name).adapters.load(made.path, adapter_name(seed))
-        return made
+            self.model(name).adapters.load(adapter.path, adapter_name(seed))
+        return adapter
 
     def _control_vector(self, name: str, seed: int) -> RandomAdapter:
         """A random control vector of a model, loaded under the name ``control_vector_name(seed)``.
@@ -223,9 +223,9 @@ class Workshop:
         """
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"
-        made = random_control_vector(self.directory / f"{name.replace('/', '-')}-vector-{seed}.gguf", weights, seed)
-        self.model(name).adapters.load(made.path, control_vector_name(seed))
-        return made
+        vector = random_control_vector(self.directory / f"{name.replace('/', '-')}-vector-{seed}.gguf", weights, seed)
+        self.model(name).adapters.load(vector.path, control_vector_name(seed))
+        return vector
 
     def _adapted(self, name: str, kv_type: KvType, *parts: tuple[RandomAdapter, float]) -> tuple[Weights, Tolerance]:
         """A model with adapters, each with its scale, added to its weights, and the tolerances of its logits."""
@@ -244,7 +244,7 @@ class Workshop:
         for model in self._models.values():
             model.close()
 
-    def _takes(self, name: str, kv_type: KvType) -> bool:
+    def _accepts_kv_type(self, name: str, kv_type: KvType) -> bool:
         try:
             self.model(name).new_context(ContextOptions(64, 1, 16, kv_type, kv_type)).close()
         except InvalidOption:

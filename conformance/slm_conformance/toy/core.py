@@ -1,4 +1,4 @@
-"""What the toy's context does with tokens: a sequence is a list of immutable cells.
+"""The toy's context without dumps: a sequence is a list of immutable cells.
 
 A fork is a copy of a list. A call that raises changes nothing, because lists are replaced last.
 """
@@ -79,7 +79,7 @@ class ToyCore:
         self.cells: list[list[Cell]] = [[] for _ in range(options.n_seq_max)]
         self.edits: list[list[Edit]] = [[] for _ in range(options.n_seq_max)]
         self.sets: list[AdapterSet] = [() for _ in range(options.n_seq_max)]
-        self.loaded = LoadedAdapters(None)  # of the model, which replaces it
+        self.loaded = LoadedAdapters(None)  # the model replaces it by its own
         self.restores: set[int] = set()  # sequences that are being restored in steps
         self.closed = False
         self._lock = threading.Lock()
@@ -241,9 +241,9 @@ class ToyCore:
         try:
             for seq_id in sorted(set(seq_ids.tolist())):
                 self.engine, self.sets = self.engine_with(sets[seq_id]), [() for _ in sets]
-                own = self.engine.run if width == engine.n_vocab else self.engine.states
+                adapted_run = self.engine.run if width == engine.n_vocab else self.engine.states
                 part = part_of(batch, [seq_id])
-                rows[(seq_ids == seq_id) & batch.logits_mask] = self._run_batch(part, own, width)
+                rows[(seq_ids == seq_id) & batch.logits_mask] = self._run_batch(part, adapted_run, width)
                 self.engine, self.sets = engine, sets
         except BaseException:
             self.cells = cells

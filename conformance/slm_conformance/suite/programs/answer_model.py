@@ -49,10 +49,10 @@ class AnswerModel:
     Attributes:
         sampling: its options.
         n_prompt: number of tokens before it.
-        n_cached: number of these that were already decoded.
+        n_cached: number of tokens of the prompt that were already decoded.
         stops: its stop texts.
         special: whether control tokens become text.
-        own: whether it has its own sampler chain, which begins with number 0 of its stream.
+        has_own_chain: whether it has its own sampler chain, which begins with number 0 of its stream.
         criterion: called after each token.
         tokens: its tokens.
         n_drawn: number of random numbers that its own chain has used.
@@ -65,7 +65,7 @@ class AnswerModel:
     n_cached: int
     stops: tuple[str, ...] = ()
     special: bool = False
-    own: bool = True
+    has_own_chain: bool = True
     criterion: Every | None = None
     tokens: list[int] = field(default_factory=list)
     n_drawn: int = 0

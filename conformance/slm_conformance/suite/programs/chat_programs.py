@@ -1,6 +1,6 @@
-"""Plays programs of chat calls: expected chats are lists of messages, followed by the float64 reference.
+"""Plays programs of chat calls. Expected chats are lists of messages; the float64 reference decodes their tokens.
 
-See ``session_programs``. Prompts are those of the chat format, encoded as a whole; the chat format also parses answers.
+See ``session_programs``. The chat format renders prompts, which are encoded as a whole, and parses answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slm_core.sampling import Sampling
 from slm_core.types import Capability, ContextOptions, EditLevel, KvType, Message, Role
 
 N_CTX, N_BATCH, N_SLOTS = 128, 16, 3
-_LOOKAHEAD, _FIRST_DUMP = 99, 100
+_LOOKAHEAD, _FIRST_DUMP = 99, 100  # as in session_programs
 
 
 @dataclass(slots=True)
@@ -232,13 +232,13 @@ class ChatPlayer:
             else f"{', ' if step.text else ''}stopping_criteria=[{step.criterion.spelled()}]"
         )
         before = model.messages, tuple(model.history.tokens), model.n_answers
-        n_held = self._held(slot)
+        n_decoded = self._n_decoded(slot)
         if not self._script.run(f"t{slot} = c{slot}.{call}{stopping_criteria})", errors, must=must):
             return
         n_common = _n_common(model.history.tokens, prompt := self._encoded(messages, asks=True))
         model.history.follow(prompt)
-        can_truncate = n_common >= n_held or model.history.level >= EditLevel.TRUNCATE
-        n_cached = min(n_common, n_held) if can_truncate else 0
+        can_truncate = n_common >= n_decoded or model.history.level >= EditLevel.TRUNCATE
+        n_cached = min(n_common, n_decoded) if can_truncate else 0
         model.messages, model.before, model.n_answers = messages, before, model.n_answers + 1
         model.answer = AnswerModel(
             self._own,
@@ -382,10 +382,12 @@ class ChatPlayer:
                 self._slots[slot] = None
 
     def _fork(self, slot: int, dst: int) -> None:
-        context, model, left = self._context_of(slot), self._slot(slot), self._n_free_sequences(slot)
+        context, model, n_free_sequences = self._context_of(slot), self._slot(slot), self._n_free_sequences(slot)
         room = 0 if Capability.SHARED_FORK in context.capabilities else len(model.history.tokens)
         errors: Errors = {ContextFull} if context.n_free < room + TIGHT else set()
-        if self._script.run(f"c{dst} = c{slot}.fork()", errors if left else {InvalidSequence}, must=left == 0):
+        if self._script.run(
+            f"c{dst} = c{slot}.fork()", errors if n_free_sequences else {InvalidSequence}, must=n_free_sequences == 0
+        ):
             forked = self._slots[dst] = model.copied(dst)
             forked.history.follow(self._encoded(model.messages))
 
@@ -434,14 +436,14 @@ class ChatPlayer:
         for option in step.options:
             ahead = model.history.copy(_LOOKAHEAD)
             ahead.follow(self._encoded(messages, asks=True))
-            row, score, off = ahead.next_row(), 0.0, 0.0
+            row, score, error = ahead.next_row(), 0.0, 0.0
             for token in self._vocab.encode(option, add_special=False, parse_special=False):
-                score, off = score + float(row[token] - np.logaddexp.reduce(row)), off + 2 * self._error(row)
+                score, error = score + float(row[token] - np.logaddexp.reduce(row)), error + 2 * self._error(row)
                 ahead.extend([token])
                 row = ahead.next_row()
             ends = np.logaddexp.reduce(row[sorted(self._vocab.eog_ids)]) - np.logaddexp.reduce(row)
             scores.append(score + float(ends))
-            slack.append(off + 2 * self._error(row) + 1e-5)
+            slack.append(error + 2 * self._error(row) + 1e-5)
         probabilities = self._script.names["choice"].probabilities
         for i in range(1, len(scores)):
             expected, bound = scores[i] - scores[0], slack[i] + slack[0]
@@ -453,7 +455,7 @@ class ChatPlayer:
 
     # Logits.
 
-    def _held(self, slot: int) -> int:
+    def _n_decoded(self, slot: int) -> int:
         return len(self._slot(slot).history.tokens) - self._chat(slot).session.n_pending
 
     def _error(self, row: Rows) -> float:
@@ -480,7 +482,7 @@ class ChatPlayer:
             self._script.check(chat.messages == messages, line, f"they are {chat.messages}")
             tokens = chat.session.tokens
             self._script.check(tokens == expected, f"{name}.session.tokens == {expected}", f"they are {tokens}")
-            model.history.hold(self._held(slot))
+            model.history.decode_to(self._n_decoded(slot))
         n_used = sum(self._context.length(seq_id) > 0 for seq_id in range(self._context.n_seq_max))
         n_open = sum(model is not None for model in self._slots)
         line = f"sum(context.length(s) > 0 for s in range({self._context.n_seq_max})) <= {n_open}"

@@ -42,7 +42,7 @@ _PROBE_EVERY = 13
 Placed: TypeAlias = tuple[int, int, tuple[int, ...]] | tuple[int, int, tuple[int, ...], str, bool]
 """Sequence, first position and tokens of a run; then its kind, and whether it is a block."""
 N_TOP = 5
-"""The values of k for ``decode_top`` in programs."""
+"""The k of ``decode_top`` in programs."""
 
 
 class Mismatch(AssertionError):
@@ -67,11 +67,11 @@ class Player:
         self._n_embd = info.n_embd
         self._model = ContractModel(info.n_vocab, context.edit_level, context.capabilities, sizes)
         self._dumps: dict[int, bytes] = {}
-        # A small context may support cuts where the oracle's larger one does not: it does not exceed a sliding window.
+        # A context within a sliding window may support cuts that the larger context of the oracle does not support.
         self._leaves_out_cuts = isinstance(self._oracle, Twin) and self._oracle.edit_level < context.edit_level
         self._kv = f"2 * [KvType({bench.kv_type.value!r})]"
-        of = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, *{self._kv})"
-        self._script = [*_IMPORTS, *opening.splitlines(), f"context = model.new_context({of})"]
+        options = f"ContextOptions({sizes.n_ctx}, {sizes.n_seq_max}, {sizes.n_batch}, *{self._kv})"
+        self._script = [*_IMPORTS, *opening.splitlines(), f"context = model.new_context({options})"]
 
     def play(self, program: Sequence[Step]) -> None:
         """Play all steps.
@@ -137,7 +137,7 @@ class Player:
             expected = self._follow(step)
             if isinstance(step, Decode):
                 self._compare_rows(step, rows, expected)
-        self._compare_held()
+        self._compare_contents()
 
     def _call(self, step: Step) -> tuple[str, Callable[[Context], Rows | TopLogits | None]]:
         """A step as a line of Python and as a function."""
@@ -153,11 +153,15 @@ class Player:
                     context, self._bench.model, *placed
                 )
             case Dump(seq_id, name):
-                return f"dump_{name} = context.dump({seq_id})", lambda context: self._keep(name, context.dump(seq_id))
+                return f"dump_{name} = context.dump({seq_id})", lambda context: self._store_dump(
+                    name, context.dump(seq_id)
+                )
             case Restore(seq_id, name, kind):
                 data = variant(self._dumps[name], kind)
-                of = f"dump_{name}" if kind == "own" else f"variant(dump_{name}, {kind!r})"
-                return f"context.restore({seq_id}, {of})", lambda context: _nothing(context.restore(seq_id, data))
+                dump_name = f"dump_{name}" if kind == "own" else f"variant(dump_{name}, {kind!r})"
+                return f"context.restore({seq_id}, {dump_name})", lambda context: _nothing(
+                    context.restore(seq_id, data)
+                )
         line, edit = _edit(step)
         return f"context.{line}", lambda context: _nothing(edit(context))
 
@@ -169,7 +173,7 @@ class Player:
             placed.append((run.seq_id, first, run.tokens, *(() if plain else (run.kind, run.block))))
         return placed
 
-    def _keep(self, name: int, data: bytes) -> None:
+    def _store_dump(self, name: int, data: bytes) -> None:
         self._dumps[name] = data
 
     def _follow(self, step: Step) -> Rows | None:
@@ -227,11 +231,11 @@ class Player:
         i = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
         if not errors[i] <= allowed:
             k = int(np.argmax(np.abs(actual[i] - expected[i])))
-            right, off = float(expected[i, k]), float(abs(actual[i, k] - expected[i, k]))
-            of = f"rows[{i}, {k}]"
+            expected_logit, difference = float(expected[i, k]), float(abs(actual[i, k] - expected[i, k]))
+            name = f"rows[{i}, {k}]"
             if isinstance(rows, TopLogits):
-                of = f"rows.logits[{i}, {rows.tokens[i].tolist().index(k)}]"
-            line = f"assert abs({of} - {right:.6g}) < {off / 2:.2g}  # by {oracle}"
+                name = f"rows.logits[{i}, {rows.tokens[i].tolist().index(k)}]"
+            line = f"assert abs({name} - {expected_logit:.6g}) < {difference / 2:.2g}  # by {oracle}"
             self._fail(line, f"row {i} differs from {oracle} by {errors[i]:.1e} of its norm, allowed {allowed:.1e}")
 
     def _completed(self, top: TopLogits, expected: Rows) -> Rows:
@@ -242,7 +246,7 @@ class Player:
         np.put_along_axis(rows, top.tokens.astype(np.int64), top.logits, 1)
         return rows
 
-    def _compare_held(self) -> None:
+    def _compare_contents(self) -> None:
         for seq_id in range(self._sizes.n_seq_max):
             actual, expected = self._context.tokens(seq_id), self._model.tokens(seq_id)
             if actual != expected:
@@ -297,16 +301,16 @@ def _add(batch: Batch, run: Run, first: int, n_embd: int, rows_with_logits: Coll
     """Add a run, one input at a time if only some of them have logits."""
     n, start = len(run.tokens), len(batch)
     rows = None if run.kind == "tokens" else rows_of(run.tokens, n_embd)
-    wants = [start + i in rows_with_logits for i in range(n)]
-    if all(wants) or not any(wants):
-        add_run(batch, run, first, rows, has_logits=any(wants))
+    has_logits = [start + i in rows_with_logits for i in range(n)]
+    if all(has_logits) or not any(has_logits):
+        add_run(batch, run, first, rows, has_logits=any(has_logits))
         return
     offsets = _single_offsets(n) if run.kind == "image" else None
     for i in range(n):
         position = Pos(run.seq_id, first + i)
-        logits: LogitsSelection = "last" if wants[i] else "none"
+        logits: LogitsSelection = "last" if has_logits[i] else "none"
         if rows is None:
-            batch.add(run.tokens[i], position, logits=wants[i])
+            batch.add(run.tokens[i], position, logits=has_logits[i])
         else:
             batch.add_embeddings(
                 rows[i : i + 1], position, offsets=None if offsets is None else offsets[i], logits=logits
@@ -337,9 +341,10 @@ def variant(data: bytes, kind: Variant) -> bytes:
 
     Args:
         data: a dump of a sequence.
-        kind: "own" as it is; "foreign" as another backend's, and "format" as one in another payload format of the same
-            backend: the payload means nothing, tokens and edits count; "truncated" by a byte; "short" by a byte of its
-            payload, with the right checksum; "model" of another model; "token" with a last token out of range.
+        kind: "own": unchanged; "foreign": of another backend; "format": in another payload format of the same backend
+            (in both, the payload cannot be read, and tokens and edits are replayed); "truncated" by a byte; "short" by
+            a byte of its payload, with the right checksum; "model": of another model; "token": with a last token out of
+            range.
     """
     if kind in ("own", "truncated"):
         return data if kind == "own" else data[:-1]
@@ -370,4 +375,4 @@ def _edit(step: Step) -> tuple[str, Callable[[Context], object]]:
 
 
 def _nothing(_: object) -> None:
-    """The logits of an edit: none."""
+    """Return None: an edit has no logits."""

@@ -215,15 +215,15 @@ class ContractModel:
         yield ContextFull, n > self.n_free
         ids = [token for run in runs if run.kind == "tokens" for token in run.tokens]
         yield InvalidToken, any(token >= self.n_vocab for token in ids)
-        right = [Run(run.seq_id, 0, run.tokens) for run in runs]
-        yield InvalidPosition, self.first_positions(runs) != self.first_positions(right)
+        contiguous = [Run(run.seq_id, 0, run.tokens) for run in runs]
+        yield InvalidPosition, self.first_positions(runs) != self.first_positions(contiguous)
         yield UnsupportedOutput, step.call in _OUTPUTS and _OUTPUTS[step.call] not in declared
-        for lacks, capability in (
+        for is_used, capability in (
             (any(run.kind != "tokens" for run in runs), Capability.EMBEDDING_INPUT),
             (any(run.kind == "image" and len(run.tokens) > 1 for run in runs), Capability.MROPE_POSITIONS),
             (any(run.block and len(run.tokens) > 1 for run in runs), Capability.BIDIRECTIONAL_BLOCKS),
         ):
-            yield UnsupportedInput, lacks and capability not in declared
+            yield UnsupportedInput, is_used and capability not in declared
 
     def _fork_errors(self, errors: Errors, src: int, dst: int, end: int) -> tuple[Errors, bool]:
         errors = errors | self._index_errors(src, end)
@@ -236,8 +236,8 @@ class ContractModel:
         possible: Errors = {ContextFull} if self._n_split(src, end) > self.n_free else set()
         if 0 < end < self.length(src) and self.edit_level < EditLevel.TRUNCATE:
             possible.add(UnsupportedEdit)
-        of_blocks, must = self._with_block_errors(set(), src, end)
-        return possible | of_blocks, must if of_blocks else not possible
+        block_errors, must = self._with_block_errors(set(), src, end)
+        return possible | block_errors, must if block_errors else not possible
 
     def _cut_errors(self, errors: Errors, seq_id: int, start: int, end: int) -> tuple[Errors, bool]:
         errors = errors | self._level_errors(EditLevel.CUT)

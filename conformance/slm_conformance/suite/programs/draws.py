@@ -48,8 +48,8 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
     Args:
         token: the chosen token.
         row: the reference's logits, float64 [V].
-        error: the most that a logit may be off.
-        sampling: logit bias, penalties, ``min_tokens``, ``temperature`` and the seed's draws count; truncation is off.
+        error: the largest error of a logit.
+        sampling: its logit bias, bans, penalties, ``min_tokens`` and ``temperature`` are used; truncation must be off.
         choice: history and random number.
     """
     logits, slack = changed_logits(row, error, sampling, choice)
@@ -60,9 +60,9 @@ def may_be_chosen(token: int, row: NDArray[np.floating], error: float, sampling:
     weights = np.exp((logits - logits.max()) / sampling.temperature)
     edges = np.cumsum(weights / weights.sum())
     # Each weight, and their sum, is off by a factor of exp(slack / temperature) at most.
-    off = np.expm1(min(2 * slack / sampling.temperature, 1.0)) + _ROUNDING
+    edge_error = np.expm1(min(2 * slack / sampling.temperature, 1.0)) + _ROUNDING
     low = edges[token - 1] if token else 0.0
-    return bool(low - off <= choice.number <= edges[token] + off)
+    return bool(low - edge_error <= choice.number <= edges[token] + edge_error)
 
 
 def changed_logits(

@@ -1,4 +1,4 @@
-"""A history of tokens in the float64 reference: the part that a context holds, and the next logits."""
+"""A history of tokens in the float64 reference: the part that a context has decoded, and the next logits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slm_core.types import EditLevel
 
 @dataclass(slots=True)
 class History:
-    """Tokens. The reference's sequence holds the first ones, as the context should.
+    """Tokens. The first ones are decoded in the reference, as they should be in the context.
 
     Attributes:
-        reference: a reference that holds the tokens that the context should hold.
+        reference: a reference in which the tokens are decoded that the context should have decoded.
         seq_id: the sequence in the reference.
         level: the context's edit level; below TRUNCATE, a removal drops all tokens.
         tokens: the history.
@@ -31,8 +31,8 @@ class History:
     was_cut: bool = False
 
     @property
-    def n_held(self) -> int:
-        """Tokens that the reference's sequence holds."""
+    def n_decoded(self) -> int:
+        """The number of tokens that are decoded in the reference."""
         return self.reference.length(self.seq_id)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -59,8 +59,8 @@ class History:
         if start == end:
             return level
         if level is EditLevel.CUT:
-            if start < self.n_held:
-                self.reference.cut(start, min(end, self.n_held), self.seq_id)
+            if start < self.n_decoded:
+                self.reference.cut(start, min(end, self.n_decoded), self.seq_id)
                 self.was_cut = True
         else:
             self._forget_from(start)
@@ -70,17 +70,17 @@ class History:
     def next_row(self) -> Rows:
         """The next logits, float64 [V]; if they are not available, the last token is decoded again."""
         if self.row is None:
-            if self.n_held == len(self.tokens):
+            if self.n_decoded == len(self.tokens):
                 self._forget_from(len(self.tokens) - 1)
-            self.row = self.reference.decode(self.tokens[self.n_held :], self.seq_id)[-1]
+            self.row = self.reference.decode(self.tokens[self.n_decoded :], self.seq_id)[-1]
         return self.row
 
-    def hold(self, n_held: int) -> None:
-        """Hold this number of tokens, like the context."""
-        if n_held > self.n_held:
-            self.reference.decode(self.tokens[self.n_held : n_held], self.seq_id)
-        elif n_held < self.n_held:
-            self.reference.truncate(n_held, self.seq_id)
+    def decode_to(self, length: int) -> None:
+        """Decode or truncate the reference to this number of tokens, which the context has."""
+        if length > self.n_decoded:
+            self.reference.decode(self.tokens[self.n_decoded : length], self.seq_id)
+        elif length < self.n_decoded:
+            self.reference.truncate(length, self.seq_id)
 
     def copy(self, seq_id: int) -> History:
         """The same history in another sequence of the reference; the row is not copied."""
@@ -92,5 +92,5 @@ class History:
         self.reference.drop(self.seq_id)
 
     def _forget_from(self, length: int) -> None:
-        if length < self.n_held:
+        if length < self.n_decoded:
             self.reference.truncate(length if self.level >= EditLevel.TRUNCATE else 0, self.seq_id)

@@ -108,14 +108,14 @@ class ProgramMaker:
     def _decode(self) -> Decode:
         runs: list[Run] = []
         for _ in range(1 + self._below(3)):
-            left = self._sizes.n_batch - sum(len(run.tokens) for run in runs)
-            if left > 0 or self._rarely(0.05):
-                runs.append(self._run(max(1, left) if self._rarely(0.95) else self._sizes.longest))
+            n_remaining = self._sizes.n_batch - sum(len(run.tokens) for run in runs)
+            if n_remaining > 0 or self._rarely(0.05):
+                runs.append(self._run(max(1, n_remaining) if self._rarely(0.95) else self._sizes.longest))
         call: Call = self._one_of({"decode": 0.8, "embed": 0.12, "top": 0.08})
         if call != "decode" and not self._has(Capability.EMBEDDINGS if call == "embed" else Capability.DEVICE_SAMPLING):
             call = "decode"
-        apart = len({run.seq_id for run in runs}) == len(runs)
-        plain = apart and all(run.kind == "tokens" and not run.block for run in runs)
+        in_own_sequences = len({run.seq_id for run in runs}) == len(runs)
+        plain = in_own_sequences and all(run.kind == "tokens" and not run.block for run in runs)
         every = int(self._rng.choice([1, 2, 3, 0], p=[0.76, 0.1, 0.07, 0.07]))
         return Decode(tuple(runs), call, every, plain and self._rarely(0.3))
 

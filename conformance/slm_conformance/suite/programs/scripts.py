@@ -83,11 +83,11 @@ class Script:
     def check_row(self, name: str, expected: Rows) -> None:
         """Compare a row of logits, float32 [V], with the reference's."""
         row = self.names[name]
-        off, allowed = relative_errors(row[None], expected[None])[0], self._bench.tolerance.row
+        error, allowed = relative_errors(row[None], expected[None])[0], self._bench.tolerance.row
         k = int(np.argmax(np.abs(row - expected)))
         line = f"abs({name}[{k}] - {expected[k]:.6g}) < {abs(row[k] - expected[k]) / 2:.2g}"
-        why = f"logits differ from the reference by {off:.1e} of their norm, allowed {allowed:.1e}"
-        self.check(bool(off <= allowed), f"{line}  # by the float64 reference", why)
+        why = f"logits differ from the reference by {error:.1e} of their norm, allowed {allowed:.1e}"
+        self.check(bool(error <= allowed), f"{line}  # by the float64 reference", why)
 
     def fail(self, line: str, why: str) -> NoReturn:
         """Show the script, which goes wrong in its last line.

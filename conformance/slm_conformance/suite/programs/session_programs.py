@@ -1,4 +1,4 @@
-"""Plays programs of session calls: expected sessions are in plain Python, followed by the float64 reference.
+"""Plays programs of session calls. Expected sessions are plain Python; the float64 reference decodes their tokens.
 
 Each step becomes a line of Python that is run, so that the script of a failure is exactly the played program.
 """
@@ -59,7 +59,7 @@ class SlotModel:
 
     Attributes:
         identity: its number among all sessions of a program; a mark belongs to one session.
-        history: its tokens, and the part that the context holds.
+        history: its tokens, and the part that the context has decoded.
         n_drawn: number of random numbers that its own chain has used.
         answer: the last answer, unless an edit ended it.
     """
@@ -120,10 +120,10 @@ def read(events: EventStream, n: int, events_so_far: list[Event]) -> None:
 
 def aside(session: Session, length: int, tokens: Sequence[int], *, fails: bool) -> None:
     """Answer in a scratch branch from ``length`` on; perhaps raise in it."""
-    with session.scratch_branch() as elsewhere:
-        elsewhere.truncate(length)
-        elsewhere.append_tokens(tokens)
-        elsewhere.generate().run()
+    with session.scratch_branch() as branch:
+        branch.truncate(length)
+        branch.append_tokens(tokens)
+        branch.generate().run()
         if fails:
             raise CriterionError
 
@@ -213,7 +213,7 @@ class SessionPlayer:
         self._n_sessions += 1
         return self._n_sessions
 
-    def _held(self, slot: int) -> int:
+    def _n_decoded(self, slot: int) -> int:
         return len(self._slot(slot).history.tokens) - self._session(slot).n_pending
 
     @property
@@ -222,7 +222,7 @@ class SessionPlayer:
 
     def _n_free(self, slot: int) -> int:
         """Free positions for the session, which first removes tokens that were decoded ahead."""
-        n_ahead = self._context.length(self._session(slot).seq_id) - self._held(slot)
+        n_ahead = self._context.length(self._session(slot).seq_id) - self._n_decoded(slot)
         return self._context.n_free + n_ahead
 
     def _is_tight(self, slot: int) -> bool:
@@ -273,7 +273,7 @@ class SessionPlayer:
             case ForkTo(slot, _):
                 if not self._n_free_sequences:
                     return {InvalidSequence}, True
-                copied = 0 if Capability.SHARED_FORK in context.capabilities else self._held(slot)
+                copied = 0 if Capability.SHARED_FORK in context.capabilities else self._n_decoded(slot)
                 return ({ContextFull} if copied > self._n_free(slot) else set()), True
             case RestoreTo(_, name, damaged):
                 return self._restore_errors(name, damaged=damaged)
@@ -314,7 +314,7 @@ class SessionPlayer:
         history = self._slot(step.slot).history
         if isinstance(step, Shorten):
             return max(0, len(history.tokens) - step.n_tokens)
-        # After a cut, tokens that are decoded again change: before, they had attended to the removed tokens.
+        # After a cut, no token is decoded again: it had attended to the removed tokens, and its values would change.
         return max(0, len(history.tokens) - (0 if history.was_cut else step.n_back))
 
     def _appended(self, step: Append) -> Sequence[int]:
@@ -428,15 +428,17 @@ class SessionPlayer:
             arguments.append("speculation=Speculation(PromptLookup(3, 1), 4, adaptive=False)")
         refused = not model.history.tokens or (paused is not None and step.options is not None)
         errors: Errors = {SessionError} if refused else set()
-        n_held = self._held(slot)
+        n_decoded = self._n_decoded(slot)
         if not self._script.run(f"g{slot} = s{slot}.generate({', '.join(arguments)})", errors, must=True):
             return False
         if paused is not None:
             paused.paused, paused.criterion = False, step.criterion or paused.criterion
             return True
         sampling = self._own if step.options is None else self._options[step.options]
-        model.answer = AnswerModel(sampling, len(model.history.tokens), n_held, sampling.stop, criterion=step.criterion)
-        model.answer.own = step.options is not None
+        model.answer = AnswerModel(
+            sampling, len(model.history.tokens), n_decoded, sampling.stop, criterion=step.criterion
+        )
+        model.answer.has_own_chain = step.options is not None
         return True
 
     def _follow(self, slot: int, tokens: Sequence[int], n_read: int, *, raised: bool) -> None:
@@ -450,7 +452,7 @@ class SessionPlayer:
             check(not over, f"len(s{slot}.tokens) == {len(model.history.tokens)}", "the answer continues after its end")
             self._check_choice(slot, answer, token)
             criterion_raised = answer.take(token, self._vocab)
-            model.n_drawn += not answer.own
+            model.n_drawn += not answer.has_own_chain
         if raised:
             check(criterion_raised or not answer.tokens, line, "something raised, and no stopping criterion did")
             return
@@ -462,7 +464,7 @@ class SessionPlayer:
 
     def _check_choice(self, slot: int, answer: AnswerModel, token: int) -> None:
         model, sampling = self._slot(slot), answer.sampling
-        history, n_drawn = model.history, answer.n_drawn if answer.own else model.n_drawn
+        history, n_drawn = model.history, answer.n_drawn if answer.has_own_chain else model.n_drawn
         row, number = history.next_row(), uniform(sampling.seed or 0, 0, n_drawn)
         choice = Choice(tuple(history.tokens), len(answer.tokens), number, self._vocab.eog_ids)
         right = may_be_chosen(token, row, self._error(row), sampling, choice)
@@ -541,17 +543,17 @@ class SessionPlayer:
             if model is None:
                 continue
             session, name, history = self._session(slot), f"s{slot}", model.history
-            expected, n_held = tuple(history.tokens), self._held(slot)
+            expected, n_decoded = tuple(history.tokens), self._n_decoded(slot)
             check(session.tokens == expected, f"{name}.tokens == {expected}", f"they are {session.tokens}")
             can_truncate = self._context.edit_level >= EditLevel.TRUNCATE
-            least = min(history.n_held, len(expected) - 1) if can_truncate else 0
+            least = min(history.n_decoded, len(expected) - 1) if can_truncate else 0
             line = f"{name}.n_pending <= {len(expected) - least}"
-            check(least <= n_held <= len(expected), line, f"{session.n_pending} tokens are to be decoded again")
-            history.hold(n_held)
-            actual = self._context.tokens(session.seq_id)[:n_held]
+            check(least <= n_decoded <= len(expected), line, f"{session.n_pending} tokens are to be decoded again")
+            history.decode_to(n_decoded)
+            actual = self._context.tokens(session.seq_id)[:n_decoded]
             check(
-                actual == expected[:n_held],
-                f"context.tokens({name}.seq_id)[:{n_held}] == {expected[:n_held]}",
+                actual == expected[:n_decoded],
+                f"context.tokens({name}.seq_id)[:{n_decoded}] == {expected[:n_decoded]}",
                 f"{actual}",
             )
         n_used = sum(self._context.length(seq_id) > 0 for seq_id in range(self._context.n_seq_max))

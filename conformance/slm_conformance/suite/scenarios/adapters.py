@@ -42,7 +42,7 @@ class TestAdapters(Scenarios):
     """Clause 19: a sequence with adapters computes as if their changes were added to the model's weights."""
 
     def test_as_declared(self, bench: Bench) -> None:
-        """Clause 19: without ``ADAPTERS``, adapters raise ``UnsupportedInput``; none are accepted everywhere."""
+        """Clause 19: without ``ADAPTERS``, adapters raise ``UnsupportedInput``; an empty set is accepted everywhere."""
         context = bench.context()
         context.set_adapters(0, {})
         assert dict(context.adapters(0)) == {}, "a new sequence has adapters"
@@ -108,8 +108,14 @@ class TestAdapters(Scenarios):
             rows, owners = context.decode(batch).copy(), batch.seq_ids[batch.logits_mask]
             positions = batch.positions[batch.logits_mask]
             for seq_id, scales in enumerate(sets):
-                own, at = rows[owners == seq_id], positions[owners == seq_id]
-                _agree(bench, own, expected[seq_id][at], scales, f"sequence {seq_id} among others, step {step}")
+                sequence_rows, indices = rows[owners == seq_id], positions[owners == seq_id]
+                _agree(
+                    bench,
+                    sequence_rows,
+                    expected[seq_id][indices],
+                    scales,
+                    f"sequence {seq_id} among others, step {step}",
+                )
 
     def test_hidden_states(self, bench: Bench) -> None:
         """Clauses 11 and 19: ``embed`` computes with adapters, too."""
@@ -219,7 +225,7 @@ class TestAdapterDumps(Scenarios):
     """Clauses 6 and 19: a dump names the adapters by their content, and a restored sequence has them."""
 
     def test_goes_on(self, bench: Bench) -> None:
-        """Clauses 6 and 19: a restored sequence has the dump's adapters, not those that it had."""
+        """Clauses 6 and 19: a restored sequence has the dump's adapters, not its earlier ones."""
         context, tokens, reference = _context(bench), bench.tokens(24), _reference(bench, _STACK)
         context.set_adapters(0, _STACK)
         bench.feed(context, tokens[:20])
@@ -268,7 +274,7 @@ class TestAdapterDumps(Scenarios):
         _agree(bench, bench.feed(context, tokens[10:14]), expected, {_FIRST: 1.0}, "after a failed restore")
 
     def test_needs_the_adapter(self, bench: Bench) -> None:
-        """Clauses 6 and 19: without the adapter, a dump raises ``SnapshotMismatch``, whatever an adapter is called."""
+        """Clauses 6 and 19: a dump raises ``SnapshotMismatch`` unless its adapter is loaded, under any name."""
         context, model = _context(bench), bench.own_model()
         context.set_adapters(0, {_FIRST: 1.0})
         bench.feed(context, bench.tokens(8))
@@ -330,9 +336,9 @@ class TestAdapterFiles(Scenarios):
 
     def test_loading(self, bench: Bench) -> None:
         """Clause 19: a loaded adapter is listed; its name is free again after ``unload``, and sequences keep it."""
-        made, model, tokens = bench.adapter(1), bench.own_model(), bench.tokens(12)
-        info = model.adapters.load(made.path, "mine")
-        assert (info.name, info.rank, set(info.tensors)) == ("mine", 3, set(made.changes)), f"it is listed as {info}"
+        adapter, model, tokens = bench.adapter(1), bench.own_model(), bench.tokens(12)
+        info = model.adapters.load(adapter.path, "mine")
+        assert (info.name, info.rank, set(info.tensors)) == ("mine", 3, set(adapter.changes)), f"it is listed as {info}"
         assert list(model.adapters) == ["mine"], f"the adapters are {list(model.adapters)}"
         with bench.refused("a name that is taken", InvalidOption):
             model.adapters.load(bench.adapter(2).path, "mine")
@@ -350,19 +356,19 @@ class TestAdapterFiles(Scenarios):
 
     def test_fingerprints(self, bench: Bench) -> None:
         """Clause 19: the fingerprint depends on the numbers, not on the name or the path."""
-        made, model = bench.adapter(1), bench.own_model()
+        adapter, model = bench.adapter(1), bench.own_model()
         copied = bench.directory / "copied.gguf"
-        copied.write_bytes(made.path.read_bytes())
-        first, again = model.adapters.load(made.path, "first"), model.adapters.load(copied)
-        assert again.name == "copied", f"without a name, it is called {again.name!r}"
-        assert first.fingerprint == again.fingerprint, "a copy has another fingerprint"
+        copied.write_bytes(adapter.path.read_bytes())
+        first, copy_info = model.adapters.load(adapter.path, "first"), model.adapters.load(copied)
+        assert copy_info.name == "copied", f"without a name, it is called {copy_info.name!r}"
+        assert first.fingerprint == copy_info.fingerprint, "a copy has another fingerprint"
         assert model.adapters.load(bench.adapter(2).path, "second").fingerprint != first.fingerprint, "equal for others"
 
     def test_bad_files(self, bench: Bench) -> None:
         """Clause 19: damaged files, models, and adapters of other models are refused."""
-        made, model = bench.adapter(1), bench.own_model()
-        architecture, name = model.info.architecture, sorted(made.changes)[0]
-        out, into = made.changes[name].shape
+        adapter, model = bench.adapter(1), bench.own_model()
+        architecture, name = model.info.architecture, sorted(adapter.changes)[0]
+        out, into = adapter.changes[name].shape
         good = {f"{name}.lora_a": _ones(2, into), f"{name}.lora_b": _ones(out, 2)}
         infinite = np.full((2, into), np.inf, np.float32)
         other = "qwen2" if architecture != "qwen2" else "llama"
@@ -392,12 +398,12 @@ class TestAdapterFiles(Scenarios):
         for name in ("output.weight", "token_embd.weight"):
             if name not in weights.tensors or (name == "token_embd.weight" and "output.weight" not in weights.tensors):
                 continue  # in the reference, embeddings would be the output matrix, too
-            made = random_adapter(bench.directory / f"{name}.gguf", model.info.architecture, weights, [name], 5)
+            adapter = random_adapter(bench.directory / f"{name}.gguf", model.info.architecture, weights, [name], 5)
             try:
-                model.adapters.load(made.path, name)
+                model.adapters.load(adapter.path, name)
             except UnsupportedModel:
                 continue
-            context, changed = bench.context(model=model), merged(weights, (made, 1.0))
+            context, changed = bench.context(model=model), merged(weights, (adapter, 1.0))
             context.set_adapters(0, {name: 1.0})
             allowed = bench.workshop.tolerance_of(changed, bench.name, bench.kv_type)
             expected = reference_of(changed).decode(tokens)

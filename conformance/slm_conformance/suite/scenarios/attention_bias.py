@@ -51,7 +51,7 @@ class TestAttentionBias(Scenarios):
         assert len(batch) == 0, f"refused rows left {len(batch)} inputs in the batch"
         if Capability.EMBEDDING_INPUT in bench.capabilities:
             batch.add_embeddings(rows, Pos(1, 0), bias=np.zeros(3, np.float32), logits="last")
-            context.decode(batch)  # a bias of 0 is none
+            context.decode(batch)  # a bias of 0 counts as absent
         batch = context.new_batch()
         batch.add_embeddings(rows, Pos(0, 0), bias=_BIAS[:3], logits="all")
         if Capability.ATTENTION_BIAS not in bench.capabilities:
@@ -95,8 +95,8 @@ class TestAttentionBias(Scenarios):
             context = _context(bench)
             batch = context.new_batch()
             batch.add_embeddings(padding, Pos(0, 0), bias=np.full(5, -np.inf, np.float32), logits="all")
-            own = context.decode(batch).copy()
-            assert np.isfinite(own).all(), "the logits of masked rows are not finite: each has its own key"
+            masked_logits = context.decode(batch).copy()
+            assert np.isfinite(masked_logits).all(), "the logits of masked rows are not finite: each has its own key"
             rows = bench.feed(context, text, chunk=chunk)
             bench.agree(rows, bench.reference().decode(text), f"text after masked padding, {chunk} at a time")
 
@@ -252,8 +252,8 @@ def _add(bench: Bench, batch: Batch, start: int, stop: int, seq_id: int) -> None
     tokens = bench.tokens(_N)
     first, last = (min(max(bound, start), stop) for bound in (_FIRST, _LAST))
     batch.extend(tokens[start:first], Pos(seq_id, start), logits="all")
-    which = slice(first - _FIRST, last - _FIRST)
-    batch.add_embeddings(_rows(bench)[which], Pos(seq_id, first), bias=_BIAS[which], logits="all")
+    biased = slice(first - _FIRST, last - _FIRST)
+    batch.add_embeddings(_rows(bench)[biased], Pos(seq_id, first), bias=_BIAS[biased], logits="all")
     batch.extend(tokens[last:stop], Pos(seq_id, last), logits="all")
 
 

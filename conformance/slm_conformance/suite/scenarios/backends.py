@@ -191,7 +191,7 @@ class TestBackend(Scenarios):
             with bench.workshop.load(file) as model:
                 rows.append(bench.feed(bench.context(n_ctx=32, model=model), range(9)))
                 if file == path:
-                    _has_no_texts(bench, model.vocab, n_vocab)
+                    _check_no_texts(bench, model.vocab, n_vocab)
         bench.same(rows[0], rows[1], "the logits of a file without its vocabulary")
 
     def test_an_unknown_option(self, bench: Bench) -> None:
@@ -229,7 +229,7 @@ class TestBackend(Scenarios):
             bench.backend.load(bench.path, bench.workshop.options(refuse)).close()
 
 
-def _has_no_texts(bench: Bench, vocab: Vocab, n_vocab: int) -> None:
+def _check_no_texts(bench: Bench, vocab: Vocab, n_vocab: int) -> None:
     assert vocab.size == n_vocab, f"the vocabulary has {vocab.size} tokens, the model {n_vocab}"
     named = vocab.bos, vocab.eos, vocab.infill
     assert named == (None, None, None), f"a file without a vocabulary has bos, eos and infill {named}"

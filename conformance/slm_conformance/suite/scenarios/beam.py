@@ -91,9 +91,9 @@ class TestBeam(Scenarios):
     def test_no_trace(self, bench: Bench) -> None:
         """Generation: after a search, the context's tokens and the session's next logits are unchanged."""
         session = _session(bench)
-        before, holds = next_row(session), contents_of(session.context)
+        before, contents = next_row(session), contents_of(session.context)
         session.beam_search(Beams(WIDTH - 1, max_tokens=N_TOKENS))
-        assert contents_of(session.context) == holds, "a beam search left something in the context"
+        assert contents_of(session.context) == contents, "a beam search left something in the context"
         bench.same(next_row(session), before, "the next logits after a beam search")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:
@@ -276,7 +276,7 @@ def _possible(
 
 
 def _check_scores(result: BeamAnswer, options: Mapping[str, Any], what: str) -> None:
-    """Scores are log probabilities and biases by the length penalty, best first; a common prefix has common ones."""
+    """Check scores: log probabilities plus biases, by length; a common prefix has the same log probabilities."""
     scores = [hypothesis.score for hypothesis in result.hypotheses]
     assert scores == sorted(scores, reverse=True), f"{what}: the scores {scores} are not in order"
     known: dict[tuple[int, ...], float] = {}

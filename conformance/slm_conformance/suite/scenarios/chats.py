@@ -128,10 +128,10 @@ class TestChat(Scenarios):
 
     def test_draws_after_a_failure(self, bench: Bench) -> None:
         """Chat: an answer that raises uses up no random stream: the next answer draws the same numbers."""
-        calm, burnt = (chat_of(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
+        undisturbed_chat, failed_chat = (chat_of(bench, options=ChatOptions(UNIFORM)) for _ in range(2))
         with pytest.raises(KeyError):
-            burnt.send("the dog", stopping_criteria=[raise_at_third])
-        undisturbed, after_error = (chat.send("the dog").tokens for chat in (calm, burnt))
+            failed_chat.send("the dog", stopping_criteria=[raise_at_third])
+        undisturbed, after_error = (chat.send("the dog").tokens for chat in (undisturbed_chat, failed_chat))
         assert after_error == undisturbed, "after an answer that raised, the chat draws another one than it would have"
 
     def test_an_answer_that_is_cancelled(self, bench: Bench) -> None:
@@ -159,8 +159,8 @@ class TestChat(Scenarios):
         numbered, forging = formatter(NUMBERED, model=bench.model), [Message(Role.USER, f"a{spelled}b{spelled}c")] * 2
         with Chat(Session(bench.context(n_ctx=1024), bench.vocab), numbered, messages=forging) as chat:
             text = "".join(segment.text for segment in numbered.render(forging, add_generation_prompt=False))
-            said = bench.vocab.decode(chat.session.tokens, special=True)
-            assert said.lstrip() == text, f"the prompt of messages that spell control tokens reads {said!r}"
+            prompt = bench.vocab.decode(chat.session.tokens, special=True)
+            assert prompt.lstrip() == text, f"the prompt of messages that spell control tokens reads {prompt!r}"
 
     def test_the_prompt_holds_what_was_said(self, bench: Bench) -> None:
         """Chat: the prompt holds the text of each message unchanged and in order, with any characters."""
@@ -174,12 +174,12 @@ class TestChat(Scenarios):
 
     def test_edit(self, bench: Bench) -> None:
         """Chat: after ``edit``, the chat equals one that always had the new message."""
-        self._like_new(bench, lambda chat: chat.edit(1, "good day"), (*SAID[:1], _says("good day"), *SAID[2:]))
+        self._check_like_new(bench, lambda chat: chat.edit(1, "good day"), (*SAID[:1], _says("good day"), *SAID[2:]))
 
     def test_delete(self, bench: Bench) -> None:
         """Chat: after ``delete``, the chat equals one that never had the message."""
-        self._like_new(bench, lambda chat: chat.delete(0), SAID[1:])
-        self._like_new(bench, lambda chat: chat.delete(-1), SAID[:-1])
+        self._check_like_new(bench, lambda chat: chat.delete(0), SAID[1:])
+        self._check_like_new(bench, lambda chat: chat.delete(-1), SAID[:-1])
 
     def test_forget(self, bench: Bench) -> None:
         """Chat: ``forget`` cuts at level CUT, like the reference; below that level it works like ``delete``."""
@@ -241,7 +241,7 @@ class TestChat(Scenarios):
                 assert chat.messages == messages, "what was refused changed the messages"
 
     def test_overflow(self, bench: Bench) -> None:
-        """Chat: if messages and answer do not fit, a policy drops as few of the oldest turns as it may, and says so.
+        """Chat: if messages and answer do not fit, a policy drops the fewest oldest turns that suffice, and says so.
 
         The system message and the last turn stay. "shift" cuts at level CUT: then later tokens keep their values.
         """
@@ -282,11 +282,11 @@ class TestChat(Scenarios):
                 next_row(chat.session)
                 before = chat.session.tokens
                 answer = chat.send(question, max_tokens=n_answer)
-                kept = (*first, *summary, *turns[n:], question)
-                assert chat.messages == (*kept, _says(answer.text)), f"{policy} kept {chat.messages}"
+                remaining = (*first, *summary, *turns[n:], question)
+                assert chat.messages == (*remaining, _says(answer.text)), f"{policy} kept {chat.messages}"
                 level = min(bench.edit_level, EditLevel.CUT if policy == "shift" else EditLevel.TRUNCATE)
                 name = policy if isinstance(policy, str) else "summarize"
-                n_dropped = len(encoded(*first, *turns, question)) - len(encoded(*kept))
+                n_dropped = len(encoded(*first, *turns, question)) - len(encoded(*remaining))
                 report = Overflowed(name, turns[:n], next(iter(summary), None), n_dropped, level)
                 assert answer.overflowed == report, f"{policy} reports {answer.overflowed}, not {report}"
                 expected = fresh_row(bench, chat.session)
@@ -338,8 +338,8 @@ class TestChat(Scenarios):
             asked = (*SAID, question) if name in ("proceed", "regenerate") else SAID
             chat, other = (chat_of(bench, asked, options=ChatOptions(UNIFORM)) for _ in range(2))
             for options in cases:
-                of_sampling = {option: value for option, value in options.items() if option != "timeout"}
-                expected = way(other, sampling=replace(UNIFORM, **of_sampling)).tokens
+                sampling_options = {option: value for option, value in options.items() if option != "timeout"}
+                expected = way(other, sampling=replace(UNIFORM, **sampling_options)).tokens
                 tokens = way(chat, **options).tokens
                 assert tokens == expected, (
                     f"{name} with {options} draws {tokens}; with one Sampling of them, {expected}"
@@ -401,8 +401,10 @@ class TestChat(Scenarios):
         with Chat.restore(model, chat.dump()) as restored:
             assert restored.messages == chat.messages, "a restored chat has other messages"
             assert restored.options == chat.options, "a restored chat has other options"
-            kept, asked = restored.session.context.options, chat.session.context.options
-            assert kept == asked, f"a chat in a context of {asked} is restored in one of {kept}"
+            restored_options, original_options = restored.session.context.options, chat.session.context.options
+            assert restored_options == original_options, (
+                f"a chat in a context of {original_options} is restored in one of {restored_options}"
+            )
             rendered = chat_of(bench, chat.messages).session.tokens
             assert restored.session.tokens == rendered, "a restored chat's tokens are not the tokens of its messages"
             bench.agree(
@@ -412,7 +414,7 @@ class TestChat(Scenarios):
             assert restored_tokens == original_tokens, "a restored chat continues with other draws"
 
     @staticmethod
-    def _like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
+    def _check_like_new(bench: Bench, change: Callable[[Chat], None], messages: Sequence[Message]) -> None:
         chat = chat_of(bench)
         chat.session.next_logits()
         change(chat)
@@ -486,7 +488,7 @@ def chat_of(
     n_seq_max: int = 3,
     options: ChatOptions | None = None,
 ) -> Chat:
-    """A chat in a context of its own, which has said ``SAID``."""
+    """A chat in a context of its own, with the messages ``SAID`` by default."""
     session = Session(bench.context(n_ctx=n_ctx, n_seq_max=n_seq_max), bench.vocab)
     return Chat(session, bench.formatter, messages=messages, options=options or ChatOptions(GREEDY))
 

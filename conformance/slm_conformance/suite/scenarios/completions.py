@@ -88,12 +88,14 @@ class TestCompletions(Scenarios):
     def test_no_trace(self, bench: Bench) -> None:
         """Generation: after completions that are read to the end or left early, the context holds the same tokens."""
         session = _session(bench)
-        before, holds = next_row(session), contents_of(session.context)
+        before, contents = next_row(session), contents_of(session.context)
         session.completions(3, ANY).run()
-        assert contents_of(session.context) == holds, "completions left something in the context"
+        assert contents_of(session.context) == contents, "completions left something in the context"
         with session.completions(3, ANY) as completions:
             next(completions)
-        assert contents_of(session.context) == holds, "completions that were left early left something in the context"
+        assert contents_of(session.context) == contents, (
+            "completions that were left early left something in the context"
+        )
         bench.same(next_row(session), before, "the next logits after completions")
 
     def test_decodes_the_prompt_once(self, bench: Bench) -> None:

@@ -80,12 +80,12 @@ class TestConstraints(Scenarios):
         for text in ("4", "2", "b"):
             masked = rule.mask(np.zeros(bench.vocab.size, np.float32))
             for token in [*_encoded(bench, "7"), *_encoded(bench, "b"), *_encoded(bench, "x"), *bench.tokens(20)]:
-                with_it = rule.clone()
+                clone = rule.clone()
                 try:
-                    with_it.advance(token)
+                    clone.advance(token)
                 except InvalidToken:
                     assert masked[token] == -np.inf, f"after {rule.tokens}, token {token} is allowed, and then refused"
-                    assert with_it.state() == rule.state(), f"the refused token {token} changed the constraint"
+                    assert clone.state() == rule.state(), f"the refused token {token} changed the constraint"
                 else:
                     assert masked[token] == 0.0, f"after {rule.tokens}, token {token} is masked, and then taken"
             rule.advance(_encoded(bench, text)[0])
@@ -120,12 +120,12 @@ class TestConstraints(Scenarios):
             free = [i for i in range(bench.vocab.size) if _is_text(bench.vocab.token_bytes(i))]
             missing = [i for i in free if not allowed[i] and i not in bench.vocab.eog_ids]
             assert not missing, f"after {text!r} of free text, tokens {missing[:5]} are not allowed"
-        answer = _said_first(bench, "well <go>", spec)
+        answer = _answer_after(bench, "well <go>", spec)
         assert answer.text in ("well <go>left", "well <go>right"), f"after its marker, it says {answer.text!r}"
 
     def test_tool_calls(self, bench: Bench) -> None:
         """Constraint: a tool call names a tool of the list, and its arguments fit the tool's schema."""
-        answer = _said_first(bench, "now <call>", ToolCalls([TOOL], CALLS))
+        answer = _answer_after(bench, "now <call>", ToolCalls([TOOL], CALLS))
         call = re.fullmatch(r"now <call>\s*(.*?)\s*</call>.*", answer.text, re.DOTALL)
         assert call is not None, f"no whole call is in {answer.text!r}"
         value = json.loads(call[1])
@@ -135,7 +135,7 @@ class TestConstraints(Scenarios):
     def test_dumped_in_mid_grammar(self, bench: Bench) -> None:
         """Session: a dump in the middle of a constrained answer continues in another context with the same draws.
 
-        The next logits are within the tolerance (clause 16): a pause divides what must follow into other batches.
+        The next logits are within the tolerance (clause 16): a pause splits a run of forced tokens into other batches.
         """
         spec, sampling = JsonSchema(PERSON, compact=True), replace(UNIFORM, max_tokens=200)
         session = _session(bench)
@@ -153,7 +153,7 @@ class TestConstraints(Scenarios):
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether the bytes are whole characters, at least one; control tokens have no bytes and are unconstrained."""
+    """Whether the bytes are whole characters, without the marker. Control tokens have no bytes, and count as text."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -166,7 +166,7 @@ class _ThenGreedy(Script):
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The next token."""
-        if self._n_said < len(self._tokens):
+        if self._n_sampled < len(self._tokens):
             return super().sample(logits)
         return int(logits.argmax())
 
@@ -182,8 +182,8 @@ def _answer(bench: Bench, spec: Spec, *, seed: int) -> Answer:
     return _session(bench).generate(sampling, constraint=spec).run()
 
 
-def _said_first(bench: Bench, text: str, spec: Spec) -> Answer:
-    """The answer of a model that begins with ``text``."""
+def _answer_after(bench: Bench, text: str, spec: Spec) -> Answer:
+    """A greedy answer whose first tokens are those of ``text``."""
     sampler = _ThenGreedy(_encoded(bench, text))
     return _session(bench, n_ctx=512).generate(Sampling(max_tokens=400), sampler=sampler, constraint=spec).run()
 

@@ -95,7 +95,7 @@ class TestContextDumps(Scenarios):
             bench.agree(bench.feed(other, more, seq_id), reference.decode(more, seq_id), what)
 
     def test_in_parts(self, bench: Bench) -> None:
-        """Clauses 17 and 18: parts have the requested size; a change of a sequence, or ``close``, ends the iterator."""
+        """Clauses 17 and 18: parts have the requested size; after a change of a sequence, or ``close``, they raise."""
         context, _ = self._context(bench)
         data = b"".join(context.dump_context())
         size = len(data) // 24
@@ -136,9 +136,9 @@ class TestContextDumps(Scenarios):
         for what, wrong in bad.items():
             with bench.refused(f"a context's dump: {what}", InvalidSnapshot, SnapshotMismatch, context=other):
                 other.restore_context([wrong])
-        n_held = context.n_ctx - context.n_free
-        small = bench.context(n_ctx=n_held - 1, n_seq_max=_N_SEQ_MAX)
-        with bench.refused(f"{n_held} positions into {n_held - 1}", ContextFull, context=small):
+        n_taken = context.n_ctx - context.n_free
+        small = bench.context(n_ctx=n_taken - 1, n_seq_max=_N_SEQ_MAX)
+        with bench.refused(f"{n_taken} positions into {n_taken - 1}", ContextFull, context=small):
             small.restore_context([data])
         few = bench.context(n_ctx=_N_CTX, n_seq_max=_N_SEQ_MAX - 2)
         with bench.refused("more sequences than there are", InvalidSequence, context=few):
@@ -156,7 +156,7 @@ class TestContextDumps(Scenarios):
 
     @staticmethod
     def _context(bench: Bench) -> tuple[Context, Oracle]:
-        """A context with forks of forks: of a whole, of parts, of a truncated sequence; sequence 2 is empty."""
+        """A context and its reference: with forks of forks, of parts if the edit level allows; sequence 2 is empty."""
         context, reference = bench.context(n_ctx=_N_CTX, n_seq_max=_N_SEQ_MAX), bench.oracle()
 
         def feed(n: int, seq_id: int) -> None:
@@ -192,8 +192,8 @@ def foreign_context(data: bytes) -> bytes:
         meta, dumps = unpack("toy context", data)
         return pack("toy context", meta, [foreign(SequenceSnapshot.from_bytes(dump)).to_bytes() for dump in dumps])
     meta, sections = unpack("context", data)
-    for *_, of_sequence in meta["sequences"]:  # type: ignore[attr-defined]
-        of_sequence |= {"backend": "stranger", "payload_format": "stranger-9"}
+    for *_, sequence_meta in meta["sequences"]:  # type: ignore[attr-defined]
+        sequence_meta |= {"backend": "stranger", "payload_format": "stranger-9"}
     return pack("context", meta, sections)
 
 

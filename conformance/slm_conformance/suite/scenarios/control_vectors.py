@@ -32,7 +32,7 @@ class TestControlVectors(Scenarios):
     """Clause 19: a control vector adds its directions, each multiplied by the scale, to the outputs of layers."""
 
     def test_added_after_layers(self, bench: Bench) -> None:
-        """Clauses 9 and 19: logits of a prompt, and of single tokens, have the directions, with any scale."""
+        """Clauses 9 and 19: the directions, with any scale, change the logits of a prompt and of single tokens."""
         context, tokens = _context(bench), bench.tokens(24)
         for seq_id, (scale, chunk) in enumerate(((1.0, None), (1.0, 1), (-0.5, None))):
             scales = {_FIRST: scale}
@@ -42,21 +42,21 @@ class TestControlVectors(Scenarios):
 
     def test_layer_range(self, bench: Bench) -> None:
         """Clause 19: ``layers`` chooses the directions from the first to the last layer, both included."""
-        made, model, tokens = bench.control_vector(1), bench.own_model(), bench.tokens(12)
+        vector, model, tokens = bench.control_vector(1), bench.own_model(), bench.tokens(12)
         n_layers = model.info.n_layers
-        whole, last = model.adapters.load(made.path, "whole"), n_layers - 1
-        part = model.adapters.load(made.path, "part", layers=(last, last))
+        whole, last = model.adapters.load(vector.path, "whole"), n_layers - 1
+        part = model.adapters.load(vector.path, "part", layers=(last, last))
         assert (whole.layers, part.layers) == (tuple(range(1, n_layers)), (last,)), f"layers {whole.layers} and {part}"
         assert (part.rank, part.tensors) == (0, ()), f"a control vector is listed as {part}"
         if n_layers > 2:
             assert part.fingerprint != whole.fingerprint, "other layers, and the same fingerprint"
         for layers in ((0, 1), (2, 1), (n_layers, n_layers), (1,), "1"):
             with bench.refused(f"layers={layers!r}", InvalidOption):
-                model.adapters.load(made.path, "refused", layers=layers)  # type: ignore[arg-type]
+                model.adapters.load(vector.path, "refused", layers=layers)  # type: ignore[arg-type]
         context = bench.context(model=model)
         context.set_adapters(0, {"part": 1.0})
-        only = RandomAdapter(made.path, {direction_name(last): made.changes[direction_name(last)]})
-        weights, tolerance = bench.workshop.adapted(bench.name, bench.kv_type, (only, 1.0))
+        last_direction = RandomAdapter(vector.path, {direction_name(last): vector.changes[direction_name(last)]})
+        weights, tolerance = bench.workshop.adapted(bench.name, bench.kv_type, (last_direction, 1.0))
         expected = reference_of(weights).decode(tokens)
         bench.agree(bench.feed(context, tokens), expected, "with the direction of the last layer", tolerance)
 
@@ -69,8 +69,8 @@ class TestControlVectors(Scenarios):
             context.set_adapters(seq_id, scales)
         rows = context.decode(bench.batch(context, *((seq_id, 0, tokens) for seq_id in range(4)))).copy()
         for seq_id, scales in enumerate(sets):
-            of_sequence, expected = rows[16 * seq_id : 16 * seq_id + 16], _reference(bench, scales).decode(tokens)
-            _agree(bench, of_sequence, expected, scales, f"sequence {seq_id} with {scales} among others")
+            sequence_rows, expected = rows[16 * seq_id : 16 * seq_id + 16], _reference(bench, scales).decode(tokens)
+            _agree(bench, sequence_rows, expected, scales, f"sequence {seq_id} with {scales} among others")
 
     def test_hidden_states(self, bench: Bench) -> None:
         """Clauses 11 and 19: ``embed`` computes with control vectors, too."""
@@ -137,12 +137,12 @@ def _context(bench: Bench) -> Context:
 
 def _parts(bench: Bench, scales: Mapping[str, float]) -> Sequence[tuple[RandomAdapter, float]]:
     """The adapters of these names, with their scales."""
-    of_name = {
+    makers = {
         _FIRST: lambda: bench.control_vector(1),
         _SECOND: lambda: bench.control_vector(2),
         _LOW_RANK: lambda: bench.adapter(1),
     }
-    return [(of_name[name](), scale) for name, scale in scales.items()]
+    return [(makers[name](), scale) for name, scale in scales.items()]
 
 
 def _reference(bench: Bench, scales: Mapping[str, float]) -> Reference:

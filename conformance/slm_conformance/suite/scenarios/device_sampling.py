@@ -43,7 +43,7 @@ class TestDeviceSampling(Scenarios):
                 _check_top(top, rows[first : first + 25], k)
 
     def test_rows_asked_for(self, bench: Bench) -> None:
-        """Clause 12: requested rows come in the order of the batch, among other sequences; others give none."""
+        """Clause 12: requested rows come in the order of the batch, also among other sequences; no others come."""
         tokens, others, context = bench.tokens(9), bench.tokens(9, seed=1), _context(bench)
         batches = []
         for tested in (context, bench.context()):

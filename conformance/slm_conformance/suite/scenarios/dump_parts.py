@@ -64,15 +64,15 @@ class TestDumpParts(Scenarios):
         bench.feed(context, tokens[:20])
         context.fork(0, 1)
         bench.feed(context, bench.tokens(9, seed=3), seq_id=2)
-        data, got = context.dump(0), []
+        data, parts = context.dump(0), []
         for i, part in enumerate(context.dump_parts(0, _size(data))):
-            got.append(part)
+            parts.append(part)
             if i < 6:
-                _go_on(bench, context, i)
-        assert len(got) > 6, f"a dump of {len(data)} bytes in parts of {_size(data)} has {len(got)} parts"
-        assert b"".join(got) == data, "the parts of a dump are another dump, as other sequences went on between them"
+                _change_others(bench, context, i)
+        assert len(parts) > 6, f"a dump of {len(data)} bytes in parts of {_size(data)} has {len(parts)} parts"
+        assert b"".join(parts) == data, "the parts of a dump are another dump, as other sequences went on between them"
         other = bench.context()
-        other.restore(0, b"".join(got))
+        other.restore(0, b"".join(parts))
         bench.agree(bench.feed(other, tokens[20:]), bench.oracle().decode(tokens)[20:], "a dump whose parts took turns")
         bench.agree(bench.feed(context, tokens[20:]), bench.oracle().decode(tokens)[20:], "a sequence dumped in parts")
 
@@ -173,7 +173,7 @@ class TestRestoreParts(Scenarios):
         bench.agree(bench.feed(other, tokens[20:], seq_id=2), reference.decode(tokens[20:]), "a dump restored in parts")
 
     def test_over_what_a_sequence_holds(self, bench: Bench) -> None:
-        """Clause 17: it replaces the contents of the sequence and nothing else, even without room for both."""
+        """Clause 17: ``restore_parts`` replaces the sequence and nothing else, even without room for both."""
         data, tokens = _dump(bench)
         for n_ctx in (100, 50):
             context, theirs = bench.context(n_ctx=n_ctx), bench.tokens(30, seed=2)
@@ -254,7 +254,7 @@ class TestRestoreSteps(Scenarios):
             for _ in context.restore_steps(0, _in_parts(dump, (_size(data),))):
                 assert context.length(0) == 0, f"a sequence has tokens before the last step, {n_steps + 1} were made"
                 if n_steps < 20:
-                    rows.append(_shuffle(bench, context, n_steps, theirs))
+                    rows.append(_decode_neighbour(bench, context, n_steps, theirs))
                 n_steps += 1
             what = f"{'a' if is_own else 'another backend'}'s dump restored in {n_steps} steps"
             assert n_steps >= min(20, len(dump) // _size(data) // 2), f"{what} of {len(dump)} bytes"
@@ -270,17 +270,21 @@ class TestRestoreSteps(Scenarios):
         """Clause 17: ``drop`` and ``clear`` give up a restore after any step, any number of times; its room is free."""
         data, tokens = _dump(bench)
         context, expected = bench.context(n_ctx=40), bench.oracle().decode(tokens)
-        for i, n_made in enumerate((0, 1, 3, _N_PARTS - 2) * 4):
+        for i, n_steps in enumerate((0, 1, 3, _N_PARTS - 2) * 4):
             steps = context.restore_steps(0, _in_parts(data, (_size(data),)))
-            for _ in range(n_made):
+            for _ in range(n_steps):
                 next(steps)
-                n_free, n_held = context.n_free, context.n_exclusive(0)
-                assert n_free + n_held == 40 and n_held <= 20, f"{n_held} of 40 positions are held, {n_free} are free"
+                n_free, n_taken = context.n_free, context.n_exclusive(0)
+                assert n_free + n_taken == 40 and n_taken <= 20, (
+                    f"{n_taken} of 40 positions are held, {n_free} are free"
+                )
             context.clear() if i // 4 % 2 else context.drop(0)
-            assert context.n_free == 40, f"a restore was given up after {n_made} steps: {context.n_free} of 40 are free"
-            with bench.refused(f"a step of a restore that was given up after {n_made}", SequenceChanged):
+            assert context.n_free == 40, (
+                f"a restore was given up after {n_steps} steps: {context.n_free} of 40 are free"
+            )
+            with bench.refused(f"a step of a restore that was given up after {n_steps}", SequenceChanged):
                 next(steps)
-            bench.agree(bench.feed(context, tokens), expected, f"what follows a restore given up after {n_made} steps")
+            bench.agree(bench.feed(context, tokens), expected, f"what follows a restore given up after {n_steps} steps")
             context.drop(0)
 
     def test_calls_that_fill_the_sequence(self, bench: Bench) -> None:
@@ -316,8 +320,8 @@ class TestRestoreSteps(Scenarios):
         bad |= {f"with part {i} changed": [*parts[:i], _changed(part), *parts[i + 1 :]] for i, part in enumerate(parts)}
         bad |= {"with a byte more": [*parts, b"\0"], "that are none": [], "cut off": [*parts[:-1], parts[-1][:-1]]}
         bad |= {"one of which is a text": [*parts[:-1], "text"]}  # type: ignore[list-item]
-        made = {what: partial(iter, of) for what, of in bad.items()}
-        self._refused(bench, made, InvalidSnapshot, SnapshotMismatch)
+        damaged = {what: partial(iter, wrong_parts) for what, wrong_parts in bad.items()}
+        self._refused(bench, damaged, InvalidSnapshot, SnapshotMismatch)
 
     def test_that_cannot_be_read(self, bench: Bench) -> None:
         """Clauses 1 and 17: an exception of the iterator is raised, at any part; the sequence is empty."""
@@ -352,7 +356,7 @@ class TestRestoreSteps(Scenarios):
         bench.agree(bench.feed(context, theirs[12:], seq_id=1), expected, "the neighbour of refused steps")
 
 
-def _shuffle(bench: Bench, context: Context, i: int, theirs: Sequence[int]) -> Logits:
+def _decode_neighbour(bench: Bench, context: Context, i: int, theirs: Sequence[int]) -> Logits:
     """Decode the next of the tokens ``theirs`` in sequence 1, after other sequences took and freed positions."""
     if i % 3 == 1:
         context.drop(2)
@@ -402,7 +406,7 @@ def _broken(data: bytes, n: int, error: BaseException) -> Iterator[bytes]:
     raise error
 
 
-def _go_on(bench: Bench, context: Context, i: int) -> None:
+def _change_others(bench: Bench, context: Context, i: int) -> None:
     """Change the sequences other than 0; sequence 1 is a fork of it."""
     match i:
         case 0 | 3:

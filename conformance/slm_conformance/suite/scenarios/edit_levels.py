@@ -15,7 +15,7 @@ class TestDeclarations(Scenarios):
     """Clause 2: capabilities and edit level are declared; a call beyond them raises the standard error."""
 
     def test_are_of_the_contract(self, bench: Bench) -> None:
-        """Clause 2: contexts declare a frozen set of ``Capability`` and an ``EditLevel``: as the adopter names."""
+        """Clause 2: contexts declare a frozen set of ``Capability`` and an ``EditLevel``, as in ``declares``."""
         context = bench.context()
         assert isinstance(context.capabilities, frozenset), "capabilities are not a frozenset"
         foreign = [name for name in context.capabilities if not isinstance(name, Capability)]

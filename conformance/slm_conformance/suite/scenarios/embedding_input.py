@@ -27,7 +27,7 @@ from slm_core.types import EMBEDDED, Capability, ContextOptions, EditLevel, Mode
 
 
 class TestEmbeddingInput(Scenarios):
-    """Clause 13: an embedding row can take a token's place, and is held, edited and dumped like a token."""
+    """Clause 13: an embedding row can take a token's place, and is stored, edited and dumped like a token."""
 
     def test_as_declared(self, bench: Bench) -> None:
         """Clause 2: rows work if ``EMBEDDING_INPUT`` is declared, and raise ``UnsupportedInput`` otherwise."""

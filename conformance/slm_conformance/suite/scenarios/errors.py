@@ -14,10 +14,10 @@ _Call = Callable[[], object]
 
 
 class TestErrors(Scenarios):
-    """Clause 1: an error names its sequence, so that a server of many sequences knows which of them it is about."""
+    """Clause 1: an error names its sequence, so that a server knows which of its sequences is concerned."""
 
     def test_name_the_sequence_without_room(self, bench: Bench) -> None:
-        """Clause 1: ``ContextFull`` names the sequence without room; in a batch, that of the first token without."""
+        """Clause 1: ``ContextFull`` names the sequence without room; in a batch, that of the first such token."""
         context = self._context(bench)
         calls: dict[int, list[_Call]] = {
             0: [lambda: context.decode(bench.batch(context, (0, 20, bench.tokens(15))))],
@@ -30,9 +30,9 @@ class TestErrors(Scenarios):
         calls[2].append(lambda: context.restore(2, data))
         if Capability.SHARED_FORK not in bench.capabilities:
             calls[2].append(lambda: context.fork(1, 2))
-        for seq_id, named in calls.items():
-            for call in named:
-                self._names(bench, context, call, seq_id, ContextFull)
+        for seq_id, refused_calls in calls.items():
+            for call in refused_calls:
+                self._check_names_sequence(bench, context, call, seq_id, ContextFull)
 
     def test_name_the_sequence_of_a_bad_batch(self, bench: Bench) -> None:
         """Clause 1: a refused token or position names its sequence, and so does a sequence that does not exist."""
@@ -44,7 +44,7 @@ class TestErrors(Scenarios):
             InvalidSequence: (3, lambda: context.decode(bench.batch(context, runs, (3, 0, [5])))),
         }
         for error, (seq_id, call) in bad.items():
-            self._names(bench, context, call, seq_id, error)
+            self._check_names_sequence(bench, context, call, seq_id, error)
 
     def test_name_the_sequence_of_a_call(self, bench: Bench) -> None:
         """Clause 1: a call with an unknown sequence, or a position outside a sequence, names it."""
@@ -58,14 +58,14 @@ class TestErrors(Scenarios):
         }
         for seq_id, calls in unknown.items():
             for call in calls:
-                self._names(bench, context, call, seq_id, InvalidSequence)
+                self._check_names_sequence(bench, context, call, seq_id, InvalidSequence)
         outside: list[_Call] = [lambda: context.fork(1, 2, 31)]
         if bench.edit_level >= EditLevel.TRUNCATE:
             outside.append(lambda: context.truncate(Pos(1, 31)))
         if bench.edit_level >= EditLevel.CUT:
             outside += [lambda: context.cut(Pos(1, 5), Pos(1, 31)), lambda: context.cut(Pos(1, 5), Pos(1, 4))]
         for call in outside:
-            self._names(bench, context, call, 1, InvalidPosition)
+            self._check_names_sequence(bench, context, call, 1, InvalidPosition)
 
     @staticmethod
     def _context(bench: Bench) -> Context:
@@ -76,7 +76,9 @@ class TestErrors(Scenarios):
         return context
 
     @staticmethod
-    def _names(bench: Bench, context: Context, call: _Call, seq_id: int, kind: type[ContextError]) -> None:
+    def _check_names_sequence(
+        bench: Bench, context: Context, call: _Call, seq_id: int, kind: type[ContextError]
+    ) -> None:
         why = f"{kind.__name__} of sequence {seq_id}"
         with bench.refused(why, kind, context=context):
             try:

@@ -21,7 +21,7 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, EditLevel, Pos
 
 _SHARES = (0.25, 0.5, 0.9, 1.0)
-"""When to interrupt a call, as a share of its calls of Python functions; the record of a change is made at the end."""
+"""Where to interrupt a call: after this share of its calls of Python functions. It records changes at its end."""
 
 
 class TestFailures(Scenarios):
@@ -57,21 +57,25 @@ class TestFailures(Scenarios):
             return
         context = bench.context(model=model)
         bench.feed(context, others[:8], seq_id=1)
-        n_held = 8
+        n_decoded = 8
         for what, call in _calls_with_rows(bench, context):
             for n_others in (0, 1):
                 batch = context.new_batch()
                 batch.extend([others[0], broken], Pos(0, 0), logits="last")
-                batch.extend(others[n_held : n_held + n_others], Pos(1, n_held), logits="all")
+                batch.extend(others[n_decoded : n_decoded + n_others], Pos(1, n_decoded), logits="all")
                 before = contents_of(context)
                 with pytest.raises(DecodeFailed) as raised:
                     call(batch)
                 assert contents_of(context) == before, f"{what} raised for NaN, and the context has changed"
-                named = None if n_others else 0
-                assert raised.value.seq_id == named, f"{what} named sequence {raised.value.seq_id}, not {named}"
-                _goes_on(bench, context, others[: n_held + 3], f"a sequence beside {what} that failed", seq_id=1)
-                n_held += 3
-        _goes_on(bench, context, others[:8], "a sequence whose first batch failed")
+                expected_id = None if n_others else 0
+                assert raised.value.seq_id == expected_id, (
+                    f"{what} named sequence {raised.value.seq_id}, not {expected_id}"
+                )
+                _check_continues(
+                    bench, context, others[: n_decoded + 3], f"a sequence beside {what} that failed", seq_id=1
+                )
+                n_decoded += 3
+        _check_continues(bench, context, others[:8], "a sequence whose first batch failed")
 
     def test_an_interrupted_decode(self, bench: Bench) -> None:
         """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``decode``, for both of its sequences."""
@@ -85,8 +89,8 @@ class TestFailures(Scenarios):
             return context, lambda: context.decode(batch)
 
         for context, what in _interrupted(prepare):
-            _goes_on(bench, context, others, what, seq_id=1)
-            _goes_on(bench, context, tokens, what)
+            _check_continues(bench, context, others, what, seq_id=1)
+            _check_continues(bench, context, tokens, what)
 
     def test_an_interrupted_truncate(self, bench: Bench) -> None:
         """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``truncate``."""
@@ -99,7 +103,7 @@ class TestFailures(Scenarios):
             return context, lambda: context.truncate(Pos(0, 10))
 
         for context, what in _interrupted(prepare):
-            _goes_on(bench, context, tokens, what)
+            _check_continues(bench, context, tokens, what)
 
     def test_an_interrupted_cut(self, bench: Bench) -> None:
         """Clauses 1 and 4: an interrupt (Ctrl-C) takes effect before or after a ``cut``."""
@@ -117,7 +121,7 @@ class TestFailures(Scenarios):
 
         for context, what in _interrupted(prepare):
             if context.length(0) == 20:
-                _goes_on(bench, context, tokens, what)
+                _check_continues(bench, context, tokens, what)
             else:
                 bench.agree(bench.feed(context, tokens[20:]), after_cut, what)
 
@@ -131,8 +135,8 @@ class TestFailures(Scenarios):
             return context, lambda: context.fork(0, 1)
 
         for context, what in _interrupted(prepare):
-            _goes_on(bench, context, tokens, what, seq_id=1)
-            _goes_on(bench, context, tokens, what)
+            _check_continues(bench, context, tokens, what, seq_id=1)
+            _check_continues(bench, context, tokens, what)
 
     def test_an_interrupted_drop(self, bench: Bench) -> None:
         """Clause 1: an interrupt (Ctrl-C) takes effect before or after a ``drop``."""
@@ -144,7 +148,7 @@ class TestFailures(Scenarios):
             return context, lambda: context.drop(0)
 
         for context, what in _interrupted(prepare):
-            _goes_on(bench, context, tokens, what)
+            _check_continues(bench, context, tokens, what)
 
     def test_an_interrupted_restore(self, bench: Bench) -> None:
         """Clauses 1 and 6: an interrupt (Ctrl-C) takes effect before or after a ``restore``."""
@@ -159,13 +163,13 @@ class TestFailures(Scenarios):
                 return context, lambda: context.restore(0, data)
 
             for context, what in _interrupted(prepare):
-                _goes_on(bench, context, tokens if context.length(0) == 20 else others, what)
+                _check_continues(bench, context, tokens if context.length(0) == 20 else others, what)
 
     def test_an_interrupted_restore_over_a_fork(self, bench: Bench) -> None:
         """Clause 1: an interrupted ``restore`` over a fork that shares storage needs no additional room.
 
-        The context is almost full. The fork's tokens could not be decoded again, as dropping the fork frees nothing.
-        A backend may also refuse the dump with ``ContextFull``.
+        The context is almost full. The fork's tokens could not be decoded again, because dropping the fork frees
+        nothing. A backend may also refuse the dump with ``ContextFull``.
         """
         if Capability.SHARED_FORK not in bench.capabilities:
             pytest.skip("declared absent: shared_fork")
@@ -188,7 +192,7 @@ class TestFailures(Scenarios):
             return
         for context, what in _interrupted(prepare):
             context.drop(2)
-            _goes_on(bench, context, tokens if context.length(1) == 20 else others, what, seq_id=1)
+            _check_continues(bench, context, tokens if context.length(1) == 20 else others, what, seq_id=1)
 
 
 def _calls_with_rows(bench: Bench, context: Context) -> list[tuple[str, Callable[[Batch], object]]]:
@@ -241,20 +245,20 @@ class _UnreadableBatch(TokenBatch):
         return self._read(super().logits_mask)
 
 
-def _goes_on(bench: Bench, context: Context, tokens: Sequence[int], what: str, *, seq_id: int = 0) -> None:
-    """Check that a sequence continues: the rest of ``tokens``, of which it has the first."""
-    n_held = context.length(seq_id)
-    rows = bench.feed(context, tokens[n_held:], seq_id=seq_id)
-    bench.agree(rows, bench.oracle().decode(tokens)[n_held:], what)
+def _check_continues(bench: Bench, context: Context, tokens: Sequence[int], what: str, *, seq_id: int = 0) -> None:
+    """Check the logits of the remaining ``tokens``; the sequence already has the first of them."""
+    length = context.length(seq_id)
+    rows = bench.feed(context, tokens[length:], seq_id=seq_id)
+    bench.agree(rows, bench.oracle().decode(tokens)[length:], what)
 
 
 def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) -> list[tuple[Context, str]]:
-    """Contexts after an interrupted call, and what was done; fails if one is as neither before nor after the call."""
-    done_context, call = prepare()
+    """Contexts with an interrupted call, each with a description; fails if one is neither as before nor as after it."""
+    finished_context, call = prepare()
     call()  # the first call of a context may have more to prepare than later ones
-    after = contents_of(done_context)
+    after = contents_of(finished_context)
     n_calls = n_calls_of(prepare()[1])
-    done = []
+    interrupted_contexts = []
     for share in _SHARES:
         context, call = prepare()
         before, what = contents_of(context), f"a call that was interrupted after {share:.0%} of it"
@@ -266,5 +270,5 @@ def _interrupted(prepare: Callable[[], tuple[Context, Callable[[], object]]]) ->
             assert contents_of(context) == after, f"{what} has returned, without the effect of the call"
         else:
             assert contents_of(context) == before, f"{what} has raised the interrupt, and the context has changed"
-        done.append((context, what))
-    return done
+        interrupted_contexts.append((context, what))
+    return interrupted_contexts

@@ -85,12 +85,12 @@ class TestGeneration(Scenarios):
                 assert chosen == pytest.approx(expected, abs=1e-5), (
                     f"{chosen} before and after sampling, not {expected}"
                 )
-                for name, pairs, best, all_of in (
+                for name, pairs, best, values in (
                     ("model", event.logprobs.model, ranked[:n].tolist(), model),
                     ("sampled", event.logprobs.sampled, remaining[: min(n, k)].tolist(), sampled),
                 ):
                     assert [token for token, _ in pairs] == best, f"the likeliest tokens, {name}, are {pairs}"
-                    assert [value for _, value in pairs] == pytest.approx(all_of[best].tolist(), abs=1e-5), name
+                    assert [value for _, value in pairs] == pytest.approx(values[best].tolist(), abs=1e-5), name
                 top = tuple((token, _spelled(bench, token), value) for token, value in event.logprobs.model)
                 whole = TokenLogprob(event.token, _spelled(bench, event.token), event.logprob, top)
                 assert answered == whole, f"the answer has {answered}, the event {whole}"
@@ -116,8 +116,8 @@ class TestGeneration(Scenarios):
         for _event in paused:
             pass
         restored = Session.restore(bench.context(), bench.vocab, session.dump())
-        of_part = restored.generate(stopping_criteria=()).run().logprobs
-        assert of_part is None, f"an answer that was restored from a dump has the logprobs {of_part}"
+        logprobs = restored.generate(stopping_criteria=()).run().logprobs
+        assert logprobs is None, f"an answer that was restored from a dump has the logprobs {logprobs}"
         plain = _session(bench).generate(Sampling(temperature=0, max_tokens=2)).run()
         assert plain.logprobs is None, "an answer without logprobs has some"
 
@@ -218,9 +218,9 @@ class TestGeneration(Scenarios):
     def test_cancelled_and_timed_out(self, bench: Bench) -> None:
         """Generation: ``cancel`` and a timeout end an answer as ``cancelled``, with the text that was held back."""
         script = bench.vocab.encode("abcdefgh", add_special=False, parse_special=False)
-        held = _text(bench, script[:3])[-2:]
+        held_back = _text(bench, script[:3])[-2:]
         for way in ("a call of cancel()", "a timeout"):
-            session, sampling = _session(bench), Sampling(max_tokens=8, stop=(held + "!",))
+            session, sampling = _session(bench), Sampling(max_tokens=8, stop=(held_back + "!",))
             pause = [_at(3, StoppingAction.PAUSE)]
             running = session.generate(sampling, sampler=Script(script), stopping_criteria=pause)
             texts = [event.text for event in running]
@@ -232,9 +232,11 @@ class TestGeneration(Scenarios):
                 last = list(running)
             answer, text = running.answer, _text(bench, script[:3])
             assert "".join(texts) == text[:-2], (
-                f"before its end, an answer with the stop text {held + '!'!r} is {texts}"
+                f"before its end, an answer with the stop text {held_back + '!'!r} is {texts}"
             )
-            assert [(event.token, event.text) for event in last] == [(None, held)], f"{way} gives the events {last}"
+            assert [(event.token, event.text) for event in last] == [(None, held_back)], (
+                f"{way} gives the events {last}"
+            )
             end = (answer.tokens, answer.text, answer.finish_reason, answer.timed_out, answer.stop)
             expected = (tuple(script[:3]), text, FinishReason.CANCELLED, way == "a timeout", None)
             assert end == expected, f"after {way}, an answer has {end}, expected {expected}"
@@ -243,9 +245,9 @@ class TestGeneration(Scenarios):
         )
         list(paused)
         assert 0 < paused.time_left_s < 60, f"after a token, {paused.time_left_s} of 60 seconds are left"
-        left = paused.time_left_s
+        time_left_s = paused.time_left_s
         time.sleep(0.002)
-        assert paused.time_left_s == left, "the timeout of a paused answer runs"
+        assert paused.time_left_s == time_left_s, "the timeout of a paused answer runs"
         for seconds in (0, -1, math.inf, math.nan, True, "1"):
             with bench.refused(f"timeout={seconds!r}", InvalidOption):
                 _session(bench).generate(GREEDY, timeout=seconds)  # type: ignore[arg-type]
@@ -278,13 +280,15 @@ class TestGeneration(Scenarios):
         """Generation: an answer that has ended stays ended if a stopping criterion then raises."""
         letters, (end, *_) = self._plain(bench, 2), sorted(bench.vocab.eog_ids)
 
-        def burst(event: Event, draft: Draft) -> StoppingAction:
+        def raise_at_end(event: Event, draft: Draft) -> StoppingAction:
             if draft.tokens[-1] == end:
                 raise KeyError("a stopping criterion's own error")
             return StoppingAction.NEXT
 
         script = [*letters, end, *letters]
-        running = _session(bench).generate(Sampling(max_tokens=5), sampler=Script(script), stopping_criteria=[burst])
+        running = _session(bench).generate(
+            Sampling(max_tokens=5), sampler=Script(script), stopping_criteria=[raise_at_end]
+        )
         with pytest.raises(KeyError):
             list(running)
         assert not list(running), "an answer continues after its end, where a stopping criterion raised there"
@@ -295,7 +299,7 @@ class TestGeneration(Scenarios):
         )
 
     def test_stopping_criteria_stay_after_a_pause(self, bench: Bench) -> None:
-        """Generation: after a pause, stopping criteria and ``on_event`` stay unless they are given again."""
+        """Generation: after a pause, stopping criteria and ``on_event`` stay unless they are passed again."""
         reported: list[int | None] = []
         session, script = _session(bench), self._plain(bench, 6)
         stopping_criteria = [_at(2, StoppingAction.PAUSE), _at(4, StoppingAction.FINISH)]
@@ -374,8 +378,8 @@ class TestGeneration(Scenarios):
             return len(batches) > 3
 
         assert session.next_logits(cancelled) is None, "a prefill that was cancelled gave logits"
-        n_held = session.context.length(session.seq_id)
-        assert n_held == batches[-1] <= 24, f"cancelled after 3 batches of 8, but {n_held} tokens were decoded"
+        n_decoded = session.context.length(session.seq_id)
+        assert n_decoded == batches[-1] <= 24, f"cancelled after 3 batches of 8, but {n_decoded} tokens were decoded"
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill cancelled half-way")
 
     def test_a_full_context(self, bench: Bench) -> None:
@@ -458,11 +462,13 @@ class TestGeneration(Scenarios):
                 assert pairs == (), f"before the first token, {pairs} are likely"
                 continue
             values = np.array([value for _, value in pairs])
-            of_row = rows[i - 1][[token for token, _ in pairs]]
+            row_values = rows[i - 1][[token for token, _ in pairs]]
             allowed = 4 * bench.tolerance.gap * float(np.linalg.norm(rows[i - 1])) + 1e-5
             assert len(pairs) == n and (np.diff(values) <= 0).all(), f"the {n} likeliest tokens at {i} are {pairs}"
             assert np.abs(values - np.sort(rows[i - 1])[::-1][:n]).max() <= allowed, f"at {i}, {pairs} are likely"
-            assert np.abs(values - of_row).max() <= allowed, f"at {i}, {pairs} are likely, their row has {of_row}"
+            assert np.abs(values - row_values).max() <= allowed, (
+                f"at {i}, {pairs} are likely, their row has {row_values}"
+            )
 
     def test_timings(self, bench: Bench) -> None:
         """Generation: timings divide the time of an answer into queue, prefill and decode; a reader adds none."""
@@ -531,7 +537,7 @@ def _say(
     stop: tuple[str, ...] = (),
     limit: int | None = None,
 ) -> Answer:
-    """An answer of given tokens in a new session."""
+    """An answer with scripted tokens in a new session."""
     return _run(_session(bench), script, stopping_criteria=stopping_criteria, stop=stop, limit=limit)
 
 
@@ -545,7 +551,7 @@ def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
 
 
 def _at(n: int, action: StoppingAction | bool) -> StoppingCriterion:
-    """A stopping criterion that has an opinion after token ``n`` only."""
+    """A stopping criterion that returns ``action`` after token ``n``, and otherwise NEXT."""
     return lambda event, draft: action if len(draft.tokens) == n else StoppingAction.NEXT
 
 

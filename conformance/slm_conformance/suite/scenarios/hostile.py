@@ -32,7 +32,7 @@ class TestHostileDumps(Scenarios):
 
     def test_every_truncation(self, bench: Bench) -> None:
         """Clause 6: a small dump that is truncated at any byte raises and changes nothing."""
-        data = _small(bench)
+        data = _small_dump(bench)
         self._refused(
             bench,
             (
@@ -43,7 +43,7 @@ class TestHostileDumps(Scenarios):
 
     def test_every_byte(self, bench: Bench) -> None:
         """Clause 6: a small dump with any one byte changed raises and changes nothing."""
-        data = _small(bench)
+        data = _small_dump(bench)
         indices = spread_indices(len(data), bench.workshop.share(N_DAMAGED))
         changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in indices)
         self._refused(
@@ -57,7 +57,7 @@ class TestHostileDumps(Scenarios):
         context, tokens = bench.context(n_ctx=64, n_seq_max=3), bench.tokens(20)
         bench.feed(context, tokens[:12])
         good = context.dump(0)
-        for i, data in enumerate(hostile_dumps(_sound(bench), n, seed=models.index(bench.name))):
+        for i, data in enumerate(hostile_dumps(_valid_dumps(bench), n, seed=models.index(bench.name))):
             self._restored_or_refused(bench, context, i, data)
         context.restore(1, good)
         expected = bench.reference().decode(tokens)[12:]
@@ -70,14 +70,14 @@ class TestHostileDumps(Scenarios):
         """Clause 6: memory is not allocated from a header's sizes before they are checked."""
         context, dumps = (
             bench.context(n_ctx=64),
-            list(hostile_dumps(_sound(bench), bench.workshop.share(N_TRACED), seed=99)),
+            list(hostile_dumps(_valid_dumps(bench), bench.workshop.share(N_TRACED), seed=99)),
         )
         tracemalloc.start()
         try:
             for i, data in enumerate(dumps):
                 tracemalloc.reset_peak()
                 before = tracemalloc.get_traced_memory()[0]
-                with contextlib.suppress(Exception):  # the scenario above checks its errors
+                with contextlib.suppress(Exception):  # test_hostile_dumps checks the errors
                     context.restore(1, data)
                 peak = tracemalloc.get_traced_memory()[1] - before
                 assert peak < MOST_MEMORY, f"hostile dump {i}, of {len(data)} bytes, made restore take {peak:,} bytes"
@@ -125,13 +125,13 @@ def spread_indices(size: int, most: int) -> list[int]:
     return [*range(first), *between.tolist(), *range(size - last, size)]
 
 
-def _small(bench: Bench) -> bytes:
+def _small_dump(bench: Bench) -> bytes:
     context = bench.context(n_ctx=64)
     bench.feed(context, bench.tokens(2))
     return context.dump(0)
 
 
-def _sound(bench: Bench) -> list[bytes]:
+def _valid_dumps(bench: Bench) -> list[bytes]:
     """Valid dumps to mutate: of a short sequence, and of one with a cut if possible; both also as another backend's."""
     context = bench.context(n_ctx=64)
     bench.feed(context, bench.tokens(6))

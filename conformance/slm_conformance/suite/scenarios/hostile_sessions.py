@@ -35,7 +35,7 @@ BRIEF = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ODD: tuple[object, ...] = (None, True, -1, 0.5, 2**64, "", "x", [], [[]], {}, {"x": "y"})
 """Values that a field of a dump may have by mistake."""
 N_DAMAGED = 1_500
-"""The number of positions at which a dump is truncated, and changed; see ``places``."""
+"""The number of positions at which a dump is truncated, and changed; see ``spread_indices``."""
 
 SAMPLING = Sampling(temperature=0.9, repeat_penalty=1.2, seed=5, max_tokens=6, stop=("never said",))
 
@@ -74,7 +74,7 @@ class TestHostileSessions(Scenarios):
                 continue
             strange = [token for token in session.tokens if not 0 <= token < bench.vocab.size and token != EMBEDDED]
             assert not strange, f"hostile dump {i}: token {strange[0]} is outside the vocabulary"
-            _goes_on(i, session)
+            _check_session_works(i, session)
             session.close()
         assert context.length(0) == 0, "a session that was refused or closed left tokens"
         bench.same(next_row(keeper), row, "the next logits of a session beside hostile ones")
@@ -103,7 +103,7 @@ class TestHostileSessions(Scenarios):
         ):
             chat = _restored(i, partial(Chat.restore, model, hostile))
             if chat is not None:
-                _answers(i, chat)
+                _check_chat_works(i, chat)
                 chat.close()
             for context in model.contexts:
                 _check_closed(i, context)
@@ -173,7 +173,7 @@ def _hostile(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
 
 
 def _other_fields(kind: str, data: bytes, n: int, seed: int) -> Iterator[bytes]:
-    """Dumps in which one field has another kind of value, or is missing; at most ``n``, others for each seed."""
+    """Dumps in which one field has another kind of value, or is missing; at most ``n`` dumps, chosen by the seed."""
     meta, sections = unpack(kind, data)
     changes = [(path, value) for path in _paths(meta) for value in (*ODD, ...)]
     chosen = np.random.default_rng(seed).permutation(len(changes))[:n]
@@ -226,7 +226,7 @@ def _restored(i: int, restore: Callable[[], _Restored]) -> _Restored | None:
         raise AssertionError(f"hostile dump {i}: raised {type(error).__name__} ({error}), no SlmError") from error
 
 
-def _goes_on(i: int, session: Session) -> None:
+def _check_session_works(i: int, session: Session) -> None:
     """Require that a restored session works: it samples two tokens, and can be dumped again."""
     try:
         running = session.generate(stopping_criteria=())
@@ -240,11 +240,13 @@ def _goes_on(i: int, session: Session) -> None:
     except Exception as error:
         raise AssertionError(f"hostile dump {i} was restored, then raised {type(error).__name__} ({error})") from error
     else:
-        said = session.tokens[session.n_tokens - len(tokens) :]
-        assert tokens == said, f"hostile dump {i} was restored with an answer {tokens} that its history lacks: {said}"
+        end_of_history = session.tokens[session.n_tokens - len(tokens) :]
+        assert tokens == end_of_history, (
+            f"hostile dump {i} was restored with an answer {tokens} that its history lacks: {end_of_history}"
+        )
 
 
-def _answers(i: int, chat: Chat) -> None:
+def _check_chat_works(i: int, chat: Chat) -> None:
     """Require that a restored chat answers."""
     try:
         chat.send("b", stopping_criteria=[lambda event, draft: StoppingAction.STOP])

@@ -18,7 +18,7 @@ from slm_core.types import Capability, Pos
 
 
 class TestLayerStates(Scenarios):
-    """Clause 21: ``layer_states`` gives what layers pass on; all else is as in ``decode``."""
+    """Clause 21: ``layer_states`` gives the outputs of layers; all else is as in ``decode``."""
 
     models = ("llama-f32",)
 
@@ -55,9 +55,9 @@ class TestLayerStates(Scenarios):
         batch, owners = context.new_batch(), []
         for i in range(12):
             for seq_id in (1, 0):
-                is_asked = (i + seq_id) % 3 == 0
-                batch.add(tokens[seq_id + i], Pos(seq_id, i), logits=is_asked)
-                owners += [(seq_id, i)] * is_asked
+                is_requested = (i + seq_id) % 3 == 0
+                batch.add(tokens[seq_id + i], Pos(seq_id, i), logits=is_requested)
+                owners += [(seq_id, i)] * is_requested
         expected = np.stack([references[seq_id][1:, i] for seq_id, i in owners], axis=1)
         layers = [*range(1, len(references[0]))]
         _agree(bench, context.layer_states(batch, layers), expected, "every third row of two sequences")
@@ -128,7 +128,7 @@ def _feed(context: Context, tokens: Sequence[int], layers: Sequence[int], chunk:
 
 
 def _agree(bench: Bench, states: Rows, expected: Rows, what: str) -> None:
-    """Compare the states [layers, T, E]; in float32 their bound is that of the last norm's output (clause 9)."""
+    """Compare the states [layers, T, E] within the float32 bound for the output of the last norm (clause 9)."""
     assert states.shape == expected.shape, f"{what}: shape {states.shape}, not {expected.shape}"
     for i, (rows, each) in enumerate(zip(states, expected, strict=True)):
         bench.states_agree(rows, each, f"{what} (layer {i} of those asked for)")

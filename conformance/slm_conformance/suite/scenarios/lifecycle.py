@@ -33,15 +33,15 @@ _MEMORY_N_CTX = 2048
 _N_MEASURED, _N_IDLE = 10, 3
 _N_WARM, _N_LOADS, _N_TRIES = 20, 80, 3
 _N_WARM_ISOLATED, _N_LOADS_ISOLATED = 4, 8
-"""Fewer: each load starts a process, in which the memory of the model is."""
+"""Fewer rounds, because each load starts a process. The memory of the model is in that process."""
 _FILLED, _FILLED_BYTES = 256, 2**17
-"""The least tokens, and the least bytes of keys and values, of contexts that are filled and closed. On a software GPU,
-a process grows by up to 25 kB per context."""
+"""The smallest number of tokens, and of bytes of keys and values, of contexts that are filled and closed: a leak has to
+exceed the growth of a process with a software GPU, up to 25 kB per context."""
 _LEAST_TRIES, _LEAST_S = 3, 3.0
 _TICK_S = 1e-4
 _N_MANY = 256
 _LARGE_PAGE = 2 << 20
-"""Memory that the system may provide at the first byte of a reservation; one for full attention, one for windows."""
+"""Bytes that the system may commit at the first access to a buffer; full attention and windows have one each."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -121,7 +121,7 @@ class TestClose(Scenarios):
 
     @pytest.mark.slow
     def test_memory_stays_flat(self, bench: Bench) -> None:
-        """Clause 10: closing frees memory: rounds of load, decode and close need no more memory than a few."""
+        """Clause 10: closing frees memory: memory does not grow over rounds of load, decode and close."""
         weights = bench.weights()
         kv_bytes = weights.kv_bytes(_MEMORY_N_CTX, 1)  # at least a byte per number
         isolated = bench.workshop.fixtures.isolated
@@ -129,7 +129,7 @@ class TestClose(Scenarios):
         n_warm, n_loads = (_N_WARM_ISOLATED, _N_LOADS_ISOLATED) if isolated else (_N_WARM, n_loads)
         for _ in range(n_warm):  # allocators, caches and thread pools grow to their size
             self._load_and_close(bench)
-        # One KV cache or one model kept in each round would be n_loads times that; a quarter is noise of allocators.
+        # A KV cache or a model that leaks in each round takes four times as much; allocators may take some memory.
         grown, allowed = 0, n_loads * min(kv_bytes, bench.path.stat().st_size) // 4
         for _ in range(1 if n_loads == _N_LOADS else _N_TRIES):  # few loads: a pool may grow in one try, a leak in each
             before = resident_bytes()
@@ -186,7 +186,7 @@ class TestSizes(Scenarios):
     on_one_model = ("test_many_sequences_take_no_memory",)
 
     def test_are_as_asked(self, bench: Bench) -> None:
-        """Context: a new context is empty and free, has the requested sizes, and knows what it was asked for."""
+        """Context: a new context is empty and free, and has the requested sizes and options."""
         options = ContextOptions(100, 3, 20, bench.kv_type, bench.kv_type)
         context = bench.context_with(options)
         sizes = (context.n_ctx, context.n_seq_max, context.n_batch, context.n_free)
@@ -204,7 +204,7 @@ class TestSizes(Scenarios):
         weights, n_contexts = bench.weights(), 4
         grown = []
         for n_seq_max in (1, self._most_sequences(bench)):
-            bench.context(n_ctx=1024, n_seq_max=n_seq_max).close()  # for what the first context leaves behind
+            bench.context(n_ctx=1024, n_seq_max=n_seq_max).close()  # the first context may leave buffers
             before = resident_bytes(of_files=False)
             contexts = [bench.context(n_ctx=1024, n_seq_max=n_seq_max) for _ in range(n_contexts)]
             for context in contexts:
@@ -306,7 +306,7 @@ class TestThreads(Scenarios):
         _race(bench)
 
     def test_others_run_while_a_call_computes(self, bench: Bench) -> None:
-        """Context: a call that computes lets other Python threads run: half of its time never passes without them."""
+        """Context: a call that computes lets other Python threads run: they wait for at most half of its time."""
         n_tokens, shares, spent = 512, list[float](), 0.0
         context = bench.context(n_ctx=n_tokens, n_seq_max=1, n_batch=n_tokens)
         batch = context.new_batch()
@@ -439,7 +439,7 @@ class _WatchedBatch(TokenBatch):
 
 
 def _race(bench: Bench) -> int:
-    """Let two threads decode with one context, a sequence each, until it refuses one; returns how often it did."""
+    """Two threads decode with one context, a sequence each, until a call is refused; returns the number of refusals."""
     runs = [bench.tokens(40, seed=seq_id) for seq_id in (0, 1)]
     expected = [bench.oracle().decode(run) for run in runs]
     context, start = bench.context(), Barrier(2)
@@ -448,9 +448,9 @@ def _race(bench: Bench) -> int:
     def decode_again_and_again(seq_id: int) -> None:
         start.wait()
         for n_rounds in range(1, _ROUNDS + 1):
-            rows = _insist(lambda: bench.feed(context, runs[seq_id], seq_id), refusals)
+            rows = _retry(lambda: bench.feed(context, runs[seq_id], seq_id), refusals)
             bench.agree(rows, expected[seq_id], "a sequence, while a second thread decoded another")
-            _insist(lambda: context.drop(seq_id), [])
+            _retry(lambda: context.drop(seq_id), [])
             if refusals and n_rounds >= _LEAST_ROUNDS:
                 return
 
@@ -460,7 +460,7 @@ def _race(bench: Bench) -> int:
     return len(refusals)
 
 
-def _insist(call: Callable[[], _Result], refusals: list[int]) -> _Result:
+def _retry(call: Callable[[], _Result], refusals: list[int]) -> _Result:
     """Repeat a call while another thread uses the context."""
     while True:
         try:

@@ -16,7 +16,7 @@ from slm_conformance.suite.programs.random_context_programs import N_STEPS, SIZE
 from slm_conformance.suite.scenarios.base import Scenarios
 
 N_PROGRAMS = 20
-"""Programs of 40 steps on the first model, enough to kill each mutant of these scenarios. Other models: one a size."""
+"""Programs of 40 steps on the first model, enough to kill each mutant of these scenarios. Others: one per size."""
 LEAST_STEPS = 12
 """Steps of the only program of a model, if ``BackendFixtures.volume`` asks for less than one program."""
 

@@ -22,9 +22,9 @@ from slm_core.protocols import Batch, Context
 from slm_core.types import Capability, ContextOptions, EditLevel, ModelOptions, Pos
 
 _OFFSETS = [(0, y, x) for y in range(3) for x in range(5)]
-"""Height and width of the image in patches: 3 and 5."""
-_FIRST, _LAST = 6, 6 + len(_OFFSETS)
-_N = 40
+"""Offsets (time, height, width) of the patches of an image, 3 high and 5 wide."""
+_FIRST, _LAST = 6, 6 + len(_OFFSETS)  # the positions of the image: [_FIRST, _LAST)
+_N = 40  # tokens and patches: text, the image, text
 
 
 class TestMropePositions(Scenarios):
@@ -168,7 +168,7 @@ def _batch(bench: Bench, context: Context, start: int, stop: int, seq_id: int = 
 
 
 def _n_positions(n: int) -> int:
-    """How many M-RoPE positions the first ``n`` rows of the image take."""
+    """The number of M-RoPE positions that the first ``n`` rows of the image take."""
     return max((1 + max(offset) for offset in _OFFSETS[: max(n, 0)]), default=0)
 
 

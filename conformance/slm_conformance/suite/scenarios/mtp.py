@@ -15,7 +15,7 @@ from slm_core.errors import ContextFull, InvalidOption, InvalidSequence, Invalid
 from slm_core.protocols import Context
 from slm_core.types import Capability, EditLevel, Pos
 
-_N = 5
+_N = 5  # predictions of a draft
 
 
 class TestMtp(Scenarios):
@@ -111,9 +111,10 @@ def _context(bench: Bench, n_ctx: int = 256) -> Context:
 
 
 def _check(bench: Bench, context: Context, tokens: Sequence[int], what: str, seq_id: int = 0) -> None:
-    """Fail if a draft is not that of the reference, or of a fresh context that gets the tokens in one batch.
+    """Fail if a draft differs from the reference's; without a reference, from the draft of a fresh context.
 
-    Later predictions continue with the largest logits, so they are compared while the engines agree on these.
+    The fresh context decodes the tokens in one batch. Each prediction follows the largest logit of the row before, so
+    rows are compared up to the first one with another largest logit.
     """
     token, size = (tokens[0] + 1) % bench.vocab.size, bench.vocab.size
     weights = bench.workshop.source(bench.name).weights

@@ -35,7 +35,7 @@ _WRITTEN = (
     " 1 270 205 333 288 320 308 37 2 205 1 275 205 367 308 288 1475 20 2"
 )
 TRANSCRIPT_TOKENS = tuple(map(int, _WRITTEN.split()))
-"""The tokens of llama.cpp's tokenizer; each token of the answers leads by at least 7.8 in the logits."""
+"""The tokens of llama.cpp's tokenizer; the logit of each token of the answers leads by at least 7.8."""
 
 
 class Colour(Enum):
@@ -46,7 +46,7 @@ class Colour(Enum):
 
 
 class TestOracle(Scenarios):
-    """Oracle: an answer leaves no trace in the chat, in a fork or, without a free sequence, in the chat's sequence."""
+    """Oracle: an answer in a fork or, without a free sequence, in the chat's sequence leaves no trace in the chat."""
 
     above_contract = True
     families = tuple(FAMILIES)
@@ -109,8 +109,8 @@ class TestOracle(Scenarios):
         options = ["on", f"in{spelled}", f"{spelled} you"]
         logprobs = np.log(chat_of(bench).oracle().choose("is it", options).probabilities)
         scores, slack = _scores(bench, "is it", options)
-        off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-        assert (off <= 0).all(), (
+        excess = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
+        assert (excess <= 0).all(), (
             f"the log probabilities of {options} differ by {(logprobs - logprobs[0]).round(3)}; those as"
             f" plain text by {(scores - scores[0]).round(3)}"
         )
@@ -129,7 +129,7 @@ class TestOracle(Scenarios):
         _check_choice(bench, chat_of(bench), Colour)
         unlikely = (
             chat_of(bench).oracle().choose("is it", ["z" * 70, "q" * 70]).probabilities
-        )  # their product is no float64
+        )  # the product of their probabilities is 0 in float64
         assert abs(sum(unlikely) - 1) < 1e-9, f"two unlikely options have the probabilities {unlikely}"
 
 
@@ -151,8 +151,8 @@ class TestMeaning(Scenarios):
         """Chat: the model repeats a fact that it was told, also after a dump is restored."""
         chat = _chat_that_knows_a_name(bench)
         with Chat.restore(Model(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
-            for which, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
-                answer = which.send("What is my name?").text
+            for asked, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
+                answer = asked.send("What is my name?").text
                 assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
 
     def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:
@@ -181,13 +181,17 @@ class TestMeaning(Scenarios):
     def test_extract(self, bench: Bench) -> None:
         """Oracle: ``extract`` gives a value that fits the schema, whatever the model would answer."""
         oracle, name = _chat_that_knows_a_name(bench).oracle(), {"type": "string"}
-        fits = {"type": "object", "properties": {"name": name}, "required": ["name"]}
-        extracted = oracle.extract(fits)
+        schema = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+        extracted = oracle.extract(schema)
         assert extracted.value == {"name": "Ada"}, f"of what it was told, the oracle extracts {extracted.value!r}"
         assert json.loads(extracted.text) == extracted.value, f"the text of a value is {extracted.text!r}"
         assert extracted.answer.text == extracted.text, f"the answer with a value is {extracted.answer!r}"
-        odd = {**fits, "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}}, "required": ["shoe"]}
-        forced = oracle.extract(odd).value
+        other_schema = {
+            **schema,
+            "properties": {"name": {"enum": [7, 8]}, "shoe": {"type": "boolean"}},
+            "required": ["shoe"],
+        }
+        forced = oracle.extract(other_schema).value
         assert isinstance(forced, dict), f"under a schema for objects, the oracle extracts {forced!r}"
         fitting = isinstance(forced.get("shoe"), bool) and forced.get("name", 7) in (7, 8)
         assert fitting, f"under a schema for a number and a truth value, the oracle extracts {forced!r}"
@@ -221,9 +225,9 @@ def _check_choice(bench: Bench, chat: Chat, choices: Sequence[str] | type[Enum])
     assert choice.value == options[best], f"it chose {choice.value!r}, but says that {options[best]!r} is likelier"
     assert abs(sum(choice.probabilities) - 1) < 1e-9, f"the probabilities of {options} are {choice.probabilities}"
     logprobs = np.log(choice.probabilities)
-    off = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
-    worst = int(off.argmax())
-    assert off[worst] <= 0, (
+    excess = np.abs((logprobs - logprobs[0]) - (scores - scores[0])) - slack - slack[0]
+    worst = int(excess.argmax())
+    assert excess[worst] <= 0, (
         f"{options[worst]!r} is said to be {logprobs[worst] - logprobs[0]:.4f} likelier than {options[0]!r} (natural"
         f" logarithm); by the reference it is {scores[worst] - scores[0]:.4f}"
     )

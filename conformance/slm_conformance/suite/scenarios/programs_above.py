@@ -1,4 +1,4 @@
-"""Random programs above the contract: sessions and chats make the same calls as models of both in plain Python."""
+"""Random programs above the contract: sessions and chats are compared with simple models of both in Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N_PROGRAMS = 8
 """Programs of about 40 steps each, enough to kill each mutant of these scenarios."""
 
 N_TRIES = 120
-"""Most programs that are tried to shrink a failing one; each takes some tenths of a second."""
+"""The largest number of programs that are played to shrink one; each takes some tenths of a second."""
 
 _Step = TypeVar("_Step")
 
@@ -51,10 +51,10 @@ class TestChatPrograms(Scenarios):
         play_chat_programs(bench, seeds(bench, N_PROGRAMS, at_least=2))
 
 
-def play_session_programs(bench: Bench, chosen: Iterable[int]) -> None:
-    """Play a program for each seed; fail with the script of the first that goes wrong."""
+def play_session_programs(bench: Bench, program_seeds: Iterable[int]) -> None:
+    """Play a program for each seed; fail with the script of the first program that fails."""
     bench.weights()  # skips models without a reference
-    for seed in chosen:
+    for seed in program_seeds:
 
         def play(program: Sequence[Step], n_seq_max: int = 2 + seed % 3) -> None:
             SessionPlayer(bench, opening(bench), n_seq_max).play(program)
@@ -63,10 +63,10 @@ def play_session_programs(bench: Bench, chosen: Iterable[int]) -> None:
         _play(program, play, random_session_programs.plainer)
 
 
-def play_chat_programs(bench: Bench, chosen: Iterable[int]) -> None:
-    """Play a chat program for each seed; fail with the script of the first that goes wrong."""
+def play_chat_programs(bench: Bench, program_seeds: Iterable[int]) -> None:
+    """Play a chat program for each seed; fail with the script of the first program that fails."""
     bench.weights()
-    for seed in chosen:
+    for seed in program_seeds:
 
         def play(program: Sequence[ChatStep], n_seq_max: int = 2 + seed % 3, options: int = seed % 3) -> None:
             ChatPlayer(bench, opening(bench), n_seq_max, options).play(program)

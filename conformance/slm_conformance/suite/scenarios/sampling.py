@@ -45,7 +45,7 @@ SHARE_ROUNDING = 1e-5
 """A chain may compute in float32; sums of some hundred probabilities are then off by about 1e-6."""
 
 DECIDED = 1e-4
-"""Where a step decides by a smaller distance, float32 and float64 may decide differently."""
+"""If a step decides by a smaller distance, float32 and float64 may decide differently."""
 
 LEARNING: tuple[Options, ...] = (
     {},
@@ -134,7 +134,7 @@ WITH_EFFECT: tuple[Options, ...] = (
     {"top_k": 3, "min_keep": 3},
     {"temperature": 0, "dynatemp_range": 0.0},
 )
-"""Options next to those."""
+"""Options that resemble ``WITHOUT_EFFECT``, and act."""
 
 SPELLED: tuple[tuple[Options, Options], ...] = (
     ({"temp": 0.5, "max_new_tokens": 9}, {"temperature": 0.5, "max_tokens": 9}),
@@ -144,7 +144,7 @@ SPELLED: tuple[tuple[Options, Options], ...] = (
     ({"logprobs": True, "top_logprobs": 4}, {"logprobs": 4}),
     ({"max_tokens": 4, "n_predict": 4}, {"max_tokens": 4}),
 )
-"""Options in other spellings, and in those of this library."""
+"""Options in other spellings, and the same options in the spelling of this library."""
 
 N_TOP: tuple[tuple[Options, int | None], ...] = (
     ({"temperature": 0}, 1),
@@ -154,7 +154,7 @@ N_TOP: tuple[tuple[Options, int | None], ...] = (
     ({}, None),
     ({"top_k": 12, "repeat_penalty": 1.5}, None),
 )
-"""Options, and how many of the largest logits a chain needs; None for all."""
+"""Options, and the number of largest logits that a chain needs; None for all."""
 
 CONTRADICTIONS: tuple[Options, ...] = (
     {"max_tokens": 4, "n_predict": 5},
@@ -173,9 +173,9 @@ class TestSampling(Scenarios):
         rows = [np.asarray(row, np.float32) for row in bench.feed(bench.context(), bench.tokens(5, seed=3))]
         likely = np.argsort(-rows[0], kind="stable").tolist()
         a, b, c, d = likely[:4]
-        several = [*likely[:9] * 3, *likely[10:30], *likely[:4]]
+        long_history = [*likely[:9] * 3, *likely[10:30], *likely[:4]]
         of_three = [likely[token % 3] for token in bench.tokens(30, seed=9)]
-        few: list[list[int]] = [
+        short_histories: list[list[int]] = [
             [],
             [a],
             [a, a],
@@ -188,13 +188,13 @@ class TestSampling(Scenarios):
         ]
         for number, options in enumerate(_each_step(likely)):
             reads_history = any(option.startswith(("dry", "no_repeat")) for option in options)
-            for history, n_rows in ((several, 5), *((each, 1) for each in few if reads_history)):
+            for history, n_rows in ((long_history, 5), *((each, 1) for each in short_histories if reads_history)):
                 sampling = Sampling(**{**NEUTRAL, **options})
                 chain = SamplerChain.for_vocab(sampling, bench.vocab, stream=number)
                 chain.set_history(history, n_said=2)
                 documented = DocumentedChain(sampling, bench.vocab, list(history), n_said=2)
                 what = f"with {dict(options)} after {history}"
-                _follow(chain, documented, rows[:n_rows], uniform_numbers(17, stream=number), what)
+                _check_draws(chain, documented, rows[:n_rows], uniform_numbers(17, stream=number), what)
 
     def test_equal_logits(self, bench: Bench) -> None:
         """Sampling: of equal logits, the lower ids stay; a token exactly at the bound of a step stays."""
@@ -218,7 +218,7 @@ class TestSampling(Scenarios):
             ({"xtc_probability": 1.0, "xtc_threshold": 0.25}, 1),
             ({"temperature": 0.0}, 1),
         )
-        for (options, n), more in itertools.product(cases, (0, 1000)):  # the exponential of 1000 is no float64
+        for (options, n), more in itertools.product(cases, (0, 1000)):  # exp(1000) overflows float64
             ids, shares = SamplerChain(Sampling(**{**NEUTRAL, **options})).distribution(row + np.float32(more))
             assert (ids.tolist(), shares.tolist()) == (sorted(letters)[:n], [1 / n] * n), (
                 f"of four tokens with the logit {more}, {dict(options)} keeps {ids.tolist()} with shares"
@@ -236,7 +236,7 @@ class TestSampling(Scenarios):
         """Sampling: values within their limits survive JSON; other values, names and combinations are refused."""
         for option, (others, accepted, refused) in LIMITS.items():
             for value in accepted:
-                self._survives({**others, option: value})
+                self._check_survives_json({**others, option: value})
             for value in refused:
                 with bench.refused(f"{option}={value!r}", InvalidOption, UnknownOption):
                     Sampling(**{**others, option: value})
@@ -244,7 +244,7 @@ class TestSampling(Scenarios):
             with bench.refused(f"options that cannot act, {options}", InvalidOption):
                 Sampling(**options)
         for options in WITH_EFFECT:
-            self._survives(options)
+            self._check_survives_json(options)
         for theirs, ours in SPELLED:
             read = Sampling.create(**theirs)
             assert read == Sampling(**ours), f"{theirs} is read as {read!r}"
@@ -261,7 +261,7 @@ class TestSampling(Scenarios):
                 SamplerChain.for_vocab(Sampling(**options), bench.vocab)
 
     @staticmethod
-    def _survives(options: Options) -> None:
+    def _check_survives_json(options: Options) -> None:
         sampling = Sampling(**options)
         restored = Sampling.from_dict(json.loads(json.dumps(sampling.to_dict())))
         assert restored == sampling, f"{options} came out of JSON as {restored!r}, not {sampling!r}"
@@ -303,24 +303,24 @@ class TestSampling(Scenarios):
         tokens = _session(bench, sampling).generate().run().tokens
 
         def penalized(i: int, row: Rows) -> Rows:
-            came = np.isin(np.arange(len(row)), [*prompt, *tokens[:i]])
-            return np.where(came, np.where(row > 0, row / penalty, row * penalty), row)
+            appeared = np.isin(np.arange(len(row)), [*prompt, *tokens[:i]])
+            return np.where(appeared, np.where(row > 0, row / penalty, row * penalty), row)
 
         bench.chosen(prompt, tokens, f"a greedy answer with repeat_penalty={penalty}", penalized, factor=penalty)
 
     def test_the_state_of_each_step(self, bench: Bench) -> None:
         """Sampling: a clone and a restored state continue with the state of each step; ``reset`` forgets it."""
         rows = [np.asarray(row, np.float32) for row in bench.feed(bench.context(), bench.tokens(30))]
-        free = {**NEUTRAL, "temperature": 1.2, "seed": 6}
+        base_options = {**NEUTRAL, "temperature": 1.2, "seed": 6}
         for options in LEARNING:
-            chain = SamplerChain(Sampling(**{**free, **options}), eog_ids=bench.vocab.eog_ids)
+            chain = SamplerChain(Sampling(**{**base_options, **options}), eog_ids=bench.vocab.eog_ids)
             first_draws = [_drawn(chain, row) for row in rows[:15]]
             clone, other = chain.clone(), SamplerChain(chain.sampling, stream=3, eog_ids=bench.vocab.eog_ids)
             other.set_state(chain.state())
-            goes_on = [_drawn(chain, row) for row in rows[15:]]
+            later_draws = [_drawn(chain, row) for row in rows[15:]]
             for copied, name in ((clone, "a clone"), (other, "a chain given the state")):
                 draws = [_drawn(copied, row) for row in rows[15:]]
-                assert draws == goes_on, f"with {options}, {name} continues with {draws}, not {goes_on}"
+                assert draws == later_draws, f"with {options}, {name} continues with {draws}, not {later_draws}"
             chain.reset()
             assert [_drawn(chain, row) for row in rows[:15]] == first_draws, (
                 f"with {options}, reset() does not begin anew"
@@ -375,14 +375,14 @@ def _each_step(likely: Sequence[int]) -> Iterator[Options]:
     yield {"temperature": 0, "typical_p": 0.5, "top_p": 0.9}
 
 
-def _follow(
+def _check_draws(
     chain: SamplerChain,
     documented: DocumentedChain,
     rows: Sequence[NDArray[np.float32]],
     numbers: Iterator[float],
     what: str,
 ) -> None:
-    """Draw and accept a token of each row; probabilities are those of the formulas, and tokens follow from numbers."""
+    """Draw and accept a token of each row; compare probabilities with the formulas, and tokens with the numbers."""
     for i, row in enumerate(rows):
         ids, shares = chain.distribution(row.copy())
         expected = documented.distribution(row)

@@ -20,11 +20,11 @@ from slm_core.types import EMBEDDED, Capability, Message, Role, Segment
 
 GREEDY = Sampling(temperature=0, max_tokens=5)
 N_BATCH = 16
-"""Rows do not fit into one batch."""
+"""Runs of more rows than this take several batches."""
 
 
 class TestSessionRows(Scenarios):
-    """Session and Chat: embedding rows take the place of tokens in a history, whatever is done to it."""
+    """Session and Chat: embedding rows take the place of tokens in a history, through all edits, forks and dumps."""
 
     above_contract = True
 
@@ -60,8 +60,8 @@ class TestSessionRows(Scenarios):
         session.append_tokens(tokens)
         session.append_rows(rows)
         session.append_tokens(more)
-        held = (*tokens, *[EMBEDDED] * 20, *more)
-        assert session.tokens == held, f"the session holds {session.tokens}, not {held}"
+        inputs = (*tokens, *[EMBEDDED] * 20, *more)
+        assert session.tokens == inputs, f"the session holds {session.tokens}, not {inputs}"
         bench.agree(next_row(session), _expected(bench, tokens, rows, more), "the next logits after rows among tokens")
         session.remove_span(9, 14, exact=True)
         remaining = np.concatenate([rows[:3], rows[8:]])
@@ -90,10 +90,10 @@ class TestSessionRows(Scenarios):
         with session.fork() as other:
             other.append_tokens(bench.tokens(3))
             bench.agree(next_row(other), expected, "the next logits of a fork with rows")
-        with session.scratch_branch() as aside:
-            aside.truncate(2)
-            aside.append_tokens(bench.tokens(4, seed=3))
-            next_row(aside)
+        with session.scratch_branch() as branch:
+            branch.truncate(2)
+            branch.append_tokens(bench.tokens(4, seed=3))
+            next_row(branch)
         session.append_tokens(bench.tokens(3))
         bench.agree(next_row(session), expected, "the next logits after a scratch branch that removed rows")
 
@@ -107,10 +107,10 @@ class TestSessionRows(Scenarios):
         session.append_tokens(bench.tokens(2))
         expected = _expected(bench, rows[:7], answer.tokens, rows[7:], bench.tokens(2))
         bench.agree(next_row(session), expected, "the next logits after an answer between rows")
-        again = Session.restore(bench.context(n_batch=N_BATCH), bench.vocab, data)
-        again.append_tokens(bench.tokens(2))
-        assert again.tokens == session.tokens, "a restored session has other tokens"
-        bench.agree(next_row(again), expected, "the next logits of a restored session with rows")
+        restored = Session.restore(bench.context(n_batch=N_BATCH), bench.vocab, data)
+        restored.append_tokens(bench.tokens(2))
+        assert restored.tokens == session.tokens, "a restored session has other tokens"
+        bench.agree(next_row(restored), expected, "the next logits of a restored session with rows")
 
     def test_blocks(self, bench: Bench) -> None:
         """Session: a bidirectional block is decoded whole, also again, and an edit cannot divide it."""
@@ -135,33 +135,33 @@ class TestSessionRows(Scenarios):
         assert session.n_tokens == before, "a refused removal changed the history"
 
     def test_a_message(self, bench: Bench) -> None:
-        """Chat: the rows of a message stand where its parts say, and stay there in later turns, dumps and edits."""
+        """Chat: the rows of a message are at the place of their part, also after turns, dumps and edits."""
         session = _session(bench)
         rows, others = (EmbeddingRows(_rows(bench, 6, seed=i), before="<|im_end|>") for i in (0, 1))
         first, second = Message(Role.USER, ["see ", rows, " and say"]), Message(Role.USER, [others, "what", rows, "is"])
-        said = Message(Role.ASSISTANT, "it is")
-        with Chat(session, bench.formatter, messages=(first, said), options=ChatOptions(GREEDY)) as chat:
+        answer = Message(Role.ASSISTANT, "it is")
+        with Chat(session, bench.formatter, messages=(first, answer), options=ChatOptions(GREEDY)) as chat:
             _agree_with_messages(bench, chat, "the next logits after a message with rows")
             chat.send(second)
             data = chat.dump()
             chat.edit(0, ["see ", others, " and say"])
             _agree_with_messages(bench, chat, "the next logits after an edit that changed the rows of a message")
-        with Chat.restore(BenchModel(bench), data) as again:
-            assert again.messages[:3] == (first, said, second), "a restored chat has other messages"
-            again.delete(3)
-            _agree_with_messages(bench, again, "the next logits of a restored chat with rows")
-            unchanged = (again.messages, again.session.tokens)
-            with bench.refused("a text that stands for rows", InvalidOption, context=again.session.context):
-                again.edit(1, "a\U000f0001")
-            assert (again.messages, again.session.tokens) == unchanged, "a refused edit changed the chat"
+        with Chat.restore(BenchModel(bench), data) as restored:
+            assert restored.messages[:3] == (first, answer, second), "a restored chat has other messages"
+            restored.delete(3)
+            _agree_with_messages(bench, restored, "the next logits of a restored chat with rows")
+            unchanged = (restored.messages, restored.session.tokens)
+            with bench.refused("a text that stands for rows", InvalidOption, context=restored.session.context):
+                restored.edit(1, "a\U000f0001")
+            assert (restored.messages, restored.session.tokens) == unchanged, "a refused edit changed the chat"
         if Capability.BIDIRECTIONAL_BLOCKS in bench.capabilities:
             blocks = EmbeddingRows(rows.rows, [(0, 2), (2, 5)])
             with Chat(_session(bench), bench.formatter, messages=[Message(Role.USER, ["see ", blocks])]) as chat:
                 row, data = next_row(chat.session), chat.dump()
-                with Chat.restore(BenchModel(bench), data) as again:
-                    assert again.messages == chat.messages, "a restored chat has other blocks"
-                    assert again.session.inputs == chat.session.inputs, "a restored chat's prompt has other blocks"
-                    bench.same(next_row(again.session), row, "the next logits of a restored chat with blocks")
+                with Chat.restore(BenchModel(bench), data) as restored:
+                    assert restored.messages == chat.messages, "a restored chat has other blocks"
+                    assert restored.session.inputs == chat.session.inputs, "a restored chat's prompt has other blocks"
+                    bench.same(next_row(restored.session), row, "the next logits of a restored chat with blocks")
 
 
 def _session(bench: Bench, sampling: Sampling | None = None) -> Session:
@@ -189,7 +189,7 @@ def _expected(bench: Bench, *parts: Sequence[int] | Rows) -> Rows:
 
 
 def _agree_with_messages(bench: Bench, chat: Chat, what: str) -> None:
-    """The next logits are those of the messages, rendered as text and split at a text that stands for the rows."""
+    """Check the next logits: the reference gets the rendered messages, with the rows at the place of a marker text."""
     bench.agree(next_row(chat.session), _expected(bench, *_prompt(bench, chat.messages)), what)
 
 

@@ -42,13 +42,13 @@ GREEDY = Sampling(temperature=0, max_tokens=8)
 UNIFORM = Sampling(temperature=1e12, top_k=0, top_p=1.0, min_p=0.0, seed=11, max_tokens=12)
 """All tokens are equally likely, whatever their logits: draws depend on the seed alone.
 
-Two answers then have the same tokens even if their logits differ within the tolerance, as after a replay. Of the tokens
-of a model with byte tokens, half are broken or incomplete characters.
+Two answers then have the same tokens even if their logits differ within the tolerance, as after a replay. Half
+of the tokens of a model with byte tokens are broken or incomplete characters.
 """
 
 
 class TestSession(Scenarios):
-    """Session, at every edit level: the cheapest edit that the level allows, with the same visible result."""
+    """Session: edits are the cheapest that the edit level allows; the visible result is the same at every level."""
 
     above_contract = True
 
@@ -67,7 +67,7 @@ class TestSession(Scenarios):
         bench.agree(next_row(session), fresh_row(bench, session), "the next logits after appended text")
 
     def test_more_than_there_is_room_for(self, bench: Bench) -> None:
-        """Session: tokens that do not fit, with those that wait, raise and are not appended."""
+        """Session: tokens that do not fit together with pending tokens raise and are not appended."""
         session = Session(bench.context(n_ctx=32), bench.vocab)
         session.append_tokens(bench.tokens(20))
         before = session.tokens
@@ -140,7 +140,7 @@ class TestSession(Scenarios):
             "remove_span": lambda session: session.remove_span(8, 10),
             "fork": lambda session: session.fork().close(),
             "dump": lambda session: Session.restore(session.context, bench.vocab, session.dump()).close(),
-            "scratch_branch": _elsewhere,
+            "scratch_branch": _answer_in_scratch_branch,
             "generate": lambda session: session.generate(GREEDY).run(),
             "completions": lambda session: session.completions(1, GREEDY).run(),
             "score": lambda session: session.score(ahead[4:6]),
@@ -162,10 +162,10 @@ class TestSession(Scenarios):
         outer, tokens, before = session.mark(), session.tokens, next_row(session)
         for i in range(3):
             session.append_tokens(bench.tokens(5, seed=i))
-            inner, within, next_logits = session.mark(), session.tokens, next_row(session)
+            inner, inner_tokens, next_logits = session.mark(), session.tokens, next_row(session)
             session.generate(GREEDY).run()
             session.rollback(inner)
-            assert session.tokens == within, "rollback to an inner mark left other tokens"
+            assert session.tokens == inner_tokens, "rollback to an inner mark left other tokens"
             bench.same(next_row(session), next_logits, "the next logits after rollback to an inner mark")
             session.rollback(outer)
             assert session.tokens == tokens, "rollback to an outer mark left other tokens"
@@ -236,13 +236,13 @@ class TestSession(Scenarios):
         for seed in (1, 2, 3, 4):
             session.append_tokens(bench.tokens(5, seed=seed))
             marks.append(session.mark())
-        start, inside, end, behind, _ = marks
+        start, inside, end, after, _ = marks
         session.next_logits()
         expected = (*session.tokens[:12], *session.tokens[22:27])
         session.remove(start, end)
         with bench.refused("a mark inside what was removed", InvalidMark, context=session.context):
             session.rollback(inside)
-        session.rollback(behind)
+        session.rollback(after)
         assert session.tokens == expected, "a mark behind what was removed did not move with its tokens"
 
     def test_fork(self, bench: Bench) -> None:
@@ -326,10 +326,10 @@ class TestSession(Scenarios):
             for _event in paused:
                 pass
             later = session.mark()
-            with session.scratch_branch() as elsewhere:
-                elsewhere.truncate(10)
-                elsewhere.append_tokens(bench.tokens(5, seed=1))
-                elsewhere.generate(GREEDY).run()
+            with session.scratch_branch() as branch:
+                branch.truncate(10)
+                branch.append_tokens(bench.tokens(5, seed=1))
+                branch.generate(GREEDY).run()
             what = f"a scratch branch with {n_seq_max - 1} sequences to spare"
             session.generate().run()
             assert paused.answer.tokens == uninterrupted.tokens, f"an answer that was paused in {what} has other tokens"
@@ -345,7 +345,7 @@ class TestSession(Scenarios):
             session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=GREEDY)
             session.append_tokens(bench.tokens(10))
             session.next_logits()
-            _elsewhere(session)
+            _answer_in_scratch_branch(session)
             session.next_logits(progress=lambda *counts: seen.append(counts))
             assert seen == [], f"after a scratch branch, logits that were known are computed again: {seen}"
             drawn = []
@@ -354,19 +354,19 @@ class TestSession(Scenarios):
                 session.append_tokens(bench.tokens(10))
                 session.generate().run()
                 for i in range(scratch_branches):
-                    _elsewhere(session, fails=i == 1)
+                    _answer_in_scratch_branch(session, fails=i == 1)
                 drawn.append(session.generate().run().tokens)
             what = f"two scratch branches with {n_seq_max - 1} sequences to spare"
             assert drawn[0] == drawn[1], f"after {what}, a session draws {drawn[1]} in place of {drawn[0]}"
 
     def test_a_scratch_branch_in_a_full_context(self, bench: Bench) -> None:
-        """Session: a scratch branch needs no room for a copy; without room for tokens it raises, waiting ones stay."""
+        """Session: a scratch branch needs no room for a copy; without room for tokens it raises; pending ones stay."""
         session = Session(bench.context(n_ctx=40, n_seq_max=2), bench.vocab)
         session.append_tokens(bench.tokens(30))
         session.next_logits()
-        with session.scratch_branch() as elsewhere:  # there is no room for a copy
-            elsewhere.append_tokens(bench.tokens(4))
-            bench.agree(next_row(elsewhere), fresh_row(bench, elsewhere), "the next logits in a scratch branch")
+        with session.scratch_branch() as branch:  # there is no room for a copy
+            branch.append_tokens(bench.tokens(4))
+            bench.agree(next_row(branch), fresh_row(bench, branch), "the next logits in a scratch branch")
         context = bench.context(n_ctx=40, n_seq_max=2)
         session, other = (Session(context, bench.vocab) for _ in range(2))
         session.append_tokens(bench.tokens(10))
@@ -377,10 +377,10 @@ class TestSession(Scenarios):
         before = (session.tokens, session.n_pending)
         with (
             bench.refused("a scratch branch without room", ContextFull, context=context),
-            session.scratch_branch() as elsewhere,
+            session.scratch_branch() as branch,
         ):
-            elsewhere.truncate(11)
-            elsewhere.append_tokens(bench.tokens(4))
+            branch.truncate(11)
+            branch.append_tokens(bench.tokens(4))
         assert (session.tokens, session.n_pending) == before, "a scratch branch without room changed the session"
 
     def test_a_restored_answer_goes_on_counting(self, bench: Bench) -> None:
@@ -531,9 +531,9 @@ def cut_row(bench: Bench, before: Sequence[int], start: int, end: int) -> Rows:
     return reference.decode(before[-1:])
 
 
-def _elsewhere(session: Session, *, fails: bool = False) -> None:
-    """Answer in a scratch branch with the sampling of the session; raise in it if ``fails``."""
-    with suppress(KeyError), session.scratch_branch() as elsewhere:
-        elsewhere.generate().run()
+def _answer_in_scratch_branch(session: Session, *, fails: bool = False) -> None:
+    """Answer in a scratch branch with the sampling of the session; then raise if ``fails``."""
+    with suppress(KeyError), session.scratch_branch() as branch:
+        branch.generate().run()
         if fails:
             raise KeyError("an error of the caller's")

@@ -42,15 +42,15 @@ class TestDumpRestore(Scenarios):
         data, tokens = self._dump(bench)
         other = bench.context(n_ctx=64, n_seq_max=2, n_batch=16)
         assert other.restore(1, data) == Pos(1, 20), "restore says where the next token goes: position 20"
-        self._goes_on(bench, other, 1, tokens, "a dump restored in another context")
+        self._check_continues(bench, other, 1, tokens, "a dump restored in another context")
 
     def test_in_another_sequence(self, bench: Bench) -> None:
         """Clause 6: a dump continues in another sequence of the same context."""
         context, tokens = bench.context(), bench.tokens(30)
         bench.feed(context, tokens[:20], seq_id=3)
         context.restore(1, context.dump(3))
-        self._goes_on(bench, context, 1, tokens, "a dump restored in another sequence")
-        self._goes_on(bench, context, 3, tokens, "the sequence it was taken from")
+        self._check_continues(bench, context, 1, tokens, "a dump restored in another sequence")
+        self._check_continues(bench, context, 3, tokens, "the sequence it was taken from")
 
     def test_in_the_same_sequence(self, bench: Bench) -> None:
         """Clause 6: restoring an earlier dump undoes the tokens that were decoded since, in a full context, too."""
@@ -72,8 +72,8 @@ class TestDumpRestore(Scenarios):
         bench.feed(context, bench.tokens(33, seed=1), seq_id=0)
         bench.feed(context, theirs[:20], seq_id=1)
         context.restore(0, data)
-        self._goes_on(bench, context, 0, tokens, "a dump restored over another history")
-        self._goes_on(bench, context, 1, theirs, "the neighbour of a restored sequence")
+        self._check_continues(bench, context, 0, tokens, "a dump restored over another history")
+        self._check_continues(bench, context, 1, theirs, "the neighbour of a restored sequence")
 
     def test_between_two_tokens(self, bench: Bench) -> None:
         """Clause 6: each of 5 steps of a generation continues in a new context from a dump."""
@@ -127,7 +127,7 @@ class TestDumpRestore(Scenarios):
         bench.feed(context, tokens[:20])
         first, second = context.dump(0), context.dump(0)
         assert first == second, "two dumps of the same sequence differ"
-        self._goes_on(bench, context, 0, tokens, "a sequence that was dumped")
+        self._check_continues(bench, context, 0, tokens, "a sequence that was dumped")
 
     def test_by_another_backend(self, bench: Bench) -> None:
         """Clause 6: another backend's dump is decoded and cut again, as its payload cannot be read."""
@@ -178,7 +178,7 @@ class TestDumpRestore(Scenarios):
         first, context = bench.tokens(N_OTHER_PROCESS), bench.context()
         context.restore(0, bench.in_another_process().dump)
         tokens = [*first, *bench.tokens(10, seed=1)]
-        self._goes_on(bench, context, 0, tokens, "a dump made in another process", len(first))
+        self._check_continues(bench, context, 0, tokens, "a dump made in another process", len(first))
 
     @staticmethod
     def _dump(bench: Bench) -> tuple[bytes, list[int]]:
@@ -188,7 +188,9 @@ class TestDumpRestore(Scenarios):
         return context.dump(0), tokens
 
     @staticmethod
-    def _goes_on(bench: Bench, context: Context, seq_id: int, tokens: list[int], what: str, n: int = 20) -> None:
+    def _check_continues(
+        bench: Bench, context: Context, seq_id: int, tokens: list[int], what: str, n: int = 20
+    ) -> None:
         assert context.tokens(seq_id) == tuple(tokens[:n]), f"{what}: it holds other tokens than were dumped"
         bench.agree(bench.feed(context, tokens[n:], seq_id), bench.oracle().decode(tokens)[n:], what)
 
@@ -242,8 +244,8 @@ class TestBadDumps(Scenarios):
         for bad in (bench.vocab.size, 2**31 - 1, -1, -2):
             tokens = snapshot.tokens.copy()
             tokens[3] = bad
-            ours = dataclasses.replace(snapshot, tokens=tokens)
-            dumps = [(f"token {bad}", ours), (f"a stranger's token {bad}", foreign(ours))]
+            changed = dataclasses.replace(snapshot, tokens=tokens)
+            dumps = [(f"token {bad}", changed), (f"a stranger's token {bad}", foreign(changed))]
             self._refused(bench, ((what, dump.to_bytes()) for what, dump in dumps))
 
     def test_without_room(self, bench: Bench) -> None:
@@ -335,7 +337,7 @@ class TestBadDumps(Scenarios):
 
 
 def _make_history(bench: Bench, context: Context, reference: Oracle) -> None:
-    """A history of 26 tokens; if the edit level allows it, of 18 tokens with two cuts and a truncate."""
+    """Decode 26 tokens in both; if the edit level allows it, then edit them to 18 by two cuts and a truncate."""
     first, second = bench.tokens(26), bench.tokens(8, seed=1)
     bench.feed(context, first)
     reference.decode(first)

@@ -159,7 +159,7 @@ class TestSpeculation(Scenarios):
     def test_drawn_drafts_keep_the_shares(self, bench: Bench) -> None:
         """Generation: drafts drawn from another distribution keep the model's distribution, by chi-square."""
         row = np.asarray(bench.feed(bench.context(), bench.tokens(N_PROMPT))[-1], np.float32)
-        missing = int(np.sort(np.argsort(-row)[:8])[-1])  # the last token of the chain, and of no draft
+        missing = int(np.sort(np.argsort(-row)[:8])[-1])  # the last candidate of the chain; never drafted
         options = Sampling(
             top_k=20, top_p=1.0, min_p=0.0, temperature=1.5, seed=2, banned_tokens=tuple(range(missing, len(row)))
         )
@@ -192,8 +192,8 @@ class TestSpeculation(Scenarios):
     def test_dumped_within_a_draft(self, bench: Bench) -> None:
         """Session: an answer that is dumped inside a draft continues elsewhere with the same draws and drafts.
 
-        Of three letters, all equally likely, many drafts are right, and no draw depends on a logit (clause 16). The
-        draws of a draft model are all accepted: they have the distribution of the answer.
+        The answer has three letters, all equally likely: many drafts are right, and no draw depends on a logit (clause
+        16). All drafts of the draft model are accepted, because they have the distribution of the answer.
         """
         rule = constraints.Regex("[a-c]{12}")
         cases: list[tuple[Callable[[], Drafter], constraints.Spec | None]] = [(lambda: SuffixIndex(1), rule)]
@@ -206,13 +206,13 @@ class TestSpeculation(Scenarios):
             for _ in session.generate(UNIFORM, speculation=drafts, constraint=spec, stopping_criteria=pause):
                 pass
             restored = Session.restore(bench.context(), bench.vocab, session.dump())
-            again = None
+            new_drafts = None
             if spec is None:
                 with bench.refused("an answer that continues without its draft model", SessionError):
                     restored.generate(stopping_criteria=())
-                again = _speculation(drafter(), n_max=6)
+                new_drafts = _speculation(drafter(), n_max=6)
             what = f"an answer that was dumped within a draft of {drafts.drafter!r}"
-            resumed = restored.generate(stopping_criteria=(), speculation=again).run()
+            resumed = restored.generate(stopping_criteria=(), speculation=new_drafts).run()
             original = session.generate(stopping_criteria=()).run()
             assert resumed.tokens == original.tokens, f"{what} continues with other tokens"
             counts = [
@@ -237,7 +237,7 @@ class TestSpeculation(Scenarios):
         damaged: list[tuple[object, bytes]] = [({**meta, name: value}, data) for name, value in _damages(n_vocab)]
         counts = json.loads(json.dumps(meta))["stats"]
         damaged += [({**meta, "stats": {**counts, name: value}}, data) for name, value in _WRONG_STATS]
-        damaged += [({name: value for name, value in meta.items() if name != left}, data) for left in meta]
+        damaged += [({name: value for name, value in meta.items() if name != missing}, data) for missing in meta]
         damaged += [([], data), ({**meta, "more": 1}, data), (meta, data[:-1]), (meta, data + b"\0"), (meta, b"")]
         for ids, shares in (
             ([3, n_vocab], [0.5, 0.5]),
@@ -314,12 +314,14 @@ class TestSpeculation(Scenarios):
         chain = SamplerChain(sampling)
         chain.set_history(tokens)
         for token, (ids, shares), row in zip(drafts[0].tokens, drafts[0].draft_probabilities, rows, strict=True):
-            best, kept = chain.distribution(np.asarray(row, np.float32))
+            best, chain_shares = chain.distribution(np.asarray(row, np.float32))
             chain.accept(token)
             assert token in ids.tolist(), f"token {token} was drafted from {ids}"
             assert len(ids) == 3, f"with top_k=3, a token was drawn from {ids}"
             if ids.tolist() == best.tolist():  # else two logits are within the tolerance
-                assert np.allclose(shares, kept, atol=0.05), f"drafted from {shares}, the chain has {kept}"
+                assert np.allclose(shares, chain_shares, atol=0.05), (
+                    f"drafted from {shares}, the chain has {chain_shares}"
+                )
         first, repeated, other = (draft.tokens for draft in drafts[1:])
         assert first == repeated != other, f"with two seeds, drafts are {first}, {repeated} and {other}"
 
@@ -382,7 +384,7 @@ _WRONG_STATS = (
 def _what_followed(texts: Sequence[list[int]], least: int, most: int, n: int = 5) -> list[list[int]]:
     """The n tokens after each earlier match of the longest suffix of the last text; [] if no suffix matches.
 
-    What follows in the last text continues at its end with the tokens that it copies.
+    After a match in the last text, tokens past its end are copies of the tokens after the match.
     """
     history = texts[-1]
     for size in range(min(most, len(history)), least - 1, -1):

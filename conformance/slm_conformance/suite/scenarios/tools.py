@@ -72,7 +72,7 @@ class TestTools(Scenarios):
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after an answer to a result")
 
     def test_several_rounds(self, bench: Bench) -> None:
-        """Chat: calls run in order; the model reads results and complaints; calls that are left wait, also in a dump.
+        """Chat: calls run in order; the model reads results and errors; remaining calls wait, also in a dump.
 
         The answers are scripted. After each, only the messages that are new are decoded.
         """
@@ -100,7 +100,7 @@ class TestTools(Scenarios):
             _check_second_prompt(bench, chat, answer)
             data = chat.dump()
         with Chat.restore(model, data, tools=tools) as chat:
-            _check_left_call(bench, chat, says)
+            _check_remaining_call(bench, chat, says)
             unchanged = (chat.messages, chat.session.tokens)
             _check_refused_turns(bench, chat, says)
             assert (chat.messages, chat.session.tokens) == unchanged, "a refused call or option changed the chat"
@@ -135,19 +135,19 @@ class Says:
     def __init__(self, vocab: Vocab, *texts: str) -> None:
         end = max(vocab.eog_ids)
         self._answers = [[*vocab.encode(text, add_special=False, parse_special=False), end] for text in texts]
-        self._left: list[int] = []
+        self._remaining: list[int] = []
 
     def set_history(self, tokens: Sequence[int]) -> None:
         """Begin the next answer."""
-        self._left = self._answers.pop(0)
+        self._remaining = self._answers.pop(0)
 
     def sample(self, logits: Rows) -> int:
         """The next token of the answer."""
-        return self._left[0]
+        return self._remaining[0]
 
     def accept(self, token: int) -> None:
         """Continue after a token of the answer."""
-        assert self._left.pop(0) == token, "another token was accepted than was sampled"
+        assert self._remaining.pop(0) == token, "another token was accepted than was sampled"
 
     def reset(self) -> None:
         """Nothing to reset."""
@@ -196,13 +196,13 @@ def _raise(event: Event, draft: Draft) -> StoppingAction:
 
 
 def _options(bench: Bench) -> ChatOptions:
-    """Greedy and without white space, with which a random model would fill its answer."""
+    """Greedy, without white space: a random model would fill its answer with it."""
     blank = [i for i in range(bench.vocab.size) if (data := bench.vocab.token_bytes(i)) and not data.strip()]
     return ChatOptions(Sampling(temperature=0, max_tokens=64, logit_bias=dict.fromkeys(blank, -1000.0)))
 
 
 def _check_results(chat: Chat, answer: Answer, events: Sequence[Event]) -> None:
-    """The results and calls of two rounds, of which the last call is left."""
+    """Check the results and calls of two rounds; the last call has not run."""
     results = [event.result.content for event in events if event.result is not None]
     contents = [message.content for message in chat.messages if message.role is Role.TOOL]
     assert contents[0] == "[3.5, [2, 3], [4]]", f"the model reads the results {contents}"
@@ -221,7 +221,7 @@ def _check_results(chat: Chat, answer: Answer, events: Sequence[Event]) -> None:
 
 
 def _check_second_prompt(bench: Bench, chat: Chat, answer: Answer) -> None:
-    """The prompt of the second round has the new messages, and what it shares with the first is not decoded again."""
+    """Check that the second prompt has the new messages, and that the tokens it shares are not decoded again."""
     first, tokens = answer.rounds[0], chat.session.tokens
     before = (*tokens[: first.usage.prompt_tokens], *first.tokens)
     prompt = _rendered(bench, chat, chat.messages[:-1])
@@ -232,8 +232,8 @@ def _check_second_prompt(bench: Bench, chat: Chat, answer: Answer) -> None:
         assert n_cached == n_shared, f"{n_shared} tokens of the second prompt were held, {n_cached} were used"
 
 
-def _check_left_call(bench: Bench, chat: Chat, says: Says) -> None:
-    """A restored chat runs the call that was left, then leaves the caller's call, and takes its result."""
+def _check_remaining_call(bench: Bench, chat: Chat, says: Says) -> None:
+    """Check that a restored chat runs the remaining call, leaves a call to the caller, and takes its result."""
     stream = chat.proceed(sampler=says)
     with bench.refused("an answer before its tools have run", SessionError, context=chat.session.context):
         _ = stream.answer
@@ -250,7 +250,7 @@ def _check_left_call(bench: Bench, chat: Chat, says: Says) -> None:
 
 
 def _check_refused_turns(bench: Bench, chat: Chat, says: Says) -> None:
-    """A call that cannot be read raises if it is to; wrong options of a turn raise."""
+    """Check that a call that cannot be read raises with ``tool_errors="raise"``, and that wrong options raise."""
     with bench.refused("a call that could not be read", ToolError):
         chat.send("x", sampler=says, tool_errors="raise")
     with bench.refused("the argument 2.5 for an int", ToolError):

@@ -137,7 +137,7 @@ class TestTruncate(Scenarios):
                 batch.add(more[0], Pos(wrong, 0))  # type: ignore[arg-type]
 
     def test_several_long_sequences(self, bench: Bench) -> None:
-        """Clauses 3, 5 and 6: of long sequences with one prompt, each is truncated far back, restored, and forked."""
+        """Clauses 3, 5 and 6: long sequences with a common prompt are truncated far back, restored and forked."""
         n, length, n_prompt = 3, 200, 180
         context, prompt = bench.context(n_ctx=n * length, n_seq_max=n, n_batch=128), bench.tokens(n_prompt)
         tokens = [prompt + bench.tokens(length - n_prompt, seed=1 + seq_id) for seq_id in range(n)]
@@ -146,26 +146,26 @@ class TestTruncate(Scenarios):
         for seq_id in range(1, n):
             context.fork(0, seq_id)
 
-        def goes_on(seq_id: int, of: int, start: int, stop: int, what: str) -> None:
-            rows = bench.feed(context, tokens[of][start:stop], seq_id)
-            bench.agree(rows, expected[of][start:stop], f"sequence {seq_id} of {n} long ones, {what}")
+        def check_next(seq_id: int, source: int, start: int, stop: int, what: str) -> None:
+            rows = bench.feed(context, tokens[source][start:stop], seq_id)
+            bench.agree(rows, expected[source][start:stop], f"sequence {seq_id} of {n} long ones, {what}")
 
         for seq_id in range(n):
-            goes_on(seq_id, seq_id, n_prompt, length, "after the prompt")
+            check_next(seq_id, seq_id, n_prompt, length, "after the prompt")
         dumps = [context.dump(seq_id) for seq_id in range(n)]
         for seq_id in range(n):
             index = 150 - 45 * seq_id
             context.truncate(Pos(seq_id, index))
-            goes_on(seq_id, seq_id, index, index + 3, f"truncated to {index}")
+            check_next(seq_id, seq_id, index, index + 3, f"truncated to {index}")
         for seq_id in range(n):
             context.restore(seq_id, dumps[seq_id])
             context.truncate(Pos(seq_id, length - 3))
-            goes_on(seq_id, seq_id, length - 3, length, "restored and truncated")
+            check_next(seq_id, seq_id, length - 3, length, "restored and truncated")
         for seq_id in range(n - 1, 0, -1):
             end = 60 + 40 * seq_id
             context.drop(seq_id)
             context.fork(0, seq_id, end)
-            goes_on(seq_id, 0, end, end + 3, f"a fork of {end} tokens")
+            check_next(seq_id, 0, end, end + 3, f"a fork of {end} tokens")
 
     def test_interleaved_with_decoding(self, bench: Bench) -> None:
         """Clause 3: two sequences are truncated and decoded alternately."""

@@ -77,8 +77,8 @@ class TestVocabulary(Scenarios):
     def test_random_strings(self, bench: Bench) -> None:
         """Vocab: the ids of 10,000 random strings follow from the file's rules, and their bytes join to the text.
 
-        Where the vocabulary under test is slm-core's own, comparing its ids with itself says nothing, and is left out;
-        1,000 strings are enough for the rest.
+        If the vocabulary under test is slm-core's, its ids are not compared, because the reference would be the same
+        code; 1,000 strings are enough for the other checks.
         """
         reference = None
         if not isinstance(bench.vocab, GgufVocab):
@@ -115,7 +115,7 @@ class TestVocabulary(Scenarios):
         assert bench.vocab.decode([token]) == "", f"decode gives control token {token} as text without special"
 
     def test_ids_outside(self, bench: Bench) -> None:
-        """Vocab: other ids raise ``InvalidToken``, and what is no text or no list, ``InvalidOption``."""
+        """Vocab: ids outside raise ``InvalidToken``; arguments that are no text or no list raise ``InvalidOption``."""
         no_integers: tuple[Any, ...] = (1.0, "1", None)
         for bad in (bench.vocab.size, -1, 2**31, *no_integers):
             with bench.refused(f"token_bytes({bad}) of {bench.vocab.size}", InvalidToken):

@@ -1,6 +1,6 @@
-"""What the backend is, what it can run, and how it loads.
+"""The backend: the files that it can run, and how it loads a model.
 
-Imported whenever a backend is chosen: an engine that takes long to import is imported in ``load``.
+This module is imported whenever a backend is chosen. Import an engine in ``load`` if its import takes long.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class MyModel(ModelBase):
     def _engine_context(self, options: ContextOptions) -> MyContext:
         """An empty context; keys and values are float32."""
         for kv_type in (options.kv_type_k, options.kv_type_v):
-            if kv_type not in (None, KvType.F32):  # what is not there is refused, not ignored
+            if kv_type not in (None, KvType.F32):  # an unsupported type is refused, not ignored
                 raise InvalidOption(f"unknown KV type {kv_type.value!r} (accepted: f32)")
         return MyContext(self._engine, self.info.fingerprint, options)
 
     def _engine_close(self) -> None:
-        """Let go of the weights; the contexts are closed."""
+        """Free the weights; the contexts are already closed."""
         del self._engine
 
 
@@ -54,14 +54,14 @@ class MyBackend:
 
     name = "mine"
     load_options: Mapping[str, str] = MappingProxyType({})
-    source_kinds = frozenset({SourceKind.FILE, SourceKind.BYTES, SourceKind.TENSORS})  # what GgufFile opens
+    source_kinds = frozenset({SourceKind.FILE, SourceKind.BYTES, SourceKind.TENSORS})  # the sources that GgufFile opens
 
     def status(self) -> BackendStatus:
-        """NumPy is always there."""
+        """Always installed: slm-core itself needs NumPy."""
         return BackendStatus(self.name, installed=True, version="1.0", devices=(DeviceStatus("cpu", available=True),))
 
     def supports(self, source: ModelSource, device: str = "auto") -> Support:
-        """Whether the file's header names nothing unknown."""
+        """Whether the engine knows the architecture and all tensors of the file."""
         if device not in ("auto", "cpu"):
             return Support(supported=False, reason=f"no device {device!r} (accepted: auto, cpu)")
         with GgufFile.open(source) as file:

@@ -1,4 +1,4 @@
-"""A KV cache behind the contract: what is particular to this engine. ``ContextBase`` does the rest."""
+"""The KV cache of this engine. ``ContextBase`` implements the rest of the contract."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MyContext(ContextBase):
             fingerprint=fingerprint,
             n_vocab=engine.config.n_vocab,
             edit_level=EditLevel.CUT,
-            capabilities=frozenset({Capability.KV_PAYLOAD}),  # a fork copies when it grows: not SHARED_FORK
+            capabilities=frozenset({Capability.KV_PAYLOAD}),  # a fork that grows copies its prefix: not SHARED_FORK
             payload_format="mine-unrotated-f32-1",
         )
         self._engine = engine
@@ -37,14 +37,14 @@ class MyContext(ContextBase):
 
     def _engine_decode(self, batch: Batch) -> Logits:
         rows = np.empty((int(batch.logits_mask.sum()), self._engine.config.n_vocab), np.float32)
-        row_of = np.cumsum(batch.logits_mask) - 1  # of each token that the mask selects
+        row_of = np.cumsum(batch.logits_mask) - 1  # the row of each token that the mask selects
         grown: dict[int, Array] = {}
         try:
             for seq_id in np.unique(batch.seq_ids).tolist():
-                places = np.flatnonzero(batch.seq_ids == seq_id)
-                mask = batch.logits_mask[places]
-                logits, grown[seq_id] = self._engine.forward(batch.tokens[places], mask, self._caches[seq_id])
-                rows[row_of[places[mask]]] = logits
+                indices = np.flatnonzero(batch.seq_ids == seq_id)
+                mask = batch.logits_mask[indices]
+                logits, grown[seq_id] = self._engine.forward(batch.tokens[indices], mask, self._caches[seq_id])
+                rows[row_of[indices[mask]]] = logits
         except MemoryError as error:
             raise DecodeFailed(f"no memory for a batch of {len(batch.tokens)} tokens: {error}") from error
         check_logits(rows)
@@ -59,7 +59,7 @@ class MyContext(ContextBase):
         self._caches[seq_id] = self._caches[seq_id][:, :, :length]
 
     def _engine_cut(self, seq_id: int, start: int, end: int) -> None:
-        self._caches[seq_id] = np.delete(self._caches[seq_id], np.s_[start:end], axis=2)  # keys are not rotated yet
+        self._caches[seq_id] = np.delete(self._caches[seq_id], np.s_[start:end], axis=2)  # cached keys are not rotated
 
     def _engine_drop(self, seq_id: int) -> None:
         self._caches[seq_id] = self._engine.empty()

@@ -1,7 +1,7 @@
 """The engine: qwen3 in float32.
 
-It keeps *unrotated* keys and rotates them when they are attended to. So a key's position is its place in the cache,
-and to cut a span is to leave out its rows. A faster engine would keep rotated keys, and turn them again in a cut.
+The cache has *unrotated* keys; attention rotates them. So the position of a key is its index in the cache, and a cut
+only removes rows. A faster engine would cache rotated keys, and rotate them again in a cut.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Config:
 
     @classmethod
     def read(cls, file: GgufFile) -> Config:
-        """What a file's header says.
+        """The dimensions in the header of a file.
 
         Raises:
             UnsupportedModel: anything but a plain qwen3.
-            InvalidModelFile: the dimensions are missing, or make no sense.
+            InvalidModelFile: the dimensions are missing or invalid.
         """
         architecture = file.require("general.architecture", str)
         if architecture != "qwen3":
@@ -98,7 +98,7 @@ _SIZES = (
 
 
 def check_readable(file: GgufFile) -> Config:
-    """The dimensions of a file, all of whose tensors can be read.
+    """Check that the engine can read all tensors of a file; returns the dimensions.
 
     Raises:
         UnsupportedModel: another architecture, or a weight type that is unknown here.
@@ -132,7 +132,7 @@ def _values(file: GgufFile, info: TensorInfo) -> Array:
 
 
 class Qwen3:
-    """A forward pass without any state of its own.
+    """A forward pass without state.
 
     Args:
         file: the model; may be closed afterwards.
@@ -145,7 +145,7 @@ class Qwen3:
         self._frequencies = self.config.rope_freq_base**-half  # radians per position, [D/2]
 
     def empty(self) -> Array:
-        """The cache of no token: keys and values of each layer, float32 [2, L, S=0, K, D]."""
+        """An empty cache: keys and values of each layer, float32 [2, L, S=0, K, D]."""
         c = self.config
         return np.empty((2, c.n_layers, 0, c.n_kv_heads, c.head_dim), np.float32)
 
@@ -155,7 +155,7 @@ class Qwen3:
         Args:
             tokens: int32 [T].
             mask: the tokens that get logits, bool [T].
-            past: the cache of what stands before them, [2, L, S, K, D]; not changed.
+            past: the cache of the tokens before them, [2, L, S, K, D]; not changed.
 
         Returns:
             Logits of the mask's n tokens, float32 [n, V], and the grown cache, [2, L, S+T, K, D].
@@ -179,15 +179,15 @@ class Qwen3:
         values[first:] = self._linear(block + "attn_v", x).reshape(n_tokens, -1, c.head_dim)
         q = self._rotated(q, first).reshape(n_tokens, c.n_kv_heads, -1, c.head_dim)  # [T, K, G, D]
         scores = np.einsum("tkgd,skd->kgts", q, self._rotated(keys, 0)) / np.float32(np.sqrt(c.head_dim))
-        scores[..., np.arange(n_all) > np.arange(first, n_all)[:, None]] = -np.inf  # none sees what comes after it
+        scores[..., np.arange(n_all) > np.arange(first, n_all)[:, None]] = -np.inf  # no token attends to later ones
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        seen = np.einsum("kgts,skd->tkgd", weights, values).reshape(n_tokens, -1)
-        return self._linear(block + "attn_output", seen)
+        attended = np.einsum("kgts,skd->tkgd", weights, values).reshape(n_tokens, -1)
+        return self._linear(block + "attn_output", attended)
 
     def _feed_forward(self, block: str, x: Array) -> Array:
         gate = self._linear(block + "ffn_gate", x)
-        with np.errstate(over="ignore"):  # the limit, 0, is right
+        with np.errstate(over="ignore"):  # the result, 0, is the right limit
             gated = gate / (1 + np.exp(-gate))
         return self._linear(block + "ffn_down", gated * self._linear(block + "ffn_up", x))
 
@@ -201,7 +201,7 @@ class Qwen3:
         return normalised
 
     def _rotated(self, x: Array, first: int) -> Array:
-        """Rotate heads, [T, heads, D], to the positions from ``first`` on; the halves of a pair stand D/2 apart."""
+        """Rotate heads, [T, heads, D], to the positions from ``first`` on; the two numbers of a pair are D/2 apart."""
         angles = np.arange(first, first + len(x))[:, None, None] * self._frequencies
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         left, right = np.split(x, 2, axis=-1)

@@ -1,4 +1,4 @@
-"""Tells slm-core where the backend is. Imported whenever backends are listed, so it imports no engine."""
+"""Registers the backend. This module is imported whenever backends are listed, so it imports no engine."""
 
 from __future__ import annotations
 
