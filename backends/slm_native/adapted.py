@@ -52,16 +52,16 @@ def adapted(
         a, b, _ = changes[name]
         return replace(linear, lora=kernels.lora(linear.weight, a, b[rows]))
 
-    of_embedding = None
+    embedding_change = None
     if _EMBEDDING in changes:
         a, b, _ = changes[_EMBEDDING]
-        of_embedding = kernels.lora(embedding, a.T, b)
+        embedding_change = kernels.lora(embedding, a.T, b)
     fused = kernels.fuse([_replaced(step, change) for step in steps])
-    return Adapted(ResidentLayers(fused), change(output) if _OUTPUT in changes else output, of_embedding)
+    return Adapted(ResidentLayers(fused), change(output) if _OUTPUT in changes else output, embedding_change)
 
 
 def rows_of(linear: Linear) -> tuple[str, slice]:
-    """The tensor of a matrix, and its rows there, by the names of ``WeightReader``: T, or T[start:stop]."""
+    """The tensor of a matrix, and its rows in the tensor. ``WeightReader`` names matrices T, or T[start:stop]."""
     name, _, rows = linear.weight.tensor.name.partition("[")
     start, colon, stop = rows.removesuffix("]").partition(":")
     if not colon:
@@ -76,7 +76,7 @@ def changeable(steps: Sequence[Step], output: Linear) -> set[str]:
 
 
 def _linears(value: object) -> Iterator[Linear]:
-    """The matrices in a step, and in its dataclasses and lists. Layers that are prepared as a whole hide theirs."""
+    """The matrices in a step, and in its dataclasses and lists; without the matrices of layers in C++."""
     if isinstance(value, Linear):
         yield value
     elif is_dataclass(value):
@@ -92,8 +92,8 @@ def _replaced(value: Any, change: Callable[[Linear], Linear]) -> Any:
     if isinstance(value, Linear):
         return change(value)
     if isinstance(value, list):
-        each = [_replaced(one, change) for one in value]
-        return value if all(new is old for new, old in zip(each, value, strict=True)) else each
+        items = [_replaced(one, change) for one in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
     if not is_dataclass(value) or isinstance(value, type) or not any(True for _ in _linears(value)):
         return value
     new = {field.name: _replaced(getattr(value, field.name), change) for field in fields(value) if field.init}

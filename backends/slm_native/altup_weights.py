@@ -12,7 +12,7 @@ from slm_native.steps import LayerEmbeddingTable
 
 
 class Tensors(NamedTuple):
-    """Functions that read tensors by name; names of matrices and norms without ".weight".
+    """Functions that read tensors by name. Names of matrices and norms have no ".weight".
 
     Attributes:
         linear: reads a matrix.

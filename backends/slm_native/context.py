@@ -41,8 +41,8 @@ _ENCODER = _BOTH | {Capability.ENCODER}
 class NativeContext(ContextBase):
     """Several token histories in one paged KV cache.
 
-    A fork shares pages until one side writes on them. A cut keeps values bit for bit. Keys are rotated in float32: each
-    cut that moves keys in f16 or q8_0 rounds them once more. An encoder has neither keys nor values.
+    A fork shares pages until one side writes on them. A cut keeps values bit for bit. It rotates keys in float32, and
+    then rounds them to their KV type once more. An encoder has neither keys nor values.
 
     Args:
         transformer: the model.
@@ -87,9 +87,9 @@ class NativeContext(ContextBase):
             adapters=adapters,
             n_layers=spec.n_layers,
         )
-        held = self._ledger.inputs  # no function that refers to this object: it would live on in the cycle
-        self._mrope_positions = MropePositions(held) if spec.has_sections else None
-        self._biases = AttentionBiases(held)
+        inputs_of = self._ledger.inputs  # not a method of this object: a reference cycle would keep it in memory
+        self._mrope_positions = MropePositions(inputs_of) if spec.has_sections else None
+        self._biases = AttentionBiases(inputs_of)
 
     def _check_dumped_inputs(self, snapshot: SequenceSnapshot) -> None:
         super()._check_dumped_inputs(snapshot)
@@ -113,10 +113,10 @@ class NativeContext(ContextBase):
         return self._run(batch, partial(self._transformer.forward, hidden=True), check_states)
 
     def _engine_layer_states(self, batch: Batch, layers: Sequence[int]) -> States:
-        keeping = self._transformer.adapted(self._used, sorted(set(layers)))
+        adapted = self._transformer.adapted(self._used, sorted(set(layers)))
 
         def states(host_batch: HostBatch) -> States:
-            return self._transformer.layer_states(replace(host_batch, adapted=keeping), layers)
+            return self._transformer.layer_states(replace(host_batch, adapted=adapted), layers)
 
         return self._run(batch, states, check_states)
 
@@ -142,14 +142,14 @@ class NativeContext(ContextBase):
 
     def _run(self, batch: Batch, forward: Callable[[HostBatch], R], check: Callable[[R], None]) -> R:
         check_learned_positions(batch, self._transformer.spec.n_positions)
-        around = self._states_around(batch)
+        batch_states = self._states_around(batch)
         plan = self._planned(batch)
-        rows = self._guarded(forward, batch, plan, around)
+        rows = self._guarded(forward, batch, plan, batch_states)
         check(rows)
         if self._transformer.spec.causal:
             self._memory.commit(plan)
-        if self._states is not None and around is not None:
-            self._states.keep(around)
+        if self._states is not None and batch_states is not None:
+            self._states.keep(batch_states)
         return rows
 
     def _planned(self, batch: Batch) -> MemoryPlan:
@@ -161,7 +161,7 @@ class NativeContext(ContextBase):
         return replace(plan, pages=with_biases(plan.pages, biases)) if biases else plan
 
     def _states_around(self, batch: Batch) -> BatchStates | None:
-        """The hidden states before a batch; None without an MTP layer."""
+        """``BatchStates`` with the hidden states before a batch; None without an MTP layer."""
         if self._states is None:
             return None
         sequences = rows_of(batch)
@@ -169,7 +169,10 @@ class NativeContext(ContextBase):
         return BatchStates(sequences, self._transformer.joined(before))
 
     def _state_before(self, seq_id: int, length: int) -> Array:
-        """The hidden state [1, E] after ``length`` tokens of a sequence; the last one runs again if it is not kept."""
+        """The hidden state [1, E] of token ``length - 1`` of a sequence; the token runs again if its state is not kept.
+
+        It is zero before the first token.
+        """
         assert self._states is not None, "the context declares MTP"
         if length == 0:
             return self._states.zero
@@ -197,7 +200,7 @@ class NativeContext(ContextBase):
             raise DecodeFailed(f"the device failed on a batch of {len(batch)} tokens: {error}") from error
 
     def _past(self, seq_id: int, length: int) -> Past:
-        """The recurrent states and windows after ``length`` tokens, replayed from the nearest ones that are kept.
+        """The recurrent states and windows after ``length`` tokens, replayed from the nearest earlier ones in memory.
 
         Raises:
             DecodeFailed: the device failed; nothing has changed.
@@ -297,16 +300,16 @@ def _layouts(spec: ModelSpec, n_ctx: int, kv_type_k: str, kv_type_v: str, *, kee
     A window at least as long as the context counts as no window.
     """
     sizes = {layer.window for layer in spec.layers if layer.window is not None}
-    narrow = {window for window in sizes if keeps_windows and window < n_ctx}
-    kept: list[PageLayout] = []
+    narrow_windows = {window for window in sizes if keeps_windows and window < n_ctx}
+    full: list[PageLayout] = []
     windows: dict[int, list[PageLayout]] = {}
-    for (shape, window), blocks in spec.kv_groups(narrow).items():
-        layouts = kept if window is None else windows.setdefault(window, [])
+    for (shape, window), blocks in spec.kv_groups(narrow_windows).items():
+        layouts = full if window is None else windows.setdefault(window, [])
         layouts.append(_layout(shape, blocks, kv_type_k, kv_type_v))
-    if not kept and not windows:
-        nothing = KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False)
-        kept.append(_layout(nothing, [], kv_type_k, kv_type_v))
-    return KvLayouts(kept, windows)
+    if not full and not windows:
+        any_shape = KvShape(spec.n_kv_heads, spec.head_dim, values_in_keys=False)
+        full.append(_layout(any_shape, [], kv_type_k, kv_type_v))
+    return KvLayouts(full, windows)
 
 
 def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: str) -> PageLayout:
@@ -320,7 +323,7 @@ def _layout(shape: KvShape, blocks: Sequence[int], kv_type_k: str, kv_type_v: st
 
 
 def _payload_format(layouts: KvLayouts, rope_kind: str) -> str:
-    """A key; a context can import a payload only if the keys are equal."""
+    """The key of the payload format: a context can import a payload only if both have the same key."""
     groups = [(layout, "") for layout in layouts.full]
     groups += [(layout, f";window={window}") for window, each in layouts.windows.items() for layout in each]
     first, _ = groups[0]

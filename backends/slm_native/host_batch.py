@@ -29,7 +29,7 @@ class HostBatch:
         plan: the destinations of keys, values and states, and the attention mask.
         layers: the KV cache of each attention layer.
         embedded: the context's position embeddings.
-        adapted: what adapters change of the model; None without adapters.
+        adapted: the parts of the model that adapters change; None without adapters.
         states: the hidden states around the batch, for the MTP layer; None if it does not run.
     """
 
@@ -48,7 +48,7 @@ class HostBatch:
         return len(self.tokens)
 
     def parts(self, size: int | None) -> Iterator[HostBatch]:
-        """Split the batch into parts of ``size`` tokens; the MTP layer is not for parts.
+        """Split the batch into parts of ``size`` tokens. Models with an MTP layer have no parts.
 
         The batch stays whole if ``size`` is None, if each sequence has one token, or if it has bidirectional blocks.
         """
@@ -56,10 +56,10 @@ class HostBatch:
         if size is None or len(self) <= size or len(pages.runs) == len(self) or pages.has_blocks:
             yield self
             return
-        n_given = np.cumsum(self.tokens == EMBEDDED)
+        n_rows = np.cumsum(self.tokens == EMBEDDED)
         for start in range(0, len(self), size):
-            of = slice(start, min(start + size, len(self)))
-            rows = self.rows[n_given[of.start - 1] if of.start else 0 : n_given[of.stop - 1]]
-            plan = MemoryPlan(part_of(pages, of.start, of.stop), [])
-            inputs = self.tokens[of], rows, self.positions[of], self.rope_positions[of], self.output_mask[of]
+            part = slice(start, min(start + size, len(self)))
+            rows = self.rows[n_rows[part.start - 1] if part.start else 0 : n_rows[part.stop - 1]]
+            plan = MemoryPlan(part_of(pages, part.start, part.stop), [])
+            inputs = self.tokens[part], rows, self.positions[part], self.rope_positions[part], self.output_mask[part]
             yield HostBatch(*inputs, plan, self.layers, self.embedded, self.adapted)

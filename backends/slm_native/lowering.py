@@ -57,8 +57,8 @@ class Lowering:
         self._kernels = kernels
         self.plan_kinds = [_plan_kind(layer, keeps_windows=keeps_windows) for layer in spec.layers]
         caches = {block: i for i, block in enumerate(spec.attention_layers)}
-        read = (i if layer.kv_layer is None else layer.kv_layer for i, layer in enumerate(spec.layers))
-        self._caches = [caches.get(i) for i in read]
+        kv_layers = (i if layer.kv_layer is None else layer.kv_layer for i, layer in enumerate(spec.layers))
+        self._caches = [caches.get(i) for i in kv_layers]
         counter = itertools.count()
         self._states = [None if layer.recurrent is None else next(counter) for layer in spec.layers]
 
@@ -95,7 +95,7 @@ class Lowering:
         return self._after_layer(index, steps, KeepStep(self._kernels, index))
 
     def _after_layer(self, index: int, steps: Sequence[Step], step: Step) -> list[Step]:
-        """The steps of a layer with another one at their end, before the steps outside the layers."""
+        """The steps of a layer, then ``step``, then the steps outside the layers."""
         outside = (MergeStep, TransferStep) if self._is_last(index) else ()  # they follow the last layer
         end = len(steps)
         while end > 0 and isinstance(steps[end - 1], outside):
@@ -113,8 +113,8 @@ class Lowering:
             return steps if block.output_scale is None else [*steps, ScaleStep(block.output_scale)]
         assert block.embedding is not None and block.output_scale is None, "as gemma3n has it"
         inner, active = self._on_one_stream(index, block, layer), self._spec.active_stream or 0
-        around = block.altup, block.embedding, layer.activation
-        return [AltUpStep(kernels, index, is_last, active, *around, inner)]
+        weights = block.altup, block.embedding, layer.activation
+        return [AltUpStep(kernels, index, is_last, active, *weights, inner)]
 
     def _on_one_stream(self, index: int, block: Block, layer: LayerSpec) -> list[Step]:
         """Attention or a recurrent layer, then a feed-forward layer, then norms of the sums if the model has them."""
@@ -183,14 +183,14 @@ class Lowering:
         state, channel = self._states[index], block.feed_forward
         assert state is not None and isinstance(channel, ChannelMix), "as RWKV-7 has it"
         assert block.attn_norm is not None and block.ffn_norm is not None, "both mixings have a norm before them"
-        whole = RwkvBlock(block.attn_norm, time, block.ffn_norm, channel)
-        return RwkvStep(self._kernels, state, self._is_last(index), whole)
+        rwkv_block = RwkvBlock(block.attn_norm, time, block.ffn_norm, channel)
+        return RwkvStep(self._kernels, state, self._is_last(index), rwkv_block)
 
     def _residual(self, post_norm: Any) -> Residual:
         return Residual(self._kernels, post_norm, self._spec.residual_scale)
 
     def _is_last(self, index: int) -> bool:
-        """Whether only rows of the output mask leave the layer: the last one, and MTP layers after it."""
+        """Whether only rows of the output mask leave the layer: true for the last layer and for MTP layers."""
         return index >= self._spec.n_layers - 1
 
 

@@ -59,7 +59,7 @@ class MemoryPlan:
         pages: destinations of keys and values.
         states: the batch's sequences, grouped, with their recurrent states.
         windows: destinations of keys and values in the layers that keep only their window, by window size.
-        held: in a replay, the pages of each window after it.
+        held: in a replay, the pages of each window after the replay.
     """
 
     pages: BatchPlan
@@ -85,8 +85,8 @@ class Past(NamedTuple):
 class ContextMemory:
     """All memory of a context; see ``PagedKvCache``, ``WindowCache`` and ``StatePool``.
 
-    A truncation, or a fork of a part, may need a ``Past`` that is not kept. ``nearest`` returns an earlier one, and
-    ``replay`` plans the batches that compute it again.
+    A truncation, or a fork of a part of a sequence, may need a ``Past`` that is not in memory. ``nearest`` returns an
+    earlier ``Past``, and ``replay`` plans the batches that compute the later one again.
 
     Args:
         spec: the model.
@@ -144,7 +144,7 @@ class ContextMemory:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Plans that are committed in the ``with`` block are undone after it: pages get their contents of before."""
+        """Plans may be committed in the ``with`` block. After it, the page tables are as before."""
         assert self._states is None and not self._windows, "the context declares no MTP"
         tables = self._pages.tables
         try:
@@ -153,7 +153,7 @@ class ContextMemory:
             self._pages.set_tables(tables)
 
     def nearest(self, seq_id: int, length: int) -> Past:
-        """The latest ``Past`` that is kept within the first ``length`` tokens of a sequence."""
+        """The latest ``Past`` in memory within the first ``length`` tokens of a sequence."""
         if self._states is not None:
             return Past(*self._states.nearest(seq_id, length), {})
         held_by_window = {window: cache.held(seq_id, length) for window, cache in self._windows.items()}
@@ -167,7 +167,7 @@ class ContextMemory:
         """Plan the batch that computes the ``Past`` after ``stop`` tokens from an earlier one; it is never committed.
 
         Args:
-            seq_id: the sequence, which contains these tokens. Kept keys and values are read, and not written again.
+            seq_id: the sequence, which contains these tokens. Pages that keep all positions are read, and not written.
             past: the ``Past`` to start from, at most ``REPLAY_TOKENS`` tokens before ``stop``.
             stop: number of tokens after the replay.
         """
@@ -255,17 +255,17 @@ class ContextMemory:
         start = 0 if shared is None else shared[1]
         _check_size(SectionWriter(self._sections(length, start=start)), length, n_bytes)
         pages = self._pages.free(length) if shared is None else self._pages.continued(*shared, length)
-        windows = {window: cache.free(length) for window, cache in self._windows.items()}
-        held = {window: pages_of for window, pages_of in windows.items() if pages_of is not None}
-        if pages is None or len(held) < len(windows):
+        free_pages = {window: cache.free(length) for window, cache in self._windows.items()}
+        window_pages = {window: free for window, free in free_pages.items() if free is not None}
+        if pages is None or len(window_pages) < len(free_pages):
             return None
         parts: list[Array] = []
-        sections = self._sections(length, pages, held, parts, start=start)
+        sections = self._sections(length, pages, window_pages, parts, start=start)
 
         def reserve() -> None:
             self._pages.put(seq_id, pages, 0)
             for window, cache in self._windows.items():
-                cache.put(seq_id, held[window])
+                cache.put(seq_id, window_pages[window])
 
         def exchange() -> None:
             reserve()
@@ -325,7 +325,7 @@ class MemoryWriter(PayloadWriter):
     Args:
         sections: the sections of the payload.
         exchange: makes the new pages and states current.
-        undo: restores the previous ones.
+        undo: restores the previous pages and states.
         edited: called when the contents of the sequence have changed.
     """
 

@@ -106,7 +106,7 @@ def _loads_mtp(spec: ModelSpec, kernels: KernelSet, offload: Offload | None, mtp
     """Whether the layer for multi-token prediction is loaded.
 
     Raises:
-        InvalidOption: it must be, and cannot.
+        InvalidOption: ``mtp`` is True, and the layer cannot be loaded.
     """
     if mtp is False:
         return False
@@ -124,13 +124,13 @@ def _loads_mtp(spec: ModelSpec, kernels: KernelSet, offload: Offload | None, mtp
 
 
 def _weakly(method: Callable[[Adapter], None]) -> Callable[[Adapter], None]:
-    """A method that does not keep its object alive: in a cycle, a model that nobody uses would stay in memory."""
+    """A function that calls a method without keeping its object alive. A cycle would keep an unused model in memory."""
     weak = weakref.WeakMethod(method)
 
     def call(adapter: Adapter) -> None:
-        alive = weak()
-        if alive is None:
+        bound_method = weak()
+        if bound_method is None:
             raise ModelClosed("the model is closed")
-        alive(adapter)
+        bound_method(adapter)
 
     return call

@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP): a layer behind the last one that predicts one token more.
+"""Multi-token prediction (MTP): an extra layer after the last one, which predicts one more token.
 
 DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.2): the layer at position p reads the embedding of token p, and
 the model's hidden state of token p - 1 after the last norm. Its output, normalized, gives the logits of token p + 1,
@@ -22,7 +22,7 @@ from slm_native.kv.plan import rows_by_sequence
 from slm_native.steps import Step, StepInputs, run_steps
 
 _KEPT_TOKENS = 65
-"""States per sequence: the longest draft and the token before it, of which speculative decoding keeps a part."""
+"""States per sequence: for the longest draft and the token before it. Verification truncates to any of these tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class BatchStates:
     after: Array | None = None
 
     def shifted(self, kernels: KernelSet, states: Array) -> Array:
-        """The state of the token before each token [T, E], from the states of the batch's tokens [T, E]."""
+        """The state of the token before each token [T, E]. ``states`` [T, E] are the states of the batch's tokens."""
         sources = np.empty(len(states), np.intp)
         for i, rows in enumerate(self.sequences):
             sources[rows.which] = [i, *(len(self.sequences) + rows.which[:-1])]
@@ -113,7 +113,7 @@ def rows_of(batch: Batch) -> list[Rows]:
 
 
 class KeptStates:
-    """The hidden states of the last tokens of each sequence, from its last batch.
+    """The hidden states of the last tokens of each sequence.
 
     Args:
         kernels: the kernel set.

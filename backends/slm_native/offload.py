@@ -43,11 +43,11 @@ class OffloadStats:
         budget: bytes for the weights of blocks.
         pinned_layers: blocks that stay in memory.
         hits: blocks that were in memory when needed, pinned blocks included.
-        stalls: blocks that were not, so that the forward pass waited.
+        stalls: blocks that were not in memory when needed, so that the forward pass waited.
         stalled_seconds: total time of these waits, in seconds.
         loads: loads of blocks that are not pinned.
-        loaded_bytes: weights of these loads.
-        held_bytes: weights of the blocks that are in memory or loading now.
+        loaded_bytes: bytes of these loads.
+        held_bytes: bytes of the blocks that are in memory or loading now.
         most_held_bytes: the largest ``held_bytes`` so far.
     """
 
@@ -123,8 +123,8 @@ class OffloadedLayers(Layers):
     """Loads the blocks that do not fit in memory on a second thread, into two buffers.
 
     While a block computes, the next block that is not pinned is loaded. Pinned blocks are spread between the others, so
-    that loading overlaps with them, too. Only one pass runs at a time; other threads wait. Blocks are used cyclically:
-    an LRU cache would never hit, while pinned blocks always do.
+    that loading overlaps with their computation, too. Only one pass runs at a time; other threads wait. Blocks are used
+    cyclically: an LRU cache would never hit, while pinned blocks always hit.
 
     Args:
         load: loads the steps of a layer into new memory; called on the second thread.
@@ -151,7 +151,7 @@ class OffloadedLayers(Layers):
         self._stats = OffloadStats(offload.budget, tuple(pinned))
         self._pinned: dict[int, Steps] = {}
         for i in pinned:
-            self._hold(sizes[i])
+            self._count_held(sizes[i])
             self._pinned[i] = load(i)
             progress(len(self._pinned) / len(pinned))
         self._ahead: deque[tuple[int, Future[Steps]]] = deque()
@@ -198,7 +198,7 @@ class OffloadedLayers(Layers):
             return pinned
         self._forget_until(i)
         if not self._ahead:
-            self._send_for(i)
+            self._start_loading(i)
         _, loading = self._ahead[0]
         self._wait_for(loading)
         self._ahead.popleft()
@@ -221,7 +221,7 @@ class OffloadedLayers(Layers):
         try:
             return loading.result()
         except BaseException as error:
-            self._hold(-self._sizes[i])
+            self._count_held(-self._sizes[i])
             if not isinstance(error, Exception):
                 raise
             raise DecodeFailed(f"layer {i} could not be loaded: {type(error).__name__}: {error}") from error
@@ -231,7 +231,7 @@ class OffloadedLayers(Layers):
         if self._in_use is None:
             return
         self._settle()
-        self._hold(-self._sizes[self._in_use])
+        self._count_held(-self._sizes[self._in_use])
         last, self._in_use = self._in_use, None
         self._load_ahead(last)
 
@@ -240,19 +240,19 @@ class OffloadedLayers(Layers):
         while len(self._ahead) + (self._in_use is not None) < _BUFFERS:
             before = self._ahead[-1][0] if self._ahead else last if last is not None else self._in_use
             assert before is not None, "a block is in use, or was"
-            self._send_for(next((i for i in self._streamed if i > before), self._streamed[0]))
+            self._start_loading(next((i for i in self._streamed if i > before), self._streamed[0]))
 
-    def _send_for(self, i: int) -> None:
-        self._hold(self._sizes[i])
+    def _start_loading(self, i: int) -> None:
+        self._count_held(self._sizes[i])
         self._stats.loads += 1
         self._stats.loaded_bytes += self._sizes[i]
-        self._ahead.append((i, self._worker.submit(self._loaded, i)))
+        self._ahead.append((i, self._worker.submit(self._load_block, i)))
 
-    def _loaded(self, i: int) -> Steps:
+    def _load_block(self, i: int) -> Steps:
         try:
             block = self._load(i)
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # a caller may keep the error, and with it half a layer
+            traceback.clear_frames(error.__traceback__)  # a caller may keep the error: its frames refer to weights
             raise
         self._settle()
         return block
@@ -264,14 +264,14 @@ class OffloadedLayers(Layers):
             if not loading.cancel():
                 _wait_until_done(loading)
             self._ahead.popleft()
-            self._hold(-self._sizes[other])
+            self._count_held(-self._sizes[other])
 
     def _forget_failed(self) -> None:
         """Drop loads that failed after the last pass: the next read may succeed."""
         if any(loading.done() and loading.exception() is not None for _, loading in self._ahead):
             self._forget_until(None)
 
-    def _hold(self, n_bytes: int) -> None:
+    def _count_held(self, n_bytes: int) -> None:
         self._stats.held_bytes += n_bytes
         self._stats.most_held_bytes = max(self._stats.most_held_bytes, self._stats.held_bytes)
 

@@ -77,7 +77,7 @@ def read_profile(path: Path) -> Profile:
     try:
         tables = {name: _table(settings, name, known) for name, known in (("decode", _DECODE), ("prefill", _PREFILL))}
         _check(settings, _TOP, "")
-        return _made(settings, **tables)
+        return _profile_from(settings, **tables)
     except (InvalidOption, UnknownOption) as error:
         raise type(error)(f"profile {path}: {error}") from None
 
@@ -90,7 +90,7 @@ def _table(settings: dict[str, Any], name: str, known: Mapping[str, str]) -> dic
     return table
 
 
-def _made(settings: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, Any]) -> Profile:
+def _profile_from(settings: Mapping[str, Any], decode: dict[str, Any], prefill: dict[str, Any]) -> Profile:
     decode["buckets"] = tuple(sorted(set(decode.get("buckets", ()))))
     capture_prefill = prefill.pop("capture", False)
     profile = Profile(**settings, **decode, **prefill, capture_prefill=capture_prefill)

@@ -24,11 +24,11 @@ from slm_native.kv import Array
 
 Recurrent: TypeAlias = RecurrentWeights | Rwkv7
 _HEAD_EPS = 64e-5  # epsilon of RWKV-7's norm per head, independent of its other norms
-_NO_LENGTH = 1e-24  # epsilon of the mean square of a key: keys shorter than 1e-12 are not lengthened
+_NO_LENGTH = 1e-24  # epsilon of a key's mean square: keys of about this length, 1e-12, are not scaled to length 1
 
 
 class Tensors(NamedTuple):
-    """Functions that read tensors by name; names of matrices and norms without ".weight".
+    """Functions that read tensors by name. Names of matrices and norms have no ".weight".
 
     Attributes:
         linear: reads a matrix with its bias and its scale.

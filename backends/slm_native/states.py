@@ -23,8 +23,8 @@ from slm_native.kernels import Device, Ops
 from slm_native.kv import Array, Run
 
 N_CHECKPOINTS = 6
-"""Checkpoints per sequence. Their distances grow with their distance from the end, so that truncating n tokens decodes
-a small multiple of n tokens again at most."""
+"""Checkpoints per sequence. The gaps between them grow with the distance from the end, so that after a truncation of n
+tokens at most a small multiple of n tokens is decoded again."""
 
 Parts: TypeAlias = tuple[Array, ...]
 """The state of one layer for B sequences: arrays [B, ...]."""
@@ -109,7 +109,7 @@ class StatePool:
         ]
 
     def commit(self, groups: Sequence[StateGroup], runs: Sequence[Run]) -> None:
-        """Make the batch's states current, after it has run; the earlier ones become checkpoints."""
+        """Make the batch's states current, after it has run; the previous states become checkpoints."""
         lengths = {run.seq_id: run.n_held for run in runs}
         for group in groups:
             for seq_id, state in zip(group.seq_ids, group.states(), strict=True):
@@ -117,12 +117,12 @@ class StatePool:
 
     def put(self, seq_id: int, checkpoint: Checkpoint) -> None:
         """Set a sequence's state and drop later checkpoints."""
-        before = [kept for kept in self._held[seq_id] if kept.position < checkpoint.position]
+        before = [earlier for earlier in self._held[seq_id] if earlier.position < checkpoint.position]
         self._held[seq_id] = _thinned((*before, checkpoint))
 
     def nearest(self, seq_id: int, length: int) -> Checkpoint:
         """The latest checkpoint within the first ``length`` tokens of a sequence."""
-        before = [kept for kept in self._held[seq_id] if kept.position <= length]
+        before = [checkpoint for checkpoint in self._held[seq_id] if checkpoint.position <= length]
         return before[-1] if before else Checkpoint(0, self._empty)
 
     def fork(self, src: int, dst: int, now: Checkpoint) -> None:
@@ -154,7 +154,13 @@ class StatePool:
         return [Section(1, 4 * math.prod(shape), partial(write, shape)) for shape in chain(*self._shapes)]
 
     def exchange(self, seq_id: int, length: int, parts: Sequence[Array]) -> None:
-        """Replace all states of a sequence of ``length`` tokens by this one."""
+        """Replace all states of a sequence by the state after ``length`` tokens.
+
+        Args:
+            seq_id: the sequence.
+            length: its number of tokens.
+            parts: the arrays that ``sections`` collected.
+        """
         flat = iter(parts)
         self.hold(seq_id, (Checkpoint(length, tuple(tuple(next(flat) for _ in shapes) for shapes in self._shapes)),))
 
@@ -175,7 +181,7 @@ def _thinned(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
     """At most ``N_CHECKPOINTS`` checkpoints and the current state.
 
     Drops the checkpoint whose removal leaves the smallest gap, relative to its distance from the end. The state before
-    the last batch always stays: speculative decoding takes back a part of that batch.
+    the last batch always stays: speculative decoding truncates a part of this batch.
     """
     if len(checkpoints) <= N_CHECKPOINTS + 1:
         return checkpoints

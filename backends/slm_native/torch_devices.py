@@ -66,8 +66,8 @@ def why_missing() -> str | None:
 def ask() -> TorchStatus:
     """Torch's version and devices.
 
-    BackendUnavailable: torch cannot be imported.
-        BackendUnavailable: torch does not load.
+    Raises:
+        BackendUnavailable: torch cannot be imported.
     """
     output = subprocess_probe.run("torch", "from slm_native.kernels.torch import devices; devices.print_devices()")
     version, devices = json.loads(output)

@@ -69,7 +69,7 @@ class _DeviceBatch:
 
 
 class Transformer:
-    """A model's weights, lowered to steps, and the forward pass. It is immutable, so threads may share it.
+    """A model's weights, lowered to steps, and the forward pass. Threads may share it.
 
     Args:
         gguf: a file that ``check_tensors`` has accepted.
@@ -158,7 +158,7 @@ class Transformer:
 
     @property
     def keeps_layer_states(self) -> bool:
-        """Whether ``layer_states`` works: not if layers are loaded for each pass, or pass on several streams."""
+        """Whether ``layer_states`` works: not if layers are loaded in each pass, nor with several residual streams."""
         return self.offload is None and self._weights.streams is None
 
     def adapted(self, adapters: AdapterSet, keeps: Sequence[int] = ()) -> Adapted | None:
@@ -175,9 +175,9 @@ class Transformer:
             if key not in self._adapted:
                 weights, changes = self._weights, stacked(adapters)
                 steps = self._changed_steps(adapters, keeps)
-                made = adapted(self._kernels, steps, weights.output, weights.token_embd, changes)
+                parts = adapted(self._kernels, steps, weights.output, weights.token_embd, changes)
                 self._kernels.ready()
-                self._adapted[key] = made
+                self._adapted[key] = parts
             self._adapted.move_to_end(key)
             while len(self._adapted) > _KEPT_SETS:
                 self._adapted.popitem(last=False)
@@ -325,8 +325,8 @@ class Transformer:
     def warm(self, layers: Sequence[KvLayer], embedded: Positions) -> None:
         """Run the fixed shapes that the profile warms once, for a new context."""
         for shape in self._kernels.warm_shapes(layers) if self._has_one_plan else ():
-            nothing = np.zeros(0, np.int32)
-            self._run_shape(shape, nothing, nothing, nothing, layers, embedded)
+            empty = np.zeros(0, np.int32)
+            self._run_shape(shape, empty, empty, empty, layers, embedded)
 
     def _run_shape(
         self,
@@ -367,22 +367,22 @@ class Transformer:
         return self._hidden(x) if hidden else self._logits(x, output)
 
     def _through_layers(self, x: Hidden, inputs: StepInputs, adapted: Adapted | None) -> Hidden:
-        of_model: Layers = self._layers if adapted is None else adapted.layers
-        with of_model.walk() as steps_at:
-            for i in range(len(of_model)):
+        layers: Layers = self._layers if adapted is None else adapted.layers
+        with layers.walk() as steps_at:
+            for i in range(len(layers)):
                 x = run_steps(steps_at(i), x, inputs)  # a variable would keep the layer in memory while the next loads
         return x
 
     def _run_with_mtp(
-        self, batch: _DeviceBatch, around: BatchStates, x: Array, inputs: StepInputs, adapted: Adapted | None
+        self, batch: _DeviceBatch, batch_states: BatchStates, x: Array, inputs: StepInputs, adapted: Adapted | None
     ) -> Array:
         """The hidden states of the output mask [rows, E]; the MTP layer writes its keys and values, too."""
         assert self._mtp is not None, "the batch has states for it"
         kernels, mask = self._kernels, inputs.output_mask
-        every = self._through_layers(x, replace(inputs, output_mask=None), adapted)
-        around.after = states = kernels.normed(every, self._weights.output_norm)
-        nothing = replace(inputs, output_mask=np.zeros(len(states), np.bool_))
-        self._mtp.run(self._mtp_embedded(batch, x), around.shifted(kernels, states), nothing)
+        all_rows = self._through_layers(x, replace(inputs, output_mask=None), adapted)
+        batch_states.after = states = kernels.normed(all_rows, self._weights.output_norm)
+        no_outputs = replace(inputs, output_mask=np.zeros(len(states), np.bool_))
+        self._mtp.run(self._mtp_embedded(batch, x), batch_states.shifted(kernels, states), no_outputs)
         return states if mask is None else kernels.rows(states, mask)
 
     def _mtp_embedded(self, batch: _DeviceBatch, embedded: Array) -> Array:
@@ -454,8 +454,8 @@ class Transformer:
         return layers
 
     def _step_inputs(self, batch: _DeviceBatch, layers: Sequence[KvLayer], x: Array) -> StepInputs:
-        spread, every = self._kernels.spread, batch.plans[None]
-        plans = [batch.plans.get(kind, every) for kind in self._lowering.plan_kinds]
+        spread, all_positions = self._kernels.spread, batch.plans[None]
+        plans = [batch.plans.get(kind, all_positions) for kind in self._lowering.plan_kinds]
         layer_embeddings, mask = self._layer_embeddings(batch.tokens, x), batch.output_mask
         mask = None if mask is None or mask.all() else mask
         return StepInputs(spread(batch.rotations), spread(plans), layers, batch.groups, layer_embeddings, mask)
@@ -494,7 +494,7 @@ class Transformer:
         return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
 
     def _with_rows(self, x: Array, embeddings: _EmbeddingRows) -> Array:
-        """``x`` [T, E] with embedding rows put in at their indices."""
+        """``x`` [T, E] with the rows at the indices of ``embeddings`` replaced."""
         scale = self.spec.embedding_scale if self.spec.scales_rows else 1.0
         which = np.arange(len(x))
         which[embeddings.indices] = len(x) + np.arange(len(embeddings.rows))

@@ -111,7 +111,7 @@ class WeightReader:
         self._spec = spec
         self._kernels = kernels
         self._in_memory = in_memory
-        self._rope_factors: dict[str, Array | None] = {}  # contexts need them again
+        self._rope_factors: dict[str, Array | None] = {}  # cached: every new context reads them
 
     def model(self) -> Weights:
         """The weights outside the blocks."""
@@ -124,8 +124,8 @@ class WeightReader:
             token_type=self._first_row(TEXT_TYPES) if self._has(TEXT_TYPES) else None,
             output_norm=self._norm(self._spec.output_norm),
             output=self._linear("output") if self._has("output.weight") else self._tied_output(token_embd),
-            streams=None if self._spec.active_stream is None else read_streams(self._around),
-            layer_embeddings=read_layer_embeddings(self._around),
+            streams=None if self._spec.active_stream is None else read_streams(self._stream_tensors),
+            layer_embeddings=read_layer_embeddings(self._stream_tensors),
             dense=[self._linear(name) for name in DENSE if self._has(f"{name}.weight")],
         )
 
@@ -150,9 +150,9 @@ class WeightReader:
             scoring=Scoring(
                 layer.window, self._spec.attention_softcap, self._slopes(prefix), attention and attention.sinks
             ),
-            altup=read_altup(self._around, prefix),
-            laurel=read_laurel(self._around, prefix),
-            embedding=read_layer_embedding(self._around, prefix),
+            altup=read_altup(self._stream_tensors, prefix),
+            laurel=read_laurel(self._stream_tensors, prefix),
+            embedding=read_layer_embedding(self._stream_tensors, prefix),
             output_scale=self._vector(f"{prefix}layer_output_scale.weight"),
         )
 
@@ -160,7 +160,7 @@ class WeightReader:
         """The weights of the MTP layer, outside its block.
 
         Args:
-            weights: the weights outside the blocks, some of which the layer shares unless the file has others for it.
+            weights: the weights outside the blocks. The layer uses them where the file has no separate ones for it.
         """
         prefix = f"blk.{self._spec.n_layers}.nextn."
         embeddings, head = f"{prefix}embed_tokens.weight", f"{prefix}shared_head_head"
@@ -174,7 +174,7 @@ class WeightReader:
         )
 
     def sizes(self) -> WeightBytes:
-        """Bytes of the tensors, by where they belong, without blocks that are not among the layers."""
+        """Bytes of the tensors before, in and after the blocks, without blocks that are not layers of the model."""
         embedding, output, blocks = 0, 0, [0] * len(self._spec.layers)
         for name, info in self._gguf.tensors.items():
             if name.startswith("blk."):
@@ -189,7 +189,7 @@ class WeightReader:
     def check_blocks(self) -> None:
         """Check the types and sizes of the tensors of all blocks, so that preparing them later cannot fail.
 
-        No tensor is read: a source may be far away.
+        No tensor is read, because reading may be slow.
 
         Raises:
             UnsupportedModel, InvalidModelFile: see ``slm_core.quant.check_size``.
@@ -206,7 +206,7 @@ class WeightReader:
         return self._rope_factors[name]
 
     @property
-    def _around(self) -> StreamTensors:
+    def _stream_tensors(self) -> StreamTensors:
         return StreamTensors(self._linear, self._each, self._prepared, self._vector, self._norm, self._has)
 
     def _prepared(self, name: str) -> Weight:
@@ -216,7 +216,7 @@ class WeightReader:
         """The slopes of ALiBi [H]; None without ALiBi."""
         if self._spec.alibi_max_bias is None:
             return None
-        return self._made(f"{prefix}attn_slopes", alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias))
+        return self._computed(f"{prefix}attn_slopes", alibi_slopes(self._spec.n_heads, self._spec.alibi_max_bias))
 
     def _any_attention(self, prefix: str, layer: LayerSpec) -> Attention | LatentAttention | None:
         if not layer.attends:
@@ -380,10 +380,10 @@ class WeightReader:
     def _head_norm(self, prefix: str, name: str, layer: LayerSpec) -> Norm | None:
         if name not in layer.plain_norms:
             return self._norm(f"{prefix}{name}")
-        ones = self._made(f"{prefix}{name}", np.ones(self._spec.width_of(layer), np.float32))
+        ones = self._computed(f"{prefix}{name}", np.ones(self._spec.width_of(layer), np.float32))
         return Norm(ones, None, self._spec.norm, self._spec.norm_eps)
 
-    def _made(self, name: str, values: NDArray[np.float32]) -> Array:
+    def _computed(self, name: str, values: NDArray[np.float32]) -> Array:
         """An array that is computed, not read from the file, on the device of the layer in its name."""
         return self._kernels.vector(QuantizedTensor(name, values.shape, GgmlType.F32, values.view(np.uint8)))
 

@@ -17,8 +17,9 @@ namespace slm {
 
 constexpr int span_weights = 256;
 
-// 256 activations of one row, the input of `rows`. If the width is not a multiple of 256, the last span has zeros, then
-// the rest of the row, for the last 256 weights; rows shorter than 256 are padded with zeros at the end.
+// 256 activations of one row, the input of `rows`. If the width is not a multiple of 256, the last span is multiplied
+// by the last 256 weights of a row: its first activations are zeros, because an earlier span has these weights. A row
+// shorter than 256 is padded with zeros at the end.
 struct alignas(64) Span {
     std::int8_t q[256];
     std::int32_t start[64];  // -zero times the sum of four adjacent q: initial values of the integer sums

@@ -25,9 +25,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr auto worker_spin = microseconds(100);  // before a worker sleeps
-constexpr auto caller_spin = microseconds(200);  // before a caller sleeps, which waits for a worker
+constexpr auto caller_spin = microseconds(200);  // before a caller that waits for workers sleeps
 constexpr auto waking_pays = microseconds(20);   // waking a worker takes 5 to 10 us
-// A core is taken for one to four milliseconds: so much is a loss, and a few times that much is soon forgotten.
+// On a busy machine the system takes a core from a worker for one to four milliseconds. A balance below -most_lost is a
+// loss. Savings are capped at most_saved, so that a few such delays use them up.
 constexpr WorkerBalance::Duration most_lost = milliseconds(1), most_saved = milliseconds(10);
 constexpr WorkerBalance::Duration least_rest = milliseconds(10), longest_rest = milliseconds(640);
 constexpr int polls_per_clock = 64;  // polls of a flag per read of the clock
@@ -123,11 +124,11 @@ void Pool::run(std::size_t n, Call call, const void* context, bool short_work) {
     state.next.store(0, std::memory_order_relaxed);
     const std::uint64_t round = round_of(state.gate.load(std::memory_order_relaxed)) + 1;
     state.gate.store(round * one_round | open, std::memory_order_seq_cst);
-    const OwnTasks own = run_own_tasks(state, begin, short_work);
+    const CallerTasks caller = run_caller_tasks(state, begin, short_work);
     if (state.gate.fetch_and(~open, std::memory_order_acq_rel) & inside) wait_for_workers(state);
     const Time end = Clock::now();
     // If workers took all tasks, most likely one ran on the caller's core. Then they cost the time of waking them.
-    const Duration alone = own.mean.count() ? own.mean * std::int64_t(n) : end - begin - own.waking;
+    const Duration alone = caller.mean.count() ? caller.mean * std::int64_t(n) : end - begin - caller.waking;
     state.balance.note(begin, end, alone);
     const std::exception_ptr error = std::exchange(state.error, nullptr);
     state.taken.store(false, std::memory_order_release);
@@ -153,15 +154,15 @@ Pool::Duration Pool::wake_workers(State& state) {
     return Clock::now() - begin;
 }
 
-Pool::OwnTasks Pool::run_own_tasks(State& state, Time begin, bool short_work) {
+Pool::CallerTasks Pool::run_caller_tasks(State& state, Time begin, bool short_work) {
     Duration waking = short_work ? Duration{} : wake_workers(state);
-    std::size_t n_own = 0;
+    std::size_t n_run = 0;
     while (take_task(state))
-        if (++n_own == 1 && short_work && state.n_asleep.load(std::memory_order_relaxed)) {
+        if (++n_run == 1 && short_work && state.n_asleep.load(std::memory_order_relaxed)) {
             const std::size_t n_taken = std::min(state.next.load(std::memory_order_relaxed), state.n);
             if ((Clock::now() - begin) * (state.n - n_taken) > waking_pays) waking = wake_workers(state);
         }
-    const Duration mean = n_own ? (Clock::now() - begin - waking) / std::int64_t(n_own) : Duration{};
+    const Duration mean = n_run ? (Clock::now() - begin - waking) / std::int64_t(n_run) : Duration{};
     return {waking, mean};
 }
 
@@ -209,7 +210,7 @@ void Pool::work(State& state, std::uint64_t seen) {
     }
 }
 
-// Counts this worker in, unless the round is over.
+// Adds this worker to those inside, unless the round is over.
 bool Pool::enter(State& state, std::uint64_t round) {
     std::uint64_t gate = state.gate.load(std::memory_order_relaxed);
     while (round_of(gate) == round && gate & open)

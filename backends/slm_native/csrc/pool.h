@@ -13,9 +13,10 @@
 
 namespace slm {
 
-// The time that workers saved in recent calls, less the time that they cost. After a loss, calls run without them for a
-// while, four times as long each time that this repeats. One long delay is no loss: machines that are not busy have
-// them, too, when the system moves a thread, or the host of a virtual machine takes a core for a moment.
+// The time that workers saved in recent calls, minus the time that they cost. After a loss, calls run without workers
+// for a while; each loss that soon follows another makes this time four times as long. One long delay after calls that
+// saved time is no loss: idle machines have such delays, too, when the system moves a thread or the host of a virtual
+// machine takes a core for a moment.
 class WorkerBalance {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -65,7 +66,8 @@ private:
     using Time = WorkerBalance::Time;
     using Duration = WorkerBalance::Duration;
     struct State;
-    struct OwnTasks { Duration waking, mean; };  // waking workers, and the mean of the caller's tasks; 0 without any
+    // The time to wake workers, and the mean time of a task that the caller ran: 0 if it ran none.
+    struct CallerTasks { Duration waking, mean; };
 
     explicit Pool(int n_threads);
     void run(std::size_t n, Call call, const void* context, bool short_work);
@@ -79,7 +81,7 @@ private:
     static void leave(State& state);
     static bool take_task(State& state);
     static Duration wake_workers(State& state);
-    static OwnTasks run_own_tasks(State& state, Time begin, bool short_work);
+    static CallerTasks run_caller_tasks(State& state, Time begin, bool short_work);
     static void wait_for_workers(State& state);
 
     int n_threads_;

@@ -191,10 +191,10 @@ class ReferenceKernels(KernelSet):
         """All scores at once, [K, H/K, T, S], then a softmax that subtracts the row maximum."""
         position = len(k) - len(q) if block is None else block.position
         distance = np.arange(position, position + len(q))[:, None] - np.arange(len(k))  # from each query to each key
-        unseen = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
+        is_masked = distance < 0 if scoring.window is None else (distance < 0) | (distance >= scoring.window)
         if block is not None:
-            unseen[:, block.first :] = False
-        return self._attend(q, k, v, scale, scoring, distance, unseen)
+            is_masked[:, block.first :] = False
+        return self._attend(q, k, v, scale, scoring, distance, is_masked)
 
     def bidirectional_attention(
         self, q: FloatArray, k: FloatArray, v: FloatArray, scale: float, scoring: Scoring = PLAIN
@@ -217,7 +217,7 @@ class ReferenceKernels(KernelSet):
         scale: float,
         scoring: Scoring,
         distance: NDArray[np.intp],
-        unseen: NDArray[np.bool_],
+        is_masked: NDArray[np.bool_],
     ) -> FloatArray:
         n_tokens, n_heads, width = q.shape
         n_kv_heads = k.shape[1]
@@ -230,7 +230,7 @@ class ReferenceKernels(KernelSet):
         if scoring.bias is not None:
             biased = slice(len(scoring.bias))
             scores[..., biased] += np.where(distance[:, biased] == 0, np.float32(0), scoring.bias)
-        scores[..., unseen] = -np.inf
+        scores[..., is_masked] = -np.inf
         outputs = _softmax(scores, scoring.sinks) @ v.transpose(1, 0, 2)[:, None]  # [K, H/K, T, D]
         return np.ascontiguousarray(outputs.transpose(2, 0, 1, 3)).reshape(n_tokens, n_heads, width)
 

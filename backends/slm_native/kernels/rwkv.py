@@ -15,7 +15,7 @@ from slm_native.kernels.parameters import Linear, Norm
 from slm_native.kv import Array
 
 SLOWEST = -0.606531
-"""The slowest decay, as a logarithm: -exp(-1/2)."""
+"""The lower bound of the logarithm of a decay: -exp(-1/2)."""
 
 RwkvState: TypeAlias = tuple[Array, Array, Array]
 """The state of a block: the last token of time mixing [B, 1, E], the matrix state [B, H, P, P], and the last token of

@@ -52,12 +52,12 @@ class PagedKvCache:
     def n_pages_for(n_ctx: int, n_seq_max: int) -> int:
         """The number of pages that always suffices for ``n_ctx`` tokens, however sequences share and cut them.
 
-        The ledger shares single tokens, this cache whole pages. Two sequences that share a prefix of c tokens in the
-        ledger share at least c // 64 pages here, as a write copies only the page of the first change. Number the
-        sequences: let sequence i share at most c_i tokens with earlier ones and add d_i; the d_i sum to at most n_ctx.
-        It adds at most ceil((c_i + d_i) / 64) - c_i // 64 <= (d_i + 126) / 64 pages. While a batch runs, a page that
-        all its sequences copy is still held: at most one page per two sequences. So n_ctx / 64 + (126 / 64 + 1 / 2) *
-        n_seq_max pages suffice.
+        The ledger shares single tokens, this cache shares whole pages. Two sequences that share a prefix of c tokens in
+        the ledger share at least c // 64 pages here, because a write copies only the page of the first change. Let
+        sequence i share at most c_i tokens with earlier sequences, and add d_i tokens. The sum of all d_i is at most
+        n_ctx. Sequence i adds at most ceil((c_i + d_i) / 64) - c_i // 64 <= (d_i + 126) / 64 pages. While a batch runs,
+        a page that all of its sequences copy is still held: at most one page per two sequences. So n_ctx / 64 +
+        (126 / 64 + 1 / 2) * n_seq_max pages suffice.
         """
         return -(-n_ctx // PAGE_TOKENS) + 3 * n_seq_max
 
@@ -88,11 +88,11 @@ class PagedKvCache:
         runs = []
         pages = np.empty(len(seq_ids), np.intp)
         for seq_id, rows, start in tokens:
-            held, gone = tables.index(seq_id), tables.gone(seq_id)
+            index, gone = tables.index(seq_id), tables.gone(seq_id)
             which = positions[rows] // PAGE_TOKENS - gone
-            pages[rows] = held.start + which if isinstance(held, slice) else held[which]
+            pages[rows] = index.start + which if isinstance(index, slice) else index[which]
             first = start - gone * PAGE_TOKENS
-            runs.append(Run(seq_id, rows, first, first + count(rows), held))
+            runs.append(Run(seq_id, rows, first, first + count(rows), index))
         return BatchPlan(runs, pages, (positions % PAGE_TOKENS).astype(np.intp), tables)
 
     def replay(self, seq_id: int, start: int, stop: int) -> BatchPlan:
@@ -163,7 +163,7 @@ class PagedKvCache:
         return (*kept, *fresh)
 
     def sections(self, pages: Pages | None, length: int, start: int = 0) -> list[Section]:
-        """The sections of a payload of ``export``, written to free ``pages``; without pages it is only checked."""
+        """The sections of a payload of ``export``, which write to free ``pages``; without pages they only check."""
         return self._stores.sections(pages, np.arange(start, length))
 
     def set_tables(self, tables: PageTables) -> None:
@@ -171,7 +171,7 @@ class PagedKvCache:
         self._tables = tables
 
     def put(self, seq_id: int, pages: Pages, gone: int) -> None:
-        """Give a sequence these pages; ``gone`` pages before them are freed."""
+        """Replace the pages of a sequence; it has freed the ``gone`` pages before them."""
         self._tables = self._tables.replaced({seq_id: pages}, {seq_id: gone})
 
     def export_at(self, seq_id: int, positions: NDArray[np.intp]) -> Iterator[bytes]:

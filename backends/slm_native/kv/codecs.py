@@ -32,7 +32,7 @@ class KvCodec:
 
     Attributes:
         kv_type: the type.
-        planes: of each plane, the dtype, and the number of head values that share one item.
+        planes: for each plane its dtype, and the number of values of a head that share one item.
         encode: float32 [..., D] to planes.
         decode: planes to a C-contiguous float32 [..., D].
         is_bounded: whether planes in NumPy decode to magnitudes up to ``LARGEST_NUMBER``.

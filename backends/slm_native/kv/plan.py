@@ -26,8 +26,8 @@ class Run:
         start: position of the first token, counted from the first page.
         n_held: number of tokens on the pages after the batch, S.
         pages: the sequence's pages.
-        bidirectional: whether the tokens are a bidirectional block. A window still hides tokens before it.
-        bias: the attention bias of the keys on the pages, up to the last one that has some, float32 [n]; None for none.
+        bidirectional: whether the tokens are a bidirectional block. A window may still hide tokens before the block.
+        bias: the attention bias of the first n keys on the pages, float32 [n]; None for none.
     """
 
     seq_id: int
@@ -44,7 +44,7 @@ class BatchPlan:
     """The destinations of a batch's tokens. The cache is unchanged until the plan is committed.
 
     Attributes:
-        runs: one or several for each sequence of the batch.
+        runs: one run or several for each sequence of the batch.
         pages: the page of each token [T].
         slots: the slot of each token on its page [T].
         tables: the page tables after the batch.
@@ -79,8 +79,8 @@ def rows_by_sequence(seq_ids: NDArray[np.int32]) -> list[tuple[int, slice | NDAr
     bounds = np.flatnonzero(np.diff(seq_ids[order])) + 1
     runs: list[tuple[int, slice | NDArray[np.intp]]] = []
     for rows in np.split(order, bounds):
-        side_by_side = rows[-1] - rows[0] == len(rows) - 1
-        runs.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else rows))
+        is_contiguous = rows[-1] - rows[0] == len(rows) - 1
+        runs.append((int(seq_ids[rows[0]]), slice(int(rows[0]), int(rows[-1]) + 1) if is_contiguous else rows))
     return runs
 
 

@@ -31,7 +31,7 @@ class PageLayout:
         head_dim: D.
         keys: codec of the keys.
         values: codec of the values; the same if values are the keys.
-        values_in_keys: whether keys are the values, too, and nothing is stored twice.
+        values_in_keys: whether the keys are also the values, and stored once.
     """
 
     blocks: Sequence[int]
@@ -130,7 +130,7 @@ class PageStore(ABC):
 
     @abstractmethod
     def read(self, pages: Sequence[int], positions: NDArray[np.intp]) -> list[Array]:
-        """Copy tokens of a sequence that holds ``pages``: one array [n_tokens, L, K, W] per plane."""
+        """Copy the tokens at some positions of a sequence with these pages: [n_tokens, L, K, W] for each plane."""
 
     @abstractmethod
     def read_plane(self, i: int, pages: Sequence[int], positions: NDArray[np.intp]) -> Array:

@@ -74,7 +74,7 @@ class PageTables:
         return pages
 
     def replaced(self, changes: Mapping[int, Pages], gone: Mapping[int, int] | None = None) -> PageTables:
-        """Tables in which some sequences hold other pages, or have freed more at their start."""
+        """Tables with other pages for some sequences, or with other numbers of pages freed at their start."""
         if not changes and not gone:
             return self
         tables, before = list(self._tables), list(self._gone)

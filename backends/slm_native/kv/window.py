@@ -34,9 +34,9 @@ class Held(NamedTuple):
 class WindowCache:
     """A ``PagedKvCache`` whose sequences free pages that have left the window.
 
-    A sequence of n tokens holds whole pages from at most ``window - 1`` tokens before n on: the next token attends to
-    these. If the pages do not reach far enough back for an earlier length, ``replay`` computes them again on separate
-    pages.
+    A sequence of n tokens holds at least the pages of its last ``window - 1`` tokens, to which the next token attends.
+    If the pages do not reach far enough back for an earlier length, ``replay`` computes the missing ones again, on
+    separate pages.
 
     Args:
         layouts: the page layout of each store.
@@ -114,7 +114,7 @@ class WindowCache:
         return Held(gone, tables[seq_id][: n_pages_of(length) - gone])
 
     def replay(self, seq_id: int, before: Held, start: int, stop: int) -> tuple[BatchPlan, Held]:
-        """Plan a replay of tokens [start, stop) of a sequence; also returns the window's pages after it.
+        """Plan a replay of tokens [start, stop) of a sequence. Also returns the pages of the window after the replay.
 
         Args:
             seq_id: the sequence; its pages in the table do not change.

@@ -70,12 +70,12 @@ class AltUpStep(Step):
 
     Attributes:
         ops: the kernel set.
-        layer: its number in the model.
+        layer: number of the layer.
         is_last: whether it is the model's last layer.
         active: index of the stream on which the layer runs.
         weights: the predictor, the corrector and the router.
         embedding: the gate and projection of the per-layer embedding, which is added to all streams but the first.
-        activation: activation of that gate.
+        activation: activation of the gate.
         steps: the layer itself.
     """
 
@@ -102,13 +102,13 @@ class AltUpStep(Step):
         return self.correct(predicted, activated, layer_embedding)
 
     def predict(self, streams: Sequence[Array]) -> Sequence[Array]:
-        """Predict the streams after the layer: each plus a mix of all, with weights from the active stream's router."""
+        """Predict the streams after the layer: each plus a weighted sum of all; the active stream gives the weights."""
         return self.ops.add_shares(
             streams, self.ops.linear(self._modalities(streams[self.active]), self.weights.predict)
         )
 
     def correct(self, predicted: Sequence[Array], activated: Array, layer_embedding: Array) -> list[Array]:
-        """The streams after the layer: corrected by the active stream's prediction error, plus the per-layer embedding.
+        """Correct the streams by the prediction error of the active stream, and add the per-layer embedding.
 
         Args:
             predicted: the result of ``predict``, N of [T, E].
@@ -116,8 +116,8 @@ class AltUpStep(Step):
             layer_embedding: the per-layer embedding of the tokens [T, P].
         """
         shares = self.ops.linear(self._modalities(activated), self.weights.correct)  # [T, N]
-        news = activated + predicted[self.active] * -1
-        streams = [stream + news * (shares[:, i : i + 1] + 1) for i, stream in enumerate(predicted)]
+        innovation = activated + predicted[self.active] * -1
+        streams = [stream + innovation * (shares[:, i : i + 1] + 1) for i, stream in enumerate(predicted)]
         scaled = streams[self.active] * self.weights.scale
         added = let_in(self.ops, self.embedding, scaled, layer_embedding, self.activation)
         return [streams[0], *(stream + added for stream in streams[1:])]
@@ -174,7 +174,7 @@ class LayerEmbeddingStep(Step):
 
     Attributes:
         ops: the kernel set.
-        layer: its number in the model.
+        layer: number of the layer.
         is_last: whether it is the model's last layer.
         weights: the gate and the projection.
         activation: activation of the gate.
@@ -207,7 +207,7 @@ class LayerEmbeddingTable:
     norm: Norm  # [P]
 
     def look_up(self, ops: AltUpOps, tokens: Array, x: Array, width: int) -> Sequence[Array]:
-        """Each layer's own embedding [T, P] of ``tokens`` [T], whose embedding in the model is ``x`` [T, E]."""
+        """The embeddings [T, P] of ``tokens`` [T] for each layer [L]; ``x`` [T, E] is the model's embedding of them."""
         looked_up = ops.embed(self.table, tokens)  # [T, L*P]
         projected = ops.linear(x, self.project)  # not scaled by E ** -0.5: the epsilon of the norm includes that factor
         norm = replace(self.norm, eps=self.norm.eps * x.shape[1])

@@ -21,15 +21,15 @@ class AttentionStep(Step):
     """``x + output(heads(norm(x)))``, the base of all kinds of attention.
 
     Attributes:
-        layer: its number in the model.
+        layer: number of the layer.
         is_last: whether it is the model's last layer.
         norm: norm of the layer's input [E].
         residual: adds the result to the residual stream.
         head_dim: D.
         scale: factor on q · k.
         scoring: window, soft cap, ALiBi and sinks.
-        plan: the kind of plan that it reads.
-        cache: number of the KV cache that it reads; None without a cache.
+        plan: the kind of plan of the layer.
+        cache: index of the KV cache that the layer reads; None without a cache.
         has_temperature: whether queries are multiplied by a factor that depends on their position.
     """
 
@@ -222,12 +222,12 @@ class BidirectionalAttention(AttentionStep):
         k, v = ops.heads(flat_k, width, weights.k_norm, rotation), ops.heads(flat_v, width)
         parts = []
         for run in runs:
-            own_q, own_k, own_v = (ops.rows(heads, run.rows) for heads in (q, k, v))
-            parts.append(ops.bidirectional_attention(own_q, own_k, own_v, self.scale, self.scoring))
+            run_q, run_k, run_v = (ops.rows(heads, run.rows) for heads in (q, k, v))
+            parts.append(ops.bidirectional_attention(run_q, run_k, run_v, self.scale, self.scoring))
         if len(parts) == 1:
             return parts[0].reshape(len(x), -1)
-        every = np.arange(len(x))
-        order = np.concatenate([every[run.rows] for run in runs])
+        indices = np.arange(len(x))
+        order = np.concatenate([indices[run.rows] for run in runs])
         return ops.rows(ops.concatenated(parts), np.argsort(order)).reshape(len(x), -1)
 
     def describe(self) -> str:

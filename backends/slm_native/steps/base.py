@@ -36,7 +36,7 @@ class StepInputs:
         groups: the states of the batch's sequences, for recurrent layers.
         layer_embeddings: the per-layer embedding of the tokens [T, P], for each layer [L]; None for layers without one.
         output_mask: the rows that leave the last layer [T]; None for all.
-        kept: for ``KeepStep``: the hidden states after each layer that is asked for, by its number.
+        kept: the hidden states that each ``KeepStep`` stores, by number of the layer.
     """
 
     positions: Sequence[LayerPositions]
@@ -49,7 +49,7 @@ class StepInputs:
 
 
 class Step(ABC):
-    """A part of the forward pass. It holds everything but the batch; threads may share it."""
+    """A part of the forward pass, with its weights. It does not depend on a batch, so threads may share it."""
 
     __slots__ = ()
 
@@ -63,7 +63,7 @@ class Step(ABC):
 
         Returns:
             [T, E]. From the attention or recurrent step of the last layer on: only the rows of the output mask
-            [rows, E]. No step runs after an array without rows.
+            [rows, E]. If there are no rows, no further step runs.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Step(ABC):
 def run_steps(steps: Iterable[Step], x: Hidden, inputs: StepInputs) -> Hidden:
     """``x`` after all steps; stops early if no row is left to compute."""
     for step in steps:
-        uninterrupted.check()  # the results of this pass are not recorded yet
+        uninterrupted.check()  # an interrupt may end the pass here: nothing is committed yet
         x = step.run(x, inputs)
         if len(x) == 0:
             return x

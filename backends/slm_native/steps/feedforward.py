@@ -53,8 +53,8 @@ class FfnStep(FeedForwardStep):
     def add(self, residual: Array, x: Array) -> Array:
         """See ``FeedForwardStep``."""
         weights = self.weights
-        how = self.activation, self.gate_threshold
-        inner = self.residual.ops.gate_up(x, self.norm, weights.gate, weights.up, *how)  # [T, F]
+        settings = self.activation, self.gate_threshold
+        inner = self.residual.ops.gate_up(x, self.norm, weights.gate, weights.up, *settings)  # [T, F]
         return self.residual.add_product(residual, inner, weights.down)
 
     def describe(self) -> str:

@@ -20,7 +20,7 @@ class RecurrentStep(Step):
 
     Attributes:
         ops: the kernel set.
-        state: its index among the recurrent layers.
+        state: index of the layer among the recurrent layers.
         is_last: whether it is in the model's last layer.
         norm: norm of the layer's input [E].
         residual: adds the result to the residual stream.
@@ -50,8 +50,8 @@ class RecurrentStep(Step):
         (projected,) = ops.project(x, self.norm, [self.weights.project])
         for group in inputs.groups:
             rows = ops.rows(projected, group.rows)
-            several = rows.reshape(len(group.before), -1, rows.shape[-1])
-            y, after = ops.between_products(self.weights, several, group.parts(self.state, ops))
+            batched = rows.reshape(len(group.before), -1, rows.shape[-1])
+            y, after = ops.between_products(self.weights, batched, group.parts(self.state, ops))
             group.after.append(after)
             outputs.append(y.reshape(len(rows), -1))
         mixed = in_order(ops, inputs.groups, outputs)

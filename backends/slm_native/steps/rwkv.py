@@ -24,7 +24,7 @@ class RwkvStep(Step):
 
     Attributes:
         ops: the kernel set.
-        state: its index among the recurrent layers.
+        state: index of the layer among the recurrent layers.
         is_last: whether it is the model's last layer.
         block: weights of the layer.
     """
@@ -52,13 +52,13 @@ class RwkvStep(Step):
         ops, weights, outputs = self.ops, self.block.time, []
         for group in groups:
             rows = ops.rows(x, group.rows)
-            several = rows.reshape(len(group.before), -1, rows.shape[-1])
+            batched = rows.reshape(len(group.before), -1, rows.shape[-1])
             last, state, _ = group.parts(self.state, ops)  # the third part is channel mixing's
             is_first = weights.first_value is None
-            y, values, state = ops.time_mix(weights, several, last, state, None if is_first else group.carried[0])
+            y, values, state = ops.time_mix(weights, batched, last, state, None if is_first else group.carried[0])
             if is_first:
                 group.carried.append(values)
-            group.after.append((_last_tokens(several), state))
+            group.after.append((_last_tokens(batched), state))
             outputs.append(y.reshape(len(rows), -1))
         return in_order(ops, groups, outputs)
 
@@ -67,9 +67,9 @@ class RwkvStep(Step):
         ops, outputs = self.ops, []
         for group in groups:
             rows = ops.rows(x, group.rows)
-            several = rows.reshape(len(group.before), -1, rows.shape[-1])
-            y = ops.channel_mix(self.block.channel, several, group.parts(self.state, ops)[2])
-            group.after[self.state] = (*group.after[self.state], _last_tokens(several))
+            batched = rows.reshape(len(group.before), -1, rows.shape[-1])
+            y = ops.channel_mix(self.block.channel, batched, group.parts(self.state, ops)[2])
+            group.after[self.state] = (*group.after[self.state], _last_tokens(batched))
             outputs.append(y.reshape(rows.shape))
         return in_order(ops, groups, outputs)
 
@@ -80,12 +80,12 @@ class RwkvStep(Step):
         for group, last in zip(groups, needed.last, strict=True):
             after = ops.rows(x, last).reshape(len(last), 1, -1)
             group.after[self.state] = (*group.after[self.state], after)
-        every = ops.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
-        tokens, before = (ops.rows(every, rows) for rows in (needed.outputs, needed.before))
+        rows_and_states = ops.concatenated([x, *(state.reshape(len(state), -1) for state in states)])
+        tokens, before = (ops.rows(rows_and_states, rows) for rows in (needed.outputs, needed.before))
         if len(tokens) == 0:
             return tokens
-        one_each = len(tokens), 1, -1  # as sequences of one token
-        mixed = ops.channel_mix(self.block.channel, tokens.reshape(one_each), before.reshape(one_each))
+        shape = len(tokens), 1, -1  # each token as a sequence of its own
+        mixed = ops.channel_mix(self.block.channel, tokens.reshape(shape), before.reshape(shape))
         return mixed.reshape(len(tokens), -1)
 
     def describe(self) -> str:

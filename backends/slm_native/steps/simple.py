@@ -53,7 +53,7 @@ class ScaleStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlVectorStep(Step):
-    """Adds a direction of a control vector to the residual stream; with AltUp to each of the streams, as llama.cpp.
+    """Adds a direction of a control vector to the residual stream; with AltUp, to each stream, as in llama.cpp.
 
     Attributes:
         direction: the direction [E], multiplied by its scale.
@@ -75,7 +75,7 @@ class KeepStep(Step):
     """Keeps a copy of the residual stream after a layer.
 
     Attributes:
-        ops: copies it.
+        ops: the kernel set.
         layer: number of the layer.
     """
 

@@ -89,7 +89,7 @@ std::vector<Task> tasks_expanded(const AttentionKernels& kernels, const KvLayer&
 }
 
 // Splits tasks of few queries by positions. Tasks of one head stay adjacent.
-std::vector<Task> cut(const std::vector<Task>& tasks) {
+std::vector<Task> split_by_position(const std::vector<Task>& tasks) {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
         const std::size_t n_pages = pages_of(task.queries), step = task.is_few ? pages_at_a_time : n_pages;
@@ -198,7 +198,7 @@ KvLayer layer_of(std::uint8_t* pages, std::size_t n_pages, std::size_t page_byte
 void attend(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const std::vector<Run>& runs,
             const Scoring& scoring, std::size_t n_heads, const float* q, float* out) {
     run_tasks(*kernels.attention, pool, layer,
-              cut(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
+              split_by_position(tasks_of(*kernels.attention, layer, runs, scoring, n_heads, q, out)));
 }
 
 void attend_expanded(const IsaKernels& kernels, Pool& pool, const KvLayer& layer, const Run& run,

@@ -171,10 +171,10 @@ private:
 // Rotates the rotary part of a token's queries and key. It comes after the latent in `kv`, but before it in keys.
 void rotate_token(const IsaKernels& kernels, const Latent& layer, const Widths& w, const Rotation& by, std::size_t t,
                   LatentPath path, const Flow& flow) {
-    const bool as_they_are = path == LatentPath::expand_keys_and_values;
+    const bool is_query_final = path == LatentPath::expand_keys_and_values;
     float *rotary = flow.q + t * w.heads * w.query() + w.nope, *key = flow.keys + t * w.head();
-    float* queries = as_they_are ? rotary : flow.queries + t * w.heads * w.head();
-    for (std::size_t head = 0; !as_they_are && head < w.heads; ++head)
+    float* queries = is_query_final ? rotary : flow.queries + t * w.heads * w.head();
+    for (std::size_t head = 0; !is_query_final && head < w.heads; ++head)
         std::copy_n(rotary + head * w.query(), w.rotated, queries + head * w.head());
     const float* kv = flow.kv + t * w.head();
     std::copy_n(kv + w.rank, w.rotated, key);
@@ -182,7 +182,7 @@ void rotate_token(const IsaKernels& kernels, const Latent& layer, const Widths& 
     else std::copy_n(kv, w.rank, key + w.rotated);
     if (by.half == 0) return;
     const float *cos = by.cos + t * by.half, *sin = by.sin + t * by.half;
-    kernels.rotate(queries, w.heads, as_they_are ? w.query() : w.head(), cos, sin, by.half, by.interleaved);
+    kernels.rotate(queries, w.heads, is_query_final ? w.query() : w.head(), cos, sin, by.half, by.interleaved);
     kernels.rotate(key, 1, w.head(), cos, sin, by.half, by.interleaved);
 }
 

@@ -162,7 +162,7 @@ public:
         return owned<FloatMatrix>(std::move(y), {gate.shape(0), gate.shape(1)});
     }
 
-    // x[i] + the sum of x[j] * shares[:, i * n + j], for each i.
+    // x[i] + the sum over j of x[j] * shares[:, i * n + j], for each i.
     nb::list add_shares(const std::vector<Array>& x, const Array& shares) const {
         require(!x.empty(), "nothing to mix");
         std::vector<const float*> parts;
@@ -250,7 +250,7 @@ public:
         const std::size_t n_tokens = pages.shape(0);
         const float* keys = heads(k, "k", n_tokens, layer.n_kv_heads, layer.head_dim);
         const float* values = heads(v, "v", n_tokens, layer.n_kv_heads, layer.head_dim);
-        check_places(layer, pages, slots, n_tokens);
+        check_slots(layer, pages, slots, n_tokens);
         nb::gil_scoped_release unlocked;
         slm::write(kernels_, *pool_, layer, n_tokens, page, slot, keys, values);
     }
@@ -275,10 +275,10 @@ public:
 
     HeadArray run_layers(const std::vector<Array>& x, const std::vector<const LayerHandle*>& layers,
                          const std::vector<const CacheLayer*>& caches, const std::vector<const Angles*>& angles,
-                         const std::vector<std::optional<Array>>& own, const Array& pages, const Array& slots,
+                         const std::vector<std::optional<Array>>& embeddings, const Array& pages, const Array& slots,
                          const Batch& batch, const std::optional<std::vector<std::int64_t>>& output_tokens) const {
         require(!x.empty() && !layers.empty(), "no streams, or no layers");
-        require(caches.size() == layers.size() && angles.size() == layers.size() && own.size() == layers.size(),
+        require(caches.size() == layers.size() && angles.size() == layers.size() && embeddings.size() == layers.size(),
                 "layers, caches, angles and embeddings differ in number");
         const std::size_t n_tokens = batch.n_tokens(), width = x[0].ndim() == 2 ? x[0].shape(1) : 0;
         std::vector<const float*> streams;
@@ -289,9 +289,9 @@ public:
         for (std::size_t i = 0; i < layers.size(); ++i) {
             require(layers[i]->n_streams() == x.size(), "a layer takes another number of streams");
             checked_layers.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
-            inputs.push_back(
-                {&caches[i]->layer, angles[i]->rotation, embedding_of(own[i], n_tokens, layers[i]->n_embedding())});
-            check_places(caches[i]->layer, pages, slots, n_tokens);
+            inputs.push_back({&caches[i]->layer, angles[i]->rotation,
+                              embedding_of(embeddings[i], n_tokens, layers[i]->n_embedding())});
+            check_slots(caches[i]->layer, pages, slots, n_tokens);
         }
         check_output_tokens(output_tokens, n_tokens);
         Buffer y(x.size() * n_tokens * width);
@@ -379,11 +379,11 @@ private:
         return values;
     }
 
-    static const float* embedding_of(const std::optional<Array>& own, std::size_t n_tokens, std::size_t width) {
-        require(own.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
-        if (!own) return nullptr;
-        const float* values = elements<float>(*own, "layer_embeddings", "float32", 2);
-        require(own->shape(0) == n_tokens && own->shape(1) == width, "embeddings are ", *own);
+    static const float* embedding_of(const std::optional<Array>& embeddings, std::size_t n_tokens, std::size_t width) {
+        require(embeddings.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
+        if (!embeddings) return nullptr;
+        const float* values = elements<float>(*embeddings, "layer_embeddings", "float32", 2);
+        require(embeddings->shape(0) == n_tokens && embeddings->shape(1) == width, "embeddings are ", *embeddings);
         return values;
     }
 
@@ -397,7 +397,7 @@ private:
         }
     }
 
-    static void check_places(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
+    static void check_slots(const KvLayer& layer, const Array& pages, const Array& slots, std::size_t n_tokens) {
         const auto* page = elements<std::int64_t>(pages, "pages", "int64", 1);
         const auto* slot = elements<std::int64_t>(slots, "slots", "int64", 1);
         require(pages.shape(0) == n_tokens && slots.shape(0) == n_tokens, "pages and slots differ in length");
@@ -442,128 +442,136 @@ std::vector<std::string> available_isas() {
 NB_MODULE(_native, module) {
     using namespace slm::python;
     using namespace nb::literals;
-    nb::set_leak_warnings(false);  // daemon threads keep objects until the process ends, which is no leak
+    nb::set_leak_warnings(false);  // daemon threads may hold objects until the process ends
     module.doc() = "C++ kernels of the native engine.";
     module.attr("interface") = SLM_INTERFACE;
     module.def("available_isas", &available_isas,
-               "Instruction sets that this build has and this machine can run, the best last.");
+               "The instruction sets that are compiled in and that this machine supports, the fastest last.");
     bind_handles(module);
-    nb::class_<Kernels>(module, "Kernels",
-                        "Kernels of one instruction set, on some threads.\n\n"
-                        "Args:\n"
-                        "    isa: one of available_isas().\n"
-                        "    n_threads: how many threads compute, at least 1; everybody in this process who asks for\n"
-                        "        the same number shares them.\n\n"
-                        "Raises:\n"
-                        "    ValueError: any other instruction set or number.\n"
-                        "    RuntimeError: the system gives no more threads.")
+    nb::class_<Kernels>(
+        module, "Kernels",
+        "The kernels of one instruction set, with a thread pool.\n\n"
+        "All arrays are aligned, C-contiguous and in CPU memory. A method raises TypeError for a wrong dtype\n"
+        "or an array on another device, and ValueError for shapes that do not fit each other or for\n"
+        "weights that were prepared by the kernels of another instruction set. Computing methods\n"
+        "release the GIL.\n\n"
+        "Args:\n"
+        "    isa: one of available_isas().\n"
+        "    n_threads: the number of threads that compute, at least 1. All Kernels of this process\n"
+        "        with the same n_threads share one pool.\n\n"
+        "Raises:\n"
+        "    ValueError: the instruction set is not available, or n_threads is below 1.\n"
+        "    RuntimeError: the system refuses to create threads.")
         .def(nb::init<const std::string&, int>(), "isa"_a, "n_threads"_a)
-        .def_prop_ro("types", &Kernels::types, "Ids of the ggml types that there are kernels for.")
+        .def_prop_ro("types", &Kernels::types, "The ggml type ids that these kernels support.")
         .def("matrix", &Kernels::matrix, "data"_a, "ggml_type"_a, "n_out"_a, "n_in"_a,
-             "Weights [n_out, n_in]; copies nothing.\n\n"
+             "A weight matrix [n_out, n_in] that refers to `data`, without a copy.\n\n"
              "Args:\n"
-             "    data: uint8, the blocks row by row, at any address.\n"
-             "    ggml_type: id of their type.\n"
-             "    n_out: rows.\n"
-             "    n_in: weights of a row, at least one and a whole number of blocks.\n\n"
+             "    data: uint8, the rows of blocks as in a GGUF file; any alignment.\n"
+             "    ggml_type: ggml type id of the weights.\n"
+             "    n_out: number of rows.\n"
+             "    n_in: weights per row, at least 1; a multiple of the block size.\n\n"
              "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a type without kernels, or a wrong shape or layout.")
+             "    ValueError: also if the type has no kernels.")
         .def("embed", &Kernels::embed, "weights"_a, "ids"_a,
-             "Rows of weights, without the GIL: float32 [T, n_in].\n\n"
+             "Dequantizes rows of a weight matrix: float32 [T, n_in].\n\n"
              "Args:\n"
-             "    weights: of these kernels' instruction set.\n"
-             "    ids: int32 [T].\n\n"
+             "    weights: the matrix.\n"
+             "    ids: int32 [T], the rows.\n\n"
              "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, or weights of another instruction set.\n"
-             "    IndexError: a row beyond the last.")
-        .def("matmul", &Kernels::matmul, "x"_a, "weights"_a,
-             "x @ weights.T without the GIL: [T, n_in] to float32 [T, n_out].\n\n"
-             "With quantized weights x is rounded to int8, a scale for each 32; with others it is not rounded.\n\n"
-             "Args:\n"
-             "    x: float32 [T, n_in], C-contiguous.\n"
-             "    weights: of these kernels' instruction set.\n\n"
-             "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, or weights of another instruction set.")
+             "    IndexError: the matrix has no such row.")
+        .def(
+            "matmul", &Kernels::matmul, "x"_a, "weights"_a,
+            "x @ weights.T: float32 [T, n_out].\n\n"
+            "With quantized weights, x is rounded to int8 with one scale per 32 values, or to bf16 for a matrix unit.\n"
+            "With BF16 weights, x may be rounded to bf16. With F32 and F16 weights, x is not rounded.\n\n"
+            "Args:\n"
+            "    x: float32 [T, n_in].\n"
+            "    weights: the matrix.")
         .def("normalize", &Kernels::normalize, "x"_a, "norm"_a,
-             "x, normalized by rows; they are as wide as the norm's weights.")
+             "Applies a norm to each row of x: float32, in the shape of x.")
         .def("project", &Kernels::project, "x"_a, "norm"_a.none(), "linears"_a,
-             "Each of several linears of x [T, n_in], normalized first where there is a norm: float32 [T, n_out].")
+             "Applies several linears to x [T, n_in], after a norm or None: a list of float32 [T, n_out].")
         .def(
             "gate_up", &Kernels::gate_up, "x"_a, "norm"_a.none(), "gate"_a.none(), "up"_a, "activation"_a,
             "threshold"_a.none(),
-            "activation(gate(x)) * up(x), without a gate activation(up(x)), x normalized as in project: float32 [T, n_out].\n"
-            "With a threshold, of each row of gates the values above its mean plus threshold times its deviation stay.")
+            "activation(gate(x)) * up(x), after a norm or None: float32 [T, n_out]. Without a gate, activation(up(x)).\n\n"
+            "With a threshold (gaussian top-k), each row of gate(x) is replaced by max(0, gate(x) - cutoff) before the\n"
+            "activation; cutoff is the row's mean plus `threshold` standard deviations.")
         .def("activate", &Kernels::activate, "gate"_a, "up"_a.none(), "activation"_a,
-             "activation(gate) * up, without up activation(gate): float32, of their shape.")
+             "activation(gate) * up, elementwise: float32, in the shape of gate. Without up, activation(gate).")
         .def(
             "split_layer_embeddings", &Kernels::split_layer_embeddings, "projected"_a, "looked_up"_a, "norm"_a,
             "projected_share"_a, "looked_up_share"_a,
-            "projected [T, L*P], each part of P numbers normalized, times its share, plus looked_up times its share: [L, T, P].")
+            "The per-layer embeddings: float32 [L, T, P].\n\n"
+            "projected_share * normalize(projected) + looked_up_share * looked_up, both [T, L * P]; the norm applies to\n"
+            "each part of P numbers.")
         .def("add_shares", &Kernels::add_shares, "x"_a, "shares"_a,
-             "x[i] + the sum of x[j] * shares[:, i * n + j], for each of n arrays [T, width]; shares are [T, n * n].")
+             "x[i] + the sum over j of x[j] * shares[:, i * n + j], for each i: a list of n arrays like x.\n\n"
+             "Args:\n"
+             "    x: n arrays, float32 [T, width].\n"
+             "    shares: float32 [T, n * n].")
         .def("add_product", &Kernels::add_product, "residual"_a, "x"_a, "linear"_a,
              "residual + linear(x): float32 [T, n_out].")
-        .def(
-            "rotate_heads", &Kernels::rotate_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
-            "interleaved"_a,
-            "Heads of x [T, heads * width], normalized by a norm of [width], [heads, width] or [heads * width], and rotated by\n"
-            "angles of cos and sin [T, R/2], where those are given: float32 [T, heads, width].")
-        .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
-             "Store keys and values [T, K, D], without the GIL.\n\n"
+        .def("rotate_heads", &Kernels::rotate_heads, "x"_a, "width"_a, "norm"_a.none(), "cos"_a.none(), "sin"_a.none(),
+             "interleaved"_a,
+             "Applies a norm and RoPE to heads: float32 [T, heads, width].\n\n"
              "Args:\n"
-             "    layer: where.\n"
-             "    pages: int64, the page of each token [T].\n"
-             "    slots: int64, its place on that page [T].\n"
-             "    k: float32 [T, K, D], C-contiguous.\n"
-             "    v: likewise.\n\n"
+             "    x: float32 [T, heads * width].\n"
+             "    width: the width of a head.\n"
+             "    norm: a norm of [width], [heads, width] or [heads * width]; or None.\n"
+             "    cos: float32 [T, R/2], or None without RoPE.\n"
+             "    sin: like cos.\n"
+             "    interleaved: whether RoPE pairs adjacent values, not values R/2 apart.")
+        .def("write", &Kernels::write, "layer"_a, "pages"_a, "slots"_a, "k"_a, "v"_a,
+             "Writes the keys and values of T tokens to the KV cache.\n\n"
+             "Args:\n"
+             "    layer: the cache of the layer.\n"
+             "    pages: int64 [T], the page of each token.\n"
+             "    slots: int64 [T], the slot of each token on its page.\n"
+             "    k: float32 [T, K, D].\n"
+             "    v: float32 [T, K, D].\n\n"
              "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, a page or slot beyond the last.")
-        .def(
-            "multiply_per_head", &Kernels::multiply_per_head, "x"_a, "weights"_a,
-            "matmul of each head's rows of x [T, H, n_in] with its own weights, all of one shape: float32 [T, H, n_out].")
+             "    ValueError: also if the cache has no such page or slot.")
+        .def("multiply_per_head", &Kernels::multiply_per_head, "x"_a, "weights"_a,
+             "Multiplies each head of x [T, H, n_in] by its own matrix: float32 [T, H, n_out].\n\n"
+             "`weights` has one matrix per head, all of one shape.")
         .def(
             "run_moe", &Kernels::run_moe, "x"_a, "norm"_a.none(), "router_input"_a.none(), "moe"_a,
-            "The weighted sum of what each token's experts make of x [T, E], normalized first, without the GIL:\n"
-            "float32 [T, E]. The router reads router_input [T, E], or what the experts read. Routing, and the experts of all\n"
-            "tokens, which are read once; experts that no token uses are not read.\n\n"
-            "Raises:\n"
-            "    TypeError: a wrong dtype, or no CPU array.\n"
-            "    ValueError: a wrong shape or layout, weights of another instruction set.")
-        .def(
-            "run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "layer_embeddings"_a,
-            "pages"_a, "slots"_a, "batch"_a, "output_tokens"_a.none(),
-            "Streams x [T, E] through one layer after another, without the GIL: float32 [N, T, E], or [N, output_tokens, E].\n\n"
+            "An MoE layer, with its routing: float32 [T, E].\n\n"
+            "The experts of all tokens are computed together. The weights of each used expert are read once per call;\n"
+            "unused experts are not read.\n\n"
             "Args:\n"
-            "    x: float32 [T, E] each, C-contiguous; one, where layers have no AltUp.\n"
-            "    layers: in order.\n"
-            "    caches: where each layer keeps keys and values.\n"
-            "    angles: of each layer.\n"
-            "    layer_embeddings: of each layer its own embedding of the tokens, float32 [T, P], or None.\n"
-            "    pages: int64, the page of each token [T].\n"
-            "    slots: int64, its place on that page [T].\n"
-            "    batch: which sequence a token belongs to.\n"
-            "    output_tokens: whose outputs are returned, in rising order; None for all.\n\n"
-            "Raises:\n"
-            "    TypeError: a wrong dtype, or no CPU array.\n"
-            "    ValueError: what does not fit each other, weights of another instruction set.")
+            "    x: float32 [T, E].\n"
+            "    norm: norm of x, or None.\n"
+            "    router_input: float32 [T, E], the input of the router; None for the normalized x.\n"
+            "    moe: the layer.")
+        .def("run_layers", &Kernels::run_layers, "x"_a, "layers"_a, "caches"_a, "angles"_a, "layer_embeddings"_a,
+             "pages"_a, "slots"_a, "batch"_a, "output_tokens"_a.none(),
+             "Runs transformer layers one after another: float32 [N, T, E], or [N, len(output_tokens), E].\n\n"
+             "Args:\n"
+             "    x: the N residual streams, float32 [T, E] each; N is 1 unless the layers have AltUp.\n"
+             "    layers: the layers, in order.\n"
+             "    caches: the KV cache of each layer.\n"
+             "    angles: the RoPE angles of each layer.\n"
+             "    layer_embeddings: for each layer the per-layer embeddings of the tokens, float32 [T, P], or None.\n"
+             "    pages: int64 [T], the page of each token.\n"
+             "    slots: int64 [T], the slot of each token on its page.\n"
+             "    batch: the sequences of the tokens.\n"
+             "    output_tokens: the tokens whose outputs are returned, ascending; None for all tokens.")
         .def("attend", &Kernels::attend, "q"_a, "layer"_a, "batch"_a, "scale"_a, "softcap"_a, "window"_a,
              "slopes"_a.none(), "sinks"_a.none(),
-             "Causal attention of each token over the pages of its sequence, without the GIL: float32 [T, H, D].\n\n"
+             "Causal attention of T tokens, each over its own sequence: float32 [T, H, D].\n\n"
              "Args:\n"
-             "    q: float32 [T, H, D], C-contiguous; H is a multiple of K.\n"
-             "    layer: keys and values, those of these tokens among them.\n"
-             "    batch: which sequence a token belongs to.\n"
-             "    scale: factor on q times k.\n"
-             "    softcap: c, for c tanh(score / c); 0 for none.\n"
-             "    window: positions that a query sees, its own included; 0 for all.\n"
-             "    slopes: float32 [H] or None.\n"
-             "    sinks: float32 [H] or None.\n\n"
+             "    q: float32 [T, H, D]; H is a multiple of K.\n"
+             "    layer: the cache of the layer, which already has the keys and values of these tokens.\n"
+             "    batch: the sequences of the tokens.\n"
+             "    scale: factor on attention scores.\n"
+             "    softcap: c in c * tanh(score / c); 0 for none.\n"
+             "    window: the number of positions that a query attends to, its own included; 0 for all.\n"
+             "    slopes: ALiBi's slopes, float32 [H]; or None.\n"
+             "    sinks: attention sinks, float32 [H]; or None.\n\n"
              "Raises:\n"
-             "    TypeError: a wrong dtype, or no CPU array.\n"
-             "    ValueError: a wrong shape or layout, a page beyond the last.");
+             "    ValueError: also if the cache lacks a page of the batch.");
     bind_recurrent(module);
 }

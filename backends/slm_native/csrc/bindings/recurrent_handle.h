@@ -55,7 +55,7 @@ public:
 
     // Points into this.
     const Mamba& layer() const { return layer_; }
-    std::size_t n_entered() const { return 2 * layer_.n_inner; }
+    std::size_t n_projected() const { return 2 * layer_.n_inner; }
     std::size_t n_inner() const { return layer_.n_inner; }
     StateShape state_shape() const { return {layer_.n_taps, layer_.n_inner, layer_.n_inner, 1, layer_.n_state}; }
     bool is_of(const IsaKernels& kernels) const { return select_.kernels == &kernels && steps_.kernels == &kernels; }
@@ -96,7 +96,7 @@ public:
 
     // Points into this.
     const Mamba2& layer() const { return layer_; }
-    std::size_t n_entered() const { return n_inner() + n_convolved() + layer_.n_heads; }
+    std::size_t n_projected() const { return n_inner() + n_convolved() + layer_.n_heads; }
     std::size_t n_inner() const { return layer_.n_inner; }
     StateShape state_shape() const {
         return {layer_.n_taps, n_convolved(), layer_.n_heads, n_inner() / layer_.n_heads, layer_.n_state};
@@ -115,13 +115,13 @@ public:
     RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const MambaHandle& mamba,
                          const LinearHandle& output)
         : norm_(norm), project_(project), output_(output), state_shape_(mamba.state_shape()), mamba_(&mamba) {
-        check(mamba.n_entered(), mamba.n_inner());
+        check(mamba.n_projected(), mamba.n_inner());
         layer_.mamba = &mamba.layer();
     }
     RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Mamba2Handle& mamba2,
                          const LinearHandle& output)
         : norm_(norm), project_(project), output_(output), state_shape_(mamba2.state_shape()) {
-        check(mamba2.n_entered(), mamba2.n_inner());
+        check(mamba2.n_projected(), mamba2.n_inner());
         layer_.mamba2 = &mamba2.layer();
     }
     RecurrentLayerHandle(const MaybeNorm& norm, const LinearHandle& project, const Array& taps,
@@ -145,9 +145,9 @@ public:
     }
 
 private:
-    void check(std::size_t n_entered, std::size_t n_inner) {
+    void check(std::size_t n_projected, std::size_t n_inner) {
         const Matrix &project = project_.weights.matrix, &output = output_.weights.matrix;
-        require(project.n_out == n_entered && output.n_in == n_inner && output.n_out == project.n_in,
+        require(project.n_out == n_projected && output.n_in == n_inner && output.n_out == project.n_in,
                 "project and output do not fit what lies between");
         require(!norm_ || (norm_->norm.width == width() && norm_->norm.n_rows == 1),
                 "the norm has not the width of the layer");

@@ -27,20 +27,20 @@ std::string text_of(const Part& part) {
     else return std::string(part);
 }
 
-template <class... WeightedRows>
-std::string message(const WeightedRows&... parts) {
+template <class... Parts>
+std::string message(const Parts&... parts) {
     return (text_of(parts) + ...);
 }
 
 // Throws ValueError with a message of these parts.
-template <class... WeightedRows>
-[[noreturn]] void fail(const WeightedRows&... parts) {
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
     throw nb::value_error(message(parts...).c_str());
 }
 
 // Throws ValueError with these parts unless `condition` holds; the message is built only then.
-template <class... WeightedRows>
-void require(bool condition, const WeightedRows&... parts) {
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
     if (!condition) fail(parts...);
 }
 

@@ -58,9 +58,9 @@ void project_heads(const IsaKernels& kernels, Pool& pool, const Layer& layer, co
     for (const Projection& one : {Projection{&layer.q, flow.q}, Projection{&layer.k, flow.k},
                                   Projection{&layer.v, flow.v}, Projection{&layer.left, flow.low}})
         if (one.linear->matrix) projections[n_projections++] = one;
-    const bool is_kept = layer.left.matrix && layer.attn_norm.weight;
-    if (is_kept) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
-    project(kernels, pool, is_kept ? flow.read : x, n, is_kept ? Norm{} : layer.attn_norm,
+    const bool stores_normed = layer.left.matrix && layer.attn_norm.weight;
+    if (stores_normed) normalize(kernels, pool, x, n * layer.attn_norm.width, layer.attn_norm, flow.read);
+    project(kernels, pool, stores_normed ? flow.read : x, n, stores_normed ? Norm{} : layer.attn_norm,
             {projections, n_projections});
     if (!layer.v.matrix) std::copy_n(flow.k, n_kv, flow.v);
     if (layer.limit != 0.0f) {
@@ -182,22 +182,24 @@ void run_layers(const IsaKernels& kernels, Pool& pool, std::span<const Layer> la
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& layer = layers[i];
         const bool has_streams = layer.altup.router.matrix;
-        const auto* kept = i + 1 == layers.size() ? output_tokens : nullptr;  // after attention, tokens are independent
+        // After the last attention, tokens are independent: only the outputs are computed.
+        const auto* outputs = i + 1 == layers.size() ? output_tokens : nullptr;
         if (has_streams) predict(kernels, pool, layer.altup, streams);
         float *at = has_streams ? streams[layer.altup.active] : x, *output = has_streams ? flow.output : x;
         attend_in(kernels, pool, layer, inputs[i], tokens, at, flow);
-        if (kept) keep_output_tokens(layer, *kept, flow, streams);
+        if (outputs) keep_output_tokens(layer, *outputs, flow, streams);
         if (streams.n_tokens == 0) return;
         after_attention(kernels, pool, layer, streams.n_tokens, at, flow, output);
-        const float* layer_inputs = embedding_of(layer, inputs[i], kept, flow);
+        const float* layer_inputs = embedding_of(layer, inputs[i], outputs, flow);
         if (has_streams) correct(kernels, pool, layer.altup, layer.embedding, layer_inputs, output, streams);
         else if (layer.embedding.gate.matrix)
             add_layer_embedding(kernels, pool, layer.embedding, layer_inputs, streams.n_tokens, x);
         if (layer.output_scale != 1.0f) scale(kernels, pool, layer.output_scale, streams.n_tokens, width, x);
     }
     apply_pending(kernels, pool, streams);
-    const std::size_t left = streams.n_tokens * width;
-    for (std::size_t k = 1; left < streams.stride && k < n_streams; ++k) std::copy_n(streams[k], left, x + k * left);
+    const std::size_t n_left = streams.n_tokens * width;
+    for (std::size_t k = 1; n_left < streams.stride && k < n_streams; ++k)
+        std::copy_n(streams[k], n_left, x + k * n_left);
 }
 
 }  // namespace slm

@@ -269,7 +269,7 @@ void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, S
                 const RwkvStates& states, float* values, float* x) {
     const std::size_t n = batch.n_rows(), width = block.channel.up->n_in;
     Arena take(block_scratch.buffer<float>(4 * in_vectors(n * width)));
-    float *rows = take(n * width), *mixed = take(n * width), *after = take(n * width), *own_values = take(n * width);
+    float *rows = take(n * width), *mixed = take(n * width), *after = take(n * width), *block_values = take(n * width);
     TimeMix time = block.time;
     DeltaRule& rule = time.rule;
     rule.n_sequences = batch.n_sequences, rule.n_tokens = batch.n_tokens;
@@ -277,7 +277,7 @@ void rwkv_block(const IsaKernels& kernels, Pool& pool, const RwkvBlock& block, S
     const bool is_first = !time.first_value.down;
     rule.first_value = is_first ? nullptr : values;
     normalize(kernels, pool, x, n * width, block.time_norm, rows);
-    time_mix(kernels, pool, time, batch, rows, states.last, is_first ? values : own_values);
+    time_mix(kernels, pool, time, batch, rows, states.last, is_first ? values : block_values);
     keep_last(batch, width, rows, states.last_after);
     add_product(kernels, pool, mixed, n, block.output, x, after);
     normalize(kernels, pool, after, n * width, block.channel_norm, rows);

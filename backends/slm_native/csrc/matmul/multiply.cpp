@@ -209,7 +209,7 @@ public:
     Inputs(const IsaKernels& kernels, Pool& pool, std::span<const Multiplication> products) {
         const std::size_t lanes = std::size_t(kernels.lanes);
         for (const Multiplication& p : products) {
-            // From the last input back: products that share activations follow each other.
+            // The search begins at the last input: products that share activations are adjacent.
             const auto fits = [&](const Input& input) { return share_input(kernels, *input.of, p); };
             const auto match = std::find_if(inputs_.rbegin(), inputs_.rend(), fits);
             of_.push_back(std::size_t(inputs_.rend() - match) - 1);

@@ -8,7 +8,7 @@ namespace SLM_NAMESPACE {
 constexpr int lanes = 16;
 constexpr bool centres = false;
 inline bool side_by_side() { return !reads_one_stream; }
-constexpr int sums_of_a_row = 1;  // as side by side: results do not depend on it
+constexpr int sums_of_a_row = 1;  // so that results are equal with and without side_by_side()
 template <int bits>
 constexpr int few_rows = 6;
 

@@ -7,8 +7,8 @@ namespace slm {
 
 namespace {
 
-constexpr std::size_t width = 40, n_ff = 56,
-                      n_low = 12;  // of the model, of feed-forward layers, of per-layer embeddings
+// Widths of the model, of feed-forward layers, of per-layer embeddings.
+constexpr std::size_t width = 40, n_ff = 56, n_low = 12;
 constexpr float eps = 1e-3f;
 
 // Adds layers, with the memory of their weights, to a model.

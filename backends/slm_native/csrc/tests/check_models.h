@@ -11,7 +11,7 @@ namespace slm {
 struct NamedModel {
     const char* name;
     std::unique_ptr<Model> model;
-    bool rounds;  // whether keys and values may be quantized: the results are continuous in them
+    bool rounds;  // whether keys and values may be quantized: a small change of them changes results little
 };
 
 std::vector<NamedModel> models_of(const IsaKernels& kernels);

@@ -21,7 +21,8 @@ bool fail(const char* what) {
     return false;
 }
 
-// Each task waits until all have begun, so they need a thread each. The pool is new: no earlier call was delayed.
+// Each task waits until all tasks have begun, so each needs its own thread. The pool is new: no earlier call was
+// delayed.
 bool all_threads_take_part(Pool& pool) {
     const int n_threads = pool.n_threads();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // most likely the workers sleep, and have to be woken
@@ -58,7 +59,7 @@ bool an_exception_reaches_the_caller(Pool& pool) {
     return fail("an exception was lost");
 }
 
-// A call of 1 ms of tasks on two threads, which waits `delay` for a worker. Returns whether it ran with workers.
+// A call with 1 ms of tasks on two threads that waits `delay` for a worker. Returns whether it ran with workers.
 bool call_at(WorkerBalance& balance, WorkerBalance::Time& now, std::chrono::microseconds delay) {
     const std::chrono::microseconds alone(1000);
     const auto begin = now;
@@ -77,8 +78,8 @@ int n_with_workers(int n_calls, int calls_per_delay, std::chrono::microseconds d
     return n_with;
 }
 
-// Delays of a core that is taken now and then do not matter, however long each is for its call; a core that other
-// programs hold is left to them.
+// Occasional delays do not matter, even if they are long compared with their call. If most calls are delayed, because
+// other programs use the core, calls run without workers.
 bool workers_rest_if_they_cost_more_than_they_save() {
     using std::chrono::milliseconds;
     WorkerBalance balance;

@@ -2,8 +2,8 @@
 // sanitizer builds and emulated machines.
 //
 // usage: check_products CASES [INSTRUCTION_SET...]
-// tests/kernel_cases.py writes the file CASES. Without instruction sets, all of this machine are checked; a missing one
-// is an error.
+// tests/kernel_cases.py writes the file CASES. Without names, all instruction sets of this machine are checked. A named
+// instruction set that the machine lacks is an error.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -68,7 +68,7 @@ std::vector<Case> read_cases(const char* path) {
     return cases;
 }
 
-// Under the thread sanitizer only races between threads are looked for.
+// With the thread sanitizer, only races between threads are checked.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool only_races = true;
 #else

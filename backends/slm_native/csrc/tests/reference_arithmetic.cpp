@@ -100,7 +100,7 @@ Wide activated(const Activation& activation, Wide x) {
     return x;
 }
 
-Wide made_by(const FeedForward& by, const Activation& activation, std::optional<float> threshold, const Wide& x) {
+Wide feed_forward(const FeedForward& by, const Activation& activation, std::optional<float> threshold, const Wide& x) {
     Wide up = times(x, by.up);
     if (!by.gate.matrix) return times(activated(activation, up), by.down);
     Wide gate = times(x, by.gate);
@@ -116,7 +116,7 @@ Wide reference_moe(const MoeLayer& moe, const Wide& x) {
     const auto add = [&](const FeedForward& expert, std::size_t at, const Wide& token, double before, double after) {
         Wide read(token);
         for (double& value : read) value *= before;
-        const Wide output = made_by(expert, moe.activation, {}, read);
+        const Wide output = feed_forward(expert, moe.activation, {}, read);
         for (std::size_t i = 0; i < width; ++i) y[at + i] += after * output[i];
     };
     for (std::size_t at = 0; at < x.size(); at += width) {

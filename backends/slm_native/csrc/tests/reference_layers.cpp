@@ -54,18 +54,18 @@ Wide attended(const Scoring& scoring, Heads heads, const Wide& q, const Wide& k,
 }
 
 // Rotated keys, and values, of each layer; later layers may read them.
-using Held = std::vector<std::pair<Wide, Wide>>;
+using KeysAndValues = std::vector<std::pair<Wide, Wide>>;
 
-Wide attended_by_heads(const Model& model, std::size_t i, const Wide& in, Held& held) {
+Wide attended_by_heads(const Model& model, std::size_t i, const Wide& in, KeysAndValues& stored) {
     const Layer& layer = model.layers[i];
     if (layer.k.matrix) {
         const Wide keys = limited(times(in, layer.k), layer.limit);
         const Wide values = layer.v.matrix ? limited(times(in, layer.v), layer.limit) : keys;
-        held[i] = {rotated_by(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)),
-                   normed(values, layer.v_norm)};
+        stored[i] = {rotated_by(model, normed(keys, layer.k_norm), model.n_kv_heads, model.interleaved(i)),
+                     normed(values, layer.v_norm)};
     }
     const Wide queries = normed(limited(times(in, layer.q), layer.limit), layer.q_norm);
-    const auto& [k, v] = held[model.caches[i]];
+    const auto& [k, v] = stored[model.caches[i]];
     return attended(layer.scoring, {model.n_heads, model.n_kv_heads},
                     rotated_by(model, queries, model.n_heads, model.interleaved(i)), k, v);
 }
@@ -114,9 +114,9 @@ Wide fed_forward(const Layer& layer, const Wide& x) {
     const Wide in = normed(x, layer.ffn_norm);
     const FeedForward dense{layer.gating.gate, layer.gating.up, layer.down};
     if (!layer.moe && !dense.up.matrix) return Wide(x.size());
-    const Wide made =
-        layer.moe ? reference_moe(*layer.moe, in) : made_by(dense, layer.gating.activation, layer.gating.threshold, in);
-    return normed(made, layer.ffn_post_norm);
+    const Wide output = layer.moe ? reference_moe(*layer.moe, in)
+                                  : feed_forward(dense, layer.gating.activation, layer.gating.threshold, in);
+    return normed(output, layer.ffn_post_norm);
 }
 
 // x + share * branch.
@@ -131,11 +131,11 @@ Wide scaled(Wide x, double factor) {
     return x;
 }
 
-Wide through_layer(const Model& model, std::size_t i, const Wide& x, Held& held) {
+Wide through_layer(const Model& model, std::size_t i, const Wide& x, KeysAndValues& stored) {
     const Layer& layer = model.layers[i];
     const double share = double(layer.residual_scale);
     const Wide in = normed(x, layer.attn_norm);
-    const Wide mixed = model.is_latent ? attended_by_latents(model, i, in) : attended_by_heads(model, i, in, held);
+    const Wide mixed = model.is_latent ? attended_by_latents(model, i, in) : attended_by_heads(model, i, in, stored);
     Wide after = sum_of(x, normed(times(mixed, layer.output), layer.attn_post_norm), share);
     if (layer.left.matrix)
         after = scaled(sum_of(after, sum_of(in, normed(times(times(in, layer.left), layer.right), layer.right_norm))),
@@ -164,13 +164,13 @@ void add_share(Wide& x, const Wide& y, const double* share, std::size_t stride, 
     for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i] * (share[i / width * stride] + more);
 }
 
-void through_streams(const Model& model, std::size_t i, std::vector<Wide>& streams, Held& held) {
+void through_streams(const Model& model, std::size_t i, std::vector<Wide>& streams, KeysAndValues& stored) {
     const AltUp& altup = model.layers[i].altup;
     const std::size_t n = streams.size();
     const Wide mixing = shares_of(altup, altup.predict, streams[altup.active]);
     std::vector<Wide> predicted(streams);
     for (std::size_t k = 0; k < n * n; ++k) add_share(predicted[k / n], streams[k % n], &mixing[k], n * n);
-    const Wide output = through_layer(model, i, predicted[altup.active], held),
+    const Wide output = through_layer(model, i, predicted[altup.active], stored),
                innovation = sum_of(output, predicted[altup.active], -1);
     const Wide correction = shares_of(altup, altup.correct, output);
     for (std::size_t k = 0; k < n; ++k) add_share(predicted[k], innovation, &correction[k], n, 1);
@@ -187,12 +187,12 @@ Wide plain_layers(const Model& model, const std::vector<float>& x) {
     std::vector<Wide> streams;
     streams.reserve(model.n_streams);
     for (std::size_t k = 0; k < model.n_streams; ++k) streams.emplace_back(&x[k * n], &x[k * n] + n);
-    Held held(model.layers.size());
+    KeysAndValues stored(model.layers.size());
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
         const Layer& layer = model.layers[i];
         const bool has_streams = layer.altup.router.matrix;
-        if (has_streams) through_streams(model, i, streams, held);
-        else streams[0] = through_layer(model, i, streams[0], held);
+        if (has_streams) through_streams(model, i, streams, stored);
+        else streams[0] = through_layer(model, i, streams[0], stored);
         if (!has_streams && layer.embedding.gate.matrix)
             streams[0] = sum_of(streams[0], add_layer_embedding(model, i, streams[0]));
         streams[0] = scaled(streams[0], double(layer.output_scale));

@@ -127,9 +127,9 @@ class CpuLayers(Step):
         embeddings = inputs.layer_embeddings
         layer_embeddings = [embeddings[layer.layer] if layer.has_embedding else None for layer in self.layers]
         mask = inputs.output_mask if self.is_last else None
-        where, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
+        tokens, rows = (plan.pages, plan.slots, plan.native), None if mask is None else np.flatnonzero(mask).tolist()
         outputs = self.kernels.run_layers(
-            streams, [layer.native for layer in self.layers], caches, angles, layer_embeddings, *where, rows
+            streams, [layer.native for layer in self.layers], caches, angles, layer_embeddings, *tokens, rows
         )
         return list(outputs) if self.has_streams else outputs[0]
 
@@ -145,7 +145,7 @@ class CpuLayers(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuRwkvLayers(Step):
-    """Neighbouring RWKV-7 layers in one call; if there is an output mask to apply, single steps.
+    """Neighbouring RWKV-7 layers in one call. In the last layer, single steps if there is an output mask.
 
     Attributes:
         kernels: the tier's kernels.
@@ -169,10 +169,10 @@ class CpuRwkvLayers(Step):
         ops, outputs = self.steps[0].ops, []
         for group in inputs.groups:
             rows = ops.rows(x, group.rows)
-            several = np.ascontiguousarray(rows.reshape(len(group.before), -1, rows.shape[-1]))
+            batched = np.ascontiguousarray(rows.reshape(len(group.before), -1, rows.shape[-1]))
             before = [group.parts(step.state, ops) for step in self.steps]
             first_value = group.carried[0] if group.carried else None
-            y, values, after = self.kernels.rwkv_blocks(several, list(self.blocks), before, first_value)
+            y, values, after = self.kernels.rwkv_blocks(batched, list(self.blocks), before, first_value)
             if first_value is None:
                 group.carried.append(values)
             group.after.extend(after)
@@ -236,8 +236,8 @@ class Fusion:
             return None
         has_embedding = parts.embedding is not None or parts.altup is not None
         layer = NativeLayer(native, attention.layer, attention.cache, has_embedding)
-        around = attention.plan, parts.altup is not None, attention.is_last
-        return CpuLayers(self._kernels, [layer], *around, steps)
+        properties = attention.plan, parts.altup is not None, attention.is_last
+        return CpuLayers(self._kernels, [layer], *properties, steps)
 
     def _rwkv(self, step: RwkvStep) -> Step:
         native = native_rwkv_block(step.block)
@@ -255,15 +255,20 @@ def _joined(before: Step, after: Step) -> list[Step]:
 
 
 def layer_at(steps: Sequence[Step], index: int) -> tuple[LayerParts | None, int]:
-    """A layer's attention, feed-forward layer and following steps, and the number of these steps."""
+    """A layer's attention, feed-forward layer and following steps, and their number; None if there is no call for them.
+
+    Args:
+        steps: the steps of all layers.
+        index: index of the attention.
+    """
     following: list[Step] = list(steps[index + 1 : index + 4])
     match steps[index]:
         case AltUpStep() as altup:
             inner, n_steps = layer_at(altup.steps, 0)
             return (None, 1) if inner is None or n_steps < len(altup.steps) else (inner._replace(altup=altup), 1)
-        case ParallelStep() as both:
-            parts, n_steps = attention_of(both.attention), 1
-            feed_forward: Step | None = both.feed_forward
+        case ParallelStep() as parallel:
+            parts, n_steps = attention_of(parallel.attention), 1
+            feed_forward: Step | None = parallel.feed_forward
         case step:
             parts, n_steps = attention_of(step), 2
             feed_forward = following.pop(0) if following else None
@@ -278,7 +283,7 @@ def layer_at(steps: Sequence[Step], index: int) -> tuple[LayerParts | None, int]
 
 
 def attention_of(step: Step) -> LayerParts | None:
-    """A step that is only an attention, if C++ has a call for it."""
+    """The parts of a layer that consists of one attention step; None if C++ has no call for the step."""
     laurel = step if isinstance(step, LaurelStep) else None
     attention = step if laurel is None else laurel.attention
     if not isinstance(attention, FusibleAttention) or attention.has_temperature:
@@ -294,10 +299,10 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
     if moe is not None and not isinstance(moe, CpuMoe):
         return None
     linears = native_linears(*_linears(parts))
-    around = None if altup is None else native_altup(altup), None if embedding is None else native_embedding(embedding)
+    extras = None if altup is None else native_altup(altup), None if embedding is None else native_embedding(embedding)
     needed = isinstance(attention, MultiHeadLatentAttention), altup is not None, embedding is not None
     if linears is None or any(
-        is_needed and native is None for is_needed, native in zip(needed, (latent, *around), strict=True)
+        is_needed and native is None for is_needed, native in zip(needed, (latent, *extras), strict=True)
     ):
         return None
     scoring, dense = attention.scoring, parts.feed_forward if isinstance(parts.feed_forward, FfnStep) else None
@@ -309,7 +314,7 @@ def native_layer(parts: LayerParts) -> _native.Layer | None:
         *(attention.head_dim, attention.scale),
         *(scoring.softcap or 0.0, scoring.window or 0, scoring.slopes, scoring.sinks),
         *(limit or 0.0, attention.residual.scale, parts.is_parallel, None if dense is None else dense.gate_threshold),
-        *(latent, None if moe is None else moe.native, *around),
+        *(latent, None if moe is None else moe.native, *extras),
         1.0 if parts.scale is None else float(parts.scale.factor[0]),
     )
     return native
@@ -364,15 +369,15 @@ def _norms(parts: LayerParts) -> list[Norm | None]:
     attention, step = parts.attention, parts.feed_forward
     weights = attention.weights
     heads = (None,) * 3 if isinstance(weights, LatentAttention) else (weights.q_norm, weights.k_norm, weights.v_norm)
-    around = (None, None) if step is None else (step.norm, step.residual.post_norm)
+    feed_forward = (None, None) if step is None else (step.norm, step.residual.post_norm)
     laurel = None if parts.laurel is None else parts.laurel.weights.norm
-    return [attention.norm, *heads, attention.residual.post_norm, *around, laurel]
+    return [attention.norm, *heads, attention.residual.post_norm, *feed_forward, laurel]
 
 
 def _activation(parts: LayerParts) -> AnyActivation:
     """The activation of the feed-forward layer; the gate of the per-layer embedding has the same."""
-    by = parts.altup or parts.embedding or parts.feed_forward
-    return Activation.SILU if by is None or isinstance(by, MoeStep) else by.activation
+    step = parts.altup or parts.embedding or parts.feed_forward
+    return Activation.SILU if step is None or isinstance(step, MoeStep) else step.activation
 
 
 def _embedding(parts: LayerParts) -> LayerEmbedding | None:

@@ -38,21 +38,21 @@ class CpuLora(Lora):
     """A low-rank change, and its matrices as C++ reads them.
 
     Attributes:
-        rows: ``a``, perhaps repeated (r', in).
+        rows: ``a`` (r', in); r' is r, or 2 r if ``a`` is repeated because ``b`` is a sum of two matrices.
         columns: ``b.T`` in blocks of 256 columns, one after the other, as the bits of float16 [r' * out].
-        made: the linear in C++, once it is made: a change belongs to one linear.
+        cached: the linear in C++; empty until its first use. A change belongs to one linear.
     """
 
     rows: CpuWeight
     columns: NDArray[np.uint16]
-    made: list[_native.Linear]
+    cached: list[_native.Linear]
 
     def native_linear(self, packed: _native.Weights, linear: Linear) -> _native.Linear:
         """The linear in C++."""
-        if not self.made:
+        if not self.cached:
             scale = 1.0 if linear.scale is None else float(linear.scale[0])
-            self.made.append(extension().Linear(packed, scale, linear.bias, self.rows.packed, self.columns))
-        return self.made[0]
+            self.cached.append(extension().Linear(packed, scale, linear.bias, self.rows.packed, self.columns))
+        return self.cached[0]
 
 
 @functools.cache

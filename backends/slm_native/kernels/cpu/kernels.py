@@ -51,7 +51,7 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 _UNMEASURED = ("amx_plain", "scalar", "neon", "neon_i8mm")
 """Instruction sets for which docs/performance.md has no comparison with other engines.
 
-For AMX it has only single tokens, which use the kernels of AVX-512.
+For AMX the page compares only single tokens, which use the kernels of AVX-512.
 """
 
 
@@ -84,7 +84,7 @@ def _exponent(values: NDArray[np.float32]) -> int:
 
 
 def _balance(a: NDArray[np.float32], b: NDArray[np.float32]) -> np.float32:
-    """The power of two by which ``a / balance`` and ``b * balance`` have about equally large numbers."""
+    """A power of two: the largest numbers of ``a / balance`` and of ``b * balance`` have about the same size."""
     return np.float32(2.0 ** ((_exponent(a) - _exponent(b)) // 2))
 
 
@@ -198,14 +198,14 @@ class CpuKernels(CpuRecurrentKernels):
         ups = native_linear(up)
         if ups is None or (gate is not None and gates is None):
             return super().gate_up(x, norm, gate, up, activation, threshold)
-        x, by = np.ascontiguousarray(x), native_activation(activation)
-        inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, by, threshold)
+        x, native = np.ascontiguousarray(x), native_activation(activation)
+        inner: Array = self._native.gate_up(x, optional_norm(norm), gates, ups, native, threshold)
         return inner
 
     def lora(self, weight: Weight, a: NDArray[np.float32], b: NDArray[np.float32]) -> Lora:
         """In float16, which halves the bytes that a token reads; for float matrices, ``b`` is a sum of two float16.
 
-        In float32 alone, outside the fused steps, if the numbers are too large for float16.
+        If the numbers are too large for float16, the change is in float32, and its steps are not fused.
         """
         is_float, name = weight.tensor.ggml_type.block_size == 1, weight.tensor.name
         balance = np.float32(2.0 ** (8 - _exponent(b))) if is_float else _balance(a, b)

@@ -82,17 +82,17 @@ class CpuPageStore(HostPageStore):
 
 def placed(plan: BatchPlan) -> CpuPlan:
     """The plan with its runs as a C++ batch."""
-    tokens = [_all(run.rows) for run in plan.runs]
+    tokens = [_indices(run.rows) for run in plan.runs]
     counts = np.array([len(rows) for rows in tokens], np.int32)
     n_held = np.array([run.n_held for run in plan.runs], np.int32)
     bidirectional = np.array([run.bidirectional for run in plan.runs], np.int32)
-    pages = _joined([_all(run.pages) for run in plan.runs])
+    pages = _joined([_indices(run.pages) for run in plan.runs])
     batch = extension().Batch(_joined(tokens), pages, counts, n_held, bidirectional)
     has_biases = any(run.bias is not None for run in plan.runs)
     return CpuPlan(plan.runs, plan.pages, plan.slots, plan.tables, batch, has_biases)
 
 
-def _all(which: slice | NDArray[np.intp]) -> NDArray[np.int32]:
+def _indices(which: slice | NDArray[np.intp]) -> NDArray[np.int32]:
     return np.arange(which.start, which.stop, dtype=np.int32) if isinstance(which, slice) else which.astype(np.int32)
 
 

@@ -60,13 +60,13 @@ def attend_at(positions: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, 
         [T, H, D].
     """
     n_tokens, n_heads, _ = q.shape
-    step, of_keys = max(1, _SCORES_AT_A_TIME // (n_heads * len(k))), torch.arange(len(k), device=q.device)
+    step, key_positions = max(1, _SCORES_AT_A_TIME // (n_heads * len(k))), torch.arange(len(k), device=q.device)
     keys, values = (x.transpose(0, 1)[None] for x in (k, v))
     parts = []
     for start in range(0, n_tokens, step):
         queries = q[start : start + step].transpose(0, 1)[None]
-        distance = (positions[start : start + step, None] - of_keys)[None]  # [1, T, S]
-        mixed = _mixed(queries, keys, values, distance, _seen(distance, scoring), scale, scoring)
+        distance = (positions[start : start + step, None] - key_positions)[None]  # [1, T, S]
+        mixed = _mixed(queries, keys, values, distance, _causal_mask(distance, scoring), scale, scoring)
         parts.append(mixed[0].transpose(0, 1))
     return torch.cat(parts)
 
@@ -108,7 +108,7 @@ def attend_one_token_each(
     """
     k, v = cache.keys(group.tables, group.longest), cache.values(group.tables, group.longest)  # [B, S, K, D]
     distance = group.n_held[:, None, None] - 1 - torch.arange(group.longest, device=q.device)  # [B, 1, S]
-    mask = _seen(distance, scoring)
+    mask = _causal_mask(distance, scoring)
     return _mixed(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), distance, mask, scale, scoring)[:, :, 0]
 
 
@@ -125,13 +125,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, scoring: Scoring, blo
     per_head = [x.transpose(0, 1)[None] for x in (q, k, v)]
     positions = torch.arange(len(k), device=q.device)
     distance = (positions[position : position + len(q), None] - positions)[None]  # [1, T, S]
-    mask = _seen(distance, scoring)
+    mask = _causal_mask(distance, scoring)
     if block is not None:
         mask = mask | (positions >= block.first)
     return _mixed(per_head[0], per_head[1], per_head[2], distance, mask, scale, scoring)[0].transpose(0, 1)
 
 
-def _seen(distance: Tensor, scoring: Scoring) -> Tensor:
+def _causal_mask(distance: Tensor, scoring: Scoring) -> Tensor:
     """The attention mask of causal queries."""
     mask = distance >= 0
     return mask if scoring.window is None else mask & (distance < scoring.window)

@@ -17,8 +17,8 @@ _LOW = (1 << 32) - 1
 def top_logits(logits: Tensor, k: int) -> TopLogits:
     """The ``k`` largest logits of each row, in one copy to the host.
 
-    Torch does not specify the order of equal numbers. So 64-bit integers without equals are ranked: the upper half has
-    the logit's bits, in the order of the floats; the lower half is the id, counted down from the last.
+    Torch does not specify the order of equal numbers. So distinct 64-bit integers are ranked: the upper half has the
+    logit's bits, in the order of the floats; the lower half is the id, counted down from the last id.
 
     Args:
         logits: [rows, V], float32; NaN counts as the largest.

@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 300  # of an error, which may be very long
 
 
 def check_compiles(rows: Tensor, ggml_type: GgmlType, dtype: torch.dtype) -> None:
-    """Compile for a type when the model is loaded, so that an error is one of the option, not of a step.
+    """Compile for a type when the model is loaded: a failure is then an error of the option, not of a step.
 
     Args:
         rows: uint8 [n, bytes of a row], some rows of a matrix.

@@ -101,11 +101,11 @@ def _count(kind: str) -> int:
 
 def _describe(device: torch.device) -> TorchDevice:
     free, total = memory(device)
-    room = "" if free is None or total is None else f", {free >> 20} of {total >> 20} MiB free"
-    return TorchDevice(str(device), f"{_what(device)}, products in {spelled(best_dtype(device))}{room}", free, total)
+    usage = "" if free is None or total is None else f", {free >> 20} of {total >> 20} MiB free"
+    return TorchDevice(str(device), f"{_label(device)}, products in {spelled(best_dtype(device))}{usage}", free, total)
 
 
-def _what(device: torch.device) -> str:
+def _label(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"

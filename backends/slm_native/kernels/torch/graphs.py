@@ -33,7 +33,7 @@ class Captured(ABC):
 
 
 Capture: TypeAlias = Callable[[Callable[[Any], Tensor], Any], Captured]
-"""Captures a step for inputs whose tensors every replay reads. A step only launches kernels; it never synchronizes."""
+"""Captures a step for its inputs; every replay reads their tensors. A step only launches kernels, and never waits."""
 
 
 class CudaCapture:
@@ -99,10 +99,10 @@ class StepGraphs:
         self._n_runs: Counter[Shape] = Counter()
         self._most = most
         self._uploader = uploader
-        self._held: OrderedDict[Shape, tuple[Captured, Staged[Any]]] = OrderedDict()
+        self._cache: OrderedDict[Shape, tuple[Captured, Staged[Any]]] = OrderedDict()
 
     def run(self, step: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-        """Run ``step`` for ``inputs``: captured once a shape has come often enough, replayed afterwards.
+        """Run ``step`` for ``inputs``. After ``n_uncaptured`` runs of a shape, the step is captured and then replayed.
 
         Args:
             step: depends only on the shapes and numbers of ``tensors_of(inputs)``.
@@ -110,25 +110,25 @@ class StepGraphs:
         """
         tensors = tensors_of(inputs)
         shape = tuple(tuple(tensor.shape) for tensor in tensors)
-        if shape in self._held:
-            captured, staged = self._held[shape]
+        if shape in self._cache:
+            captured, staged = self._cache[shape]
             self._uploader.refill(staged, tensors)
         elif self._n_runs[shape] < self._n_uncaptured:
             self._n_runs[shape] += 1
             return step(self._uploader.upload(inputs).tree)
         else:
-            while len(self._held) >= self._most:
-                self._held.popitem(last=False)
+            while len(self._cache) >= self._most:
+                self._cache.popitem(last=False)
             staged = self._uploader.upload(inputs)
             captured = self._capture(step, staged.tree)
-            self._held[shape] = captured, staged
-        self._held.move_to_end(shape)
+            self._cache[shape] = captured, staged
+        self._cache.move_to_end(shape)
         return captured.replay()
 
     @property
     def shapes(self) -> list[Shape]:
         """The shapes in the cache, least recently used first."""
-        return list(self._held)
+        return list(self._cache)
 
 
 def filled(plan: BatchPlan, n_rows: int, spare: int, least_table: int = 1) -> TorchPlan:
@@ -142,9 +142,9 @@ def filled(plan: BatchPlan, n_rows: int, spare: int, least_table: int = 1) -> To
         spare: a page that no sequence holds; padding rows write to it.
         least_table: smallest width of tables, a power of two.
     """
-    n_tokens, whole = len(plan.pages), slice(spare, spare + 1)
+    n_tokens, spare_page = len(plan.pages), slice(spare, spare + 1)
     added = np.arange(n_rows - n_tokens)
-    runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, whole) for i in added.tolist()]
+    runs = [Run(-1, slice(n_tokens + i, n_tokens + i + 1), 0, 1, spare_page) for i in added.tolist()]
     pages = np.concatenate([plan.pages, np.full(len(added), spare, np.intp)])
     slots = np.concatenate([plan.slots, added % PAGE_TOKENS])
     padded = place(BatchPlan([*plan.runs, *runs], pages, slots, plan.tables), least_table)
@@ -154,14 +154,14 @@ def filled(plan: BatchPlan, n_rows: int, spare: int, least_table: int = 1) -> To
 def filled_prefill(plan: BatchPlan) -> TorchPlan:
     """Pad the plan of one sequence with several tokens: its table becomes a power of two of pages wide."""
     (run,) = plan.runs
-    held = np.arange(run.pages.start, run.pages.stop) if isinstance(run.pages, slice) else run.pages
-    pages = np.zeros(1 << (len(held) - 1).bit_length(), np.int64)
-    pages[: len(held)] = held
+    table = np.arange(run.pages.start, run.pages.stop) if isinstance(run.pages, slice) else run.pages
+    pages = np.zeros(1 << (len(table) - 1).bit_length(), np.int64)
+    pages[: len(table)] = table
     n_tokens = len(plan.pages)
     rows, positions = (torch.arange(start, start + n_tokens) for start in (0, run.start))
-    whole = Prefill(rows, torch.from_numpy(pages), len(pages) * PAGE_TOKENS, positions)
+    prefill = Prefill(rows, torch.from_numpy(pages), len(pages) * PAGE_TOKENS, positions)
     placed = place(plan)
-    return TorchPlan((), placed.pages, placed.slots, plan.tables, None, [whole])
+    return TorchPlan((), placed.pages, placed.slots, plan.tables, None, [prefill])
 
 
 def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]:
@@ -177,6 +177,6 @@ def chunks_alone(n_tokens: int, n_pages: int, spare: int) -> Iterator[BatchPlan]
 
 def filled_alone(n_rows: int, n_pages: int, spare: int, least_table: int = 1) -> TorchPlan:
     """``filled`` for an empty batch, with tables for sequences of ``n_pages`` pages."""
-    deep = Run(-1, slice(0, 1), 0, 1, np.full(n_pages, spare, np.intp))
-    plan = BatchPlan([deep], np.array([spare]), np.zeros(1, np.intp), PageTables(0, ()))
+    run = Run(-1, slice(0, 1), 0, 1, np.full(n_pages, spare, np.intp))
+    plan = BatchPlan([run], np.array([spare]), np.zeros(1, np.intp), PageTables(0, ()))
     return filled(plan, n_rows, spare, least_table)

@@ -85,7 +85,7 @@ class TorchKernels(KernelSet):
         device: torch's name of it, or "auto".
         dtype: number format of products, or "auto" for the device's best.
         expanded_bytes: device memory for dequantized weights, in bytes.
-        profile: padding and capture of steps; None to capture on CUDA, where the model can be captured.
+        profile: padding and capture of steps; None to capture on CUDA if the model allows it.
         device_map: number of layers on each device, in order; "auto" to split by memory over all devices of the kind of
             ``device``.
 
@@ -97,7 +97,7 @@ class TorchKernels(KernelSet):
 
     name = "torch"
     failures = (torch.OutOfMemoryError,)
-    _least_table = 1  # pages of the tables of steps of fixed shapes: attention of torch reads all of them
+    _least_table = 1  # smallest width of page tables in steps of fixed shapes: torch's attention reads whole tables
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class TorchKernels(KernelSet):
 
     def describe(self) -> str:
         """Torch's version, the device, and the number format of products."""
-        kept = ", steps captured" if self._profile.capture else ""
-        kept += f", steps not captured as {self._uncaptured}" if self._uncaptured else ""
-        kept += ", expanded by torch.compile" if self._profile.compile else ""
-        kept += f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
-        return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{kept}"
+        details = ", steps captured" if self._profile.capture else ""
+        details += f", steps not captured as {self._uncaptured}" if self._uncaptured else ""
+        details += ", expanded by torch.compile" if self._profile.compile else ""
+        details += f", at most {self._expanded_bytes >> 20} MiB expanded" if self._expanded_bytes else ""
+        return f"torch {torch.__version__} on {self.device}, products in {spelled(self.dtype)}, weights packed{details}"
 
     def forgo_capture(self, reason: str) -> None:
-        """Nothing is padded or captured then. ``describe`` reports it, unless a profile asks for capture."""
+        """Nothing is padded or captured from now on, and ``describe`` has the reason; raises if a profile captures."""
         if not self._may_forgo_capture:
             super().forgo_capture(reason)
         self._profile, self.captures, self._new_capture, self._uncaptured = Profile(), False, None, reason
@@ -236,8 +236,8 @@ class TorchKernels(KernelSet):
     def _prefill(self, plan: BatchPlan, layers: Sequence[KvLayer]) -> FixedShape:
         cache, n_tokens = layers[0], len(plan.pages)
         assert isinstance(cache, TorchKvLayer), "pages of another kernel set"
-        nothing = np.zeros(n_tokens, np.bool_)
-        return FixedShape(filled_prefill(plan), n_tokens, self._runner(cache, captured=True), nothing)
+        no_outputs = np.zeros(n_tokens, np.bool_)
+        return FixedShape(filled_prefill(plan), n_tokens, self._runner(cache, captured=True), no_outputs)
 
     def warm_shapes(self, layers: Sequence[KvLayer]) -> Iterator[FixedShape]:
         """Each bucket at the length that the profile warms; whole chunks at every length up to it."""

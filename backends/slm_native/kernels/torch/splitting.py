@@ -58,8 +58,8 @@ def devices_of(device: str, device_map: DeviceMap | None) -> list[torch.device]:
         return [choose_device(device)]
     if isinstance(device_map, str):
         first = choose_device(device)
-        alike = [other for candidate in devices() if (other := torch.device(candidate.name)).type == first.type]
-        return [first, *(other for other in alike if other != first)]
+        same_kind = [other for candidate in devices() if (other := torch.device(candidate.name)).type == first.type]
+        return [first, *(other for other in same_kind if other != first)]
     mapped = [choose_device(name) for name in device_map]
     if len({mapped_device.type for mapped_device in mapped}) > 1 or len(set(mapped)) < len(mapped):
         raise InvalidOption(f"device_map={dict(device_map)!r} (accepted: devices of one kind, each once)")
@@ -112,8 +112,8 @@ def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
     Raises:
         UnsupportedModel: the devices have too little memory.
     """
-    room = list(free.values())
-    if (best := _filled(sizes, room)) is None:
+    capacities = list(free.values())
+    if (best := _filled(sizes, capacities)) is None:
         free_mib = ", ".join(f"{name} {n >> 20}" for name, n in free.items())
         raise UnsupportedModel(
             f"the weights take {sizes.total >> 20} MiB, and the layers do not fit into the free MiB ({free_mib}): use a"
@@ -122,22 +122,22 @@ def counts_by_memory(sizes: WeightBytes, free: Mapping[str, int]) -> list[int]:
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         share = (low + high) / 2
-        counts = _filled(sizes, [int(n * share) for n in room])
+        counts = _filled(sizes, [int(n * share) for n in capacities])
         low, high, best = (low, share, counts) if counts is not None else (share, high, best)
     return best
 
 
-def _filled(sizes: WeightBytes, room: Sequence[int]) -> list[int] | None:
+def _filled(sizes: WeightBytes, capacities: Sequence[int]) -> list[int] | None:
     """Assign layers in order to devices in order; None if they do not fit."""
-    counts, left = [0] * len(room), list(room)
+    counts, left = [0] * len(capacities), list(capacities)
     at, n_layers = 0, len(sizes.blocks)
     for i, n_bytes in enumerate(sizes.blocks):
         needed = n_bytes + (sizes.embedding if i == 0 else 0) + (sizes.output if i == n_layers - 1 else 0)
-        while at < len(room) and left[at] < needed:
+        while at < len(capacities) and left[at] < needed:
             if i == 0:
                 left[at] = 0
             at += 1
-        if at == len(room):
+        if at == len(capacities):
             return None
         left[at] -= needed
         counts[at] += 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_known: dict[type[Any], tuple[str, ...]] = {}
+_field_names: dict[type[Any], tuple[str, ...]] = {}
 _ALIGNMENT = 16  # bytes, of each tensor: enough for any load of Triton
 _N_BUFFERS = 2  # one is copied while the next is filled
 
@@ -75,7 +75,7 @@ class StepUploader:
                 host[start : start + tensor.nbytes] = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
             target.copy_(buffer[: len(target)], non_blocking=self._is_cuda)
             if self._is_cuda:
-                self._note_sent()
+                self._record_sent()
 
     def _free_buffer(self, size: int) -> Tensor:
         """The next buffer, once its last copy is done."""
@@ -84,11 +84,11 @@ class StepUploader:
         if sent is not None:
             sent.synchronize()
         if len(self._buffers[self._current]) < size:
-            room = 1 << max(12, (size - 1).bit_length())
-            self._buffers[self._current] = torch.empty(room, dtype=torch.uint8, pin_memory=self._is_cuda)
+            capacity = 1 << max(12, (size - 1).bit_length())
+            self._buffers[self._current] = torch.empty(capacity, dtype=torch.uint8, pin_memory=self._is_cuda)
         return self._buffers[self._current]
 
-    def _note_sent(self) -> None:
+    def _record_sent(self) -> None:
         event = self._sent[self._current]
         if event is None:
             event = self._sent[self._current] = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ def tensors_of(tree: object) -> list[Tensor]:
 
 
 def _gather(value: object, tensors: list[Tensor], seen: set[int]) -> None:
-    """Collect tensors. It runs between two replays of a graph, so each object is visited once."""
+    """Collect tensors. Each object is visited once: this runs between two replays of a graph, and must be fast."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -122,9 +122,9 @@ def _gather(value: object, tensors: list[Tensor], seen: set[int]) -> None:
 
 def _names(kind: type[Any]) -> tuple[str, ...]:
     """The field names of a dataclass; empty for other types."""
-    if kind not in _known:
-        _known[kind] = tuple(x.name for x in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
-    return _known[kind]
+    if kind not in _field_names:
+        _field_names[kind] = tuple(x.name for x in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    return _field_names[kind]
 
 
 def _parts(value: object) -> Mapping[Any, object]:

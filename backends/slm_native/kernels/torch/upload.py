@@ -29,7 +29,7 @@ class Uploader:
         self._ring = _PinnedRing(device, chunk_bytes) if device.type == "cuda" else None
 
     def upload(self, data: NDArray[np.uint8]) -> Tensor:
-        """A tensor's bytes [n] on the device. They may arrive later, until ``close`` or the device has settled."""
+        """A tensor's bytes [n] on the device. They may arrive later: wait with ``close`` or ``KernelSet.settle``."""
         if self._device.type == "cpu":
             return as_tensor(data)
         if self._ring is not None:

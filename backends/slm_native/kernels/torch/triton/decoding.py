@@ -25,11 +25,11 @@ from slm_native.kv import PAGE_TOKENS
 _PROGRAMS = 128  # enough to fill a GPU; with fewer, the tiles of a sequence are split
 _MOST_SPLITS = 64  # of a sequence: more cost more to combine than they save
 WRITTEN = {KvType.F32, KvType.F16, KvType.Q8_0}
-"""The types in which kernels write keys and values; torch encodes the others."""
+"""The KV types that kernels write; torch encodes the other types."""
 _NIBBLES = (KvType.Q6_0, KvType.Q5_0, KvType.Q4_0)
 _MIN_GROUP = 16  # smallest number of rows in tl.dot
 _STAGES = 2  # tiles that are loaded at a time
-_WIDE = 512  # heads from this width on have more warps, so that registers do not spill
+_WIDE = 512  # programs for heads of at least this width have more warps, so that registers do not spill
 _TILE_BYTES = 32 << 10  # of the keys and values of all stages; a device has 64 KiB of shared memory or more
 _JOINED = 8192  # numbers that are combined at a time
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -171,7 +171,7 @@ def _attend_pages(
     JOINED_SPLITS: tl.constexpr,  # noqa: N803
     SUNK: tl.constexpr,  # noqa: N803
 ):
-    """One sequence, one key head with its queries, one split of the tiles that the sequence has.
+    """Attention of one sequence and one key head with its queries, over one split of the sequence's tiles.
 
     With ``NEW``, queries, keys and values are projections. Queries are normalized and rotated here. The program of the
     last tile also writes the new token's key and value. With ``JOINED``, the last program of a key head combines the
@@ -376,7 +376,7 @@ def attend_decoding(
         scoring: window, soft cap, ALiBi and sinks.
         dtype: number format of products: float32, bfloat16 or float16; sums are float32.
         out: float32 [T, H, D]; the rows of the group are written.
-        new: keys and values that are not in the cache yet; they are written to it. None if they are.
+        new: keys and values that are not in the cache yet; they are written to it. None if the cache has them.
 
     Raises:
         ValueError: another type, shape or layout.
@@ -390,10 +390,10 @@ def attend_decoding(
     mixed = torch.empty(n_splits, n_seqs, n_heads, width, dtype=torch.float32, device=q.device)
     largest, total = (torch.empty(n_splits, n_seqs, n_heads, dtype=torch.float32, device=q.device) for _ in range(2))
     grouped = n_heads // n_kv_heads
-    keys, values = (_three(planes) for planes in (cache.key_planes, cache.value_planes))
+    keys, values = (_three_planes(planes) for planes in (cache.key_planes, cache.value_planes))
     n_rows, heads_joined = n_seqs * n_heads, triton.next_power_of_2(grouped)
     is_joined = n_seqs * n_kv_heads <= len(cache.arrivals)
-    sinks, of_group = q if scoring.sinks is None else scoring.sinks, _JOINED // (padded * heads_joined)
+    sinks, max_joined_splits = q if scoring.sinks is None else scoring.sinks, _JOINED // (padded * heads_joined)
     with on_device_of(q):
         _attend_pages[n_seqs, n_kv_heads, n_splits](
             *(q, *_pointers(new, q), *keys, *values, group.rows, group.tables, group.n_held),
@@ -423,7 +423,7 @@ def attend_decoding(
             K_NORMED=new is not None and new.k_norm is not None,
             JOINED=is_joined,
             GP=heads_joined,
-            JOINED_SPLITS=max(1, min(triton.next_power_of_2(n_splits), of_group)),
+            JOINED_SPLITS=max(1, min(triton.next_power_of_2(n_splits), max_joined_splits)),
             SUNK=scoring.sinks is not None,
             num_warps=8 if padded >= _WIDE else 4,
             num_stages=_STAGES,
@@ -459,7 +459,7 @@ def _tile(width: int, dtype: torch.dtype) -> int:
     return min(PAGE_TOKENS, max(_MIN_GROUP, fitting))
 
 
-def _three(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _three_planes(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The planes of values, scales and bits above the fourth; any tensor for a plane that the type does not have."""
     return planes[0], planes[min(1, len(planes) - 1)], planes[-1]
 

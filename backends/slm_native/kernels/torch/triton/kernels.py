@@ -48,7 +48,7 @@ class TritonKernels(TorchKernels):
     See ``TorchKernels`` for the arguments.
     """
 
-    _least_table = 256  # up to 16,384 tokens one graph serves: attention does not depend on the width of tables
+    _least_table = 256  # one graph serves up to 16,384 tokens: attention reads only the pages that a sequence has
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TritonKernels(TorchKernels):
         return f"{super().describe()}; Triton kernels for {names}"
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """Packed weights: few rows in float32, more rows in ``dtype``. Many rows: as in torch."""
+        """Few rows are multiplied by packed weights in float32, more rows in ``dtype``, many rows as in torch."""
         form = self._packed_form(x, weight)
         if form is None:
             return super().matmul(x, weight, bias)
@@ -114,7 +114,7 @@ class TritonKernels(TorchKernels):
         activation: AnyActivation,
         threshold: float | None = None,
     ) -> Tensor:
-        """SwiGLU of few rows is one product, which applies the activation, too."""
+        """SwiGLU of few rows is one kernel: the product applies the activation, too."""
         is_swiglu = gate is not None and activation is Activation.SILU and threshold is None and up.bias is None
         if is_swiglu and gate is not None and gate.bias is None and len(x) <= MAX_ROWS:
             joined = self._joined((gate, up))
@@ -165,14 +165,14 @@ class TritonKernels(TorchKernels):
             super().store(cache, plan, k, v, width, norm, rotation)
             return
         heads = [_with_contiguous_rows(x).unflatten(1, (-1, width)) for x in (k, v)]
-        nothing = rotation.cos[:, :0].contiguous()
+        no_angles = rotation.cos[:, :0].contiguous()
         keys, values = (
             {"planes": tuple(planes), "pages": plan.pages, "slots": plan.slots}
             for planes in (cache.key_planes, cache.value_planes)
         )
         weight, eps = _weight_and_eps(norm)
         norm_rope_and_store(heads[0], weight, eps, rotation.cos, rotation.sin, rotation.style, **keys)
-        norm_rope_and_store(heads[1], None, 0.0, nothing, nothing, rotation.style, **values)
+        norm_rope_and_store(heads[1], None, 0.0, no_angles, no_angles, rotation.style, **values)
 
     def store_and_attend(
         self,
@@ -223,9 +223,9 @@ class TritonKernels(TorchKernels):
         return dequantized(weight.packed[token_ids.long()], form, torch.float32)
 
     def _joined(self, linears: Sequence[Linear]) -> TorchWeight | None:
-        """The rows of all matrices as one matrix; None for a single one, or if they differ in type or have scales.
+        """The rows of all matrices as one matrix; None for a single matrix, or if they differ in type or have scales.
 
-        At their first use the matrices are copied to common memory, and become parts of it.
+        At their first use, the matrices are copied to one allocation, and become views of it.
         """
         weights = [linear.weight for linear in linears if linear.scale is None and linear.lora is None]
         if len(weights) < max(2, len(linears)):
@@ -247,13 +247,13 @@ class TritonKernels(TorchKernels):
     def _few(self, x: Tensor, weight: Weight, form: PackedFormat) -> FewRows:
         if self._tuner is None:
             return FEW_ROWS[0]
-        name = f"few_rows {_of(x, weight)}"
+        name = f"few_rows {_measurement_key(x, weight)}"
         return self._tuner.way(name, FEW_ROWS, lambda way: few_rows(x, _packed(weight), form, way=way))
 
     def _many(self, x: Tensor, weight: Weight, form: PackedFormat) -> ManyRows:
         if self._tuner is None:
             return MANY_ROWS[0]
-        name = f"many_rows {_of(x, weight)} {x.dtype}"
+        name = f"many_rows {_measurement_key(x, weight)} {x.dtype}"
         return self._tuner.way(name, MANY_ROWS, lambda way: many_rows(x, _packed(weight), form, way))
 
     def _packed_form(self, x: Tensor, weight: Weight) -> PackedFormat | None:
@@ -294,8 +294,8 @@ def _joint(weights: Sequence[Weight]) -> _Joint:
     for part, rows in zip(parts, packed.split(sizes), strict=True):
         part.packed = rows
     name = " and ".join(part.tensor.name for part in parts)
-    shape, nothing = (sum(sizes), parts[0].n_in), np.empty(0, np.uint8)  # the bytes are on the device alone
-    return _Joint(TorchWeight(QuantizedTensor(name, shape, first.ggml_type, nothing), packed))
+    shape, no_bytes = (sum(sizes), parts[0].n_in), np.empty(0, np.uint8)  # only the device has the bytes
+    return _Joint(TorchWeight(QuantizedTensor(name, shape, first.ggml_type, no_bytes), packed))
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
@@ -303,8 +303,8 @@ def _with_contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _of(x: Tensor, weight: Weight) -> str:
-    """The key of a measurement; it has the number of rows rounded to a power of two."""
+def _measurement_key(x: Tensor, weight: Weight) -> str:
+    """The key of a measurement, with the number of rows rounded up to a power of two."""
     return f"{weight.tensor.ggml_type.name} {weight.n_out} x {weight.n_in}, rows {1 << (len(x) - 1).bit_length()}"
 
 
@@ -314,9 +314,9 @@ def _packed(weight: Weight) -> Tensor:
 
 
 def _no_rotation(x: Tensor) -> Rotation:
-    """A rotation of none of the values of ``x``."""
-    nothing = x.new_empty(len(x), 0)
-    return Rotation(nothing, nothing, RopeStyle.HALF_SPLIT)
+    """A rotation that leaves all values of ``x`` unchanged."""
+    no_angles = x.new_empty(len(x), 0)
+    return Rotation(no_angles, no_angles, RopeStyle.HALF_SPLIT)
 
 
 def _is_written(cache: TorchKvLayer, width: int) -> bool:

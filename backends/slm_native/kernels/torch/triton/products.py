@@ -25,11 +25,12 @@ class FewRows:
     """Launch parameters of ``few_rows``.
 
     Attributes:
-        rows: most rows of the matrix that a thread reads at a time, times the rows of activations; a power of two. It
-            is 1 for types without ``terms`` whose blocks have many parts: their weights take many registers.
+        rows: the largest product of rows of the matrix that a thread reads at a time and rows of activations; a power
+            of two. Types without ``terms`` whose blocks have many parts use 1, because their weights take many
+            registers.
         num_warps: warps of a program.
-        programs: programs of one warp that fill a GPU. A matrix that gives fewer has programs of one warp; its threads
-            read one row, unless it is gated.
+        programs: the number of programs of one warp that fills a GPU. A matrix with fewer programs has programs of one
+            warp, whose threads read one row each unless the product is gated.
     """
 
     rows: int = 4
@@ -97,7 +98,7 @@ def _few_rows(
     ADDED: tl.constexpr,  # noqa: N803
     GATED: tl.constexpr,  # noqa: N803
 ):
-    """R * Q rows of the matrix, N blocks at a time. A thread has R rows, so that it loads activations once for all.
+    """R * Q rows of the matrix, N blocks at a time. A thread has R rows, and loads activations once for all of them.
 
     Threads exchange nothing before the end: each sums ``PER_THREAD`` consecutive values. With ``GATED``, every second
     row of a thread is one of the matrix's lower half.

@@ -109,15 +109,15 @@ def positioned(
         pair, other, first = d // 2, d ^ 1, d % 2 == 0
     else:
         pair, other, first = d % HALF if HALF else d, tl.where(d < HALF, d + HALF, d - HALF), d < HALF
-    turns = d < 2 * HALF
+    is_rotated = d < 2 * HALF
     x = tl.load(heads + d, mask=real & (d < D), other=0.0)
-    partner = tl.load(heads + other, mask=real & turns, other=0.0)
+    partner = tl.load(heads + other, mask=real & is_rotated, other=0.0)
     if NORMED:
         root = tl.sqrt(tl.sum(x * x, axis=AXIS, keep_dims=True) / D + eps)
         x = x / root * tl.load(weight_ptr + d, mask=d < D, other=0.0)
-        partner = partner / root * tl.load(weight_ptr + other, mask=turns, other=0.0)
-    cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
-    sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
+        partner = partner / root * tl.load(weight_ptr + other, mask=is_rotated, other=0.0)
+    cos = tl.load(cos_ptr + pair, mask=is_rotated, other=1.0)
+    sin = tl.load(sin_ptr + pair, mask=is_rotated, other=0.0)
     return x * cos + tl.where(first, -partner, partner) * sin
 
 

@@ -44,7 +44,7 @@ class Tuner:
         self._chosen: dict[str, Any] = {}
 
     def way(self, name: str, ways: Sequence[W], run: Callable[[W], object]) -> W:
-        """The fastest launch parameters. While a graph is captured, nothing can be measured: the first ones then.
+        """The fastest launch parameters; the first choice while a graph is captured, when nothing can be measured.
 
         Args:
             name: name of the kernel, with the shapes of the launch.

@@ -108,15 +108,15 @@ def shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
     return (words[..., None] >> _numbers(shifts, words.dtype, words.device)) & mask
 
 
-_held_numbers: dict[tuple[object, ...], Tensor] = {}
+_constants: dict[tuple[object, ...], Tensor] = {}
 
 
 def _numbers(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor that stays on the device for the life of the process: a CUDA graph cannot copy from the host."""
     key = numbers, dtype, device.type, device.index
-    if key not in _held_numbers:
-        _held_numbers[key] = torch.tensor(numbers, dtype=dtype, device=device)
-    return _held_numbers[key]
+    if key not in _constants:
+        _constants[key] = torch.tensor(numbers, dtype=dtype, device=device)
+    return _constants[key]
 
 
 def affine(q: Tensor, scale: Tensor, zero: int = 0, minus: Tensor | None = None) -> Tensor:
@@ -149,14 +149,14 @@ class Table:
 
     def __init__(self, make: Callable[[], NDArray[np.float32]]) -> None:
         self._make = make
-        self._held: dict[tuple[str, int | None], Tensor] = {}
+        self._copies: dict[tuple[str, int | None], Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """The table on a device."""
         key = device.type, device.index
-        if key not in self._held:  # torch.compile traces through functools.cache, but not through a dict
-            self._held[key] = torch.from_numpy(np.array(self._make())).to(device)
-        return self._held[key]
+        if key not in self._copies:  # torch.compile traces through functools.cache, but not through a dict
+            self._copies[key] = torch.from_numpy(np.array(self._make())).to(device)
+        return self._copies[key]
 
 
 def signs_of_bytes(packed: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _TO_NEAR_ONE = """
     prmt.b32 {3}, {1}, 0x3F000000, 0x7244;
     prmt.b32 {4}, {1}, 0x3F000000, 0x7344;
 """
-"""Bytes below 128 with their high bits set, as float32 ``1 + byte / 128``: the byte is the third of the number."""
+"""Bytes below 128, with their high bits set, to float32 ``1 + byte / 128``: byte 2 of the number is the byte."""
 
 
 def _shifted(name: str, source: str, by: int) -> str:
