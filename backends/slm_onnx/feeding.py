@@ -205,7 +205,7 @@ class FixedFeed:
 
     def _bind(self, inputs: Inputs) -> _Bound:
         binding = self._store.bind(self._session)
-        device, host = self._device, runtime.load().OrtValue.ortvalue_from_numpy
+        device, host = self._device, runtime.module().OrtValue.ortvalue_from_numpy
         placed = {
             name: (host if name in _ON_HOST else device.place)(np.array(array, order="C"))
             for name, array in inputs.items()

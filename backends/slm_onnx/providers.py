@@ -141,7 +141,7 @@ class Device:
 
     def place(self, array: NDArray[Any]) -> Any:
         """An ``OrtValue`` of an array; on the host it shares the array's memory."""
-        ort_value = runtime.load().OrtValue
+        ort_value = runtime.module().OrtValue
         if self.on_host:
             return ort_value.ortvalue_from_numpy(array)
         return ort_value.ortvalue_from_numpy(array, self.provider.memory, self.device_id)
@@ -155,7 +155,7 @@ class Device:
             MemoryError: the device refuses to allocate the memory.
         """
         try:
-            return runtime.load().OrtValue.ortvalue_from_shape_and_type(
+            return runtime.module().OrtValue.ortvalue_from_shape_and_type(
                 list(shape), dtype.type, self.provider.memory, self.device_id
             )
         except RuntimeError as error:

@@ -73,21 +73,31 @@ def is_loaded() -> bool:
 
 
 def load() -> Any:
-    """The module ``onnxruntime``.
+    """The module ``onnxruntime``, after a check of the installed packages, which takes a millisecond.
 
     Raises:
         BackendUnavailable: it is not installed, or its shared library cannot be loaded.
     """
     if (reason := missing()) is not None:
         raise BackendUnavailable(reason)
+    return module()
+
+
+@functools.cache
+def module() -> Any:
+    """The module ``onnxruntime``, imported and configured once; ``load`` has checked the packages.
+
+    Raises:
+        BackendUnavailable: its shared library cannot be loaded.
+    """
     try:
-        module = importlib.import_module("onnxruntime")
+        ort = importlib.import_module("onnxruntime")
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"onnxruntime cannot be loaded: {error} (to get it: {INSTALL_HINT})") from error
-    module.set_default_logger_severity(_SILENT)
-    module.disable_telemetry_events()  # some builds enable telemetry by default
-    plugins.register(module)
-    return module
+    ort.set_default_logger_severity(_SILENT)
+    ort.disable_telemetry_events()  # some builds enable telemetry by default
+    plugins.register(ort)
+    return ort
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ def session(model: bytes, weights: Mapping[str, NDArray[Any]], place: Place, sav
     """
     options = _options(place)
     if weights:
-        values = [load().OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        values = [module().OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
     if save_to is not None:
         _save_to(options, save_to)
@@ -139,7 +149,7 @@ def save_packed(file: Path, save_to: Path, place: Place) -> None:
         BackendUnavailable: a provider cannot be used.
     """
     options = _options(place)
-    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
+    options.graph_optimization_level = module().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
     _save_to(options, save_to)
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     _open(str(file), options, place)
@@ -153,7 +163,7 @@ def saved_session(file: Path, place: Place) -> Any:
         BackendUnavailable: a provider cannot be used.
     """
     options = _options(place)
-    options.graph_optimization_level = load().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
+    options.graph_optimization_level = module().GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
     return _open(str(file), options, place)
 
 
@@ -168,7 +178,7 @@ def file_session(file: Path, place: Place) -> Any:
 
 
 def _options(place: Place) -> Any:
-    options = load().SessionOptions()
+    options = module().SessionOptions()
     options.log_severity_level = _SILENT
     options.intra_op_num_threads = place.threads.n_threads
     options.inter_op_num_threads = 1
@@ -195,7 +205,7 @@ def _open(model: bytes | str, options: Any, place: Place) -> Any:
     if place.preloads_cuda:
         _preload_cuda()
     try:
-        session = load().InferenceSession(model, options, providers=providers)
+        session = module().InferenceSession(model, options, providers=providers)
     except Exception as error:  # ONNX Runtime raises its own classes, RuntimeError and ValueError
         raise UnsupportedModel(f"ONNX Runtime refuses the model: {one_line(error)}") from error
     provider, used = place.providers[0][0], session.get_providers()
@@ -211,7 +221,7 @@ def _preload_cuda() -> None:
     ONNX Runtime prints libraries that it cannot load. A missing library may not be needed: the session decides.
     """
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        load().preload_dlls()
+        module().preload_dlls()
     if text := printed.getvalue().strip():
         _log.info("%s", text)
 
@@ -227,7 +237,7 @@ def run(session: Any, binding: Any, number: int = _NOT_CAPTURED) -> None:
     Raises:
         DecodeFailed: the runtime reported a failure.
     """
-    options = load().RunOptions()
+    options = module().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     try:
         session.run_with_iobinding(binding, options)

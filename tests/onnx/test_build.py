@@ -10,7 +10,7 @@ import pytest
 
 from slm_conformance.oracle.families import family_model
 from slm_core.errors import BackendUnavailable
-from slm_core.types import ModelOptions
+from slm_core.types import ContextOptions, KvType, ModelOptions, Pos
 from slm_onnx import build, providers, runtime
 from slm_onnx.backend import OnnxBackend
 
@@ -78,3 +78,16 @@ def test_quantized_experts_need_a_newer_runtime(installed, tmp_path) -> None:
         support = OnnxBackend().supports(target)
         assert (support.supported, "1.31 or later" in support.reason) == (runs, not runs)
         assert OnnxBackend().supports(source).supported, "the MoE operator supports float experts"
+
+
+def test_the_packages_are_checked_when_a_model_is_loaded_and_not_in_each_call(monkeypatch, tmp_path) -> None:
+    """The check reads metadata of packages for a millisecond, which is as long as a small model decodes."""
+    pytest.importorskip("onnxruntime", reason="it is the engine: pip install 'slm-core[onnx]'")
+    with OnnxBackend().load(family_model(tmp_path, "qwen3"), ModelOptions("cpu")) as model:
+        checks: list[int] = []
+        monkeypatch.setattr(build, "problem", lambda: checks.append(1))
+        with model.new_context(ContextOptions(32, 1, 8, KvType.F32, KvType.F32)) as context:
+            batch = context.new_batch()
+            batch.extend([1, 2, 3], Pos(0, 0))
+            context.decode(batch)
+        assert checks == []
