@@ -19,7 +19,7 @@ from slm_core.numerics import common_prefix
 from slm_core.protocols import Vocab
 from slm_core.server.calls import call_of, until_lost
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Items, Strict
+from slm_core.server.fields import Items, Strict, Tokens
 from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.registry import Leased
 from slm_core.server.sse import json_response, limits_of, registry_of
@@ -42,7 +42,7 @@ class EmbeddingsRequest(Strict):
     """The body of a request for embeddings."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    input: str | Items[int] | Items[str] | Items[Items[int]] = Field(
+    input: str | Tokens | Items[str] | Items[Tokens] = Field(
         description=f"A text or its tokens, or a list of at most {_MOST_TEXTS:,} of them."
     )
     encoding_format: Literal["float", "base64"] = Field("float", description='"base64": little-endian float32.')
@@ -56,7 +56,7 @@ class EmbeddingsRequest(Strict):
             ApiError: none, too many, or an empty one.
         """
         value = self.input
-        is_one = isinstance(value, str) or all(isinstance(each, int) for each in value)
+        is_one = isinstance(value, str) or isinstance(next(iter(value), None), int)
         return checked(cast("Sequence[Text]", [value] if is_one and value else value), "input")
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
 from slm_core.sampling import Sampling
 
@@ -22,6 +32,21 @@ class _OneError:
 
 Items: TypeAlias = Annotated[list[_T], _OneError()]
 """A list in a body. Validation ends at its first invalid item: a body has room for millions, which take minutes."""
+
+
+def _checked_tokens(value: object, validate: Callable[[object], list[int]]) -> list[int]:
+    """A list of integers. The loop is code in Python: pydantic would hold the GIL for all of a list of millions."""
+    if type(value) is not list:
+        return validate(value)
+    for i, token in enumerate(value):
+        if type(token) is not int:
+            wrong: InitErrorDetails = {"type": "int_type", "loc": (i,), "input": token}
+            raise ValidationError.from_exception_data("list", [wrong])
+    return value
+
+
+Tokens: TypeAlias = Annotated[list[int], WrapValidator(_checked_tokens)]
+"""A list of tokens of a body."""
 
 
 @cache
@@ -101,7 +126,7 @@ class SamplingFields(Strict):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: Numbers | None = Field(None, description="Added to the logits of tokens, by id.")
-    banned_tokens: Items[int] | None = Field(None, description="Ids of tokens that are never chosen.")
+    banned_tokens: Tokens | None = Field(None, description="Ids of tokens that are never chosen.")
     eog_bias: float | None = Field(None, description="Added to the logits of tokens that end an answer.")
     seed: int | None = None
     stop: str | Items[str] | None = Field(None, description="Texts that end the answer.")

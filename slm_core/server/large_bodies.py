@@ -70,8 +70,9 @@ def _validated(body: bytes, field: ModelField) -> object:
         ApiError: it is invalid.
         ValueError, RecursionError: it is not JSON.
     """
-    # The hook is code in Python, so that other threads get the GIL while a long body is parsed.
-    value, errors = field.validate(json.loads(body, object_hook=_unchanged), loc=("body",))
+    # The hooks are code in Python, so that other threads get the GIL while a long body is parsed.
+    parsed = json.loads(body, object_hook=_unchanged, parse_int=_integer, parse_float=_number)
+    value, errors = field.validate(parsed, loc=("body",))
     if errors:
         raise validation_error(errors)
     return value
@@ -79,3 +80,11 @@ def _validated(body: bytes, field: ModelField) -> object:
 
 def _unchanged(value: dict[str, object]) -> dict[str, object]:
     return value
+
+
+def _integer(text: str) -> int:
+    return int(text)
+
+
+def _number(text: str) -> float:
+    return float(text)

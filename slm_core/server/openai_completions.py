@@ -19,7 +19,7 @@ from slm_core.protocols import Vocab
 from slm_core.sampling import Sampling
 from slm_core.server.answering import Answering, Outcome, TokenUsage
 from slm_core.server.errors import ApiError, openai_envelope
-from slm_core.server.fields import Items
+from slm_core.server.fields import Items, Tokens
 from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.openai_fields import Header, OpenAiFields, token_text, usage_json
 from slm_core.server.pieces import Choice, Piece, TokenLogprobs
@@ -38,7 +38,7 @@ DONE = b"data: [DONE]\n\n"
 class CompletionRequest(OpenAiFields):
     """The body of a request."""
 
-    prompt: str | Items[int] | Items[str] | Items[Items[int]] = Field(
+    prompt: str | Tokens | Items[str] | Items[Tokens] = Field(
         description="A text to continue, or its tokens, or several of both. Control tokens in a text are plain text."
     )
     suffix: str | None = Field(

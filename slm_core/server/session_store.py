@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from slm_core.errors import InvalidOption
 from slm_core.server.errors import ApiError
@@ -21,7 +22,6 @@ from slm_core.server.session_files import SessionFiles
 
 MOST_SESSIONS = 256
 MOST_BYTES = 64 << 20
-_MESSAGES: TypeAdapter[list[ChatMessage]] = TypeAdapter(list[ChatMessage])
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +79,8 @@ class ServedSession:
         return {
             "model": self.model,
             "name": self.name,
-            "messages": _MESSAGES.dump_python(self.messages, exclude_none=True),
-            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools],
+            "messages": _dumped(self.messages),
+            "tools": _dumped(self.tools),
         }
 
     def json(self) -> dict[str, Any]:
@@ -89,8 +89,7 @@ class ServedSession:
 
     def listed(self) -> dict[str, Any]:
         """The session in a list: the number of its messages in their place."""
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
-        about = {**self._about(), "model": self.model, "name": self.name, "tools": tools}
+        about = {**self._about(), "model": self.model, "name": self.name, "tools": _dumped(self.tools)}
         return {**about, **self._state(), "n_messages": len(self.messages)}
 
     def _about(self) -> dict[str, Any]:
@@ -102,7 +101,12 @@ class ServedSession:
 
 def size_of(messages: Sequence[ChatMessage]) -> int:
     """The size of messages, in bytes of JSON."""
-    return len(encoded(_MESSAGES.dump_python([*messages])))
+    return len(encoded(_dumped(messages, exclude_none=False)))
+
+
+def _dumped(parts: Sequence[BaseModel], *, exclude_none: bool = True) -> list[dict[str, Any]]:
+    """Parts as JSON values, one by one: pydantic holds the GIL in a call, and other threads get it between two."""
+    return [part.model_dump(exclude_none=exclude_none) for part in parts]
 
 
 class _SessionFile(Strict):
@@ -123,6 +127,8 @@ class _SessionFile(Strict):
 class SessionStore:
     """Sessions by id, at most ``MOST_SESSIONS`` of all clients, with messages of at most ``MOST_BYTES``.
 
+    Changes take long for long conversations, and write to the disk: make them in a thread, not in the event loop.
+
     Args:
         folder: keeps them on the disk, too: a change is saved when its method returns. None: only in memory.
 
@@ -132,6 +138,7 @@ class SessionStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._sessions: dict[str, ServedSession] = {}
+        self._changing = threading.Lock()
         self._files = None if folder is None else SessionFiles(folder)
         if self._files is not None:
             for path, content in self._files.read():
@@ -144,11 +151,12 @@ class SessionStore:
         Raises:
             ApiError: there are too many, they are too large, or the session cannot be saved.
         """
-        if len(self._sessions) >= MOST_SESSIONS:
-            raise _full(f"the server keeps {MOST_SESSIONS} sessions")
-        self.check_size(session.n_bytes)
-        self._save(session, session.messages, session.usage)
-        self._sessions[session.id] = session
+        with self._changing:
+            if len(self._sessions) >= MOST_SESSIONS:
+                raise _full(f"the server keeps {MOST_SESSIONS} sessions")
+            self.check_size(session.n_bytes)
+            self._save(session, session.messages, session.usage)
+            self._sessions[session.id] = session
 
     def update(self, session: ServedSession, messages: list[ChatMessage], usage: dict[str, Any] | None = None) -> None:
         """Replace the messages of a session.
@@ -162,8 +170,9 @@ class SessionStore:
             ApiError: the session cannot be saved; it is unchanged.
         """
         usage = session.usage if usage is None else usage
-        self._save(session, messages, usage)
-        session.change(messages, usage)
+        with self._changing:
+            self._save(session, messages, usage)
+            session.change(messages, usage)
 
     def check_size(self, n_bytes: int) -> None:
         """Refuse messages for which there is no memory.
@@ -171,7 +180,7 @@ class SessionStore:
         Raises:
             ApiError: sessions would be too large.
         """
-        if sum(session.n_bytes for session in self._sessions.values()) + n_bytes > MOST_BYTES:
+        if sum(session.n_bytes for session in self.all) + n_bytes > MOST_BYTES:
             raise _full(f"the server keeps {MOST_BYTES >> 20} MiB of messages")
 
     def get(self, session_id: str, key: str) -> ServedSession:
@@ -187,7 +196,7 @@ class SessionStore:
 
     def of(self, key: str) -> Sequence[ServedSession]:
         """The sessions of a client, oldest first."""
-        return [session for session in self._sessions.values() if session.key == key]
+        return [session for session in self.all if session.key == key]
 
     @property
     def all(self) -> Sequence[ServedSession]:
@@ -197,8 +206,9 @@ class SessionStore:
     def adopt(self, sessions: Iterable[ServedSession]) -> None:
         """Keep sessions of another server, too, however many there are: nothing is lost."""
         for session in sessions:
-            self._save(session, session.messages, session.usage)
-            self._sessions[session.id] = replace(session, _is_busy=False)  # its answer there was cut off
+            with self._changing:
+                self._save(session, session.messages, session.usage)
+                self._sessions[session.id] = replace(session, _is_busy=False)  # its answer there was cut off
 
     def remove(self, session: ServedSession) -> None:
         """Forget a session.
@@ -206,24 +216,27 @@ class SessionStore:
         Raises:
             ApiError: its file cannot be removed.
         """
-        if self._files is not None:
-            self._files.remove(session.id)
-        del self._sessions[session.id]
+        with self._changing:
+            if self._files is not None:
+                self._files.remove(session.id)
+            del self._sessions[session.id]
 
     def _save(self, session: ServedSession, messages: list[ChatMessage], usage: dict[str, Any] | None) -> None:
         if self._files is None:
             return
-        content = _SessionFile(
-            id=session.id,
-            created=session.created,
-            key=session.key,
-            model=session.model,
-            name=session.name,
-            messages=messages,
-            tools=session.tools,
-            usage=usage,
-        )
-        self._files.write(session.id, encoded(content.model_dump(exclude_none=True) | {"usage": usage}))
+        content = {
+            "object": "session.file",
+            "version": 1,
+            "id": session.id,
+            "created": session.created,
+            "key": session.key,
+            "model": session.model,
+            "name": session.name,
+            "messages": _dumped(messages),
+            "tools": _dumped(session.tools),
+            "usage": usage,
+        }
+        self._files.write(session.id, encoded(content))
 
 
 def _read(path: Path, content: bytes) -> ServedSession:

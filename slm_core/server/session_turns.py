@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from slm_core.server.large_bodies import LargeBodyRoute
 from slm_core.server.openai_chat import AssistantMessage, ChatCompletionRequest, ChatMessage, ChunkWriter, completion
 from slm_core.server.openai_fields import usage_json
 from slm_core.server.pieces import Choice, Piece
+from slm_core.server.requests import GenerationRequest
 from slm_core.server.session_store import ServedSession, size_of
 from slm_core.server.sessions import BUSY, session_of, store_of
 from slm_core.server.sse import STREAMED, log_of, registry_of, stream_answer, whole_answer
@@ -54,7 +55,7 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     async def collect(answering: Answering) -> Mapping[str, object]:
         choices = await answering.choices()
         result = completion(answering, choices)
-        keep(answering, choices[0], answering.shifted_tokens)
+        await to_thread.run_sync(keep, answering, choices[0], answering.shifted_tokens)
         return result
 
     def writer(answering: Answering) -> ChunkWriter:
@@ -65,19 +66,23 @@ async def turn(session_id: str, body: TurnRequest, http: Request) -> Response:
     changing = ExitStack()
     changing.enter_context(session.changing())
 
-    def end() -> None:
+    async def end() -> None:
         with changing:
             if body.keep_partial:
                 try:
-                    writers[0].keep_partial()
+                    await to_thread.run_sync(writers[0].keep_partial)
                 except ApiError as error:  # the stream has ended: no client can read it
                     log_of(http).failure(call_of(http.scope), error)
 
-    try:
-        request = await to_thread.run_sync(_request(http, session, body).generation)
+    def asked() -> GenerationRequest:
+        generation = _request(http, session, body).generation()
         store_of(http).check_size(size_of(body.messages))
+        return generation
+
+    try:
+        request = await to_thread.run_sync(asked)
         if body.stream:
-            return _Ending(await stream_answer(http, request, writer), end)
+            return _Ending(await stream_answer(http, request, writer, ends_in_thread=True), end)
         response = await whole_answer(http, request, collect)
     except BaseException:
         changing.close()
@@ -145,7 +150,7 @@ class _TurnWriter(ChunkWriter):
 class _Ending(Response):
     """A response, and a function that is called after it, also if it fails."""
 
-    def __init__(self, response: Response, after: Callable[[], None]) -> None:
+    def __init__(self, response: Response, after: Callable[[], Awaitable[None]]) -> None:
         self._response = response
         self.background = None
         self._after = after
@@ -155,7 +160,8 @@ class _Ending(Response):
         try:
             await self._response(scope, receive, send)
         finally:
-            self._after()
+            with CancelScope(shield=True):
+                await self._after()
 
 
 def _message(choice: Choice) -> AssistantMessage:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
@@ -71,26 +73,28 @@ class ForgetRequest(Strict):
 @router.post("/v1/sessions")
 async def create(body: NewSession, http: Request) -> Response:
     """Keep a conversation."""
-    return json_response(_add(http, body).json())
+    return await _shown(await _added(http, body))
 
 
 @router.get("/v1/sessions")
 async def sessions(http: Request) -> Response:
     """The client's sessions, without messages."""
-    listed = [session.listed() for session in store_of(http).of(call_of(http.scope).key)]
-    return json_response({"object": "list", "data": listed})
+    store, key = store_of(http), call_of(http.scope).key
+    return await to_thread.run_sync(
+        lambda: json_response({"object": "list", "data": [session.listed() for session in store.of(key)]})
+    )
 
 
 @router.post("/v1/sessions/restore")
 async def restore(body: Dump, http: Request) -> Response:
     """A session from a dump; it may be of another server, model or backend."""
-    return json_response(_add(http, body).json())
+    return await _shown(await _added(http, body))
 
 
 @router.get("/v1/sessions/{session_id}")
 async def session(session_id: str, http: Request) -> Response:
     """A session with its messages."""
-    return json_response(session_of(http, session_id).json())
+    return await _shown(session_of(http, session_id))
 
 
 @router.delete("/v1/sessions/{session_id}", responses=BUSY)
@@ -98,14 +102,17 @@ async def delete(session_id: str, http: Request) -> Response:
     """Forget a session."""
     session = session_of(http, session_id)
     with session.changing():
-        store_of(http).remove(session)
+        await to_thread.run_sync(store_of(http).remove, session)
     return json_response({"id": session_id, "object": "session", "deleted": True})
 
 
 @router.get("/v1/sessions/{session_id}/dump")
 async def dump(session_id: str, http: Request) -> Response:
     """The session for /v1/sessions/restore."""
-    return json_response({"object": "session.dump", "version": 1, **session_of(http, session_id).content()})
+    session = session_of(http, session_id)
+    return await to_thread.run_sync(
+        lambda: json_response({"object": "session.dump", "version": 1, **session.content()})
+    )
 
 
 @router.post("/v1/sessions/{session_id}/fork")
@@ -114,9 +121,14 @@ async def fork(session_id: str, body: ForkRequest, http: Request) -> Response:
     session = session_of(http, session_id)
     n_messages = _checked(session, body.n_messages, "n_messages")
     name, messages = body.name or session.name, session.messages[:n_messages]
-    twin = ServedSession(_new_id(http), session.key, session.model, name, messages, session.tools)
-    store_of(http).add(twin)
-    return json_response(twin.json())
+    session_id, store = _new_id(http), store_of(http)
+
+    def add() -> ServedSession:
+        twin = ServedSession(session_id, session.key, session.model, name, messages, session.tools)
+        store.add(twin)
+        return twin
+
+    return await _shown(await to_thread.run_sync(add))
 
 
 @router.patch("/v1/sessions/{session_id}/messages/{number}", responses=BUSY)
@@ -125,9 +137,9 @@ async def edit(session_id: str, number: int, body: EditRequest, http: Request) -
     session = session_of(http, session_id)
     with session.changing():
         number = _checked_number(session, number)
-        store_of(http).check_size(size_of([body.message]))
-        store_of(http).update(session, [*session.messages[:number], body.message, *session.messages[number + 1 :]])
-    return json_response(session.json())
+        changed = [*session.messages[:number], body.message, *session.messages[number + 1 :]]
+        await _change(http, session, changed, [body.message])
+    return await _shown(session)
 
 
 @router.delete("/v1/sessions/{session_id}/messages/{number}", responses=BUSY)
@@ -136,8 +148,8 @@ async def delete_message(session_id: str, number: int, http: Request) -> Respons
     session = session_of(http, session_id)
     with session.changing():
         number = _checked_number(session, number)
-        store_of(http).update(session, [*session.messages[:number], *session.messages[number + 1 :]])
-    return json_response(session.json())
+        await _change(http, session, [*session.messages[:number], *session.messages[number + 1 :]])
+    return await _shown(session)
 
 
 @router.post("/v1/sessions/{session_id}/truncate", responses=BUSY)
@@ -145,8 +157,8 @@ async def truncate(session_id: str, body: TruncateRequest, http: Request) -> Res
     """Keep the first messages only."""
     session = session_of(http, session_id)
     with session.changing():
-        store_of(http).update(session, session.messages[: _checked(session, body.n_messages, "n_messages")])
-    return json_response(session.json())
+        await _change(http, session, session.messages[: _checked(session, body.n_messages, "n_messages")])
+    return await _shown(session)
 
 
 @router.post("/v1/sessions/{session_id}/forget", responses=BUSY)
@@ -162,8 +174,8 @@ async def forget(session_id: str, body: ForgetRequest, http: Request) -> Respons
         _checked(session, body.end, "end")
         if body.start >= body.end:
             raise ApiError(400, f"start is {body.start}, and end is {body.end}", param="start")
-        store_of(http).update(session, [*session.messages[: body.start], *session.messages[body.end :]])
-    return json_response(session.json())
+        await _change(http, session, [*session.messages[: body.start], *session.messages[body.end :]])
+    return await _shown(session)
 
 
 @router.get("/v1/sessions/{session_id}/cells")
@@ -200,11 +212,34 @@ def session_of(http: Request, session_id: str) -> ServedSession:
     return store_of(http).get(session_id, call_of(http.scope).key)
 
 
-def _add(http: Request, body: NewSession) -> ServedSession:
-    model = registry_of(http).find(body.model).name
-    added = ServedSession(_new_id(http), call_of(http.scope).key, model, body.name, body.messages, body.tools)
-    store_of(http).add(added)
-    return added
+async def _added(http: Request, body: NewSession) -> ServedSession:
+    model, session_id, store = registry_of(http).find(body.model).name, _new_id(http), store_of(http)
+
+    def add() -> ServedSession:
+        added = ServedSession(session_id, call_of(http.scope).key, model, body.name, body.messages, body.tools)
+        store.add(added)
+        return added
+
+    return await to_thread.run_sync(add)
+
+
+async def _change(
+    http: Request, session: ServedSession, messages: list[ChatMessage], added: Sequence[ChatMessage] = ()
+) -> None:
+    """Replace the messages of a session, in a thread: a long session takes long, and its file waits for the disk."""
+    store = store_of(http)
+
+    def change() -> None:
+        if added:
+            store.check_size(size_of(added))
+        store.update(session, messages)
+
+    await to_thread.run_sync(change)
+
+
+async def _shown(session: ServedSession) -> Response:
+    """A session as clients see it, encoded in a thread."""
+    return await to_thread.run_sync(lambda: json_response(session.json()))
 
 
 def _new_id(http: Request) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import anyio
+from anyio import to_thread
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -102,11 +103,17 @@ async def stream_answer(
     request: GenerationRequest,
     writer: Callable[[Answering], StreamWriter],
     media_type: str = EVENT_STREAM,
+    *,
+    ends_in_thread: bool = False,
 ) -> Response:
-    """The stream of a request; see ``answer`` for arguments and errors."""
+    """The stream of a request; see ``answer`` for arguments and errors.
+
+    With ``ends_in_thread``, a thread calls the writer's ``end``, which takes long.
+    """
     answering, call = await submit(http, request), call_of(http.scope)
     call.facts["stream"] = True
-    return AnswerStream(answering, writer(answering), call, options_of(http), log_of(http), media_type)
+    options, log = options_of(http), log_of(http)
+    return AnswerStream(answering, writer(answering), call, options, log, media_type, ends_in_thread=ends_in_thread)
 
 
 async def whole_answer(
@@ -224,12 +231,14 @@ class AnswerStream(EventSourceResponse):
         options: ServerOptions,
         log: ServerLog,
         media_type: str,
+        *,
+        ends_in_thread: bool = False,
     ) -> None:
         self._answering = answering
         self._call = call
         self._sending_since: float | None = None
         super().__init__(
-            stream_frames(answering, writer, call, log),
+            stream_frames(answering, writer, call, log, ends_in_thread=ends_in_thread),
             media_type=media_type,
             ping=options.ping_s if media_type == EVENT_STREAM else _NO_PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
@@ -260,15 +269,21 @@ class AnswerStream(EventSourceResponse):
                 await self._answering.__aexit__(None, None, None)
 
 
-async def stream_frames(answering: Answering, writer: StreamWriter, call: Call, log: ServerLog) -> AsyncIterator[bytes]:
+async def stream_frames(
+    answering: Answering, writer: StreamWriter, call: Call, log: ServerLog, *, ends_in_thread: bool = False
+) -> AsyncIterator[bytes]:
     """The frames of a request's stream, ending with the frames of its end, or of an error."""
+
+    def end() -> Iterable[bytes]:
+        return writer.end(answering.outcomes, answering.usage)
+
     try:
         for each in writer.begin():
             yield each
         async for piece in answering.pieces():
             for each in writer.piece(piece):
                 yield each
-        for each in writer.end(answering.outcomes, answering.usage):
+        for each in await to_thread.run_sync(lambda: tuple(end())) if ends_in_thread else end():
             yield each
     except Exception as error:  # the status was sent already: the error goes into the stream
         refusal = api_error(error)

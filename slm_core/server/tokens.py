@@ -15,7 +15,7 @@ from slm_core.engine import Conversation
 from slm_core.engine.prompts import encode
 from slm_core.model import Model
 from slm_core.server.errors import ApiError
-from slm_core.server.fields import Items, Strict
+from slm_core.server.fields import Items, Strict, Tokens
 from slm_core.server.large_bodies import LargeBodyRoute, off_loop
 from slm_core.server.openai_chat import ChatMessage, PromptFields
 from slm_core.server.sse import json_response, registry_of
@@ -53,7 +53,7 @@ class DetokenizeRequest(Strict):
     """The body of a request for a text."""
 
     model: str | None = Field(None, description="A name from /v1/models; the first model by default.")
-    tokens: Items[int]
+    tokens: Tokens
 
 
 @router.post("/tokenize")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from pydantic import BaseModel, ValidationError
 import slm_core as slm
 from server.conftest import Client
 from server.test_lost_clients import Fixture
-from slm_core.server import ServedModel, ServerOptions, create_app
+from slm_core.server import ServedModel, ServerOptions, create_app, large_bodies
 from slm_core.server.anthropic_fields import CountRequest, MessagesRequest
 from slm_core.server.embeddings import EmbeddingsRequest, RerankRequest
-from slm_core.server.fields import Strict
+from slm_core.server.fields import Strict, _checked_tokens
+from slm_core.server.large_bodies import LARGE_BYTES
 from slm_core.server.ollama_fields import ChatRequest
 from slm_core.server.openai_chat import ChatCompletionRequest
 from slm_core.server.openai_completions import CompletionRequest
@@ -82,6 +84,68 @@ def test_the_gil_is_given_up_between_the_parts_of_a_body() -> None:
     finally:
         sys.setprofile(None)
     assert calls >= len(MESSAGES)
+
+
+def calls_of(function: Callable[..., Any], work: Callable[[], object]) -> int:
+    """How often work calls a function of Python, or begins another round of a loop in it."""
+    calls = 0
+
+    def count(frame: Any, event: str, _: object) -> Any:
+        nonlocal calls
+        if frame.f_code is not function.__code__:
+            return None
+        calls += 1
+        return count
+
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [1] * 400}),
+        (CompletionRequest, {"prompt": [[1] * 400]}),
+        (EmbeddingsRequest, {"input": [1] * 400}),
+        (DetokenizeRequest, {"tokens": [1] * 400}),
+        (ChatCompletionRequest, {"messages": MESSAGES[:1], "banned_tokens": [1] * 400}),
+    ],
+)
+def test_the_gil_is_given_up_between_tokens(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """[8 million tokens hold the GIL for a second]"""
+    assert calls_of(_checked_tokens, lambda: kind.model_validate(body)) >= 400
+    assert kind.model_validate(body).model_dump(include=set(body), exclude_none=True)[max(body)] == body[max(body)]
+
+
+def test_the_gil_is_given_up_between_numbers(client: Client) -> None:
+    text = json.dumps({"tokens": [1] * 4000 + [0.5] * 4000}).encode()
+    assert len(text) > LARGE_BYTES
+    counted = {"integers": 0, "numbers": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function, kind in (("integers", "_integer", int), ("numbers", "_number", float)):
+
+            def call(value: str, name: str = name, kind: type = kind) -> Any:
+                counted[name] += 1
+                return kind(value)
+
+            patch.setattr(large_bodies, function, call)
+        response = client.call("POST", "/detokenize", content=text, headers={"content-type": "application/json"})
+    assert counted == {"integers": 4000, "numbers": 4000}
+    assert response.json()["error"]["message"] == "tokens[4000]: Input should be a valid integer"
+
+
+@pytest.mark.parametrize(("wrong", "param"), [([1, True], "[1]"), ([1, "a"], "[1]"), ([[1], [2, "a"]], "[1][1]")])
+def test_a_wrong_token_is_named(client: Client, wrong: list[Any], param: str) -> None:
+    for path, name in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
+        error = client.post(path, {name: wrong}).json()["error"]
+        assert (error["param"], error["message"]) == (
+            f"{name}{param}",
+            f"{name}{param}: Input should be a valid integer",
+        )
 
 
 @pytest.mark.parametrize(

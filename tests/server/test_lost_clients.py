@@ -157,7 +157,9 @@ def test_a_client_that_stops_reading_is_lost(info: Any, capfd: pytest.CaptureFix
         line = json.loads(fixture.log.getvalue())
         assert line["error"] == "client_reads_nothing"
         assert line["completion_tokens"] < 90_000, "it was cancelled before its end"
-        assert fixture.engine.stats().requests == ()
+        while fixture.engine.stats().requests:  # the engine cancels between two steps
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         client.settimeout(WAIT_S)
         while client.recv(1 << 16):  # what was sent before, and then the end
             pass

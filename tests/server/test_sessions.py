@@ -8,9 +8,9 @@ import json
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -314,12 +314,12 @@ def test_no_change_reads_the_messages_of_other_sessions(
     large = client.post("/v1/sessions", {"messages": [{"role": "user", "content": "x"}] * 1000}).json()["id"]
     written = 0
 
-    def write(messages: list[Any], **options: Any) -> list[Any]:
+    def write(messages: list[Any], *, exclude_none: bool = True) -> list[Any]:
         nonlocal written
         written += len(messages)
-        return [message.model_dump(**options) for message in messages]
+        return [message.model_dump(exclude_none=exclude_none) for message in messages]
 
-    monkeypatch.setattr(session_store, "_MESSAGES", SimpleNamespace(dump_python=write))
+    monkeypatch.setattr(session_store, "_dumped", write)
     small = client.post("/v1/sessions", {"messages": [{"role": "user", "content": "x"}]}).json()["id"]
     path = f"/v1/sessions/{small}"
     assert client.call("PATCH", f"{path}/messages/0", json={"message": {"role": "user", "content": "y"}}).is_success
@@ -329,6 +329,42 @@ def test_no_change_reads_the_messages_of_other_sessions(
     assert client.post(f"/v1/sessions/{large}/truncate", {"n_messages": 1}).is_success
     store = client.app.state.sessions
     assert {each.n_bytes for each in store.all} == {session_store.size_of(each.messages) for each in store.all}
+
+
+def test_long_sessions_are_read_and_written_in_threads(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[a change of a session of 20,000 messages stops all streams for half a second]"""
+    threads: list[int] = []
+    dumped, update, remove = session_store._dumped, SessionStore.update, SessionStore.remove
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(session_store, "_dumped", noted(dumped))
+    monkeypatch.setattr(SessionStore, "update", noted(update))
+    monkeypatch.setattr(SessionStore, "remove", noted(remove))
+    path = f"/v1/sessions/{made(client)}"
+    turn = {"messages": [user("a")], "max_tokens": 2}
+    calls = (
+        lambda: client.post(f"{path}/messages", turn),
+        lambda: client.post(f"{path}/messages", {**turn, "stream": True}),
+        lambda: client.get(path),
+        lambda: client.call("PATCH", f"{path}/messages/0", json={"message": user("b")}),
+        lambda: client.call("DELETE", f"{path}/messages/0"),
+        lambda: client.post(f"{path}/truncate", {"n_messages": 1}),
+        lambda: client.post("/v1/sessions/restore", client.get(f"{path}/dump").json()),
+        lambda: client.post(f"{path}/fork", {}),
+        lambda: client.get("/v1/sessions"),
+        lambda: client.call("DELETE", path),
+    )
+    for call in calls:
+        n_noted = len(threads)
+        assert call().is_success
+        assert len(threads) > n_noted
+    assert threading.get_ident() not in threads, "the loop's thread"
 
 
 def test_sessions_are_in_their_folder_when_a_change_is_answered(
