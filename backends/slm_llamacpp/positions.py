@@ -9,7 +9,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 
 _POSITIONS = "position_embd.weight"
-_WITHOUT_WINDOWS = ("llama", "phi3", "phimoe", "starcoder2")
+_WITHOUT_WINDOWS = ("llama", "phi3", "starcoder2")
 """Architectures whose files may have a window that llama.cpp ignores."""
 _LAYERS_WITH_WINDOWS = {"exaone4": 64}
 """Architectures of which llama.cpp has windows only in models of this number of layers."""

@@ -113,9 +113,10 @@ def test_recurrent_models(
     [
         ("gemma2", {"sliding_window_pattern": [False] * 3}, "no layer has it"),  # llama.cpp ends the process
         ("exaone4", {"sliding_window": 48}, "windows in exaone4 models of 64 layers only"),
+        ("phimoe", {}, "reads their layer norms as RMS norms"),
     ],
 )
-def test_windows_that_llama_cpp_cannot_have(
+def test_models_that_llama_cpp_computes_otherwise(
     load: LoadModel, tmp_path: Path, monkeypatch: Any, family: str, keys: dict[str, Any], message: str
 ) -> None:
     entry = FAMILIES[family]
