@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slm_core.adapters import AdapterSet
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options, check_learned_positions
+from slm_core.context import ContextBase, check_context_options, check_position_limit
 from slm_core.context.batch import TokenBatch
 from slm_core.context.finite import Check, check_logits, check_states, with_last_rows
 from slm_core.context.inputs import Held, add_held, chunks_of
@@ -166,7 +166,8 @@ class LlamaCppContext(ContextBase):
 
     def _ran(self, batch: Batch, output_mask: NDArray[np.bool_], read: Callable[[int], Rows], check: Check) -> Rows:
         """The rows of a batch. If they are not finite, that may be due to cells of an earlier batch."""
-        check_learned_positions(batch, self._model.n_positions)
+        if self._model.positions is not None:
+            check_position_limit(batch, *self._model.positions)
         try:
             return self._ran_once(batch, output_mask, read, check)
         except DecodeFailed:

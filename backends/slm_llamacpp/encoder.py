@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slm_core.adapters import AdapterSet
-from slm_core.context import ContextBase, check_context_options, check_learned_positions
+from slm_core.context import ContextBase, check_context_options, check_position_limit
 from slm_core.context.finite import check_states
 from slm_core.errors import DecodeFailed, UnsupportedOutput
 from slm_core.protocols import Batch
@@ -68,7 +68,8 @@ class LlamaCppEncoder(ContextBase):
         self._used = adapters
 
     def _engine_embed(self, batch: Batch) -> States:
-        check_learned_positions(batch, self._model.n_positions)
+        if self._model.positions is not None:
+            check_position_limit(batch, *self._model.positions)
         every = np.ones(len(batch), np.bool_)
         filled = self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, every)
         before_computing(self._api, self._pointer)

@@ -32,12 +32,12 @@ from slm_llamacpp.handle import Handle
 from slm_llamacpp.memory import has_mrope
 from slm_llamacpp.mrope_context import MropeContext
 from slm_llamacpp.options import SPLIT_MODES, LoadOptions, Settings
+from slm_llamacpp.positions import position_limit
 from slm_llamacpp.shifts import moves_keys
 from slm_llamacpp.source import is_encoder
 from slm_llamacpp.vocab import LlamaCppVocab
 
 _ALL_LAYERS = -1
-_POSITIONS = "position_embd.weight"
 _UNSUPPORTED = (
     "unknown model architecture",
     "unsupported",
@@ -63,7 +63,7 @@ class LlamaCppModel(ModelBase):
     Attributes:
         head_dim: width of a head's key; None if layers differ or the file does not have it.
         moves_keys: whether keys can move to other positions.
-        n_positions: number of learned positions; None without learned positions.
+        positions: the limit of positions; None without a limit.
         longest_block: most tokens of a bidirectional block; 0 for no blocks.
         lora: llama.cpp's objects for adapters.
     """
@@ -81,7 +81,7 @@ class LlamaCppModel(ModelBase):
         self._handle = Handle(_load(api, gguf, _path(file), settings, progress), api.llama_model_free, gguf.path.name)
         weakref.finalize(self, self._handle.free).atexit = False  # at exit the system frees the memory
         self._is_encoder = is_encoder(gguf)
-        self.n_positions = gguf.tensors[_POSITIONS].shape[0] if _POSITIONS in gguf.tensors else None
+        self.positions = position_limit(gguf)
         self.longest_block, self._row_scale = blocks_of(gguf)
         try:
             vocab: Vocab = MissingVocab(str(gguf.path), info.n_vocab)

@@ -17,6 +17,7 @@ from slm_core.gguf import OWN, RANK_EOS_TWICE, RANK_POOLING, GgmlType, GgufFile
 from slm_core.gguf.cursor import shown
 from slm_core.tokenization import has_vocab
 from slm_llamacpp.attention_sizes import check_heads, wrong
+from slm_llamacpp.positions import check_windows
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -48,6 +49,7 @@ def check_survives(gguf: GgufFile) -> None:
     _check_numbers(gguf, architecture)
     _check_states(gguf, architecture)
     _check_dense(gguf, architecture)
+    check_windows(gguf, architecture)
     check_heads(gguf, architecture)
     _check_shapes(gguf)
     for tensor in gguf.tensors.values():

@@ -34,6 +34,8 @@ _NO_GENERATION = {
     "a speech model": "pockettts qwen3tts wavtokenizer-dec",
 }
 _REASONS = {name: reason for reason, names in _NO_GENERATION.items() for name in names.split()}
+_COMPUTED_OTHERWISE = {"phimoe": "it reads their layer norms as RMS norms"}
+"""Architectures that llama.cpp runs with other logits than those of the model, and why."""
 _ENCODERS = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-bert"})
 
 
@@ -55,6 +57,9 @@ def check_source(gguf: GgufFile) -> None:
     architecture = gguf.require("general.architecture", str)
     if architecture in _REASONS:
         raise UnsupportedModel(f"{path}: architecture {architecture!r} is {_REASONS[architecture]}")
+    if architecture in _COMPUTED_OTHERWISE:
+        reason = _COMPUTED_OTHERWISE[architecture]
+        raise UnsupportedModel(f"{path}: llama.cpp computes other logits for {architecture} models: {reason}")
     if architecture not in _RUNS | _ENCODERS:
         raise UnsupportedModel(f"{path}: architecture {architecture[:80]!r} is not one that llama.cpp runs")
     if architecture not in _ENCODERS and not gguf.get(f"{architecture}.attention.causal", bool, True):

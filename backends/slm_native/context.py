@@ -12,7 +12,7 @@ import numpy as np
 from slm_core.adapters import AdapterSet, LoadedAdapters
 from slm_core.architectures import KvShape, ModelSpec
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options, check_learned_positions, joined_top, no_top_logits
+from slm_core.context import ContextBase, check_context_options, check_position_limit, joined_top, no_top_logits
 from slm_core.context.batch import TokenBatch
 from slm_core.context.biases import AttentionBiases
 from slm_core.context.finite import check_logits, check_states, check_top
@@ -141,7 +141,7 @@ class NativeContext(ContextBase):
         return self._transformer.top(logits, k), state
 
     def _run(self, batch: Batch, forward: Callable[[HostBatch], R], check: Callable[[R], None]) -> R:
-        check_learned_positions(batch, self._transformer.spec.n_positions)
+        check_position_limit(batch, self._transformer.spec.n_positions)
         batch_states = self._states_around(batch)
         plan = self._planned(batch)
         rows = self._guarded(forward, batch, plan, batch_states)

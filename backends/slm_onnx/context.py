@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slm_core.adapters import AdapterSet, LoadedAdapters, LowRank, stacked, summed_directions
 from slm_core.architectures import EMBEDDING, ModelSpec, ReadFactors
 from slm_core.container import Pieces
-from slm_core.context import ContextBase, check_context_options, check_learned_positions
+from slm_core.context import ContextBase, check_context_options, check_position_limit
 from slm_core.context.biases import AttentionBiases
 from slm_core.context.finite import Check, check_logits, check_states, with_last_rows
 from slm_core.context.mrope import MropePositions
@@ -178,7 +178,7 @@ class OnnxContext(ContextBase):
 
     def _run(self, batch: Batch, output: str, check: Check) -> Logits | States:
         """Run a batch; returns the requested rows of an output."""
-        check_learned_positions(batch, self._engine.spec.n_positions)
+        check_position_limit(batch, self._engine.spec.n_positions)
         feed = self._decoders.for_blocks() if batch.ahead.any() else self._decoders.feed
         self._make_room(len(batch.tokens))
         self._moved(self._cells.due(batch.seq_ids))

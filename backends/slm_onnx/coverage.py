@@ -112,6 +112,8 @@ def _lacking_of_experts(layer: LayerSpec) -> Iterator[str]:
         return
     if layer.experts.gating is Gating.SPARSE_MIXER:
         yield f"experts chosen by {layer.experts.gating.value}"
+    if layer.experts.n_groups > 1:
+        yield f"experts in {layer.experts.n_groups} groups"
     if layer.experts.scales_input:
         yield "experts whose input is scaled"
     if layer.activation is not Activation.SILU:

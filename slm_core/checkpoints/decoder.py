@@ -100,10 +100,9 @@ def make_sizes(
     return Sizes(n_layers, n_ctx, n_embd, n_heads, n_kv_heads, head_dim, metadata)
 
 
-def window_of(config: Config, n_ctx: int, default: int = 0) -> int:
-    """The window of sliding-window layers; 0 if there is none, or if the longest context fits into it."""
-    window = 0 if config.is_null("sliding_window") else config.count("sliding_window", default)
-    return window if window < n_ctx else 0
+def window_of(config: Config, default: int = 0) -> int:
+    """The window of sliding-window layers; 0 if there is none."""
+    return 0 if config.is_null("sliding_window") else config.count("sliding_window", default)
 
 
 def outside(config: Config, *, tied: bool) -> dict[str, Part]:

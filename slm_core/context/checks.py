@@ -57,12 +57,15 @@ def check_context_options(options: ContextOptions) -> None:
             raise InvalidOption(f"{name}={shown(value)} (accepted: an integer from 1 to {largest})")
 
 
-def check_learned_positions(batch: Batch, n_positions: int | None) -> None:
-    """Check a batch of a model with learned positions.
+def check_position_limit(
+    batch: Batch, n_positions: int | None, reason: str = "this model has learned positions"
+) -> None:
+    """Check a batch of a model with a limited number of positions.
 
     Args:
         batch: the batch.
-        n_positions: the number of learned positions; None if the model computes positions.
+        n_positions: the number of positions; None if there is no limit.
+        reason: why they are limited: the message continues with the positions.
 
     Raises:
         InvalidPosition: a position is at or above ``n_positions``; the message has the number.
@@ -73,7 +76,7 @@ def check_learned_positions(batch: Batch, n_positions: int | None) -> None:
     if (last := int(batch.positions[i])) >= n_positions:
         seq_id = int(batch.seq_ids[i])
         raise InvalidPosition(
-            f"position {last} of sequence {seq_id}: this model has learned positions 0 to {n_positions - 1}",
+            f"position {last} of sequence {seq_id}: {reason} 0 to {n_positions - 1}",
             seq_id=seq_id,
         )
 

@@ -24,7 +24,8 @@ N = 90  # tokens; longer than every sliding window
 BACKENDS = ("native", "llamacpp") if find_spec("llama_cpp") else ("native",)
 STATES = ("mamba", "falcon_mamba", "lfm2", "granitehybrid", "falcon_h1", "jamba", "rwkv7")
 # float32 in both engines; twice the spacing of float16 if llama.cpp computes GELU from a table.
-COMPUTES_OTHERWISE = ("phi3_window", "phimoe", "gemma3n")  # llama.cpp: see docs/architectures.md
+COMPUTES_OTHERWISE = "gemma3n"  # llama.cpp: see docs/architectures.md
+REFUSED = ("phi3_window", "phimoe")  # by llamacpp: the file, or positions beyond its window
 BOUND, BOUND_ACROSS = 1e-4, 1e-3
 
 
@@ -36,7 +37,7 @@ def path(request, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def models(path) -> Iterator[dict[str, BackendModel]]:
     loaded = {}
-    for name in BACKENDS:
+    for name in BACKENDS[:1] if path.name.startswith(REFUSED) else BACKENDS:
         backend = registry().backend(name)
         assert backend.supports(path).supported, backend.supports(path).reason
         loaded[name] = backend.load(path, ModelOptions(n_threads=1 if name == "llamacpp" else None))
@@ -56,6 +57,8 @@ def new_context(model: BackendModel) -> Context:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_truncate_fork_and_dump_agree_with_the_edit_level(models, name, tokens, feed, assert_close):
+    if name not in models:
+        pytest.skip("llamacpp refuses the file, or positions beyond its window")
     with new_context(models[name]) as context:
         whole = feed(context, tokens)
         if context.edit_level >= EditLevel.TRUNCATE:

@@ -1,4 +1,4 @@
-"""Decoding beyond learned positions raises, where llama.cpp would abort the process."""
+"""Decoding beyond learned positions raises, where llama.cpp would abort the process; and beyond an ignored window."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from slm_conformance.oracle.family_table import N_CTX
 from slm_core.errors import InvalidPosition
 from slm_core.plugins import registry
 from slm_core.types import ContextOptions, ModelOptions, Pos
+from tests.llamacpp.models import changed_model
 
 
 def test_decoding_beyond_learned_positions_is_refused_and_changes_nothing(
@@ -29,3 +30,18 @@ def test_decoding_beyond_learned_positions_is_refused_and_changes_nothing(
         assert np.linalg.norm(last - expected) < 1e-2 * np.linalg.norm(expected), (
             "keys and values are in f16, so the bound is 1e-2"
         )
+
+
+def test_decoding_beyond_a_window_that_llama_cpp_ignores_is_refused(tmp_path, feed, random_tokens):
+    """Up to the window, the logits are those of the same weights without a window."""
+    tokens, rows = random_tokens(9), []
+    for name, keys in (("plain", {}), ("window", {"llama__attention__sliding_window": 8})):
+        path = changed_model(tmp_path / f"{name}.gguf", **keys)
+        with registry().backend("llamacpp").load(path, ModelOptions(n_threads=1)) as model:
+            context = model.new_context(ContextOptions(n_ctx=16))
+            rows.append(feed(context, tokens[:8]))
+            if name == "window":
+                with pytest.raises(InvalidPosition, match=r"position 8 of sequence 0: llama\.cpp ignores .* 0 to 7"):
+                    feed(context, tokens[8:])
+                assert context.length(0) == 8
+    assert np.array_equal(*rows)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slm_conformance.oracle.factories import TinyModel, make_tiny_model
-from slm_conformance.oracle.families import family_tensors, write_family
+from slm_conformance.oracle.families import family_model, family_tensors, write_family
 from slm_conformance.oracle.family_table import FAMILIES
 from slm_conformance.oracle.gguf_writer import StoredTensor
 from slm_core.errors import InvalidModelFile, UnsupportedModel
@@ -106,6 +106,24 @@ def test_recurrent_models(
     path = write_family(tmp_path / "model.gguf", family, tensors)
     with pytest.raises(UnsupportedModel, match=rf"{key}' is {value} \(accepted by llama.cpp: {accepted}\)"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("gemma2", {"sliding_window_pattern": [False] * 3}, "no layer has it"),  # llama.cpp ends the process
+        ("exaone4", {"sliding_window": 48}, "windows in exaone4 models of 64 layers only"),
+        ("phimoe", {}, "reads their layer norms as RMS norms"),
+    ],
+)
+def test_models_that_llama_cpp_computes_otherwise(
+    load: LoadModel, tmp_path: Path, monkeypatch: Any, family: str, keys: dict[str, Any], message: str
+) -> None:
+    entry = FAMILIES[family]
+    metadata = {**entry.metadata, **{f"attention.{key}": value for key, value in keys.items()}}
+    monkeypatch.setitem(FAMILIES, family, replace(entry, metadata=metadata))
+    with pytest.raises(UnsupportedModel, match=message):
+        load(family_model(tmp_path, family))
 
 
 def test_supports_runs_the_same_checks(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def quantized(tmp_path, monkeypatch):
     return make
 
 
+def test_experts_in_groups_are_refused(tmp_path, monkeypatch):
+    """The graph chooses among all experts, so the logits would be others."""
+    groups = {"expert_count": 8, "expert_group_count": 2, "expert_group_used_count": 1}
+    metadata = FAMILIES["glm4moe"].metadata | groups
+    monkeypatch.setitem(FAMILIES, "glm4moe", replace(FAMILIES["glm4moe"], metadata=metadata))
+    with pytest.raises(UnsupportedModel, match="needs experts in 2 groups"):
+        OnnxBackend().load(family_model(tmp_path, "glm4moe"), ModelOptions())
+
+
 @pytest.fixture
 def exact(feed):
     def rows(path, tokens, tier="reference"):

@@ -6,6 +6,7 @@ from slm_core.checkpoints.config import Config
 from slm_core.checkpoints.decoder import ATTENTION, GATED, HEAD_NORMS, SILU, decoder, read_sizes
 from slm_core.checkpoints.recipe import Recipe, weights
 from slm_core.checkpoints.rope import read_rope, sliding_layers
+from slm_core.errors import UnsupportedModel
 from slm_core.gguf import PlainValue
 
 _BLOCK = ATTENTION | HEAD_NORMS | GATED
@@ -26,4 +27,6 @@ def recipe(config: Config) -> Recipe:
         metadata["attention.sliding_window"] = config.size("sliding_window", 4096)
         kinds = sliding_layers(config, sizes.n_layers, lambda i: (i + 1) % 4 > 0)
         metadata["attention.sliding_window_pattern"] = kinds
+        if not any(kinds):  # its class then has no positions at all
+            raise UnsupportedModel(f"{config.source}: 'sliding_window' without a sliding-window layer (accepted: null)")
     return decoder(config, "exaone4", sizes, _BLOCK, positions, tied=False, metadata=metadata)

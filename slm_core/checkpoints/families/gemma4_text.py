@@ -124,6 +124,8 @@ def _positions(config: Config, head_dim: int) -> Positions:
         share = 0.25
     else:
         share = rope.where.number("partial_rotary_factor", 1.0)
+        if rope.kind == "default":
+            rope.where.only("partial_rotary_factor", 1.0)  # its class ignores other values
     factor = rope.where.number("factor", 1.0) if rope.kind == "proportional" else 1.0
     n_turned = int(share * head_dim // 2)
     if not 0 <= n_turned <= head_dim // 2:

@@ -13,6 +13,6 @@ def recipe(config: Config) -> Recipe:
     sizes = read_sizes(config, num_key_value_heads=8)
     config.only("hidden_act", *SILU)
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
-    metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx, 4096)}
+    metadata = {"attention.sliding_window": window_of(config, 4096)}
     block = interleaved(ATTENTION, sizes) | GATED | NORMS
     return decoder(config, "llama", sizes, block, positions, tied=False, metadata=metadata)

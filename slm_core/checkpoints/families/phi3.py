@@ -27,5 +27,5 @@ def recipe(config: Config) -> Recipe:
         config.only(name, 1)
     config.neutral("original_max_position_embeddings")  # without scaling
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx, partial=1.0)
-    metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx)}
+    metadata = {"attention.sliding_window": window_of(config)}
     return decoder(config, "phi3", sizes, _BLOCK, positions, tied=False, metadata=metadata)

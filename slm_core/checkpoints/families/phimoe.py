@@ -32,7 +32,7 @@ def recipe(config: Config) -> Recipe:
     metadata = {
         "expert_count": n_experts,
         "expert_used_count": config.size("num_experts_per_tok", 2),
-        "attention.sliding_window": window_of(config, sizes.n_ctx),
+        "attention.sliding_window": window_of(config),
     }
     block = with_biases(ATTENTION | NORMS) | weights({"ffn_gate_inp": "block_sparse_moe.gate"})
     block |= experts("block_sparse_moe.experts.{x}", "w1", "w3", "w2", n_experts)

@@ -21,7 +21,7 @@ def recipe(config: Config) -> Recipe:
     # of the class that the first models were trained with
     config.neutral("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "rms_norm_eps")
     config.neutral("scale_attention_softmax_in_fp32")
-    metadata = {"attention.sliding_window": window_of(config, sizes.n_ctx)}
+    metadata = {"attention.sliding_window": window_of(config)}
     outside = with_biases(weights({"output_norm": "model.norm"}))
     positions = read_rope(config, sizes.head_dim, sizes.n_ctx)
     block = with_biases(_MATRICES | NORMS)

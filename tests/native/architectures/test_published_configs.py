@@ -132,6 +132,40 @@ def test_a_rotated_share_that_the_class_ignores_is_refused():
     assert parsed({**SIZES, "model_type": "llama", "partial_rotary_factor": 1.0})
 
 
+def test_a_rotated_share_that_gemma4_ignores_is_refused():
+    def stated(kind):
+        rope = {"rope_type": kind, "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+        local = {"rope_type": "default", "rope_theta": 1e4}
+        return {
+            **SIZES,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "layer_types": ["sliding_attention"] * 6 + ["full_attention"],
+            "rope_parameters": {"sliding_attention": local, "full_attention": rope},
+        }
+
+    for kind, n_turned in (("proportional", 8), ("default", 16)):
+        config = transformers.Gemma4TextConfig(**stated(kind))
+        rotary = transformers.models.gemma4.modeling_gemma4.Gemma4TextRotaryEmbedding(config)
+        assert torch.count_nonzero(rotary.full_attention_inv_freq) == n_turned
+    assert parsed({**stated("proportional"), "model_type": "gemma4_text"})
+    with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor' is 0\.5.*accepted: 1\.0"):
+        parsed({**stated("default"), "model_type": "gemma4_text"})
+
+
+def test_a_window_without_a_layer_of_exaone_4_is_refused():
+    """Its class then rotates no keys: other engines rotate all."""
+    stated = {**SIZES, "num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 32, "vocab_size": 9}
+    config = transformers.Exaone4Config(**{**stated, "sliding_window": 512, "pad_token_id": None})
+    body = transformers.Exaone4Model(config).eval()
+    with torch.inference_mode():
+        rows = [body(torch.tensor([each])).last_hidden_state[0, -1] for each in ([3, 5, 7], [5, 3, 7])]
+    torch.testing.assert_close(*rows)  # the order of earlier tokens does not matter
+    with pytest.raises(UnsupportedModel, match="'sliding_window' without a sliding-window layer"):
+        parsed({**stated, "sliding_window": 512, "model_type": "exaone4"})
+    assert parsed({**stated, "sliding_window": None, "model_type": "exaone4"})
+
+
 def test_the_magnitude_of_phi_3_5_moe():
     """Its configuration states another magnitude than LongRoPE's formula, for long and for short contexts."""
     magnitude, factors = 1.243163121016122, [1.0] * 16
