@@ -23,15 +23,16 @@ attn_q attn_k attn_v attn_qkv attn_output ffn_gate ffn_up ffn_down ffn_gate_inp 
 ffn_down_shexp ssm_in ssm_out ssm_x ssm_dt in_proj out_proj inp_gate proj laurel_l laurel_r time_mix_key
 time_mix_output channel_mix_key
 """
-"""Matrices of a block for which llama.cpp was seen to compute changes. It ignores changes of others."""
+"""Matrices of a block whose changes llama.cpp computes, as experiments show. It ignores changes of other matrices."""
 _LATENT, _IGNORED_WITH_LATENTS = "blk.0.attn_kv_a_mqa.weight", ("attn_q", "output")
-"""In models with latent attention (MLA), it ignores these, too."""
+"""In models with latent attention (MLA), llama.cpp also ignores changes of these matrices."""
 _UNSTEERED = ("bert", "modern-bert", "nomic-bert")
-"""Architectures for which it ignores control vectors. It was seen to compute them for all other known ones."""
+"""Architectures for which llama.cpp ignores control vectors. For all other known ones it applies them, as experiments
+show."""
 
 
 class LlamaCppAdapters:
-    """llama.cpp's objects for the adapters of one model, each freed when nothing uses its adapter any more.
+    """llama.cpp's objects for the adapters of one model. An object is freed when nothing uses its adapter any more.
 
     Args:
         api: the low-level functions.
@@ -52,8 +53,8 @@ class LlamaCppAdapters:
         """Load an adapter.
 
         Raises:
-            UnsupportedModel: llama.cpp does not compute its changes.
-            InvalidModelFile: llama.cpp refuses it.
+            UnsupportedModel: llama.cpp does not compute the adapter's changes.
+            InvalidModelFile: llama.cpp refuses the adapter.
         """
         if self._architecture not in architecture_names():
             raise UnsupportedModel(
@@ -66,7 +67,7 @@ class LlamaCppAdapters:
         for name in adapter.info.tensors:
             self._check(name)
         with tempfile.TemporaryDirectory() as folder, self._model.use() as model, logs.collected() as complaints:
-            path = Path(folder) / "adapter.gguf"  # what was checked, and directories of PEFT, too
+            path = Path(folder) / "adapter.gguf"  # written from the checked tensors, also for PEFT directories
             write_adapter(adapter, self._architecture, path)
             pointer = self._api.llama_adapter_lora_init(model, os.fsencode(path))
         if not pointer:
@@ -92,7 +93,7 @@ class LlamaCppAdapters:
             raise DecodeFailed("llama.cpp cannot compute with these adapters")
 
     def _steered(self, context: int, adapters: AdapterSet) -> bool:
-        """Make a context add the directions of control vectors only; whether llama.cpp does."""
+        """Replace the control vectors of a context by those of ``adapters``; False if llama.cpp refuses."""
         directions, set_vector = summed_directions(adapters), self._api.llama_set_adapter_cvec
         if not directions:
             return not set_vector(context, None, 0, self._n_embd, -1, -1)
@@ -103,7 +104,7 @@ class LlamaCppAdapters:
         return not set_vector(context, data, rows.size, self._n_embd, 1, self._n_layers - 1)
 
     def free(self) -> None:
-        """Free all, before the model is freed: llama.cpp would free them with it, and again later."""
+        """Free all objects before the model: llama.cpp frees them with the model, and the handles would do so again."""
         for handle in list(self._handles.values()):
             handle.free()
 

@@ -1,4 +1,4 @@
-"""A file of bytes or of an object's tensors, for llama.cpp, which reads models from files alone."""
+"""Files for models that are bytes or tensor sources: llama.cpp reads models only from files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class AnonymousFile:
-    """A file with a content, freed when it is closed or garbage.
+    """A file with a content. It is freed when it is closed or garbage-collected.
 
     On Linux it is in memory, and has no name in any folder; elsewhere it is a temporary file.
 
@@ -22,7 +22,7 @@ class AnonymousFile:
         path: the path of the file, for this process.
 
     Raises:
-        OSError: there is no room.
+        OSError: there is no space left.
     """
 
     def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
@@ -44,5 +44,5 @@ class AnonymousFile:
             raise
 
     def close(self) -> None:
-        """Free it. What llama.cpp has mapped stays readable. A second call does nothing."""
+        """Free the file. Pages that llama.cpp has mapped stay readable. A second call does nothing."""
         self._finalizer()

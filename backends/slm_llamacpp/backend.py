@@ -65,16 +65,16 @@ class LlamaCppBackend:
 
     def load(self, source: ModelSource, options: ModelOptions) -> LlamaCppModel:
         """Load a model; see ``protocols.Backend.load``."""
-        asked = LoadOptions.parse(options.backend_options)
+        load_options = LoadOptions.parse(options.backend_options)
         n_threads = chosen_threads(options.n_threads)
         with GgufFile.open(source) as gguf:
             check_source(gguf)
             library.version()  # raises before the probe, which would be inconclusive
-            repack = probe.may_repack() if asked.repack is None else asked.repack
+            repack = probe.may_repack() if load_options.repack is None else load_options.repack
             api = library.load()
             choice = devices.choose(options.device, devices.all_devices())
-            asked.check_gpus(len(choice.gpus), api.llama_max_devices())
-            settings, file = Settings(choice, n_threads, repack, asked), _file(source, gguf)
+            load_options.check_gpus(len(choice.gpus), api.llama_max_devices())
+            settings, file = Settings(choice, n_threads, repack, load_options), _file(source, gguf)
             try:
                 return LlamaCppModel(api, gguf, file, settings, options.progress)
             except BaseException:
@@ -91,7 +91,7 @@ def _has_gpus(device: str) -> bool:
 
 
 def _file(source: ModelSource, gguf: GgufFile) -> Path | AnonymousFile:
-    """The file that llama.cpp reads, which it copies bytes and objects to."""
+    """The file that llama.cpp reads: the source, or a copy of bytes or of a tensor source."""
     if isinstance(source, Path):
         return source
     try:

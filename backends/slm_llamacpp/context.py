@@ -43,7 +43,7 @@ _MAX_CTX = 2**31 - 256  # positions are int32, and llama.cpp rounds up
 _NO_ROOM = 1
 _ALWAYS = {Capability.EMBEDDINGS, Capability.ADAPTERS}
 _FAILURES = {_NO_ROOM: "it found no room in its KV cache", 2: "it was aborted", -1: "it calls the batch invalid"}
-_FEW_SEQUENCES = 8  # of a chat and its forks, which share most of their cells
+_FEW_SEQUENCES = 8  # as for a chat and its forks, which share most of their cells
 _FLASH_OFF, _FLASH_ON, _FLASH_AUTO = 0, 1, -1  # llama_flash_attn_type
 
 
@@ -77,7 +77,7 @@ class LlamaCppContext(ContextBase):
         self._memory = Memory(api, self._pointer, model_pointer, options.n_seq_max)
         n_batch = min(options.n_batch, options.n_ctx)
         self._buffers = BatchBuffers(api, n_batch, self._memory.ids(), self._memory.n_axes)
-        self._used: AdapterSet = ()  # keeps them alive: llama.cpp computes with pointers to them
+        self._used: AdapterSet = ()  # keeps the adapters alive: llama.cpp computes with pointers to them
         self._has_nan = False  # whether cells of a failed call may hold NaN
         self._keys_lag = False  # whether keys are still to be re-rotated, which llama.cpp does at the next decode
         can_move = model.moves_keys and can_rotate(self._type_k, model.head_dim)
@@ -334,7 +334,7 @@ class LlamaCppContext(ContextBase):
                 done.append(seq_id)
 
     def _refill(self, seq_id: int, others: Sequence[int]) -> None:
-        """Decode a sequence again; the cells that it shares with one of ``others`` are there."""
+        """Decode a sequence again, except for cells that it shares with one of ``others``: these exist already."""
         n, src = max(((self._ledger.n_shared(seq_id, other), other) for other in others), default=(0, 0))
         can_share = n == self._ledger.length(src) or self.edit_level >= EditLevel.TRUNCATE
         if n == 0 or not can_share or tail_edits(self._ledger.edits(seq_id), n) != []:
@@ -490,9 +490,10 @@ def kv_type(asked: KvType | None) -> KvType:
 def flash_attention(settings: Settings, types: tuple[KvType, KvType], n_seq_max: int) -> int:
     """The ``llama_flash_attn_type`` for these settings.
 
-    On a CPU, each has an advantage. Without flash attention, each token is multiplied with the cells of all sequences,
-    also of those that it does not see. With it, such cells are skipped, but the others take longer, and keys and values
-    are rounded to f16. So by default it is on for many sequences, as engines have, if they are stored in f16 anyway.
+    On a CPU, each choice has an advantage. Without flash attention, each token is multiplied by the cells of all
+    sequences, including masked cells. With flash attention, masked cells are skipped, but the other cells take longer,
+    and keys and values are rounded to f16. So by default it is on for many sequences, as engines have, if keys and
+    values are stored in f16 anyway.
 
     Args:
         settings: the options of the model.

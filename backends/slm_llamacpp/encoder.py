@@ -61,7 +61,7 @@ class LlamaCppEncoder(ContextBase):
             n_embd=api.llama_model_n_embd_out(model_pointer),
             adapters=model.loaded_adapters,
         )
-        self._used: AdapterSet = ()  # keeps them alive: llama.cpp computes with pointers to them
+        self._used: AdapterSet = ()  # keeps the adapters alive: llama.cpp computes with pointers to them
 
     def _engine_use(self, adapters: AdapterSet) -> None:
         self._model.lora.use(self._pointer, adapters)
@@ -70,8 +70,8 @@ class LlamaCppEncoder(ContextBase):
     def _engine_embed(self, batch: Batch) -> States:
         if self._model.positions is not None:
             check_position_limit(batch, *self._model.positions)
-        every = np.ones(len(batch), np.bool_)
-        filled = self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, every)
+        all_tokens = np.ones(len(batch), np.bool_)
+        filled = self._buffers.fill(batch.tokens, batch.seq_ids, batch.positions, all_tokens)
         before_computing(self._api, self._pointer)
         with logs.collected() as complaints:
             failure = self._api.llama_encode(self._pointer, filled)

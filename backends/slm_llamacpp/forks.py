@@ -7,15 +7,15 @@ from typing import Any
 
 from slm_llamacpp import logs
 
-_computed_in: int | None = None  # the process that computed first, this one or one that it was forked from
+_computed_in: int | None = None  # the process that computed first: this process, or an ancestor of it
 _warned = False
 
 
 def before_computing(api: Any, context: int) -> None:
     """Give a context one thread if an ancestor of this process has computed with llama.cpp, with one warning.
 
-    A fork copies no threads, but GNU's OpenMP, which llama.cpp is built with, expects the threads of the parent: with
-    two threads or more it would wait for them for ever.
+    A fork copies no threads, but GNU's OpenMP, which llama.cpp is built with, expects the threads of the parent. With
+    two threads or more it would wait for these threads for ever.
     """
     global _computed_in, _warned
     process = os.getpid()

@@ -10,7 +10,7 @@ from slm_core.errors import ModelClosed
 
 
 class Handle:
-    """The pointer to a model.
+    """The pointer to a model or an adapter.
 
     Args:
         pointer: llama.cpp's pointer.
@@ -31,7 +31,7 @@ class Handle:
         """The pointer, valid while the ``with`` block runs.
 
         Raises:
-            ModelClosed: it is freed, or is about to be.
+            ModelClosed: the pointer is freed, or about to be freed.
         """
         with self._idle:
             if self._retired or self._pointer is None:

@@ -68,8 +68,8 @@ def collected() -> Iterator[list[Complaint]]:
 def reason_in(complaints: Sequence[Complaint]) -> str:
     """The cause in one line: the most informative of llama.cpp's error lines."""
     lines = [line for level, line in complaints if level >= logging.ERROR]
-    telling = [line for line in lines if "error loading model: " in line] or lines[-1:] or ["it gave no reason"]
-    reason = _SPEAKER.sub("", telling[0])
+    informative = [line for line in lines if "error loading model: " in line] or lines[-1:] or ["it gave no reason"]
+    reason = _SPEAKER.sub("", informative[0])
     return reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
 
 

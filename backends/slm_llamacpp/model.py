@@ -93,7 +93,7 @@ class LlamaCppModel(ModelBase):
             raise
         base = BaseModel.of(gguf)
         self.lora = LlamaCppAdapters(api, self._handle, base)
-        weakref.finalize(self, self.lora.free).atexit = False  # runs before the one above
+        weakref.finalize(self, self.lora.free).atexit = False  # runs before the finalizer that frees the model
         super().__init__(info, vocab, LoadedAdapters(base, self.lora.prepare))
 
     @property

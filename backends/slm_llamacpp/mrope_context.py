@@ -49,7 +49,7 @@ class MropeContext(LlamaCppContext):
         takes_offsets = capabilities and self._memory.kind is CacheKind.ATTENTION
         return capabilities | {Capability.MROPE_POSITIONS} if takes_offsets else capabilities
 
-    # Calls that may be refused.
+    # Checks of inputs.
 
     def _check_batch(self, batch: Batch) -> list[int]:
         seq_ids = super()._check_batch(batch)
@@ -133,7 +133,7 @@ class MropeContext(LlamaCppContext):
             self._rebuild(seq_id)
 
     def _refill(self, seq_id: int, others: Sequence[int]) -> None:
-        self._rebuild(seq_id)  # llama.cpp's positions are not those of the ledger: shared cells are decoded again
+        self._rebuild(seq_id)  # llama.cpp's positions differ from the ledger's, so no cells are shared
 
     def _rebuild(self, seq_id: int) -> None:
         super()._rebuild(seq_id)

@@ -40,7 +40,7 @@ def check_survives(gguf: GgufFile) -> None:
     """
     architecture = gguf.require("general.architecture", str)
     for key in gguf.metadata:
-        if key.startswith(OWN) and key not in (RANK_POOLING, RANK_EOS_TWICE):  # slm_core.ranking reads those
+        if key.startswith(OWN) and key not in (RANK_POOLING, RANK_EOS_TWICE):  # slm_core.ranking reads these two
             raise UnsupportedModel(f"{gguf.path}: metadata {shown(key)} is not a key of GGUF, and llama.cpp ignores it")
     if has_vocab(gguf):
         _check_tokens(gguf)
@@ -143,14 +143,14 @@ def _check_equal(gguf: GgufFile, key: str, expected: int) -> None:
 
 
 def _check_shapes(gguf: GgufFile) -> None:
-    """Compare tensors with the declaration of their architecture, if this package has one.
+    """Compare tensors with the declaration of their architecture, if slm_core has one.
 
-    llama.cpp compares most of them, too. But it derives some shapes from tensors and others from keys, and asserts a
+    llama.cpp compares most tensors, too. But it derives some shapes from tensors and others from keys, and asserts a
     match.
     """
     try:
         spec = read_spec(gguf, strict=False)
-    except UnsupportedModel:  # only unsupported by this package's own forward pass; llama.cpp may run it
+    except UnsupportedModel:  # llama.cpp may run models that slm_core does not declare
         return
     for name, declared in spec.tensors():
         tensor = gguf.tensors.get(name)

@@ -1,7 +1,7 @@
 """Whether this build of llama.cpp crashes on this CPU: probed once in a subprocess, and cached.
 
-Some builds crash at the first matrix product: gcc 12, compiling for a CPU with AMX, leaves out the tile configuration.
-Weights that are not repacked never reach that code.
+Some builds crash at the first matrix product: gcc 12 leaves out the tile configuration when it compiles for AMX.
+Weights that are not repacked never reach this code.
 """
 
 from __future__ import annotations

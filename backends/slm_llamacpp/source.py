@@ -6,7 +6,7 @@ from slm_core.errors import UnsupportedModel
 from slm_core.gguf import GgufFile
 from slm_llamacpp.preflight import check_survives
 
-# llama.cpp has no function that lists these. They are from llama-arch.cpp of the version that the package requires.
+# llama.cpp has no function that lists architectures. These are from llama-arch.cpp of the version that is required.
 _NAMES = """
 afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bitnet bloom chameleon chatglm codeshell
 cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note

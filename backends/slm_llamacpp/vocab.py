@@ -98,9 +98,9 @@ class LlamaCppVocab:
         """Token ids of a text; see ``protocols.Vocab.encode``.
 
         Raises:
-            InvalidOption: no text.
-            VocabError: a text of a gigabyte, a character without tokens in this vocabulary, or content that llama.cpp
-                would parse as a control token (RWKV's vocabulary).
+            InvalidOption: not a text.
+            VocabError: a text of more than 1 GiB, a character without tokens in this vocabulary, or content that
+                llama.cpp would parse as a control token (RWKV's vocabulary).
         """
         check_text("text", text)
         text = _well_formed(text)
@@ -117,7 +117,7 @@ class LlamaCppVocab:
         """The bytes of one token; b"" for a control token, or its text if ``special``.
 
         Raises:
-            InvalidToken: the id is no integer, or outside the vocabulary.
+            InvalidToken: the id is not an integer, or is outside the vocabulary.
         """
         if type(id) is not int or not 0 <= id < self.size:
             id = checked_id(id, self.size)  # noqa: A001
@@ -136,8 +136,8 @@ class LlamaCppVocab:
         If the vocabulary puts a space in front of texts, one leading space is removed.
 
         Raises:
-            InvalidOption: no list.
-            InvalidToken: an id is no integer, or outside the vocabulary.
+            InvalidOption: not a list.
+            InvalidToken: an id is not an integer, or is outside the vocabulary.
         """
         pieces = [self.token_bytes(i, special=special) for i in checked_list("ids", ids, IDS)]
         if self._is_wordpiece:
@@ -166,15 +166,15 @@ class LlamaCppVocab:
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         with self._model.use():
-            room = len(data) + 16 if len(data) < 2**16 else len(data) // 2
+            capacity = len(data) + 16 if len(data) < 2**16 else len(data) // 2
             while True:
-                ids = np.empty(room, np.int32)
+                ids = np.empty(capacity, np.int32)
                 target = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-                n = self._api.llama_tokenize(self._vocab, data, len(data), target, room, add_special, parse_special)
+                n = self._api.llama_tokenize(self._vocab, data, len(data), target, capacity, add_special, parse_special)
                 if n >= 0:
                     tokens: list[int] = ids[:n].tolist()
                     return tokens
-                room = -n
+                capacity = -n
 
 
 def _control_texts(gguf: GgufFile) -> list[str]:

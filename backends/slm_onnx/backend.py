@@ -66,22 +66,22 @@ class OnnxBackend:
 
     def load(self, source: ModelSource, options: ModelOptions) -> OnnxModel:
         """Load a model; see ``protocols.Backend.load``."""
-        asked = LoadOptions.parse(options.backend_options)
+        load_options = LoadOptions.parse(options.backend_options)
         runtime.load()
-        threads = runtime.Threads(chosen_threads(options.n_threads), asked.spinning)
+        threads = runtime.Threads(chosen_threads(options.n_threads), load_options.spinning)
         is_directory = isinstance(source, Path) and source.is_dir()
-        device = devices.choose(options.device, asked, of_directory=is_directory)
+        device = devices.choose(options.device, load_options, of_directory=is_directory)
         progress = options.progress or (lambda share: None)
         progress(0.0)
         if isinstance(source, Path) and source.is_dir():
             with device.provider.lock:
-                return _load_directory(source, options.backend_options, device, threads, asked, progress)
+                return _load_directory(source, options.backend_options, device, threads, load_options, progress)
         from slm_onnx.fromgguf import gguf_model  # imports onnx
 
         gguf = GgufFile.open(source)
         try:
             with device.provider.lock:
-                return gguf_model(gguf, device, threads, asked, progress)
+                return gguf_model(gguf, device, threads, load_options, progress)
         except BaseException:
             gguf.close()
             raise
@@ -92,15 +92,15 @@ def _load_directory(
     options: Mapping[str, object],
     device: Device,
     threads: runtime.Threads,
-    asked: LoadOptions,
+    load_options: LoadOptions,
     progress: Progress,
 ) -> OnnxModel:
     from slm_onnx.fromdirectory import directory_model
 
     for name in sorted(options.keys() & OF_BUILDING):
         raise InvalidOption(f"{name} is of building a graph from a GGUF file, and {source} holds its graph")
-    place = device.session_place(asked.provider_options, threads)
-    return directory_model(source, device, place, progress, asked.named(threads.n_threads, builds=False))
+    place = device.session_place(load_options.provider_options, threads)
+    return directory_model(source, device, place, progress, load_options.named(threads.n_threads, builds=False))
 
 
 def _described(source: ModelSource, *, on_cpu: bool = True) -> str:

@@ -59,8 +59,8 @@ class ByteCacheGraph(DecoderGraph):
         """Attention as single operations: q [1, n, H*D] to [1, n, H*D]."""
         graph, spec, prefix = self._graph, self._spec, f"blk.{index}."
         n_groups, width = spec.n_heads // spec.n_kv_heads, spec.head_dim
-        keys, key_scales = self._kept(index, "key", k)
-        values, value_scales = self._kept(index, "value", v)
+        keys, key_scales = self._stored(index, "key", k)
+        values, value_scales = self._stored(index, "value", v)
         grouped = graph.constant("in_groups", [0, -1, spec.n_kv_heads, n_groups, width])
         queries = graph.node(
             "Transpose", [graph.node("Reshape", [q, grouped], f"{q}.grouped")], f"{q}.transposed", perm=[0, 2, 3, 1, 4]
@@ -94,7 +94,7 @@ class ByteCacheGraph(DecoderGraph):
                 "Tanh", [graph.node("Div", [shaped, cap], f"{prefix}scores.divided")], f"{prefix}scores.tanh"
             )
             shaped = graph.node("Mul", [small, cap], f"{prefix}scores.capped")
-        masked = graph.node("Add", [shaped, self._sight(layer)[-1]], f"{prefix}scores.masked")
+        masked = graph.node("Add", [shaped, self._mask_inputs(layer)[-1]], f"{prefix}scores.masked")
         weights = graph.node("Softmax", [masked], f"{prefix}weights", axis=-1)
         return graph.node(
             "Reshape",
@@ -102,7 +102,7 @@ class ByteCacheGraph(DecoderGraph):
             f"{prefix}weights.by_kv_head",
         )
 
-    def _kept(self, index: int, plane: str, x: str) -> tuple[str, str]:
+    def _stored(self, index: int, plane: str, x: str) -> tuple[str, str]:
         """Store keys or values [1, n, K*D]; returns all codes as floats [1, K, t, D], and their scales [1, K, 1, t]."""
         graph, spec = self._graph, self._spec
         in_heads = graph.constant("kv_heads", [0, -1, spec.n_kv_heads, spec.head_dim])

@@ -1,4 +1,4 @@
-"""The table of KV cache cells: which positions and sequences they hold.
+"""The table of KV cache cells: the position and the sequences of each cell.
 
 All sequences share one row of cells, which is filled from its start. Forks share cells. A cell that no sequence holds
 is free again if it is at the end of the row, or after ``compact``.
@@ -254,20 +254,20 @@ class CellTable:
         Cells before the gap are rotated only if no other sequence holds any of them: a cut must not need more cells
         than a rotation of the cells after the gap needs, which is the ledger's bound.
         """
-        before, behind = self._before(seq_id, start), self._from(seq_id, end)
-        fewer = np.count_nonzero(before) < np.count_nonzero(behind)
+        before, after = self._before(seq_id, start), self._from(seq_id, end)
+        fewer = np.count_nonzero(before) < np.count_nonzero(after)
         farthest = max(self._first_indices[seq_id] + end - start, self._first_angles[seq_id] + n_mrope_positions)
         if fewer and farthest <= FARTHEST and not (before & self._is_shared()).any():
             return before, end - start, n_mrope_positions
-        return behind, start - end, -n_mrope_positions
+        return after, start - end, -n_mrope_positions
 
     def _before(self, seq_id: int, position: int) -> NDArray[np.bool_]:
         before: NDArray[np.bool_] = self._held[seq_id] & (self._indices < self._first_indices[seq_id] + position)
         return before
 
     def _from(self, seq_id: int, position: int) -> NDArray[np.bool_]:
-        behind: NDArray[np.bool_] = self._held[seq_id] & (self._indices >= self._first_indices[seq_id] + position)
-        return behind
+        after: NDArray[np.bool_] = self._held[seq_id] & (self._indices >= self._first_indices[seq_id] + position)
+        return after
 
     def _is_shared(self) -> NDArray[np.bool_]:
         shared: NDArray[np.bool_] = np.count_nonzero(self._held, axis=0) > 1

@@ -162,11 +162,11 @@ def unpacked(payload: bytes, shapes: Sequence[tuple[int, int, int]], dtypes: Seq
     ends = np.cumsum([size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]).tolist()
     if len(payload) != ends[-1]:
         raise InvalidSnapshot(f"the KV payload has {len(payload)} bytes, {shapes[0][1]} tokens take {ends[-1]}")
-    sessions = [
+    planes = [
         np.frombuffer(payload, dtype.newbyteorder("<"), size, end - size * dtype.itemsize).reshape(shape)
         for shape, dtype, size, end in zip(shapes, dtypes, sizes, ends, strict=True)
     ]
-    for values in sessions:
+    for values in planes:
         if values.dtype.kind == "f":
             check_numbers(values, "the KV payload")
-    return sessions
+    return planes

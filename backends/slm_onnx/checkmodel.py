@@ -64,7 +64,7 @@ def _norm(rng: np.random.Generator, width: int) -> NDArray[np.float32]:
 
 
 def _metadata() -> Mapping[str, PlainValue]:
-    of_model: Mapping[str, PlainValue] = {
+    architecture_keys: Mapping[str, PlainValue] = {
         "block_count": _L,
         "context_length": 512,
         "embedding_length": _E,
@@ -78,7 +78,7 @@ def _metadata() -> Mapping[str, PlainValue]:
     }
     return {
         "general.architecture": _ARCHITECTURE,
-        **{f"{_ARCHITECTURE}.{key}": value for key, value in of_model.items()},
+        **{f"{_ARCHITECTURE}.{key}": value for key, value in architecture_keys.items()},
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": _TOKENS,
         "tokenizer.ggml.token_type": _KINDS,

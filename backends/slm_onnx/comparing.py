@@ -70,10 +70,10 @@ def errors(device: providers.Device, options: LoadOptions, *, of_directory: bool
             for n_seq_max in _numbers_of_sequences(device):
                 errors_by_step.update(_errors(model, expected, n_seq_max))
         return errors_by_step
-    for kept, in_place in (("written in place", True), ("passed on", False)):
+    for caches, in_place in (("written in place", True), ("passed on", False)):
         with _directory_model(device, options, in_place=in_place) as model:
             errors_by_step.update(
-                {f"{step} (caches {kept})": error for step, error in _errors(model, expected, 2).items()}
+                {f"{step} (caches {caches})": error for step, error in _errors(model, expected, 2).items()}
             )
     return errors_by_step
 

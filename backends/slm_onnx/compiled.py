@@ -40,11 +40,11 @@ _NUMBERS = {
 _FILE, _PACKED = "decoder.onnx", "packed.onnx"
 _CPU = "CPUExecutionProvider"
 _WORTH_KEEPING = 64 << 20  # bytes of weights; "auto" caches the graphs of models from this size on
-_BUILT = 0.5  # share of the loading time for building the graph; the rest is ONNX Runtime's
+_BUILT = 0.5  # the share of the loading time that building the graph takes; ONNX Runtime takes the rest
 
 
 def uncaptured(place: runtime.Place) -> runtime.Place:
-    """The same place without capture of runs, for graphs with inputs of any shape."""
+    """A place whose runs are not captured, for graphs with inputs of any shape."""
     providers = [
         (name, {key: value for key, value in options.items() if key != CAPTURE}) for name, options in place.providers
     ]
@@ -145,8 +145,8 @@ class Compiler:
         """
         runtime.save_packed(folder / _FILE, folder / _PACKED, self._place)
         packed = runtime.saved_session(folder / _PACKED, self._place)
-        right = np.array_equal(self._sample(built), self._sample(packed))
-        for unneeded in folder.glob(f"{_FILE if right else _PACKED}*"):
+        is_equal = np.array_equal(self._sample(built), self._sample(packed))
+        for unneeded in folder.glob(f"{_FILE if is_equal else _PACKED}*"):
             unneeded.unlink()
 
     def _sample(self, session: Any) -> NDArray[np.float32]:

@@ -36,7 +36,7 @@ from slm_onnx.positions import Positions
 from slm_onnx.providers import Device
 
 _PAYLOAD_VERSION = 2
-_UNSEEN, _BESIDE = -1, 0  # distances
+_UNSEEN, _BESIDE = -1, 0  # distances of cells: a token does not attend to the cell; the cell is in every window
 _FIRST_ANGLE = struct.Struct("<i")  # before the keys and values of a payload
 
 
@@ -129,7 +129,7 @@ class OnnxContext(ContextBase):
         self._transfer = _transfer(self._store, sessions)
         self._positions = Positions(spec, options.n_ctx, engine.read_factors)
         self._mover = CellMover(sessions.mover, sessions.rotator, self._store, self._positions)
-        new_feed = partial(_new_feed, engine, self._store)  # no method of this object: it would live on in the cycle
+        new_feed = partial(_new_feed, engine, self._store)  # not a method: a reference cycle would keep this object
         self._plain = Decoders(DecoderSessions(sessions.decoder, sessions.bidirectional), new_feed)
         self._adapted: Decoders | None = None  # made for the first adapters
         self._decoders = self._plain
@@ -146,7 +146,7 @@ class OnnxContext(ContextBase):
             n_embd=spec.n_embd,
             adapters=adapters,
         )
-        held = self._ledger.inputs  # no function that refers to this object: it would live on in the cycle
+        held = self._ledger.inputs  # not a method of this object: a reference cycle would keep it in memory
         self._mrope_positions = MropePositions(held) if spec.has_sections else None
         self._biases = AttentionBiases(held)
 

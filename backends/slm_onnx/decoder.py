@@ -1,11 +1,11 @@
 """The graph of a decoder, built from a model's specification.
 
-Shapes: n tokens of a batch, m rows of hidden states, p rows of logits (m where states are no output), t cells that
+Shapes: n tokens of a batch, m rows of hidden states, p rows of logits (m, if states are not an output), t cells that
 attention reads, c cells of the cache, E embedding width, H query heads, K key and value heads, D head width, V
 vocabulary.
 
-The tokens of all sequences are in one row of the batch. ``attention_bias`` says which token attends to which cell;
-there is one for each window size. Keys in the cache are rotated. The embedding is not in the graph: the host
+The tokens of all sequences are in one row of the batch. ``attention_bias`` determines the cells to which a token
+attends; there is one for each window size. Keys in the cache are rotated. The embedding is not in the graph: the host
 dequantizes the rows that it needs.
 """
 
@@ -20,7 +20,7 @@ from slm_core.architectures import LayerSpec, ModelSpec, NormKind, RopeSpec, Rop
 from slm_core.gguf import GgufFile
 from slm_onnx.feedforward import FeedForward
 from slm_onnx.graphwriter import ELEMENT_TYPES, MICROSOFT, Dim, GraphWriter
-from slm_onnx.ports import DIRECTION, PLANES, Kinds, past, present, rotation, sight, temperature
+from slm_onnx.ports import DIRECTION, PLANES, Kinds, attention_bias, past, present, rotation, temperature
 from slm_onnx.products import GraphOptions, Products
 
 _EMBEDDING_NORM = "token_embd_norm"
@@ -103,7 +103,7 @@ class DecoderGraph:
             for name in rotation(kind):
                 graph.input(name, dtype, ["n", rope.n_dims // 2])
         for kind in range(len(self._kinds.windows) if self._has_bias else 0):
-            graph.input(sight(kind), dtype, [1, 1, "n", "t"])
+            graph.input(attention_bias(kind), dtype, [1, 1, "n", "t"])
         for kind in range(len(self._kinds.temperatures)):
             graph.input(temperature(kind), dtype, [1, "n", 1])
         if spec.alibi_max_bias is not None:
@@ -122,7 +122,7 @@ class DecoderGraph:
         slopes = -alibi_slopes(self._spec.n_heads, max_bias).reshape(1, -1, 1, 1).astype(self._dtype)
         sloped = graph.node("Mul", [distances, graph.weight("slopes", slopes)], "sloped")
         for kind in range(len(self._kinds.windows)):
-            graph.node("Add", [sight(kind), sloped], f"sloped.{sight(kind)}")
+            graph.node("Add", [attention_bias(kind), sloped], f"sloped.{attention_bias(kind)}")
 
     def _caches(self) -> None:
         for layer in range(self._spec.n_layers):
@@ -139,41 +139,41 @@ class DecoderGraph:
         return self._graph.node("Gather", [x, "logits_rows"], f"{x}.output_rows", axis=1)
 
     def _block(self, layer: int, x: str, branch: str) -> tuple[str, str]:
-        """One block with the input ``x + branch``; its result is a sum of two values, too.
+        """One block. Its input is the sum ``x + branch``; its result is such a pair, too.
 
         After the last attention, tokens are independent, so only the rows of tokens with logits are computed.
         """
         spec, prefix = self._spec, f"blk.{layer}."
         is_last, ffn_norm = layer == spec.n_layers - 1, f"{prefix}{spec.layers[layer].ffn_norm}"
         x, normed = self._add_and_norm(x, branch, f"{prefix}attn_norm")
-        own_norm = f"{prefix}attn_norm_2"
+        attn_norm_2 = f"{prefix}attn_norm_2"
         mixed = self._attend(
-            layer, self._norm(x, own_norm, f"{own_norm}.normed") if self._has_norm(own_norm) else normed
+            layer, self._norm(x, attn_norm_2, f"{attn_norm_2}.normed") if self._has_norm(attn_norm_2) else normed
         )
         if is_last:
             mixed, x = self._output_rows(mixed), self._output_rows(x)
         attended = self._products.linear(mixed, f"{prefix}attn_output", f"{prefix}attended")
         post_norm = "" if spec.layers[layer].ffn_norm == _POST_NORM else f"{prefix}{_POST_NORM}"
-        attended = self._added(attended, post_norm)
+        attended = self._residual_term(attended, post_norm)
         if not spec.parallel:
             x, normed = self._add_and_norm(x, attended, ffn_norm)
-            return x, self._fed(layer, normed)
+            return x, self._feed_forward_term(layer, normed)
         if self._has_norm(ffn_norm):
             normed = self._norm(x, ffn_norm, f"{ffn_norm}.normed")
         elif is_last:
             normed = self._output_rows(normed)
-        both = self._graph.node("Add", [attended, self._fed(layer, normed)], f"{prefix}branches")
+        both = self._graph.node("Add", [attended, self._feed_forward_term(layer, normed)], f"{prefix}branches")
         return x, both
 
     def _steered(self, layer: int, branch: str) -> str:
-        """The last term of a layer's output plus the direction of a control vector, an input of the graph [E]."""
+        """Add the direction of a control vector, an input of the graph [E], to the last term of a layer's output."""
         direction = self._graph.input(f"{DIRECTION}{layer}", self._dtype, [self._spec.n_embd])
         return self._graph.node("Add", [branch, direction], f"blk.{layer}.steered")
 
-    def _fed(self, layer: int, x: str) -> str:
-        return self._added(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")
+    def _feed_forward_term(self, layer: int, x: str) -> str:
+        return self._residual_term(self._feed_forward.layer(layer, x), f"blk.{layer}.post_ffw_norm")
 
-    def _added(self, output: str, post_norm: str) -> str:
+    def _residual_term(self, output: str, post_norm: str) -> str:
         """The term that a layer adds to the residual stream."""
         if self._has_norm(post_norm):
             output = self._norm(output, post_norm, f"{post_norm}.normed")
@@ -203,7 +203,7 @@ class DecoderGraph:
             "GroupQueryAttention",
             [
                 *(q, k, v, past(index, "key"), past(index, "value"), "seqlens_k", "total_sequence_length"),
-                *self._sight(spec.layers[index]),
+                *self._mask_inputs(spec.layers[index]),
             ],
             [f"blk.{index}.mixed", present(index, "key"), present(index, "value")],
             domain=MICROSOFT,
@@ -226,11 +226,11 @@ class DecoderGraph:
         limits = [self._graph.number(limit, self._dtype) for limit in (-spec.qkv_limit, spec.qkv_limit)]
         return [self._graph.node("Clip", [part, *limits], f"{part}.clipped") for part in flat]
 
-    def _sight(self, layer: LayerSpec) -> Sequence[str]:
+    def _mask_inputs(self, layer: LayerSpec) -> Sequence[str]:
         """The mask inputs of attention."""
         if not self._has_bias:
             return ()
-        name = sight(self._kinds.windows.index(layer.window))
+        name = attention_bias(self._kinds.windows.index(layer.window))
         return "", "", "", name if self._spec.alibi_max_bias is None else f"sloped.{name}"
 
     def _window(self, layer: LayerSpec) -> dict[str, int]:

@@ -42,34 +42,34 @@ class Decoders:
         self._sessions = sessions
         self._new_feed = new_feed
         self.feed = new_feed(sessions.decoder)
-        self._of_blocks: Feed | None = None
+        self._block_feed: Feed | None = None
         self._bound: Inputs = {}
 
     def bind(self, changes: Mapping[str, LowRank], directions: Mapping[int, Direction], dtype: str) -> None:
         """Compute with these changes of matrices, and directions after layers, from now on."""
         self._bound = adapter_inputs(self._sessions.decoder, changes, directions, dtype)
-        for feed in filter(None, (self.feed, self._of_blocks)):
+        for feed in filter(None, (self.feed, self._block_feed)):
             feed.bind(self._bound)
 
     def for_blocks(self) -> Feed:
-        """The feed for batches with bidirectional blocks; made for the first of them.
+        """The feed for batches with bidirectional blocks, made on the first call.
 
         Raises:
             DecodeFailed: ONNX Runtime refuses its graph.
         """
-        if self._of_blocks is None:
+        if self._block_feed is None:
             assert self._sessions.bidirectional is not None
             try:
                 decoder = self._sessions.bidirectional()
             except UnsupportedModel as error:
                 raise DecodeFailed(f"a decoder for bidirectional blocks could not be made: {error}") from error
-            self._of_blocks = self.feed if decoder is self._sessions.decoder else self._new_feed(decoder)
-            self._of_blocks.bind(self._bound)
-        return self._of_blocks
+            self._block_feed = self.feed if decoder is self._sessions.decoder else self._new_feed(decoder)
+            self._block_feed.bind(self._bound)
+        return self._block_feed
 
     def close(self) -> None:
         """Release the provider's memory."""
-        for feed in filter(None, (self.feed, self._of_blocks)):
+        for feed in filter(None, (self.feed, self._block_feed)):
             feed.close()
 
 

@@ -1,4 +1,4 @@
-"""Calls of contexts that use a device, one at a time where the device needs it."""
+"""Holds the lock of a device during calls that use it: some devices support only one call at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _R = TypeVar("_R")
 
 
 class Locked(Protocol):
-    """What has a device's lock (``Provider.lock``)."""
+    """An object with the lock of a device (``Provider.lock``)."""
 
     _device_lock: AbstractContextManager[object]
 

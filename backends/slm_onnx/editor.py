@@ -106,21 +106,21 @@ def _write(graph: GraphWriter, index: int, plane: str, part: Part, rows: str, *,
 
 def _move(graph: GraphWriter, spec: ModelSpec, kv_type: KvType, index: int, plane: str, *, on_host: bool) -> None:
     """Move a layer's keys, with rotation, or its values."""
-    kept, rope = parts(kv_type, spec.head_dim), spec.layers[index].rope
+    kv_parts, rope = parts(kv_type, spec.head_dim), spec.layers[index].rope
     cells, moved = [], []
-    for part in kept:
+    for part in kv_parts:
         cells.append(graph.input(past(index, plane) + part.suffix, part.dtype, _shape(spec, part, "c")))
         graph.output(present(index, plane) + part.suffix, part.dtype, _shape(spec, part, "c"))
         moved.append(graph.node("Gather", [cells[-1], "source"], f"{cells[-1]}.moved", axis=2))
     if plane == "key" and rope is not None:
-        exact = expanded(graph, *moved) if len(kept) > 1 else graph.node("Cast", moved, f"{moved[0]}.float", to=1)
+        exact = expanded(graph, *moved) if len(kv_parts) > 1 else graph.node("Cast", moved, f"{moved[0]}.float", to=1)
         rotated = _rotated(graph, spec, rope, exact)
         moved = (
             list(quantized(graph, rotated))
-            if len(kept) > 1
+            if len(kv_parts) > 1
             else [graph.node("CastLike", [rotated, cells[0]], f"{rotated}.stored")]
         )
-    for part, values in zip(kept, moved, strict=True):
+    for part, values in zip(kv_parts, moved, strict=True):
         _write(graph, index, plane, part, values, on_host=on_host)
 
 

@@ -78,7 +78,7 @@ class FeedForward:
         layer, prefix = self._spec.layers[index], f"blk.{index}."
         if layer.experts is None:
             return self._dense(prefix, x, "ffn_{}", layer.activation)
-        routed = self._of_experts(prefix, x, layer.experts)
+        routed = self._moe(prefix, x, layer.experts)
         if f"{prefix}ffn_up_shexp.weight" not in self._gguf.tensors:
             return routed
         shared = self._dense(f"{prefix}", x, "ffn_{}_shexp", layer.activation)
@@ -106,7 +106,7 @@ class FeedForward:
             inner = self._graph.node("Mul", [inner, gates[1]], f"{up}.gated")
         return self._products.linear(inner, down, f"{down}.product")
 
-    def _of_experts(self, prefix: str, x: str, experts: ExpertsSpec) -> str:
+    def _moe(self, prefix: str, x: str, experts: ExpertsSpec) -> str:
         """An MoE layer. QMoE and MoE (in float) read only the matrices of selected experts."""
         routes = self._routes(prefix, x, experts)
         gate, up, down = (self._tensor(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up", "down"))
@@ -202,8 +202,8 @@ class FeedForward:
         block, bits = min(matrix.block for matrix in present), max(matrix.bits for matrix in present[:2])
         gates, ups = (_by_expert(finer(matrix, bits, block), gate.shape[0]) for matrix in present[:2])
         codes, scales = _interleaved(gates.codes, ups.codes), _interleaved(gates.scales, ups.scales)
-        coming_out = _by_expert(finer(present[2], present[2].bits, block), gate.shape[0])
-        return ExpertMatrices(codes, scales, bits, block), coming_out
+        expert_downs = _by_expert(finer(present[2], present[2].bits, block), gate.shape[0])
+        return ExpertMatrices(codes, scales, bits, block), expert_downs
 
     def _tensor(self, name: str) -> QuantizedTensor:
         return read_tensor(self._gguf, name)

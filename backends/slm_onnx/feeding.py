@@ -62,7 +62,7 @@ class ExactFeed:
     def __init__(self, session: Any, store: KvStore) -> None:
         self._session = session
         self._binding = store.bind(session)
-        self._outputs: list[str] = []  # those that were asked for, in the order of binding
+        self._outputs: list[str] = []  # the outputs that were requested so far, in the order of binding
         self._bound: Inputs = {}
 
     def bind(self, inputs: Inputs) -> None:
@@ -81,7 +81,7 @@ class ExactFeed:
             self._binding.bind_cpu_input(name, array)
         if output not in self._outputs:
             self._outputs.append(output)
-        for name in self._outputs:  # every time: after a run they are bound to the tensors of that run
+        for name in self._outputs:  # in every run: afterwards they are bound to the tensors of the run
             self._binding.bind_output(name, "cpu")
         runtime.run(self._session, self._binding)
         at = self._outputs.index(output) - len(self._outputs)  # after the caches
@@ -89,7 +89,7 @@ class ExactFeed:
         return rows
 
     def close(self) -> None:
-        """See ``Feed.close``; there is no such memory."""
+        """See ``Feed.close``; there is nothing to release."""
 
 
 class SplitFeed:
@@ -113,7 +113,7 @@ class SplitFeed:
         return self._feed.sizes(n, n_used, n_rows)
 
     def run(self, inputs: Inputs, output: str = "logits") -> Logits:
-        """See ``Feed.run``. Devices with such limits have no other output."""
+        """See ``Feed.run``. Devices that limit the tokens of a run have no other output."""
         assert output == "logits", "hidden states are not declared"
         n, parts = inputs["rows"].shape[1], []
         if n <= self._n_most:
@@ -172,10 +172,10 @@ class FixedFeed:
         self._device = device
         self._numbers = numbers
         self._captures = captures
-        self._bound: dict[tuple[tuple[int, ...], ...], _Bound] = {}
+        self._bound: dict[tuple[tuple[int, ...], ...], _ShapeMemory] = {}
 
     def bind(self, inputs: Inputs) -> None:
-        """See ``Feed.bind``. There are no adapters where shapes are fixed."""
+        """See ``Feed.bind``. With fixed shapes there are no adapters."""
         assert not inputs, "adapters are not declared"
 
     def sizes(self, n: int, n_used: int, n_rows: int) -> Sizes:
@@ -185,7 +185,7 @@ class FixedFeed:
         return Sizes(tokens, cells, bucket(max(1, n_rows)))
 
     def run(self, inputs: Inputs, output: str = "logits") -> Logits:
-        """See ``Feed.run``. There is no other output where shapes are fixed."""
+        """See ``Feed.run``. With fixed shapes there is no other output."""
         assert output == "logits", "hidden states are not declared"
         shapes = tuple(array.shape for array in inputs.values())
         if shapes not in self._bound:
@@ -203,7 +203,7 @@ class FixedFeed:
             self._session.release_captured_graph(bound.number)
         self._bound.clear()
 
-    def _bind(self, inputs: Inputs) -> _Bound:
+    def _bind(self, inputs: Inputs) -> _ShapeMemory:
         binding = self._store.bind(self._session)
         device, host = self._device, runtime.module().OrtValue.ortvalue_from_numpy
         placed = {
@@ -214,10 +214,10 @@ class FixedFeed:
             binding.bind_ortvalue_input(name, value)
         logits = device.zeros((1, len(inputs["logits_rows"]), self._n_vocab), np.dtype(np.float32))
         binding.bind_ortvalue_output("logits", logits)
-        return _Bound(binding, placed, logits, next(self._numbers))
+        return _ShapeMemory(binding, placed, logits, next(self._numbers))
 
 
-class _Bound(NamedTuple):
+class _ShapeMemory(NamedTuple):
     """The memory of one shape, and its number as a captured run of the session."""
 
     binding: Any

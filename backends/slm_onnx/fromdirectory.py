@@ -27,8 +27,8 @@ from slm_onnx.steps import Caches, Step
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
-_FAR = 256  # highest position to measure if the graph counts positions itself, so that zeros must be in the cache
-_EVER = 1 << 20
+_FAR = 256  # highest measured position if the graph counts cached tokens: the cache then has so many zeros
+_NO_LIMIT = 1 << 20
 
 
 def directory_model(
@@ -95,7 +95,7 @@ def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | No
         if changes_with_length(layout.config):
             _keys_at(engine, 0)
             return EditLevel.REPLAY, None
-        limit = min(layout.n_ctx or _EVER, _EVER if engine.first.ports.positions else _FAR)
+        limit = min(layout.n_ctx or _NO_LIMIT, _NO_LIMIT if engine.first.ports.positions else _FAR)
         widths = [engine.shape[2] // part for part in (1, 2, 4)]  # some models rotate only a part of each head
         rotation = measure(lambda position: _keys_at(engine, position), limit, widths, engine.dtype)
     except DecodeFailed as error:
@@ -104,7 +104,7 @@ def _edits(layout: Layout, engine: RowsEngine) -> tuple[EditLevel, Rotation | No
 
 
 def _keys_at(engine: RowsEngine, position: int) -> FloatArray:
-    """The keys [N, D] of token 0 at a position, with nothing before it.
+    """The keys [N, D] of token 0 at a position, without earlier tokens.
 
     A graph without an input for positions counts the cached tokens. Then the cache has zeros, and only keys of the
     first layer are returned, as they do not depend on the cache.

@@ -58,7 +58,7 @@ def gguf_model(
     place = device.session_place(options.provider_options, threads)
     most_rows = _most_rows(device, place, options)
     graphs = _Graphs(gguf, spec, device, place, options, progress)
-    vocab = _vocab_beside(gguf, spec, lambda: graphs.sessions(device.kv_types[0], True))
+    vocab = _vocab_meanwhile(gguf, spec, lambda: graphs.sessions(device.kv_types[0], True))
     progress(1.0)
     info = model_info(gguf, backend=f"{BACKEND} {runtime.version()}", device=device.label, kv_type=device.kv_types[0])
     info = replace(info, settings=options.named(threads.n_threads, builds=True))
@@ -79,8 +79,8 @@ def gguf_model(
     )
     reason = "on this device" if not device.is_cpu else "with buckets=True"
     adapters = LoadedAdapters(BaseModel.of(gguf) if graphs.on_cpu_alone else None, check_adapter, reason)
-    make = functools.partial(OnnxContext, engine, adapters=adapters)
-    return OnnxModel(info, vocab, make, device.provider.lock, gguf.close, adapters)
+    new_context = functools.partial(OnnxContext, engine, adapters=adapters)
+    return OnnxModel(info, vocab, new_context, device.provider.lock, gguf.close, adapters)
 
 
 class _Graphs:
@@ -100,7 +100,7 @@ class _Graphs:
         progress: Progress,
     ) -> None:
         self._gguf, self._spec, self._device, self._place, self._options = gguf, spec, device, place, options
-        self._progress = [progress]  # called for the first sessions only; others are made after loading
+        self._progress = [progress]  # called for the first sessions only; other sessions are made after loading
         self._sessions: dict[tuple[KvType, bool], Sessions] = {}
         self._adapted: dict[tuple[KvType, bool], DecoderSessions] = {}
         self.on_cpu_alone = device.is_cpu and not options.buckets
@@ -143,7 +143,7 @@ def _most_rows(device: Device, place: runtime.Place, options: LoadOptions) -> in
     """The largest number of tokens for which attention on a device is right; None for any number.
 
     Raises:
-        InvalidOption: batches would be padded to more.
+        InvalidOption: batches would be padded to more tokens.
     """
     most_rows = None if device.is_cpu else attentioncheck.most_rows(uncaptured(place), device.provider.dtype)
     if options.buckets and most_rows is not None:
@@ -153,7 +153,7 @@ def _most_rows(device: Device, place: runtime.Place, options: LoadOptions) -> in
     return most_rows
 
 
-def _vocab_beside(gguf: GgufFile, spec: ModelSpec, work: Callable[[], object]) -> Vocab:
+def _vocab_meanwhile(gguf: GgufFile, spec: ModelSpec, work: Callable[[], object]) -> Vocab:
     """The vocabulary, read while ONNX Runtime does ``work`` without the GIL.
 
     Raises:
@@ -225,10 +225,10 @@ def _bidirectional(compiler: Compiler, decoder: Any, device: Device) -> Callable
         return lambda: decoder
     if not device.is_cpu or not runtime.can_mask_by_bias():
         return None
-    make, lock = functools.cache(lambda: compiler.bidirectional().decoder(lambda share: None)), threading.Lock()
+    new_decoder, lock = functools.cache(lambda: compiler.bidirectional().decoder(lambda share: None)), threading.Lock()
 
     def once() -> Any:
         with lock:  # contexts in several threads share it
-            return make()
+            return new_decoder()
 
     return once

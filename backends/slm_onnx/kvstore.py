@@ -43,8 +43,8 @@ class KvStore:
     def __init__(self, spec: ModelSpec, n_cells: int, kv_type: KvType, device: Device, clearer: Any | None) -> None:
         self.n_cells = n_cells
         self.on_host = device.on_host
-        kept = parts(kv_type, spec.head_dim)
-        names = [(layer, plane, part) for layer in range(spec.n_layers) for plane in PLANES for part in kept]
+        kv_parts = parts(kv_type, spec.head_dim)
+        names = [(layer, plane, part) for layer in range(spec.n_layers) for plane in PLANES for part in kv_parts]
         self._shape = 1, spec.n_kv_heads, n_cells
         make = device.zeros if clearer is None else device.empty
         self.tensors: dict[tuple[int, str, Part], Any] = {}
@@ -53,7 +53,7 @@ class KvStore:
             for name in names:
                 self.tensors[name] = make((*self._shape, name[2].width), np.dtype(name[2].dtype))
             if clearer is not None:
-                self._clear(clearer, kept[0])
+                self._clear(clearer, kv_parts[0])
         except (
             MemoryError,
             DecodeFailed,

@@ -152,10 +152,10 @@ def _genai(folder: Path, config: dict[str, Any], generation: dict[str, Any]) -> 
     search = stated.get("search") or {}
     in_place = isinstance(search, dict) and search.get("past_present_share_buffer") is True
     ends = (*_ends(model, file), *_ends(generation, folder / GENERATION))
-    facts = {"model_type": model.get("type"), "vocab_size": model.get("vocab_size")}
-    facts |= {"hidden_size": decoder.get("hidden_size"), **config}
+    settings = {"model_type": model.get("type"), "vocab_size": model.get("vocab_size")}
+    settings |= {"hidden_size": decoder.get("hidden_size"), **config}
     n_ctx = _size(model, "context_length", file)
-    return Layout(folder, "onnxruntime-genai", (folder / name,), inputs, outputs, in_place, facts, n_ctx, ends)
+    return Layout(folder, "onnxruntime-genai", (folder / name,), inputs, outputs, in_place, settings, n_ctx, ends)
 
 
 def _optimum_graphs(folder: Path) -> tuple[str, tuple[Path, ...]]:

@@ -60,7 +60,7 @@ def rotation(kind: int) -> tuple[str, str]:
     return f"cos.{kind}", f"sin.{kind}"
 
 
-def sight(kind: int) -> str:
+def attention_bias(kind: int) -> str:
     """The name of the attention bias for one window size."""
     return f"attention_bias.{kind}"
 

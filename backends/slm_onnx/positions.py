@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slm_core.architectures import ModelSpec, ReadFactors, rope_kind, ropes_of, temperatures
-from slm_onnx.ports import Kinds, rotation, sight, temperature
+from slm_onnx.ports import Kinds, attention_bias, rotation, temperature
 
 
 class Positions:
@@ -21,7 +21,7 @@ class Positions:
         read_factors: reads a table of divisors from the file.
 
     Attributes:
-        kind: two contexts can exchange keys only if it is equal.
+        kind: the LongRoPE table of the keys. Contexts can exchange keys only if it is equal.
 
     Raises:
         InvalidModelFile: a RoPE factor in the file is not a positive number.
@@ -68,13 +68,13 @@ class Positions:
             unseen = distances < 0
             if window is not None:
                 unseen |= distances >= window
-            yield sight(kind), np.where(unseen, hidden, visible)[None, None]
+            yield attention_bias(kind), np.where(unseen, hidden, visible)[None, None]
         if self._is_sloped:
             yield "distances", distances.astype(dtype)[None, None]
 
     def turns(self, deltas: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """The editor's inputs for rotations by ``deltas`` M-RoPE positions [n], by name: float32 [1, n, R/2] each."""
-        steps, which = np.unique(deltas, return_inverse=True)  # few: a look-up is faster than a sine
+        steps, which = np.unique(deltas, return_inverse=True)  # few distinct ones: a look-up is faster than a sine
         for kind, rope in enumerate(self._ropes):
             angles = steps[:, None] * rope.frequencies  # float64 [steps, R/2]
             for name, table in zip(rotation(kind), (np.cos(angles), np.sin(angles)), strict=True):

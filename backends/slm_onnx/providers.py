@@ -223,7 +223,7 @@ def find(wanted: str) -> Device:
     provider = PROVIDERS.get(match[1]) if match else None
     if match is None or provider is None:
         raise BackendUnavailable(f"unknown device {wanted!r} (accepted: auto, {', '.join(PROVIDERS)}, or cuda:1)")
-    if not _is_there(provider, installed()):
+    if not _is_usable(provider, installed()):
         raise BackendUnavailable(f"device {wanted!r} needs {provider.name}: {_missing(provider)}")
     number = int(match[2] or 0)
     if number and not provider.is_numbered:
@@ -231,7 +231,7 @@ def find(wanted: str) -> Device:
     return Device(f"{match[1]}:{number}" if provider.is_numbered else match[1], provider, number, "asked for")
 
 
-def _is_there(provider: Provider, present: Sequence[str]) -> bool:
+def _is_usable(provider: Provider, present: Sequence[str]) -> bool:
     """Whether ONNX Runtime has a provider. A plugin that is built in does not count: Python cannot use its memory."""
     plugin = plugins.PLUGINS.get(provider.name)
     return provider.name in present and (plugin is None or (plugin.is_installed and runtime.is_since(plugin.since)))

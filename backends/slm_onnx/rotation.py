@@ -40,7 +40,7 @@ class Rotation:
     style: RopeStyle
     frequencies: NDArray[np.float64]
 
-    def turn(self, keys: FloatArray, delta: int) -> FloatArray:
+    def rotate(self, keys: FloatArray, delta: int) -> FloatArray:
         """Rotate keys [..., D] by ``delta`` positions."""
         rotated = _pairs(keys, self.style, 2 * len(self.frequencies)) * np.exp(1j * delta * self.frequencies)
         return _unpaired(rotated, keys, self.style)
@@ -72,7 +72,7 @@ def measure(keys_at: KeysAt, n_positions: int, widths: Sequence[int], dtype: np.
     expected = keys_at(check)
     for style, width in itertools.product((RopeStyle.HALF_SPLIT, RopeStyle.INTERLEAVED), widths):
         rotation = Rotation(style, _frequencies(first, far, style, width))
-        error = np.linalg.norm(rotation.turn(first, check) - expected, axis=1)
+        error = np.linalg.norm(rotation.rotate(first, check) - expected, axis=1)
         if (error <= _TOLERANCE[dtype] * np.linalg.norm(expected, axis=1)).all():
             return rotation
     return None

@@ -22,7 +22,7 @@ from slm_onnx.rotation import Rotation
 from slm_onnx.steps import Caches, Step
 
 _PAYLOAD_VERSION = 1
-_MOST_LOGITS = 64 << 20  # bytes of logits per run: such graphs return the logits of all tokens
+_MOST_LOGITS = 64 << 20  # bytes of logits per run: exported graphs return the logits of all tokens
 _LEAST_ROOM = 256  # smallest number of cells of caches that are written in place
 
 
@@ -75,7 +75,7 @@ class RowsEngine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A sequence: its caches hold ``length`` tokens, and may have room for more."""
+    """A sequence of ``length`` tokens, and its caches, which may have room for more tokens."""
 
     length: int = 0
     caches: Caches = field(default_factory=tuple)
@@ -144,7 +144,7 @@ class RowsContext(ContextBase):
         return row, np.concatenate(parts)
 
     def _with_room(self, row: _Row, n: int) -> _Row:
-        """The same sequence; caches that are written in place have room for ``n`` tokens."""
+        """The same sequence, with room for ``n`` tokens in caches that are written in place."""
         engine = self._engine
         if not engine.in_place:
             return row if row.caches else _Row(0, engine.empty(0))
@@ -185,7 +185,7 @@ class RowsContext(ContextBase):
         planes = []
         for i, plane in enumerate(_arrays(self._rows[seq_id])):
             is_key, tail = i % 2 == 0, plane[:, end:]
-            moved = rotation.turn(tail, start - end) if is_key else tail
+            moved = rotation.rotate(tail, start - end) if is_key else tail
             planes.append(np.concatenate([plane[:, :start], moved], axis=1))
         self._rows[seq_id] = self._placed(planes, self._rows[seq_id].caches[0].shape()[2])
 

@@ -185,7 +185,7 @@ def _options(place: Place) -> Any:
     options.enable_cpu_mem_arena = False  # the arena would keep the peak memory of a long prompt
     # ONNX Runtime keeps a plan of memory for each shape of inputs for ever, and nearly every batch has a new shape.
     # Captured runs have few shapes.
-    options.enable_mem_pattern = any(CAPTURE in of_provider for _, of_provider in place.providers)
+    options.enable_mem_pattern = any(CAPTURE in provider_options for _, provider_options in place.providers)
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(place.threads.spinning)))
     for key, value in place.config.items():

@@ -31,7 +31,7 @@ TOLERANCE = 0.05
 _KIND = "onnx-selfcheck"
 _PATIENCE_S = 300.0  # a provider may compile the graph for each shape
 _CODE = "import sys; from slm_onnx import comparing; comparing.answer(sys.argv[1])"
-_CHOOSING = (
+_DEVICE_VARIABLES = (
     "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER",
     "VK_DRIVER_FILES",
     "VK_ICD_FILENAMES",
@@ -57,19 +57,19 @@ def require(device: Device, options: LoadOptions, *, of_directory: bool = False)
         BackendUnavailable: its logits differ from the CPU's, it cannot run the graphs, or the subprocess crashed.
         InvalidOption: an option does not fit the device.
     """
-    asked = [device.label, _asked(options), of_directory]
-    cache, key = DiskCache(_KIND), _key(device, asked)
+    probe_input = [device.label, _relevant_options(options), of_directory]
+    cache, key = DiskCache(_KIND), _key(device, probe_input)
     if cache.get(key) is not None:
         return
-    worst = _try(device, asked)
+    worst = _try(device, probe_input)
     about = f"{device.label} computes what the CPU computes{' from directories' if of_directory else ''}"
     cache.put(key, about, lambda folder: _write(folder / "verdict.json", worst))
 
 
-def _try(device: Device, asked: Sequence[object]) -> float:
+def _try(device: Device, probe_input: Sequence[object]) -> float:
     """The largest error over all steps."""
     who = f"the self-check of device {device.label!r} ({device.provider.name})"
-    output = subprocess_probe.run(who, _CODE, json.dumps(asked), patience_s=_PATIENCE_S)
+    output = subprocess_probe.run(who, _CODE, json.dumps(probe_input), patience_s=_PATIENCE_S)
     result = json.loads(output.strip().splitlines()[-1])
     if "option" in result:
         raise InvalidOption(result["option"])
@@ -86,7 +86,7 @@ def _try(device: Device, asked: Sequence[object]) -> float:
     return float(max(result["errors"].values()))
 
 
-def _asked(options: LoadOptions) -> Mapping[str, object]:
+def _relevant_options(options: LoadOptions) -> Mapping[str, object]:
     return {
         "accuracy_level": options.accuracy_level,
         "buckets": options.buckets,
@@ -98,8 +98,8 @@ def _write(file: Path, worst: float) -> None:
     file.write_text(json.dumps({"largest_error": worst}), encoding="utf-8")
 
 
-def _key(device: Device, asked: Sequence[object]) -> str:
-    """A cache key for everything known that the verdict depends on."""
+def _key(device: Device, probe_input: Sequence[object]) -> str:
+    """A cache key for everything that the verdict is known to depend on."""
     from slm_onnx.compiled import BUILDER_VERSION  # imports onnx
 
     runtime = build.find_build()
@@ -108,7 +108,7 @@ def _key(device: Device, asked: Sequence[object]) -> str:
         VERSION,
         BUILDER_VERSION,
         device.provider.name,
-        asked,
+        probe_input,
         stamp,
         plugins.versions(),
         processor(),
@@ -120,7 +120,7 @@ def _key(device: Device, asked: Sequence[object]) -> str:
 def _graphics() -> Iterator[str]:
     """The GPUs and their drivers."""
     yield platform.platform()
-    for name in _CHOOSING:
+    for name in _DEVICE_VARIABLES:
         yield f"{name}={os.environ.get(name, '')}"
     yield _read(_NVIDIA)
     for manifest in sorted(file for folder in _MANIFESTS for file in folder.glob("*.json")):

@@ -68,7 +68,7 @@ class StandaloneGraph(DecoderGraph):
     def _rotation(self, rope: RopeSpec) -> Sequence[str]:
         return "position_ids", *_TABLES
 
-    def _sight(self, layer: LayerSpec) -> Sequence[str]:
+    def _mask_inputs(self, layer: LayerSpec) -> Sequence[str]:
         return ()
 
     def _embed(self) -> str:

@@ -57,13 +57,13 @@ class Step:
         ranks = [{name: len(node.shape) for name, node in nodes.items()} for nodes in (inputs, outputs)]
         self.ports: Ports = find_ports(layout, graph, *ranks)
         caches = [*(inputs[name] for name in self.ports.past), *(outputs[name] for name in self.ports.present)]
-        self.dtype = _one({node.type for node in caches}, _FLOATS, graph)
+        self.dtype = _single_dtype({node.type for node in caches}, _FLOATS, graph)
         self.cache_shape = _cache_shape([inputs[name].shape for name in self.ports.past], graph)
         self.one_by_one = inputs[self.ports.tokens].shape[1:] == [1]
         width = outputs[self.ports.logits].shape[-1]
         self.n_vocab: int | None = width if isinstance(width, int) else None
-        whole = (self.ports.tokens, self.ports.mask, self.ports.positions, self.ports.branch)
-        self._types = {name: _one({inputs[name].type}, _INTEGERS, graph) for name in whole if name is not None}
+        names = (self.ports.tokens, self.ports.mask, self.ports.positions, self.ports.branch)
+        self._types = {name: _single_dtype({inputs[name].type}, _INTEGERS, graph) for name in names if name is not None}
 
     def run(
         self, tokens: Sequence[int] | NDArray[np.int32], caches: Caches, n_held: int, *, in_place: bool, position: int
@@ -136,7 +136,7 @@ def _described(session: Any, graph: Path) -> tuple[dict[str, _Node], dict[str, _
         raise InvalidModelFile(f"{graph}: a name in it is not UTF-8") from error
 
 
-def _one(dtypes: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> np.dtype[Any]:
+def _single_dtype(dtypes: set[str], accepted: dict[str, np.dtype[Any]], graph: Path) -> np.dtype[Any]:
     kinds = sorted(dtypes)
     if len(kinds) != 1 or kinds[0] not in accepted:
         raise UnsupportedModel(f"{graph}: {' and '.join(kinds)} is not known here (accepted: {', '.join(accepted)})")
