@@ -193,8 +193,8 @@ def median_of_chats(ask: Callable[[list[int]], tuple[float, list[int]]], seed: i
             questions = random_prompts(4, N_ASKED, seed + 100 * number + turn)
             for history, question in zip(histories, questions, strict=True):
                 history += question
-                taken, tokens = ask(list(history))
-                seconds.append(taken)
+                took_s, tokens = ask(list(history))
+                seconds.append(took_s)
                 history += tokens
         return seconds
 

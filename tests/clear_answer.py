@@ -32,8 +32,8 @@ def smallest_gap(vocab: Vocab) -> tuple[float, float]:
     rows = reference_of(weights).decode([*prompt, *answer])[len(prompt) - 1 : -1]
     leads = []
     for i, row in enumerate(rows):
-        came = np.isin(np.arange(len(row)), [*prompt, *answer[:i]])
-        penalized = np.where(came, np.where(row > 0, row / PENALTY, row * PENALTY), row)
+        occurred = np.isin(np.arange(len(row)), [*prompt, *answer[:i]])
+        penalized = np.where(occurred, np.where(row > 0, row / PENALTY, row * PENALTY), row)
         others = np.delete(penalized, answer[i])
         leads.append((penalized[answer[i]] - others.max()) / np.linalg.norm(row))
     return min(leads), PENALTY * Tolerance(weights, Precision.QUANTIZED, KvType.F16).gap

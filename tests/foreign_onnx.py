@@ -250,8 +250,8 @@ class _Genai(_Graph):
     """One operator applies RoPE, updates the cache and attends; positions follow from the mask."""
 
     def model(self) -> Any:
-        held = self.op("ReduceSum", "mask", self.const([1]), keepdims=0)
-        self.op("Cast", self.op("Sub", held, self.const([1])), out="seqlens_k", to=TensorProto.INT32)
+        n_inputs = self.op("ReduceSum", "mask", self.const([1]), keepdims=0)
+        self.op("Cast", self.op("Sub", n_inputs, self.const([1])), out="seqlens_k", to=TensorProto.INT32)
         total = self.op("Gather", self.op("Shape", "mask"), self.const(1), axis=0)
         self.op("Cast", total, out="total", to=TensorProto.INT32)
         angles = np.arange(N_CTX)[:, None] * rope_frequencies(self.weights)

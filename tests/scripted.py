@@ -131,7 +131,7 @@ class ScriptedContext(ContextBase):
             raise InvalidSnapshot("wrong number of cells")
 
     def _engine_import(self, seq_id: int, n_tokens: int, payload: bytes) -> None:
-        self.states[seq_id] = [(token, seen) for token, seen in json.loads(payload)]
+        self.states[seq_id] = [(token, context) for token, context in json.loads(payload)]
 
     def _engine_close(self) -> None:
         self.states = []

@@ -40,9 +40,9 @@ def say_then_save(path: Path, data: bytes, line: str) -> None:
     worker.say(line)
     _waiting.append(data)
     if len(_waiting) > 1:
-        aside = path.with_suffix(".new")
-        aside.write_bytes(_waiting.pop(0))
-        aside.replace(path)
+        partial = path.with_suffix(".new")
+        partial.write_bytes(_waiting.pop(0))
+        partial.replace(path)
 
 
 if __name__ == "__main__":

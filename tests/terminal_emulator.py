@@ -59,11 +59,11 @@ class Terminal:
         while re.search(pattern, self.output) is None:
             self.read_before(deadline, pattern)
 
-    def read_before(self, deadline: float, what: str) -> None:
+    def read_before(self, deadline: float, expected: str) -> None:
         """Read once; ``what`` is waited for until the deadline."""
         left = deadline - time.monotonic()
         if left < 0 or not select.select([self._fd], [], [], left)[0]:
-            raise TimeoutError(f"{what!r} did not appear within {WAIT_S} s in {self.text[-4000:]!r}")
+            raise TimeoutError(f"{expected!r} did not appear within {WAIT_S} s in {self.text[-4000:]!r}")
         data = os.read(self._fd, 4096)
         self.output += data.decode(errors="replace")
         self._emulator.feed(data)

@@ -96,15 +96,15 @@ def importance_for(path: Path) -> dict[str, NDArray[np.float32]]:
     return {name: values.reshape(-1, values.shape[-1]).astype(np.float32) for name, values in drawn.items()}
 
 
-def write_imatrix(path: Path, importance: Mapping[str, NDArray[np.float32]], seen: int = 5) -> Path:
+def write_imatrix(path: Path, importance: Mapping[str, NDArray[np.float32]], n_inputs: int = 5) -> Path:
     """Write a GGUF importance matrix in llama.cpp's layout: sums over ``seen`` inputs, and their number."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", ["a text"])
-    writer.add_uint32("imatrix.chunk_count", seen)
+    writer.add_uint32("imatrix.chunk_count", n_inputs)
     for name, values in importance.items():
-        writer.add_tensor(f"{name}.in_sum2", seen * values)
-        writer.add_tensor(f"{name}.counts", np.full((len(values), 1), seen, np.float32))
+        writer.add_tensor(f"{name}.in_sum2", n_inputs * values)
+        writer.add_tensor(f"{name}.counts", np.full((len(values), 1), n_inputs, np.float32))
     _finish(writer)
     return path
 

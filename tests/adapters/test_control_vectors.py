@@ -90,11 +90,11 @@ def test_encoders(tmp_path) -> None:
 def test_nothing_is_added_without_a_vector(tiny, tmp_path) -> None:
     """The steps of the native engine are the same as before, and its logits the same bits."""
     path, weights = tiny
-    made = random_control_vector(tmp_path / "v.gguf", weights, 1)
+    control = random_control_vector(tmp_path / "v.gguf", weights, 1)
     before = outputs(path, "cpu")
     with slm.load(path, backend="native", n_threads=1) as model:
         steps = model.model.steps
-        model.adapters.load(made.path, "v")
+        model.adapters.load(control.path, "v")
         with model.model.new_context(exact(n_ctx=64, n_batch=64)) as context:
             for scales in ({"v": 1.0}, {}):
                 context.drop(0)
@@ -200,15 +200,15 @@ class TestFiles:
         lora = write_gguf(tmp_path / "a.gguf", adapter_metadata("llama"), tensors)
         with pytest.raises(InvalidOption, match="is not a control vector"):
             read_adapter(lora, base, layers=(1, 2))
-        made = random_control_vector(tmp_path / "v.gguf", weights, 1)
-        assert read_adapter(made.path, base, layers=(2, 40)).info.layers == (2,)
+        control = random_control_vector(tmp_path / "v.gguf", weights, 1)
+        assert read_adapter(control.path, base, layers=(2, 40)).info.layers == (2,)
         for layers in ((0, 2), (2, 1), (1.0, 2), (True, 2), (1, 2, 3), 1):
             with pytest.raises(InvalidOption, match="accepted: the first and the last layer"):
-                read_adapter(made.path, base, layers=layers)
+                read_adapter(control.path, base, layers=layers)
 
     def test_merging_is_refused(self, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_control_vector(tmp_path / "v.gguf", weights, 1)
+        control = random_control_vector(tmp_path / "v.gguf", weights, 1)
         with pytest.raises(InvalidOption, match="changes no weights"):
-            merge(path, [(made.path, 1.0)], tmp_path / "merged.gguf")
+            merge(path, [(control.path, 1.0)], tmp_path / "merged.gguf")
         assert not (tmp_path / "merged.gguf").exists()

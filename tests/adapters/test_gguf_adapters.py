@@ -39,12 +39,12 @@ def test_written_and_read_again(tiny, base, tmp_path) -> None:
     """All numbers, and the fingerprint, are the same, embeddings and ranks of different size included."""
     _, weights = tiny
     names = ["blk.0.attn_q.weight", "output.weight", "token_embd.weight"]
-    made = random_adapter(tmp_path / "a.gguf", "llama", weights, names, 1)
-    adapter = read_adapter(made.path, base)
+    original = random_adapter(tmp_path / "a.gguf", "llama", weights, names, 1)
+    adapter = read_adapter(original.path, base)
     write_adapter(adapter, "llama", tmp_path / "b.gguf")
     again = read_adapter(tmp_path / "b.gguf", base)
     assert again.info.fingerprint == adapter.info.fingerprint
-    for name, change in made.changes.items():
+    for name, change in original.changes.items():
         np.testing.assert_allclose(again.changes[name].dense(), change, rtol=1e-5, atol=1e-7)
 
 
@@ -95,8 +95,8 @@ def test_a_scale_that_exceeds_float32(tiny, base, tmp_path) -> None:
 )
 def test_refused_files(metadata, kind, words, tiny, base, tmp_path) -> None:
     _, weights = tiny
-    made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
-    with GgufFile.open(made.path) as file:
+    adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+    with GgufFile.open(adapter.path) as file:
         tensors = {
             name: StoredTensor(info.shape, "f32", bytes(file.tensor_data(name))) for name, info in file.tensors.items()
         }
@@ -122,14 +122,14 @@ class TestMerging:
         path, weights = tiny
         parts = [(random_adapter(tmp_path / f"{i}.gguf", "llama", weights, usual_matrices(weights), i), 0.5 - i)
                  for i in range(2)]  # fmt: skip
-        seen: list[float] = []
+        shares: list[float] = []
         n_changed = merge(
-            path, [(made.path, scale) for made, scale in parts], tmp_path / "m.gguf", progress=seen.append
+            path, [(adapter.path, scale) for adapter, scale in parts], tmp_path / "m.gguf", progress=shares.append
         )
         assert n_changed == len(usual_matrices(weights))
-        assert seen == sorted(seen) and seen[-1] == 1.0
+        assert shares == sorted(shares) and shares[-1] == 1.0
         rows = logits(tmp_path / "m.gguf", {})
-        with_adapters = logits(path, {made.path: scale for made, scale in parts})
+        with_adapters = logits(path, {adapter.path: scale for adapter, scale in parts})
         np.testing.assert_allclose(rows, with_adapters, rtol=1e-3, atol=1e-4)
         expected = reference_of(merged(weights, *parts)).decode(TOKENS)
         assert (np.linalg.norm(rows - expected, axis=1) / np.linalg.norm(expected, axis=1)).max() < BOUND
@@ -138,11 +138,11 @@ class TestMerging:
         """Changed matrices keep their type, or get the one that is asked for; others are copied byte for byte."""
         model = make_tiny_model("llama", "q8_0")
         path, weights = model.write(tmp_path / "q.gguf"), Weights.of(model)
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.1.ffn_up.weight"], 1)
-        expected = weights.tensors["blk.1.ffn_up.weight"] + made.changes["blk.1.ffn_up.weight"]
-        for asked, name, error in ((None, "Q8_0", 1 / 127), ("f16", "F16", 2**-10), ("F32", "F32", 2**-20)):
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.1.ffn_up.weight"], 1)
+        expected = weights.tensors["blk.1.ffn_up.weight"] + adapter.changes["blk.1.ffn_up.weight"]
+        for dtype, name, error in ((None, "Q8_0", 1 / 127), ("f16", "F16", 2**-10), ("F32", "F32", 2**-20)):
             target = tmp_path / f"{name}.gguf"
-            merge(path, [(made.path, 1.0)], target, ggml_type=asked)
+            merge(path, [(adapter.path, 1.0)], target, ggml_type=dtype)
             with GgufFile.open(target) as file, GgufFile.open(path) as before:
                 info = file.tensors["blk.1.ffn_up.weight"]
                 assert info.ggml_type.name == name
@@ -157,8 +157,8 @@ class TestMerging:
     @pytest.mark.parametrize(("name", "file_type"), [("F16", 1), ("Q8_0", 7), ("Q5_0", 8)])
     def test_the_file_type_is_that_of_most_weights(self, tiny, tmp_path, name, file_type) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, usual_matrices(weights), 1)
-        merge(path, [(made.path, 1.0)], tmp_path / "m.gguf", ggml_type=name)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, usual_matrices(weights), 1)
+        merge(path, [(adapter.path, 1.0)], tmp_path / "m.gguf", ggml_type=name)
         with GgufFile.open(tmp_path / "m.gguf") as file:
             n_changed = sum(file.tensors[matrix].n_elements for matrix in usual_matrices(weights))
             assert 2 * n_changed > sum(info.n_elements for info in file.tensors.values()), "most weights are changed"
@@ -166,60 +166,60 @@ class TestMerging:
 
     def test_shards_become_one_file(self, tiny, tmp_path) -> None:
         (path, weights), model = tiny, make_tiny_model("llama", "f32")
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
         shards = write_shards(tmp_path, model)
         for source, target in ((path, tmp_path / "of_file.gguf"), (shards[1], tmp_path / "of_shards.gguf")):
-            merge(source, [(made.path, 1.0)], target)
+            merge(source, [(adapter.path, 1.0)], target)
         np.testing.assert_array_equal(logits(tmp_path / "of_file.gguf", {}), logits(tmp_path / "of_shards.gguf", {}))
 
     def test_refusals(self, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
-        taken = tmp_path / "taken.gguf"
-        taken.write_bytes(b"something")
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        existing = tmp_path / "taken.gguf"
+        existing.write_bytes(b"something")
         for target, options, words in (
-            (taken, {}, "there is a file already"),
+            (existing, {}, "there is a file already"),
             (path, {"force": True}, "cannot be the one that is read"),
-            (made.path, {"force": True}, "cannot be the one that is read"),
+            (adapter.path, {"force": True}, "cannot be the one that is read"),
             (tmp_path / "new.gguf", {"ggml_type": "Q9_9"}, "cannot be written as 'Q9_9'"),
             (tmp_path / "none" / "new.gguf", {}, "there is no folder"),
         ):
             before = set(tmp_path.iterdir())
             with pytest.raises(InvalidOption, match=words):
-                merge(path, [(made.path, 1.0)], target, **options)
+                merge(path, [(adapter.path, 1.0)], target, **options)
             assert set(tmp_path.iterdir()) == before
-        assert taken.read_bytes() == b"something"
+        assert existing.read_bytes() == b"something"
 
     @pytest.mark.parametrize("scale", [math.nan, math.inf, -1e7])
     def test_scales_out_of_range_are_refused(self, scale, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
         with pytest.raises(InvalidOption, match=r"a\.gguf' is .* \(accepted: -1e6 to 1e6\)"):
-            merge(path, [(made.path, scale)], tmp_path / "m.gguf")
+            merge(path, [(adapter.path, scale)], tmp_path / "m.gguf")
 
     def test_weights_that_are_too_large_name_their_tensor(self, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
         with pytest.raises(ModelError, match=r"tensor 'blk\.0\.ffn_up\.weight', merged: .* too large for F16"):
-            merge(path, [(made.path, 1e6)], tmp_path / "m.gguf", ggml_type="F16")
+            merge(path, [(adapter.path, 1e6)], tmp_path / "m.gguf", ggml_type="F16")
 
     def test_no_shard_of_the_model_is_replaced(self, tiny, tmp_path) -> None:
         (_, weights), model = tiny, make_tiny_model("llama", "f32")
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
         shards = write_shards(tmp_path, model)
         with pytest.raises(InvalidOption, match="cannot be the one that is read"):
-            merge(shards[0], [(made.path, 1.0)], shards[1], force=True)
+            merge(shards[0], [(adapter.path, 1.0)], shards[1], force=True)
 
     def test_an_interrupt_leaves_no_file(self, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
 
         def interrupt(share: float) -> None:
             raise KeyboardInterrupt
 
         before = set(tmp_path.iterdir())
         with pytest.raises(KeyboardInterrupt):
-            merge(path, [(made.path, 1.0)], tmp_path / "m.gguf", progress=interrupt)
+            merge(path, [(adapter.path, 1.0)], tmp_path / "m.gguf", progress=interrupt)
         assert set(tmp_path.iterdir()) == before
 
 
@@ -241,28 +241,28 @@ class TestBackends:
         """It would end the process: it applies the change of the embedding to the output, whose shape is another."""
         model = make_tiny_model("qwen3", "f32")
         path, weights = model.write(tmp_path / "q.gguf"), Weights.of(model)
-        made = random_adapter(tmp_path / "a.gguf", "qwen3", weights, ["token_embd.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "qwen3", weights, ["token_embd.weight"], 1)
         with (
             slm.load(path, backend="llamacpp", n_threads=1) as loaded,
             pytest.raises(UnsupportedModel, match="without output"),
         ):
-            loaded.adapters.load(made.path)
+            loaded.adapters.load(adapter.path)
 
     def test_offloaded_layers_take_no_adapters(self, tiny, tmp_path) -> None:
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, ["blk.0.ffn_up.weight"], 1)
         with slm.load(path, backend="native", resident_bytes=800_000) as model:
             with pytest.raises(UnsupportedInput, match="offload"):
-                model.adapters.load(made.path)
+                model.adapters.load(adapter.path)
             assert Capability.ADAPTERS not in model.new_context(n_ctx=16).capabilities
 
     def test_many_sets(self, tiny, tmp_path) -> None:
         """More sets than are kept prepared take turns in one context."""
         path, weights = tiny
-        made = random_adapter(tmp_path / "a.gguf", "llama", weights, usual_matrices(weights), 1)
+        adapter = random_adapter(tmp_path / "a.gguf", "llama", weights, usual_matrices(weights), 1)
         scales = [i / 8 for i in range(12)]
         with slm.load(path, backend="native", tier="reference") as model:
-            model.adapters.load(made.path, "a")
+            model.adapters.load(adapter.path, "a")
             with model.model.new_context(exact(n_ctx=512, n_seq_max=12, n_batch=64)) as context:
                 for seq_id, scale in enumerate(scales):
                     context.set_adapters(seq_id, {"a": scale})
@@ -272,5 +272,5 @@ class TestBackends:
                         batch.add(7, Pos(seq_id, step), logits=True)
                     rows = context.decode(batch)
                 for scale, row in zip(scales, rows, strict=True):
-                    expected = reference_of(merged(weights, (made, scale))).decode([7, 7])[1]
+                    expected = reference_of(merged(weights, (adapter, scale))).decode([7, 7])[1]
                     assert np.linalg.norm(row - expected) / np.linalg.norm(expected) < BOUND

@@ -52,8 +52,8 @@ def saved(tmp_path, tokens) -> Callable[[str], Saved]:
             torch.manual_seed(1)
             options = {"r": 3, "lora_alpha": 5, "target_modules": MOST, "init_lora_weights": False, **config}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the import; of tied embeddings, and Conv1D
-                import peft  # here, as it takes seconds, which all workers would spend
+                warnings.simplefilter("ignore")  # warnings of the import, and about tied embeddings and Conv1D
+                import peft  # not at the top: it takes seconds in each worker of pytest
 
                 model = peft.get_peft_model(subject.model, peft.LoraConfig(**options))
                 model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
@@ -126,9 +126,9 @@ def test_the_fingerprint_of_a_converted_adapter(config: dict[str, Any], saved, t
     adapter, _ = about.adapt(**config)
     with GgufFile.open(about.subject.path) as file:
         base = BaseModel.of(file)
-    made = read_adapter(adapter, base)
-    write_adapter(made, base.architecture, tmp_path / "converted.gguf")
-    assert read_adapter(tmp_path / "converted.gguf", base).info.fingerprint == made.info.fingerprint
+    converted = read_adapter(adapter, base)
+    write_adapter(converted, base.architecture, tmp_path / "converted.gguf")
+    assert read_adapter(tmp_path / "converted.gguf", base).info.fingerprint == converted.info.fingerprint
 
 
 def test_bfloat16(saved, tokens) -> None:
@@ -147,7 +147,7 @@ def test_bfloat16(saved, tokens) -> None:
 
 
 def test_a_family_whose_file_says_too_little(saved, tokens) -> None:
-    """The configuration of the original model, beside the adapter, says what the file lacks."""
+    """What the GGUF file lacks is read from the ``config.json`` of the original model, next to the adapter."""
     about = saved("falcon")
     adapter, expected = about.adapt()
     with pytest.raises(UnsupportedModel, match=r"copy the config\.json of the original model to"):
@@ -204,7 +204,7 @@ def test_refused_directories(saved, tmp_path) -> None:
 def test_dora_is_named(saved) -> None:
     about = saved("llama")
     adapter, _ = about.adapt(use_dora=True)
-    _changed(adapter, use_dora=False)  # its tensors tell, too
+    _changed(adapter, use_dora=False)  # its tensors still show that it is DoRA
     with GgufFile.open(about.subject.path) as file, pytest.raises(UnsupportedModel, match="DoRA"):
         read_adapter(adapter, BaseModel.of(file))
 

@@ -203,7 +203,7 @@ class TestEngines:
                 engine.submit(prompt, GREEDY, adapters={"changing": 1.0})
 
     def test_replaced_while_it_waits(self, model, alone, prompt) -> None:
-        """A request never gets an adapter that took the name of its own."""
+        """A request fails if another adapter took the name of its adapter: it never gets the other one."""
         with model.new_context(n_ctx=256, n_seq_max=2) as context:
             core = EngineCore(context, EngineOptions())
             errors = []
@@ -256,8 +256,8 @@ class TestEngines:
 
     def test_completions(self, model, alone, prompt) -> None:
         with model.engine(n_ctx=1024, n_parallel=2) as engine:
-            made = engine.completions(prompt, 2, GREEDY, adapters={"b": 1.0}).run()
-            assert [completion.answer.text for completion in made] == [alone["b"]] * 2
+            completions = engine.completions(prompt, 2, GREEDY, adapters={"b": 1.0}).run()
+            assert [completion.answer.text for completion in completions] == [alone["b"]] * 2
 
 
 @pytest.mark.parametrize("backend", ["native", "llamacpp", "onnx"])

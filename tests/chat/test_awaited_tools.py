@@ -67,7 +67,7 @@ def test_an_async_tool_is_refused_by_synchronous_calls() -> None:
 
 def test_cancelling_a_task_in_a_tool_leaves_the_call_open() -> None:
     async def talk() -> Chat:
-        begun = asyncio.Event()
+        has_begun = asyncio.Event()
 
         async def wait(n: int) -> int:
             """Wait.
@@ -75,13 +75,13 @@ def test_cancelling_a_task_in_a_tool_leaves_the_call_open() -> None:
             Args:
                 n: number
             """
-            begun.set()
+            has_begun.set()
             await asyncio.Event().wait()
             return n
 
         chat = new_chat(call_text("wait", n=1), "Hi.")
         task = asyncio.ensure_future(chat.asend("go", tools=[wait]))
-        await begun.wait()
+        await has_begun.wait()
         with pytest.raises(SessionError, match="a tool of the chat is running"):
             chat.send("x")
         task.cancel()

@@ -255,8 +255,8 @@ def test_an_abandoned_answer_ends_where_it_is() -> None:
 
 def test_reading_the_messages_does_not_end_an_answer() -> None:
     chat = new_chat("abc")
-    seen = [roles_and_contents(chat)[-1] for _ in chat.stream("x")]
-    assert seen == [("assistant", text) for text in ("a", "ab", "abc", "abc")]
+    last_messages = [roles_and_contents(chat)[-1] for _ in chat.stream("x")]
+    assert last_messages == [("assistant", text) for text in ("a", "ab", "abc", "abc")]
     assert roles_and_contents(chat) == [("system", "sys"), ("user", "x"), ("assistant", "abc")]
 
 

@@ -49,7 +49,7 @@ def test_a_message_is_the_same_after_a_dump(message: slm.Message) -> None:
 
 
 def wrong_values(value: Any) -> Iterator[Any]:
-    """The value with one part that has another type, or is missing; and with a part more."""
+    """The value with one part of another type, with one part missing, and with an additional part."""
     parts = list(value) if isinstance(value, dict) else range(len(value))
     for part in parts:
         for other in (None, True, 5, 0.5, "odd", ["odd"], {"odd": "odd"}):

@@ -69,7 +69,7 @@ def test_malformed_calls_become_content() -> None:
 
 
 def test_the_conversation_of_a_chat_continues_elsewhere() -> None:
-    """The demo model has called a tool; another chat goes on with the mappings."""
+    """The demo model has called a tool; another chat continues from the mappings."""
 
     def get_weather(city: str) -> str:
         """Get the weather of a city.

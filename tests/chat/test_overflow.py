@@ -100,17 +100,19 @@ def test_truncate_middle_halves_the_context_and_recomputes_it() -> None:
 
 
 def test_a_summary_replaces_the_dropped_messages() -> None:
-    seen: list[list[str]] = []
+    summarized: list[list[str]] = []
 
     def summarize(dropped: Any) -> Message:
-        seen.append(contents(dropped))
+        summarized.append(contents(dropped))
         return Message(Role.SYSTEM, f"{len(dropped)} messages were here")
 
     chat = chat_of(Summarize(summarize))
     answers = talk(chat, 12)
-    assert seen[0][:2] == ["question number    0", "fine"]
-    assert len(seen) > 1 and seen[1][0].endswith("messages were here"), "a later summary includes the earlier summary"
-    assert chat.messages[1].content == f"{len(seen[-1])} messages were here"
+    assert summarized[0][:2] == ["question number    0", "fine"]
+    assert len(summarized) > 1 and summarized[1][0].endswith("messages were here"), (
+        "a later summary includes the earlier summary"
+    )
+    assert chat.messages[1].content == f"{len(summarized[-1])} messages were here"
     assert is_fresh(chat)
     last = [answer.overflowed for answer in answers if answer.overflowed][-1]
     assert last.summary == chat.messages[1] and last.policy == "summarize"

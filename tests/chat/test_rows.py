@@ -161,8 +161,8 @@ def test_a_template_may_reorder_messages(model: ToyModel) -> None:
     a, b = part(model), part(model, seed=1)
     messages = [Message("user", ["a", a]), Message("user", ["b", b])]
     with new_chat(model, messages, Careless(slice(None, None, -1))) as chat:
-        held = [one.row for one in chat.session.inputs if isinstance(one, HeldInput)]
-    np.testing.assert_array_equal(np.stack(held), np.concatenate([b.rows, a.rows]))
+        rows = [one.row for one in chat.session.inputs if isinstance(one, HeldInput)]
+    np.testing.assert_array_equal(np.stack(rows), np.concatenate([b.rows, a.rows]))
 
 
 def test_texts_that_look_like_placeholders_are_refused_beside_rows_only(model: ToyModel) -> None:
@@ -238,11 +238,11 @@ def test_forget_does_not_divide_blocks(model: ToyModel) -> None:
 
 
 def test_drafters_and_samplers_see_tokens_only(session: Session) -> None:
-    seen: list[list[int]] = []
+    histories: list[list[int]] = []
 
     class Watching(PromptLookup):
         def draft(self, tokens: Sequence[int], n: int, *args: object) -> Proposal:
-            seen.append(list(tokens))
+            histories.append(list(tokens))
             return super().draft(tokens, n)
 
     text = session.vocab.encode("abcabcab", add_special=False, parse_special=False)
@@ -255,8 +255,8 @@ def test_drafters_and_samplers_see_tokens_only(session: Session) -> None:
         dataclasses.replace(GREEDY, repeat_penalty=1.3), speculation=Speculation(Watching())
     ).run()
     assert drafted.tokens == plain.tokens
-    assert seen
-    assert all(EMBEDDED not in tokens and tokens[: 2 * len(text)] == [*text, *text] for tokens in seen)
+    assert histories
+    assert all(EMBEDDED not in tokens and tokens[: 2 * len(text)] == [*text, *text] for tokens in histories)
 
 
 def test_a_shift_moves_its_ends_out_of_blocks(session: Session) -> None:

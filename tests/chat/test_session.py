@@ -351,9 +351,9 @@ def test_a_scratch_branch_in_a_full_context_keeps_pending_tokens(level: EditLeve
     other.append_tokens([65] * (s.context.n_free))
     other.next_logits()  # the pending tokens of the first session have no room any more
     before = s.tokens, s.n_pending
-    with pytest.raises(ContextFull), s.scratch_branch() as aside:
-        aside.truncate(9)
-        aside.append("abcdef")
+    with pytest.raises(ContextFull), s.scratch_branch() as branch:
+        branch.truncate(9)
+        branch.append("abcdef")
     assert (s.tokens, s.n_pending) == before
 
 

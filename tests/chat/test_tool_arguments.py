@@ -30,7 +30,7 @@ class Point:
 
 
 def test_arguments_are_converted_to_their_annotations() -> None:
-    seen: dict[str, object] = {}
+    arguments: dict[str, object] = {}
 
     def take(
         colour: Colour,
@@ -64,7 +64,7 @@ def test_arguments_are_converted_to_their_annotations() -> None:
             items: x
             loose: x
         """
-        seen.update(locals())
+        arguments.update(locals())
 
     good = {
         "colour": "blue", "size": "big", "weight": 2, "n": 3.0, "pair": [1, "a"], "tags": ["a", "b", "c"],
@@ -75,8 +75,8 @@ def test_arguments_are_converted_to_their_annotations() -> None:
     assert box.run(ToolCall("take", good)).error is None
     expected = {**good, "colour": Colour.BLUE, "weight": 2.0, "n": 3, "pair": (1, "a"), "table": {"k": 1.0}}
     expected |= {"points": [{"x": 1.0}, {"y": 2.5}], "loose": (1, "a")}
-    assert {k: v for k, v in seen.items() if k in expected} == expected
-    assert [type(seen[k]) for k in ("weight", "n", "pair", "items", "loose")] == [float, int, tuple, list, tuple]
+    assert {k: v for k, v in arguments.items() if k in expected} == expected
+    assert [type(arguments[k]) for k in ("weight", "n", "pair", "items", "loose")] == [float, int, tuple, list, tuple]
     bad = {
         "colour": "green", "size": True, "weight": "2", "n": 3.5, "pair": [1], "tags": "a", "table": {"k": "v"},
         "either": 1.5, "flag": 1, "plain": [],
@@ -92,7 +92,7 @@ def test_arguments_are_converted_to_their_annotations() -> None:
         assert content.startswith(f"Error: the argument '{path}' is"), content
     for value in (None, 7, "7"):
         assert box.run(ToolCall("take", {**good, "either": value})).error is None
-        assert seen["either"] == value
+        assert arguments["either"] == value
     for n, content in ((True, "Error"), (10**400, "null")):
         assert box.run(ToolCall("take", {**good, "n": n})).content.startswith(content)
     assert box.run(ToolCall("take", {**good, "weight": 10**400})).content.startswith("Error: the argument 'weight'")

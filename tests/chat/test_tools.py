@@ -68,7 +68,7 @@ def test_the_next_round_decodes_only_new_tokens() -> None:
 
 
 def test_parallel_calls_are_run_in_order_and_numbered() -> None:
-    seen: list[int] = []
+    called: list[int] = []
 
     def note(n: int) -> str:
         """Note a number.
@@ -76,12 +76,12 @@ def test_parallel_calls_are_run_in_order_and_numbered() -> None:
         Args:
             n: the number
         """
-        seen.append(n)
+        called.append(n)
         return f"noted {n}"
 
     chat = new_chat(call_text("note", n=1) + call_text("note", n=2), call_text("note", n=3), "Done.")
     answer = chat.send("go", tools=[note])
-    assert seen == [1, 2, 3]
+    assert called == [1, 2, 3]
     assert [r.call.id for r in answer.results] == ["call00000", "call00001", "call00002"]
     assert [text for role, text in roles_and_contents(chat) if role == "tool"] == ["noted 1", "noted 2", "noted 3"]
     check_cache(chat)
@@ -89,10 +89,10 @@ def test_parallel_calls_are_run_in_order_and_numbered() -> None:
 
 def test_calls_and_results_are_events() -> None:
     chat = new_chat("Let me see. " + call_text("add", a=1), "It is 3.")
-    seen: list[slm.Event] = []
-    stream = chat.stream("1 + 2?", tools=[add], on_event=seen.append)
+    observed: list[slm.Event] = []
+    stream = chat.stream("1 + 2?", tools=[add], on_event=observed.append)
     events = list(stream)
-    assert list(map(repr, events)) == list(map(repr, seen))  # nan != nan
+    assert list(map(repr, events)) == list(map(repr, observed))  # nan != nan
     deltas = [delta for event in events for delta in event.calls]
     assert deltas[0] == CallStart(0, "add")
     assert deltas[-1] == CallEnd(0, ToolCall("add", {"a": 1}))
@@ -106,9 +106,9 @@ def test_calls_and_results_are_events() -> None:
 
 
 def test_on_event_gets_log_probabilities_without_an_iteration() -> None:
-    seen: list[slm.Event] = []
-    new_chat(call_text("add", a=1), "It is 3.").send("1 + 2?", tools=[add], on_event=seen.append)
-    tokens = [event for event in seen if event.token is not None]
+    events: list[slm.Event] = []
+    new_chat(call_text("add", a=1), "It is 3.").send("1 + 2?", tools=[add], on_event=events.append)
+    tokens = [event for event in events if event.token is not None]
     assert "It is 3." in "".join(event.text for event in tokens)
     assert not any(math.isnan(event.logprob) for event in tokens), "both rounds have log probabilities"
 

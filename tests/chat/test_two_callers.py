@@ -53,8 +53,8 @@ def test_tasks_on_forks_of_a_chat_get_the_answers_that_each_gets_alone() -> None
     forks = forks_of(new_chat())
 
     async def ask() -> list[str]:
-        asked = (chat.asend(question) for chat, question in zip(forks, QUESTIONS, strict=True))
-        return [answer.text for answer in await asyncio.gather(*asked)]
+        sends = (chat.asend(question) for chat, question in zip(forks, QUESTIONS, strict=True))
+        return [answer.text for answer in await asyncio.gather(*sends)]
 
     assert asyncio.run(ask()) == expected
 
@@ -255,7 +255,7 @@ def test_a_second_thread_is_told_that_the_session_is_busy_and_the_answer_goes_on
         for call in calls:
             with pytest.raises(SessionError, match=r"this session is busy: .*wait.*fork"):
                 call()
-        generation.show_events(True)  # these and reading are for any thread
+        generation.show_events(True)  # any thread may call this, and read
         assert session.tokens
         leave.set()
         assert answer.result(10).tokens == expected.tokens
@@ -297,7 +297,7 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
             while queue.n_waiting <= i:
                 pass
         with queue:
-            pass  # entering again does not let others in
+            pass  # leaving the inner block does not let other threads in
         assert served == []
     for thread in threads:
         thread.join(10)
@@ -305,11 +305,11 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
 
 
 def test_ctrl_c_ends_a_wait() -> None:
-    queue, taken, may_end = ContextQueue(), threading.Event(), threading.Event()
+    queue, is_taken, may_end = ContextQueue(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with queue:
-            taken.set()
+            is_taken.set()
             may_end.wait(10)
 
     def interrupt() -> None:
@@ -319,7 +319,7 @@ def test_ctrl_c_ends_a_wait() -> None:
 
     threads = [threading.Thread(target=hold), threading.Thread(target=interrupt)]
     threads[0].start()
-    assert taken.wait(10)
+    assert is_taken.wait(10)
     threads[1].start()
     with pytest.raises(KeyboardInterrupt), queue:
         pytest.fail("the context was not free")

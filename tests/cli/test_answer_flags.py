@@ -117,7 +117,9 @@ def test_drafts_do_not_change_the_answer(run, chat, flags: tuple[str, ...], draf
     assert re.search(r", \d+ tokens drafted, \d+ accepted", outcome.err)
     plain = run("run", question, *GREEDY, "--stats")
     assert "drafted" not in plain.err
-    raw = [run("run", "--raw", "-p", "My name is", "--max-tokens", "12", *GREEDY, *given).out for given in (flags, ())]
+    raw = [
+        run("run", "--raw", "-p", "My name is", "--max-tokens", "12", *GREEDY, *options).out for options in (flags, ())
+    ]
     assert raw[0] == raw[1]
 
 

@@ -61,7 +61,7 @@ def test_forget_cuts_a_message(run, chat) -> None:
 
 
 def test_going_back_to_a_copy_continues_from_it(run, model, chat) -> None:
-    """Answers equal those of a chat that never said what was said after the copy."""
+    """Answers equal those of a chat without the messages after the copy."""
     first = chat.send("My name is Ada.").text
     with model.chat(n_ctx=1024, sampling=slm.Sampling(temperature=0), messages=chat.messages) as other:
         expected = [first, chat.send("My dog is called Rex.").text, other.send("What is my dog called?").text]
@@ -216,10 +216,10 @@ def test_a_conversation_moves_to_another_backend(run, chat) -> None:
 def test_another_backend_gets_all_flags_but_options_of_the_first(run, monkeypatch) -> None:
     if not any(status.installed for status in slm.backends() if status.name == "llamacpp"):
         pytest.skip("backend llamacpp is not installed")
-    seen = []
+    chats = []
 
     def load(source, **options):
-        seen.append((options["backend"], options["tokenizer"], options.get("tier")))
+        chats.append((options["backend"], options["tokenizer"], options.get("tier")))
         return slm.load(source, **options)
 
     monkeypatch.setattr("slm_core.cli.options.load", load)
@@ -228,7 +228,7 @@ def test_another_backend_gets_all_flags_but_options_of_the_first(run, monkeypatc
     outcome = run("chat", *GREEDY, *flags, input="/backend llamacpp\n/backend native\n")
     assert (outcome.code, "error" in outcome.err) == (0, False), outcome.err
     expected = [("native", "reference"), ("llamacpp", None), ("native", "reference")]
-    assert seen == [(name, vocabulary, tier) for name, tier in expected]
+    assert chats == [(name, vocabulary, tier) for name, tier in expected]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_schema_is_json_or_a_file(run, tmp_path: Path) -> None:
     schema = json.dumps({"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False})
     file = tmp_path / "schema.json"
     file.write_text(schema)
-    answers = [run("run", "What is 12 + 30?", *GREEDY, "--schema", given).out for given in (schema, str(file))]
+    answers = [run("run", "What is 12 + 30?", *GREEDY, "--schema", value).out for value in (schema, str(file))]
     assert answers[0] == answers[1]
     assert json.loads(answers[0])["n"] in (1, 2, 3)
 

@@ -51,7 +51,7 @@ def test_run(run, answer) -> None:
 
 
 def test_embed_and_score(run, tmp_path: Path) -> None:
-    """As the calls with the adapter, which predicts its own texts better."""
+    """The results equal those of the API with the adapter, which predicts a text of its style better."""
     text = "Arr! 12 + 30 = 42, me hearty!"
     (tmp_path / "text.txt").write_text(text)
     engine = ("--lora", PIRATE, "--backend", "native")
@@ -209,8 +209,8 @@ def test_a_vector_is_made_of_two_files_of_texts(run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("My dog is very\nOnce upon a time\n")
     (tmp_path / "b.txt").write_text("A cat was\nIt is\n")
     files = [str(tmp_path / name) for name in ("v.gguf", "a.txt", "b.txt")]
-    made = run("lora", "vector", DEMO, *files, "--layers", "2", "4", "--backend", "native")
-    assert (made.code, made.err) == (0, f"{files[0]}: directions after 3 layers: 2-4\n")
+    result = run("lora", "vector", DEMO, *files, "--layers", "2", "4", "--backend", "native")
+    assert (result.code, result.err) == (0, f"{files[0]}: directions after 3 layers: 2-4\n")
     assert "adds directions after 3 layers: 2-4" in run("lora", "info", DEMO, files[0]).out
     with slm.load(DEMO, backend="native") as model:
         expected = model.control_vector(*(Path(file).read_text().splitlines() for file in files[1:]), layers=[4])

@@ -90,7 +90,7 @@ def test_kv_types_are_one_or_two() -> None:
 
 @pytest.mark.parametrize("command", ["run", "score", "bench"])
 def test_commands_use_kv_types(run, tmp_path: Path, command: str) -> None:
-    """A KV type that only the torch tier has is refused by the engine, so it got there."""
+    """The engine refuses a KV type that only the torch tier has: so the option reached the engine."""
     text = tmp_path / "text"
     text.write_text("the dog")
     arguments = {
@@ -107,8 +107,8 @@ def test_commands_use_kv_types(run, tmp_path: Path, command: str) -> None:
 
 def test_a_conversation_keeps_its_kv_types() -> None:
     loaded = slm.load(slm.demo_model_path(), backend="native")
-    begun = loaded.chat(n_ctx=512, kv_type_k="q8_0", kv_type_v="q8_0")
-    with Conversation(lambda name: slm.load(slm.demo_model_path(), backend=name), loaded, begun, _no_view) as talk:
+    chat = loaded.chat(n_ctx=512, kv_type_k="q8_0", kv_type_v="q8_0")
+    with Conversation(lambda name: slm.load(slm.demo_model_path(), backend=name), loaded, chat, _no_view) as talk:
         talk.replace_messages(())
         assert talk.chat.session.context.options == ContextOptions(512, 8, 512, KvType.Q8_0, KvType.Q8_0)
         talk.restore(talk.chat.dump(), 1024)

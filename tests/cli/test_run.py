@@ -89,15 +89,15 @@ def test_standard_input_stands_before_the_prompt(run, chat) -> None:
 
 
 def test_waiting_for_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threading.Event()
+    noted = threading.Event()
 
     class Slow(io.StringIO):
         def read(self, size: int | None = -1) -> str:
-            assert told.wait(60), "no note while standard input is read"
+            assert noted.wait(60), "no note while standard input is read"
             return "text"
 
     monkeypatch.setattr(run_module, "STDIN_NOTE_S", 0.0)
-    monkeypatch.setattr(run_module, "note", lambda message: told.set())
+    monkeypatch.setattr(run_module, "note", lambda message: noted.set())
     monkeypatch.setattr(sys, "stdin", Slow())
     assert run_module._standard_input(beside_prompt=True) == "text"
 
@@ -134,8 +134,8 @@ def test_models_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_shell_completes(tmp_path: Path, words: str, completed: str) -> None:
     (tmp_path / "some.gguf").touch()
     typed = words.replace("{folder}", str(tmp_path))
-    asked = {"_SLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    done = CliRunner().invoke(app, [], env=asked, prog_name="slm")
+    environment = {"_SLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = CliRunner().invoke(app, [], env=environment, prog_name="slm")
     assert [line.rpartition("/")[2] for line in done.stdout.split()] == [completed]
 
 

@@ -123,14 +123,14 @@ def test_a_change_that_compiles_to_the_same_code_is_not_a_mutant(module) -> None
 def test_lines_of_a_block(module) -> None:
     path = str(module.__file__)
     lines = Lines(frozenset({path}))
-    with lines.recording() as seen:
+    with lines.recording() as executed:
         module.Counter(1, 5).add(2, [3])
     text = Path(path).read_text().splitlines()
-    ran = {text[number - 1].strip().partition(" ")[0] for number in seen[path]}
+    ran = {text[number - 1].strip().partition(" ")[0] for number in executed[path]}
     assert ran == {"self.low", "self.high", "if", "return"}
-    with lines.recording() as seen:
+    with lines.recording() as executed:
         module.doubled(17)
-    assert len(seen[path]) == 2, "the assertion and the return"
+    assert len(executed[path]) == 2, "the assertion and the return"
 
 
 def test_every_mutant_of_a_module_is_valid_python() -> None:

@@ -32,7 +32,7 @@ def test_the_worked_example_passes_the_suite(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout[-3000:]
     summary = done.stdout.strip().splitlines()[-1]
     assert re.match(r"\d{3,} passed", summary), summary
-    absent = {what for what in re.findall(r"declared absent: (.*)", done.stdout) if "does not run" not in what}
+    absent = {feature for feature in re.findall(r"declared absent: (.*)", done.stdout) if "does not run" not in feature}
     optional = {"device_sampling", "embedding_input", "embeddings", "bidirectional_blocks", "mrope_positions"}
     assert absent == {*optional, "adapters", "attention_bias", "mtp", "layer_states"}, (
         "the example declares everything else"

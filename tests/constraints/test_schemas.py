@@ -197,10 +197,10 @@ def test_bounds_are_exact_decimals(kind: str) -> None:
             data.draw(st.sampled_from(["0", "0.1", "-0.01", "1", "-1"]))
         )
         try:
-            taken = accepts(JsonSchema(schema), str(number))
+            accepted = accepts(JsonSchema(schema), str(number))
         except ConstraintError:
             return
-        if taken:
+        if accepted:
             check(schema, str(number))
 
     play()

@@ -115,8 +115,8 @@ def feed(context, tokens, seq_id=0):
 
 
 def state(context):
-    held = [context.tokens(s) for s in range(context.n_seq_max)]
-    return held, context.n_free, [[list(cell) for cell in cells] for cells in context.cells]
+    tokens = [context.tokens(s) for s in range(context.n_seq_max)]
+    return tokens, context.n_free, [[list(cell) for cell in cells] for cells in context.cells]
 
 
 @contextlib.contextmanager

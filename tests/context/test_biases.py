@@ -141,7 +141,7 @@ def test_biases_of_keys_end_with_the_last_bias() -> None:
 
 
 def test_biases_by_sequence() -> None:
-    """A sequence with biases beside one without, batch after batch; both are edited."""
+    """Batch after batch, one sequence has biases and another has none; both are edited."""
     contents: dict[int, list[Held]] = {0: [], 1: [], 2: []}
     biases = AttentionBiases(lambda seq_id: contents[seq_id])
 

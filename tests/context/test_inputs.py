@@ -82,12 +82,12 @@ def test_rows_that_do_not_fit_are_not_stored():
 
 
 def test_held_inputs_can_be_added_to_a_batch_again():
-    held = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), rows=ROWS[:3])
-    assert token_ids(held) == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
-    np.testing.assert_array_equal(rows_of(held), ROWS[:3])
+    inputs = held_inputs(np.array([5, EMBEDDED, EMBEDDED, 6, EMBEDDED], np.int32), rows=ROWS[:3])
+    assert token_ids(inputs) == [5, EMBEDDED, EMBEDDED, 6, EMBEDDED]
+    np.testing.assert_array_equal(rows_of(inputs), ROWS[:3])
     batch = TokenBatch(5)
-    add_held(batch, held, Pos(1, 10))
-    assert batch.tokens.tolist() == token_ids(held)
+    add_held(batch, inputs, Pos(1, 10))
+    assert batch.tokens.tolist() == token_ids(inputs)
     assert batch.positions.tolist() == [10, 11, 12, 13, 14]
     np.testing.assert_array_equal(batch.embeddings, ROWS[:3])
 
@@ -194,11 +194,11 @@ def test_a_block_is_one_run_of_one_sequence():
 
 def test_chunks_do_not_split_blocks():
     ahead = np.array([0, 0, 2, 1, 0, 0, 1, 0, 0], np.int32)
-    held = held_inputs(np.arange(9, dtype=np.int32), ahead=ahead)
-    assert [token_ids(chunk) for chunk in chunks_of(held, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
-    assert [token_ids(chunk) for chunk in chunks_of(held, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
+    inputs = held_inputs(np.arange(9, dtype=np.int32), ahead=ahead)
+    assert [token_ids(chunk) for chunk in chunks_of(inputs, 4)] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
+    assert [token_ids(chunk) for chunk in chunks_of(inputs, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
     batch = TokenBatch(9)
-    add_held(batch, held, Pos(0, 0))
+    add_held(batch, inputs, Pos(0, 0))
     assert batch.ahead.tolist() == ahead.tolist()
 
 
@@ -231,23 +231,23 @@ def test_offsets_count_from_the_start_of_a_run():
 
 
 def test_mrope_positions_after_rows_with_offsets():
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
-    assert [next_mrope_position(held[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
-    assert offsets_of(held).tolist() == OF_EACH
-    assert offsets_of([held[0], held[1], held[5]]).shape == (0, 3)
+    inputs = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
+    assert [next_mrope_position(inputs[:n]) for n in range(7)] == [0, 1, 2, 3, 3, 3, 4]
+    assert offsets_of(inputs).tolist() == OF_EACH
+    assert offsets_of([inputs[0], inputs[1], inputs[5]]).shape == (0, 3)
 
 
 def test_rows_with_offsets_keep_them_in_a_new_batch():
     """The run as a whole, and in parts that each start a new run."""
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
+    inputs = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
     for sizes in ([6], [3, 3], [1, 1, 1, 1, 1, 1]):
         actual, done = [], 0
         for n in sizes:
             batch = TokenBatch(n)
-            add_held(batch, held[done : done + n], Pos(0, done))
+            add_held(batch, inputs[done : done + n], Pos(0, done))
             actual += batch_inputs(batch)
             done += n
-        assert [offset_of(one) for one in actual] == [offset_of(one) for one in held]
+        assert [offset_of(one) for one in actual] == [offset_of(one) for one in inputs]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,12 @@ def test_invalid_offsets_are_refused(offsets):
 
 
 def test_a_dump_contains_the_offsets_of_removed_rows():
-    held = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
-    edits = (Edit(1, tuple(held[1:4]), 6),)
-    remaining = [held[0], *held[4:]]
+    inputs = held_inputs(np.array([5, *[EMBEDDED] * 4, 6], np.int32), rows=ROWS, offsets=np.array(OF_EACH, np.int32))
+    edits = (Edit(1, tuple(inputs[1:4]), 6),)
+    remaining = [inputs[0], *inputs[4:]]
     snapshot = SequenceSnapshot("a", "b", "c", np.array(token_ids(remaining), np.int32), edits, b"", rows_of(remaining))
     restored = SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(remaining)).to_bytes())
     assert [offset_of(one) for one in restored.held()] == [offset_of(one) for one in remaining]
-    assert [offset_of(one) for one in restored.edits[0].removed] == [offset_of(one) for one in held[1:4]]
+    assert [offset_of(one) for one in restored.edits[0].removed] == [offset_of(one) for one in inputs[1:4]]
     with pytest.raises(InvalidSnapshot, match="offsets of rows that are out of range"):
         SequenceSnapshot.from_bytes(replace(snapshot, offsets=offsets_of(remaining) + 2**21).to_bytes())

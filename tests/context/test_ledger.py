@@ -163,10 +163,10 @@ def test_cells_are_numbers_below_n_ctx(share_forks):
     ledger.append(0, range(5))
     ledger.fork(0, 1, 4)
     ledger.append(2, range(3))
-    held = np.concatenate([ledger.cells(s) for s in range(3)])
-    assert held.min() >= 0
-    assert held.max() < 12
-    assert len(np.unique(held)) == (8 if share_forks else 12)
+    cells = np.concatenate([ledger.cells(s) for s in range(3)])
+    assert cells.min() >= 0
+    assert cells.max() < 12
+    assert len(np.unique(cells)) == (8 if share_forks else 12)
 
 
 @pytest.mark.parametrize("seq_id", range(N_SEQ))

@@ -26,9 +26,11 @@ def text_and_image() -> TokenBatch:
 
 def positions_after(batch: TokenBatch) -> MropePositions:
     """M-RoPE positions of two sequences with 0 and 4 tokens before this batch."""
-    held = batch_inputs(batch)
+    inputs = batch_inputs(batch)
     HELD.clear()
-    HELD.update({0: [one for one, seq_id in zip(held, batch.seq_ids, strict=True) if seq_id == 0], 1: [1, 2, 3, 4, 9]})
+    HELD.update(
+        {0: [one for one, seq_id in zip(inputs, batch.seq_ids, strict=True) if seq_id == 0], 1: [1, 2, 3, 4, 9]}
+    )
     return MropePositions(lambda seq_id: HELD[seq_id])
 
 

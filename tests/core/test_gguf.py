@@ -74,16 +74,16 @@ def contents_by_gguf(path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in fields if not name.startswith("GGUF.")}
 
 
-def assert_same_value(actual: object, expected: object, what: str) -> None:
+def assert_same_value(actual: object, expected: object, label: str) -> None:
     if isinstance(actual, np.ndarray):
-        np.testing.assert_array_equal(actual, expected, err_msg=what)
+        np.testing.assert_array_equal(actual, expected, err_msg=label)
     elif isinstance(actual, list) and actual and not isinstance(actual[0], str):
-        assert len(actual) == len(expected), f"{what}: {len(actual)} items, {len(expected)} written"
+        assert len(actual) == len(expected), f"{label}: {len(actual)} items, {len(expected)} written"
         for one, other in zip(actual, expected, strict=True):
-            assert_same_value(one, other, what)
+            assert_same_value(one, other, label)
     else:
-        assert type(actual) is type(expected), f"{what}: a {type(actual)}, written as {type(expected)}"
-        assert actual == expected, f"{what} differs from the written value"
+        assert type(actual) is type(expected), f"{label}: a {type(actual)}, written as {type(expected)}"
+        assert actual == expected, f"{label} differs from the written value"
 
 
 def number_values(kind: GGUFValueType) -> st.SearchStrategy[Any]:

@@ -126,7 +126,7 @@ def test_a_refused_file_is_not_held_open(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InvalidModelFile) as error:
         GgufFile.open(tmp_path / name)
     assert maps
-    assert all(held.closed for held in maps), error.traceback
+    assert all(mapped.closed for mapped in maps), error.traceback
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
@@ -384,10 +384,10 @@ def test_long_and_hostile_names_stay_one_short_line(tmp_path: Path) -> None:
     refusal(tmp_path / "b.gguf", model(tensors=[tensor(name, [3], Q8_0, 0)], data=bytes(64)))
 
 
-def id_42(n_rows: int, row: int, room: int, *, last: bool = False) -> bytes:
-    room += 0 if last else -room % 32
-    after = [] if last else [tensor("after", [8], F32, room)]
-    return model(tensors=[tensor("w", [row, n_rows], Q2_0, 0), *after], data=bytes(room + (0 if last else 32)))
+def id_42(n_rows: int, row: int, n_bytes: int, *, last: bool = False) -> bytes:
+    n_bytes += 0 if last else -n_bytes % 32
+    after = [] if last else [tensor("after", [8], F32, n_bytes)]
+    return model(tensors=[tensor("w", [row, n_rows], Q2_0, 0), *after], data=bytes(n_bytes + (0 if last else 32)))
 
 
 def test_type_id_42_is_q2_0_if_the_size_fits(tmp_path: Path) -> None:

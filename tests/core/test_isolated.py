@@ -134,7 +134,7 @@ def test_a_crash_is_an_error_of_all_later_calls(load: Load, fault: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_process_that_ends_between_calls_is_noticed_at_once(load: Load, number: signal.Signals) -> None:
-    """Without a call, and without polling."""
+    """The parent notices it without a call, and without polling."""
     model = load("")
     context = context_of(model)
     decode(context, 5)
@@ -148,7 +148,7 @@ def test_a_process_that_ends_between_calls_is_noticed_at_once(load: Load, number
 
 
 def test_a_session_is_closed_after_a_crash(load: Load) -> None:
-    """With its context, and without an error: it often is at the end of a ``with`` block that the crash leaves."""
+    """Closing also closes its context, and raises nothing: it often ends a ``with`` block that the crash leaves."""
     model = load("")
     context = context_of(model)
     session = Session(context, model.vocab, owns_context=True)
@@ -287,7 +287,7 @@ def test_rows_are_written_to_memory_that_the_parent_sees() -> None:
     assert theirs.write(rows) and np.array_equal(ours.read((3, 4)), rows)
     assert not theirs.write(np.zeros((2, shared_rows.N_BYTES // 4), np.float32)), "they are sent through the socket"
     if sys.platform == "linux":
-        with pytest.raises(PermissionError):  # reading what was cut off would kill the parent
+        with pytest.raises(PermissionError):  # if the file shrank, a read beyond its end would kill the parent
             os.ftruncate(file, 0)
     os.close(file)
 
@@ -409,8 +409,8 @@ def test_errors_of_the_load(path: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_bytes(path: Path) -> None:
     backend = isolated(ToyBackend(), "slm_conformance.toy:ToyBackend")
-    with backend.load(path.read_bytes(), ModelOptions()) as model, ToyBackend().load(path, ModelOptions()) as own:
-        assert model.info.fingerprint == own.info.fingerprint
+    with backend.load(path.read_bytes(), ModelOptions()) as model, ToyBackend().load(path, ModelOptions()) as direct:
+        assert model.info.fingerprint == direct.info.fingerprint
 
 
 def test_the_parents_death_ends_the_process(path: Path) -> None:
@@ -434,7 +434,7 @@ threading.Event().wait()
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
-            parent.kill()  # the process of its model ends, as its connection ends
+            parent.kill()  # the model's process ends because its connection does
         assert has_ended(pid), f"the child of a dead process goes on ({fault})"
 
 
@@ -525,8 +525,8 @@ def test_load_isolates_any_backend(caplog: pytest.LogCaptureFixture) -> None:
         assert model.info.backend_name == "native"
         greedy = slm.Sampling(temperature=0, max_tokens=8)
         answer = model.chat(sampling=greedy).send("Hello!").text
-    with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as own:
-        assert own.chat(sampling=greedy).send("Hello!").text == answer
+    with slm.load(slm.demo_model_path(), backend="native", n_threads=1) as direct:
+        assert direct.chat(sampling=greedy).send("Hello!").text == answer
 
 
 def test_values_of_isolated() -> None:

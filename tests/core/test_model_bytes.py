@@ -24,16 +24,16 @@ def path(tmp_path_factory):
 
 def test_bytes_are_read_like_the_file(path):
     data = path.read_bytes()
-    with GgufFile.open(path) as file, GgufFile.open(data) as held:
-        assert dict(held.tensors) == dict(file.tensors)
-        assert held.fingerprint() == file.fingerprint()
-        assert list(held.metadata) == list(file.metadata)
+    with GgufFile.open(path) as file, GgufFile.open(data) as from_bytes:
+        assert dict(from_bytes.tensors) == dict(file.tensors)
+        assert from_bytes.fingerprint() == file.fingerprint()
+        assert list(from_bytes.metadata) == list(file.metadata)
         for name in file.tensors:
-            tensor_bytes = held.tensor_data(name)
+            tensor_bytes = from_bytes.tensor_data(name)
             assert (tensor_bytes == file.tensor_data(name)).all()
             assert np.shares_memory(tensor_bytes, np.frombuffer(data, np.uint8)), "nothing is copied"
     with pytest.raises(ModelClosed):
-        held.tensor_data("token_embd.weight")
+        from_bytes.tensor_data("token_embd.weight")
 
 
 @pytest.mark.parametrize(("backend", "options"), [("native", {"tier": "reference"}), ("llamacpp", {}), ("onnx", {})])
@@ -94,13 +94,13 @@ def test_a_model_of_arrays_is_the_file_of_the_same_numbers(path):
             assert tensor.ggml_type is GgmlType.F32
             arrays[name] = file.tensor_data(name).view(np.float32).reshape(tensor.shape)
         data = model_bytes(metadata, arrays)
-        with GgufFile.open(data) as made:
-            assert made.fingerprint() == file.fingerprint()
+        with GgufFile.open(data) as from_arrays:
+            assert from_arrays.fingerprint() == file.fingerprint()
     name = "blk.0.ffn_down.weight"
     quantized = model_bytes(metadata, {**arrays, name: (arrays[name], GgmlType.Q8_0)})
-    with GgufFile.open(quantized) as made:
-        assert made.tensors[name].ggml_type is GgmlType.Q8_0
-        stored = made.tensor_data(name)
+    with GgufFile.open(quantized) as from_arrays:
+        assert from_arrays.tensors[name].ggml_type is GgmlType.Q8_0
+        stored = from_arrays.tensor_data(name)
     # Q8_0: a float16 scale for each 32 weights, the largest magnitude over 127. A code errs by half a step, and the
     # scale by 2 ** -11 of itself, which is up to 127 * 2 ** -11 steps.
     blocks = arrays[name].reshape(-1, 32)

@@ -59,7 +59,7 @@ def test_a_file_that_no_path_leads_to_is_neither_written_nor_read(model: slm.Mod
 def test_a_directory_that_no_path_leads_to(model: slm.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     with pytest.raises(slm.InvalidOption, match=r"^cache_dir=[^\n]+: no "):
         model.engine(n_ctx=64, cache_dir=path)
-    if "\0" not in path and path != "\ud800":  # no variable of the environment can be one of them
+    if "\0" not in path and path != "\ud800":  # an environment variable cannot have these values
         monkeypatch.setenv("SLM_CACHE_DIR", path)
         with pytest.raises(slm.InvalidOption, match=r"^SLM_CACHE_DIR=[^\n]+: no such user"):
             cache_root()

@@ -1,4 +1,4 @@
-"""Rerankers: llama.cpp computes the same scores of the same tokens, with its own pooling of ranks."""
+"""Rerankers against llama.cpp, which scores the same tokens with pooling type RANK."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS = {
     "modern_bert": ("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
     "qwen3": ("cls.output.weight",),
 }
-"""By family, the tensors of its head; those of Qwen3 choose between two labels."""
+"""The tensors of the head of each family. Qwen3's head chooses between two labels."""
 BACKENDS = {
     "bert": ("native", "llamacpp"),
     "modern_bert": ("native", "llamacpp"),
@@ -87,7 +87,7 @@ def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def llama_cpp_scores(path: Path, pairs: Sequence[Sequence[int]]) -> list[float]:
-    """The first value of llama.cpp's pooled embedding of each pair, with its pooling of ranks."""
+    """The first value of llama.cpp's pooled embedding of each pair, with pooling type RANK."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()
@@ -151,7 +151,7 @@ def test_a_pair_is_the_query_and_the_text_between_special_tokens(bert: slm.Model
 
 
 def test_a_template_takes_query_and_text(tmp_path: Path) -> None:
-    """The oracle is transformers: it tokenizes the filled template. What spells control tokens or marks is content."""
+    """The oracle is transformers, which tokenizes the filled template. Spelled control tokens and marks are content."""
     path = write_reranker(tmp_path, "qwen3", HEADS["qwen3"], **{"tokenizer.chat_template.rerank": TEMPLATE})
     with slm.load(path, backend="native") as model, GgufFile.open(path) as file:
         head, encode = RankHead.read(file), model.vocab.encode
@@ -234,7 +234,7 @@ def test_the_command_prints_the_best_texts_first(tmp_path: Path) -> None:
 
 
 def test_a_reranker_of_an_object_scores_like_the_file(reranker: Path) -> None:
-    """Its head is read from the object at the first call; an error there is one line, and passes."""
+    """Its head is read from the object at the first call. An error of the object is one line; the next call works."""
     down: list[str] = []
 
     def read(name: str, data: bytes) -> bytes:

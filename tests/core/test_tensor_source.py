@@ -24,7 +24,7 @@ BACKENDS = ["native", "llamacpp", "onnx"]
 
 
 class Source:
-    """A source of which a test changes any member."""
+    """A source; a test may change any of its members."""
 
     def __init__(self, **members: Any) -> None:
         self.metadata: Any = {"general.architecture": "llama", "a.list": ["x", "yz"], "a.flag": True, "a.number": 0.5}
@@ -315,7 +315,7 @@ def test_any_exception_of_a_source_is_named_in_one_line(error: Exception) -> Non
     def fail(*_: object) -> None:
         raise error
 
-    for member, what in (("tensor_data", "tensor 'two'"), ("fingerprint", "the fingerprint")):
+    for member, name in (("tensor_data", "tensor 'two'"), ("fingerprint", "the fingerprint")):
         source = Source()
         setattr(source, member, fail)
         with GgufFile.open(source) as file:
@@ -323,7 +323,7 @@ def test_any_exception_of_a_source_is_named_in_one_line(error: Exception) -> Non
                 file.fingerprint if member == "fingerprint" else lambda: file.tensor_data("two")
             )
             with pytest.raises(
-                slm.InvalidModelFile, match=f"{what} cannot be read: {type(error).__name__}: "
+                slm.InvalidModelFile, match=f"{name} cannot be read: {type(error).__name__}: "
             ) as caught:
                 read()
             assert caught.value.__cause__ is error

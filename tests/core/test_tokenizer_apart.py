@@ -34,8 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare(path: Path) -> Path:
     """The model without its vocabulary."""
     with GgufFile.open(path) as file:
-        kept = [key for key in file.metadata if not key.startswith("tokenizer.")]
-        metadata = {key: file.metadata.stored(key) for key in kept}
+        keys = [key for key in file.metadata if not key.startswith("tokenizer.")]
+        metadata = {key: file.metadata.stored(key) for key in keys}
         arrays = {
             name: file.tensor_data(name).view(np.float32).reshape(info.shape) for name, info in file.tensors.items()
         }

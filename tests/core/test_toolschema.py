@@ -231,7 +231,7 @@ def bad_choices(x: str) -> None:
     "function", [undocumented, undescribed, unannotated, foreign, single, endless, unspelled, bad_choices]
 )
 def test_functions_that_transformers_refuses_are_refused_in_one_line(function: Callable[..., object]) -> None:
-    with pytest.raises(Exception):  # noqa: B017  # each of its own kind
+    with pytest.raises(Exception):  # noqa: B017  # each raises another type
         get_json_schema(function)
     with pytest.raises(InvalidOption, match=rf"^the function {function.__name__} cannot be a tool: ") as caught:
         tool_schema(function)
@@ -279,7 +279,7 @@ async def async_generator() -> AsyncIterator[int]:
 def test_functions_that_no_call_can_pass_its_arguments_or_take_a_value_from_are_refused(
     function: Callable[..., object],
 ) -> None:
-    """A call passes arguments by name; the model would be told of a TypeError that only the program can mend."""
+    """A call passes arguments by name; the model would read a TypeError that only the program can fix."""
     with pytest.raises(InvalidOption, match=rf"^the function {function.__name__} cannot be a tool: "):
         tool_schema(function)
 

@@ -26,21 +26,21 @@ def model() -> Iterator[slm.Model]:
 
 @pytest.fixture
 def session(model: slm.Model) -> Iterator[slm.Session]:
-    with model.session(n_ctx=64, sampling=GREEDY) as made:
-        made.append("Hello")
-        yield made
+    with model.session(n_ctx=64, sampling=GREEDY) as opened:
+        opened.append("Hello")
+        yield opened
 
 
 @pytest.fixture
 def chat(model: slm.Model) -> Iterator[slm.Chat]:
-    with model.chat(n_ctx=256, sampling=GREEDY) as made:
-        yield made
+    with model.chat(n_ctx=256, sampling=GREEDY) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def engine(model: slm.Model) -> Iterator[slm.Engine]:
-    with model.engine(n_ctx=128, n_parallel=2) as made:
-        yield made
+    with model.engine(n_ctx=128, n_parallel=2) as opened:
+        yield opened
 
 
 def function(*_: object) -> bool:

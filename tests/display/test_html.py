@@ -1,4 +1,4 @@
-"""HTML of notebooks: text stays text, whatever a model says, and the parts say what is so."""
+"""HTML of notebooks: any text of a model stays text, and the displayed numbers are right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ATTACKS = [
     "</title><style>*{display:none}</style>",
     "\u202etxt.exe\u2066",
 ]
-# Characters that HTML can hold; the others are tested apart.
+# Characters that HTML can contain; another test has the others.
 PLAIN = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff", include_characters="\t\n")
 HOSTILE = st.lists(st.one_of(st.sampled_from(ATTACKS), st.text(PLAIN)), min_size=1).map("".join).filter(bool)
 
@@ -123,14 +123,14 @@ def marked(chat: slm.Chat) -> list[bool]:
 
 def computed_by_hand(chat: slm.Chat) -> list[bool]:
     """Whether the context holds the tokens of each message and of all before it, without the token that ends it."""
-    held = chat.session.context.tokens(chat.session.seq_id)
+    tokens = chat.session.context.tokens(chat.session.seq_id)
     prefixes = [
         encode_segments(model_vocab, chat.formatter.render(chat.messages[: i + 1], add_generation_prompt=False))
         for i in range(len(chat.messages))
         if (model_vocab := chat.session.vocab)
     ]
     newline = 1  # after the end of a message the template writes a line break
-    return [tuple(ids[: -1 - newline]) == held[: len(ids) - 1 - newline] for ids in prefixes]
+    return [tuple(ids[: -1 - newline]) == tokens[: len(ids) - 1 - newline] for ids in prefixes]
 
 
 def test_a_context_shows_whose_cells_are_whose(model: slm.Model) -> None:
@@ -142,10 +142,10 @@ def test_a_context_shows_whose_cells_are_whose(model: slm.Model) -> None:
         context.truncate(slm.Pos(1, 12))
         html = context._repr_html_()
         parsed = checked(html)
-        own = sum(context.n_exclusive(seq_id) for seq_id in range(4))
+        n_own = sum(context.n_exclusive(seq_id) for seq_id in range(4))
         assert (
             uses(parsed.text)
-            == {"own": own, "shared": 12, "free": context.n_free}
+            == {"own": n_own, "shared": 12, "free": context.n_free}
             == {"own": 8, "shared": 12, "free": 44}
         )
         assert [title.split(": ")[1] for title in parsed.titles] == ["shared"] * 12 + ["own"] * 8 + ["free"] * 44

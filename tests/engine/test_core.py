@@ -209,17 +209,17 @@ def test_cache_grows_until_the_oom_killer() -> None:
 def test_one_prompt_freezes_all_streams() -> None:
     """While a long prompt is prefilled, every other request gets one token per step."""
     engine = core(ScriptedContext(n_ctx=2000, n_seq_max=8, n_batch=64))
-    seen: list[int] = []
+    events: list[int] = []
     others = [
-        request(f"{i}", Sampling(temperature=0, max_tokens=60), on_event=lambda e: seen.append(1)) for i in range(3)
+        request(f"{i}", Sampling(temperature=0, max_tokens=60), on_event=lambda e: events.append(1)) for i in range(3)
     ]
     run_some(engine, others, 2)
     long = request("z" * 600, Sampling(temperature=0, max_tokens=1))
     engine.add(long)
     while not long.over:
-        before, n_active = len(seen), sum(not other.over for other in others)
+        before, n_active = len(events), sum(not other.over for other in others)
         engine.step()
-        assert len(seen) - before == n_active
+        assert len(events) - before == n_active
     assert engine.totals.n_preempted == 0
 
 

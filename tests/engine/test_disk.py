@@ -294,7 +294,7 @@ def killed_at_random(directory: Path, chosen: random.Random) -> None:
         for i, *answer in saved:
             history = [*prompt(i).encode(), *answer]
             before = engine.stats().disk_tokens
-            goes_on = engine.submit([*history, *b" and on"], GREEDY).run()
-            assert goes_on.usage.cached_tokens >= len(history) - 1
-            assert engine.stats().disk_tokens - before == goes_on.usage.cached_tokens
-            assert goes_on.tokens == tokens_alone([*history, *b" and on"])
+            continued = engine.submit([*history, *b" and on"], GREEDY).run()
+            assert continued.usage.cached_tokens >= len(history) - 1
+            assert engine.stats().disk_tokens - before == continued.usage.cached_tokens
+            assert continued.tokens == tokens_alone([*history, *b" and on"])

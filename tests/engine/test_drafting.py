@@ -264,12 +264,12 @@ def test_a_cancelled_request_computes_nothing_more() -> None:
     engine.add(other)
     for _ in range(3):
         engine.step()
-    n_said = len(cancelled.history.tokens)
+    n_generated = len(cancelled.history.tokens)
     cancelled.loop.cancel()
     n_before = engine.context.n_decoded  # type: ignore[attr-defined]
     engine.step()
     assert engine.context.n_decoded - n_before == 5, "the other's token and draft"  # type: ignore[attr-defined]
-    assert (cancelled.over, len(cancelled.history.tokens)) == (True, n_said)
+    assert (cancelled.over, len(cancelled.history.tokens)) == (True, n_generated)
     while engine.step():
         pass
     assert other.answer.tokens == tokens_alone(REFRAIN)
@@ -429,9 +429,9 @@ def test_drafts_leave_half_of_the_time_to_prompts() -> None:
         engine.step()
     engine.add(prompt)
     for _ in range(5):
-        before, n_said = engine._length(prompt) if prompt.seq_id is not None else 0, len(drafting.history.tokens)
+        before, n_generated = engine._length(prompt) if prompt.seq_id is not None else 0, len(drafting.history.tokens)
         engine.step()
-        assert len(drafting.history.tokens) - n_said > 20
+        assert len(drafting.history.tokens) - n_generated > 20
         assert engine._length(prompt) - before >= 39
 
 
@@ -444,7 +444,7 @@ CURVES = {  # seconds of steps of some sizes, by machine, in steps of one token;
 
 
 class CurveCosts(StepCosts):
-    """Step costs that are told the times of a curve, and add them up."""
+    """Step costs that take the time of each step from a curve, and sum these times."""
 
     def __init__(self, curve: dict[int, float]) -> None:
         super().__init__()
@@ -503,7 +503,7 @@ def test_prompt_lookup_costs_little_where_it_does_not_pay(machine: str, n: int) 
 
 
 def test_a_step_is_measured_without_drafts_before_it_has_drafts() -> None:
-    """Otherwise steps with drafts might seem to be as fast as one without for ever."""
+    """Otherwise the engine would never learn that a step without drafts is faster."""
     engine = core(ScriptedContext(refrain, n_ctx=4000, n_seq_max=4, n_batch=256), prefix_cache=False)
     engine._costs = engine._drafts._costs = costs = CurveCosts(CURVES["a GPU"])
     speculation = Speculation(DraftFunction(right))

@@ -239,7 +239,7 @@ class Unhashable(str):
 
 
 def test_a_request_that_cannot_be_added_fails_alone() -> None:
-    """The requests that arrived with it are answered, and the engine goes on."""
+    """The requests that arrived with it are answered, and the engine keeps running."""
     context = SlowContext(n_ctx=2000, n_seq_max=4)
     with engine_over(context) as engine:
         running = engine.submit("running", GREEDY)
@@ -298,14 +298,14 @@ def test_a_cancelled_task_cancels_its_request() -> None:
     with engine_over(ScriptedContext(n_ctx=5000, n_seq_max=4)) as engine:
 
         async def main() -> None:
-            seen = asyncio.Event()
+            got_token = asyncio.Event()
 
             async def read() -> None:
                 async for _ in engine.generate("never ends", ENDLESS):
-                    seen.set()
+                    got_token.set()
 
             task = asyncio.create_task(read())
-            await seen.wait()
+            await got_token.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -381,7 +381,7 @@ def test_an_idle_thread_sleeps(engine: Engine) -> None:
 
 
 def test_memory_of_a_request_is_free_as_soon_as_nobody_holds_its_stream(engine: Engine) -> None:
-    """Without cycles of references, which Python frees only much later if the program has many objects."""
+    """There is no reference cycle, which Python would free only much later if the program has many objects."""
     gc.disable()
     try:
         streams = [engine.submit("a request", GREEDY), engine.completions("completions", 3, GREEDY)]
@@ -411,7 +411,7 @@ def test_no_request_is_missing_while_it_moves() -> None:
 
     Programs that wait until nothing is active or waiting would stop too early.
     """
-    seen: set[int] = set()
+    n_missing: set[int] = set()
     context = ScriptedContext(n_ctx=120, n_seq_max=4)
     with engine_over(context, n_parallel=2, prefix_cache=False) as engine:
 
@@ -429,7 +429,7 @@ def test_no_request_is_missing_while_it_moves() -> None:
 
         def count() -> None:
             stats = engine.stats()
-            seen.add(len(stats.requests) - stats.n_active - stats.n_waiting)
+            n_missing.add(len(stats.requests) - stats.n_active - stats.n_waiting)
 
         engine._core._waiting = Watched()
         endless = Sampling(temperature=0, max_tokens=60, logit_bias={257: -1e9})
@@ -438,7 +438,7 @@ def test_no_request_is_missing_while_it_moves() -> None:
             stream.run()
         assert engine.stats().n_preempted > 0
         assert _wait_until_idle(engine).requests == ()
-    assert max(seen) <= 0, "requests that are neither active nor waiting"
+    assert max(n_missing) <= 0, "requests that are neither active nor waiting"
 
 
 def test_a_slow_reader_delays_no_other_request(engine: Engine) -> None:

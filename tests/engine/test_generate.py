@@ -153,18 +153,18 @@ def test_n_ctx_fits_the_requests_that_run_together() -> None:
 
 
 def test_the_progress_bar_counts_answers(model: slm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+    counts: list[int] = []
 
     class Recorded(ProgressBar):
         def __enter__(self) -> object:  # type: ignore[override]
             advance = super().__enter__()
-            return lambda n: (seen.append(n), advance(n))
+            return lambda n: (counts.append(n), advance(n))
 
     monkeypatch.setattr("slm_core.engine.progressbar.ProgressBar", Recorded)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     model.generate(PROMPTS, GREEDY, progress=True)
-    assert seen == sorted(seen)
-    assert seen[-1] == 5 and len(set(seen)) > 1
+    assert counts == sorted(counts)
+    assert counts[-1] == 5 and len(set(counts)) > 1
 
 
 def test_without_a_terminal_there_is_no_progress_bar(model: slm.Model, capfd: pytest.CaptureFixture[str]) -> None:

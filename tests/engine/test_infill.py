@@ -64,7 +64,7 @@ def shown(vocab: Vocab, gap: slm.Infill) -> str:
     ],
 )
 def test_the_order_of_tokens(gap: slm.Infill, expected: str) -> None:
-    """That of Qwen2.5-Coder's report (arXiv:2409.12186, figures 2 and 3), and of llama.cpp's server."""
+    """The order of Qwen2.5-Coder's report (arXiv:2409.12186, figures 2 and 3), and of llama.cpp's server."""
     assert shown(Letters(ALL), gap) == expected
     assert shown(Letters(ALL, bos=200), gap) == "<B>" + expected
 
@@ -84,7 +84,7 @@ def test_what_a_vocabulary_lacks_is_named(infill: InfillTokens | None, gap: slm.
 
 
 def test_a_gap_is_a_prompt_wherever_prompts_go(model: slm.Model) -> None:
-    """The answers are those to its tokens; control tokens in its texts are content."""
+    """The answers equal the answers to its tokens; control tokens in its texts are content."""
     spelled = slm.Infill("<|im_end|>", "<|im_start|>")
     tokens = [gap.tokens(model.vocab) for gap in (GAP, spelled)]
     controls = set(model.vocab.encode("<|im_start|><|im_end|>", add_special=False, parse_special=True))

@@ -115,19 +115,19 @@ def test_the_times_of_a_request_that_waits_for_another() -> None:
 
 def test_inter_token_times_agree_with_a_callers_clock() -> None:
     """The callback of each event reads the same clock; steps have different durations."""
-    bench, seen, chosen = Bench(), list[float](), random.Random(3)
+    bench, event_times, chosen = Bench(), list[float](), random.Random(3)
 
     def step() -> None:
         bench.clock.now += chosen.randrange(1, 64) / 64
 
     bench.context.on_decode = step
-    request = bench.request("some prompt", 30, on_event=lambda event: seen.append(bench.clock()))
+    request = bench.request("some prompt", 30, on_event=lambda event: event_times.append(bench.clock()))
     bench.run(request)
-    gaps = sorted(b - a for a, b in itertools.pairwise(seen))
+    gaps = sorted(b - a for a, b in itertools.pairwise(event_times))
     metrics = request.metrics
     assert metrics is not None
-    assert metrics.first_token_s == seen[0] - request.times.arrived
-    assert metrics.decode_s == seen[-1] - seen[0]
+    assert metrics.first_token_s == event_times[0] - request.times.arrived
+    assert metrics.decode_s == event_times[-1] - event_times[0]
     assert metrics.inter_token_p50_s == gaps[math.ceil(0.5 * 29) - 1]
     assert metrics.inter_token_p95_s == gaps[math.ceil(0.95 * 29) - 1]
 

@@ -88,7 +88,7 @@ def test_completions_have_ids_and_metrics_of_their_own(bench: Bench) -> None:
 
 def test_completions_are_submitted_all_or_none(bench: Bench) -> None:
     bench.context.held = True
-    held = bench.engine.submit("held", tokens(2), request_id="mine-1")
+    stream = bench.engine.submit("held", tokens(2), request_id="mine-1")
     for bad in ("", 3):
         with pytest.raises(InvalidOption, match="request_id"):
             bench.engine.completions("a prompt", 3, tokens(4), request_id=bad)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_completions_are_submitted_all_or_none(bench: Bench) -> None:
     assert [request.request_id for request in bench.engine.recorder.living] == ["mine-1"]
     bench.context.held = False
     bench.context.permits.release(9)
-    held.run()
+    stream.run()
     bench.engine.completions("a prompt", 3, tokens(4), request_id="mine").run()
     assert bench.engine.stats().n_requests == 4
 
@@ -126,12 +126,12 @@ def test_statistics_of_unfinished_requests() -> None:
 
 
 def test_statistics_add_up(bench: Bench) -> None:
-    begun = bench.clock()
+    began_s = bench.clock()
     streams = [bench.engine.submit(f"{'a beginning in common ' * 2}{i}", tokens(5 + i)) for i in range(6)]
     answers = [stream.run() for stream in streams]
     stats = bench.at_rest()
     metrics = [stream.metrics for stream in streams]
-    seconds = bench.clock() - begun
+    seconds = bench.clock() - began_s
     assert stats.n_finished == 6
     assert stats.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
     assert stats.requests_per_s.window == 6 / seconds
@@ -184,18 +184,18 @@ def test_positions_at_rest_are_those_of_the_last_step(bench: Bench) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 def test_memory_of_the_process(bench: Bench) -> None:
     grown = list[int]()
-    taken = list[NDArray[np.float64]]()
+    arrays = list[NDArray[np.float64]]()
     for _ in range(5):  # meanwhile, the allocator may return memory of earlier tests
         gc.collect()
         before = bench.engine.stats().rss_bytes
-        taken.append(np.ones(2**23))  # 64 MiB
+        arrays.append(np.ones(2**23))  # 64 MiB
         after = bench.engine.stats().rss_bytes
         assert before is not None
         assert after is not None
         grown.append(after - before)
-        if grown[-1] > taken[-1].nbytes / 2:
+        if grown[-1] > arrays[-1].nbytes / 2:
             break
-    assert grown[-1] > taken[-1].nbytes / 2, grown
+    assert grown[-1] > arrays[-1].nbytes / 2, grown
 
 
 def test_the_repr_is_a_table(bench: Bench) -> None:
@@ -204,7 +204,7 @@ def test_the_repr_is_a_table(bench: Bench) -> None:
         stream.run()
     bench.at_rest()
     bench.context.held = True
-    held = [bench.engine.submit("held", tokens(3), request_id=f"held-{i}") for i in range(20)]
+    requests = [bench.engine.submit("held", tokens(3), request_id=f"held-{i}") for i in range(20)]
     text = repr(bench.until(lambda s: s.n_active + s.n_waiting == 20))
     assert re.search(r"\d+ active, \d+ waiting; so far \d+: 3 answered", text)
     assert re.search(r"inter token +p50 2\d\d ms", text)
@@ -213,7 +213,7 @@ def test_the_repr_is_a_table(bench: Bench) -> None:
     assert all(len(line) <= 120 for line in text.splitlines())
     bench.context.held = False
     bench.context.permits.release(99)
-    for stream in held:
+    for stream in requests:
         stream.run()
 
 
@@ -350,7 +350,7 @@ def test_each_series_agrees_with_the_callers_counts() -> None:
     assert gaps == sum(max(0, m.completion_tokens - 1) for m in metrics)
     assert after["slm:inter_token_latency_seconds_sum"] == pytest.approx(sum(m.decode_s or 0 for m in metrics))
     unmoved = {n for n in after if "_bucket" not in n and before[n] == during[n] == after[n]}
-    assert unmoved <= {"slm:resident_memory_bytes"}  # `test_memory_of_the_process` moves it
+    assert unmoved <= {"slm:resident_memory_bytes"}  # `test_memory_of_the_process` tests it
     assert "slm:prefix_cache_sequences" in after
 
 

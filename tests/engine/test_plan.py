@@ -175,7 +175,7 @@ def test_plans_of_random_traces(trace: list[Simulated], n_ctx: int, n_batch: int
             return
         admitted = [i for i in admitted if not trace[i].over]
         admitted += [i for i, r in enumerate(trace) if r.arrives <= step and not r.over and i not in admitted]
-        held = sum(trace[i].n_held for i in admitted)
+        n_used = sum(trace[i].n_held for i in admitted)
         states = [
             ActiveRequest(
                 i,
@@ -191,9 +191,9 @@ def test_plans_of_random_traces(trace: list[Simulated], n_ctx: int, n_batch: int
         ]
         if not states:
             continue
-        plan = plan_step(states, n_ctx - held, n_batch, lambda a, b, c, most: min(budget, most))
+        plan = plan_step(states, n_ctx - n_used, n_batch, lambda a, b, c, most: min(budget, most))
         plain = [replace(state, n_ahead=0) for state in states]
-        undrafted = plan_step(plain, n_ctx - held, n_batch, lambda a, b, c, most: min(budget, most))
+        undrafted = plan_step(plain, n_ctx - n_used, n_batch, lambda a, b, c, most: min(budget, most))
         assert plan.preempted == undrafted.preempted
         assert _has_prompts(plan, states) == _has_prompts(undrafted, states)
         assert plan.full is None, "each request fits alone"
@@ -211,7 +211,7 @@ def test_plans_of_random_traces(trace: list[Simulated], n_ctx: int, n_batch: int
         assert decoders <= in_step, "every step has all decoding requests"
         if decoders:
             assert sum(p.n_tokens for p in plan.pieces if p.id not in decoders) <= budget
-        _check_turns(trace, running, in_step, decoders, n_ctx - held)
+        _check_turns(trace, running, in_step, decoders, n_ctx - n_used)
         for piece in plan.pieces:
             assert 1 <= piece.n_tokens <= running[piece.id].n_pending
             request = trace[piece.id]

@@ -152,7 +152,12 @@ def test_contexts_with_whole_forks_keep_message_ends(capabilities: frozenset[Cap
     first, other = chat(SYSTEM, user("What is a fork?")), chat(SYSTEM, user("What is a spoon?"))
     again = chat(SYSTEM, user("What is a fork?"), Message(Role.ASSISTANT, "A tool."), user("And a knife?"))
     third = chat(SYSTEM, user("What is a cup?"))
-    for each in (first, other, again, third):  # a changed answer is like dropped reasoning
+    for each in (
+        first,
+        other,
+        again,
+        third,
+    ):  # `again` has another answer than the cached one, as if the template had dropped reasoning
         run(engine, each)
         assert each.answer.tokens == tokens_alone(each)
     cached = [each.answer.usage.cached_tokens for each in (first, other, again, third)]
@@ -207,12 +212,12 @@ TOKENS = st.lists(st.integers(0, 3), max_size=150).map(lambda tokens: np.array(t
 
 @given(TOKENS, TOKENS, TOKENS, TOKENS)
 def test_cutting_the_gaps_leaves_a_prefix_of_the_prompt(
-    head: NDArray[np.int32], gone: NDArray[np.int32], tail: NDArray[np.int32], more: NDArray[np.int32]
+    head: NDArray[np.int32], removed: NDArray[np.int32], tail: NDArray[np.int32], more: NDArray[np.int32]
 ) -> None:
-    held, tokens = np.concatenate([head, gone, tail]), np.concatenate([head, tail, more, [0]])
-    n_same = min(n_common(held, tokens), len(tokens) - 1)
-    gaps, n_shared = gaps_between(held, tokens, n_same)
-    remaining = cut(held, gaps)
+    cached, tokens = np.concatenate([head, removed, tail]), np.concatenate([head, tail, more, [0]])
+    n_same = min(n_common(cached, tokens), len(tokens) - 1)
+    gaps, n_shared = gaps_between(cached, tokens, n_same)
+    remaining = cut(cached, gaps)
     assert remaining[:n_shared].tolist() == tokens[:n_shared].tolist()
     assert n_shared < len(tokens)
     if len(head) + len(tail) - n_same >= LEAST_AFTER_GAP:
@@ -221,15 +226,15 @@ def test_cutting_the_gaps_leaves_a_prefix_of_the_prompt(
 
 def test_the_last_token_is_computed() -> None:
     """The cache holds the whole prompt, except a gap. Its last token is decoded anyway, to get logits."""
-    head, gone, tail = np.arange(10, dtype=np.int32), np.full(5, 99, np.int32), np.arange(10, 60, dtype=np.int32)
-    gaps, n_shared = gaps_between(np.concatenate([head, gone, tail]), np.concatenate([head, tail]), 10)
+    head, removed, tail = np.arange(10, dtype=np.int32), np.full(5, 99, np.int32), np.arange(10, 60, dtype=np.int32)
+    gaps, n_shared = gaps_between(np.concatenate([head, removed, tail]), np.concatenate([head, tail]), 10)
     assert (gaps, n_shared) == (((10, 15),), 59)
 
 
-def cut(held: NDArray[np.int32], gaps: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+def cut(cached: NDArray[np.int32], gaps: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     for start, end in reversed(gaps):
-        held = np.concatenate([held[:start], held[end:]])
-    return held
+        cached = np.concatenate([cached[:start], cached[end:]])
+    return cached
 
 
 THOUGHT = "<think>That is a hard one, let me see what I know of it.</think>"
@@ -245,36 +250,36 @@ def conversation() -> tuple[str, str]:
 
 def test_a_template_drops_thinking() -> None:
     """Without ``reuse="cut"`` all later tokens are computed again; with it, they are shifted, and the usage says so."""
-    held, prompt = conversation()
-    same = len(held) - len(THOUGHT) - len(ANSWER)
+    computed, prompt = conversation()
+    same = len(computed) - len(THOUGHT) - len(ANSWER)
     for reuse, cached, shifted in [("prefix", same, 0), ("cut", same + len(ANSWER), len(ANSWER))]:
         engine = core(ScriptedContext(n_ctx=1000, n_seq_max=4), reuse=reuse)
-        run(engine, text(held))
+        run(engine, text(computed))
         each = text(prompt)
         run(engine, each)
         usage = each.answer.usage
         assert (usage.cached_tokens, usage.shifted_tokens) == (cached, shifted)
         assert each.answer.tokens == (
-            tokens_alone(each) if reuse == "prefix" else tokens_after_a_cut(held, same, prompt)
+            tokens_alone(each) if reuse == "prefix" else tokens_after_a_cut(computed, same, prompt)
         )
-        n_first = len(held) + GREEDY.max_tokens - 1  # type: ignore[operator]
+        n_first = len(computed) + GREEDY.max_tokens - 1  # type: ignore[operator]
         n_second = len(prompt) - cached + len(each.answer.tokens) - 1
         assert engine.totals.computed_tokens == n_first + n_second
 
 
-def tokens_after_a_cut(held: str, start: int, prompt: str) -> tuple[int, ...]:
+def tokens_after_a_cut(computed: str, start: int, prompt: str) -> tuple[int, ...]:
     """The answer of a context after a manual cut of the reasoning."""
     context = ScriptedContext(n_ctx=1000)
-    feed(context, held.encode())
+    feed(context, computed.encode())
     context.cut(Pos(0, start), Pos(0, start + len(THOUGHT)))
     return greedy_tokens(context, prompt.encode()[context.length(0) :])
 
 
 def test_later_requests_report_shifted_tokens() -> None:
-    held, prompt = conversation()
-    same = len(held) - len(THOUGHT) - len(ANSWER)
+    computed, prompt = conversation()
+    same = len(computed) - len(THOUGHT) - len(ANSWER)
     engine = core(ScriptedContext(n_ctx=2000, n_seq_max=4), reuse="cut")
-    run(engine, text(held))
+    run(engine, text(computed))
     run(engine, text(prompt))
     later, elsewhere = text(prompt + "It cuts."), text(prompt[:same] + "Another answer to the question")
     run(engine, later)
@@ -286,10 +291,10 @@ def test_later_requests_report_shifted_tokens() -> None:
 
 def test_shifted_tokens_are_reported_after_a_preemption() -> None:
     """A request with a cut history is preempted and dumped: the dump holds the shifted tokens."""
-    held, prompt = conversation()
-    same = len(held) - len(THOUGHT) - len(ANSWER)
+    computed, prompt = conversation()
+    same = len(computed) - len(THOUGHT) - len(ANSWER)
     engine = core(ScriptedContext(n_ctx=440, n_seq_max=4, n_batch=64), reuse="cut")
-    run(engine, text(held))
+    run(engine, text(computed))
     moved, other = text(prompt, 100, priority=-5), text("y" * 200, 60)
     engine.add(moved)
     engine.step()
@@ -301,10 +306,10 @@ def test_shifted_tokens_are_reported_after_a_preemption() -> None:
 
 
 def test_a_cut_without_room_keeps_the_common_prefix() -> None:
-    held, prompt = conversation()
+    computed, prompt = conversation()
     context = ScriptedContext(n_ctx=1000, n_seq_max=4)
     engine = core(context, reuse="cut")
-    run(engine, text(held))
+    run(engine, text(computed))
 
     def refuse(seq_id: int, start: int, end: int) -> None:
         raise ContextFull(100, 0)
@@ -313,7 +318,7 @@ def test_a_cut_without_room_keeps_the_common_prefix() -> None:
     each = text(prompt)
     run(engine, each)
     assert each.answer.tokens == tokens_alone(each)
-    assert each.answer.usage.cached_tokens == len(held) - len(THOUGHT) - len(ANSWER)
+    assert each.answer.usage.cached_tokens == len(computed) - len(THOUGHT) - len(ANSWER)
     assert each.answer.usage.shifted_tokens == 0
 
 

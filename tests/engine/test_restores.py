@@ -137,12 +137,12 @@ def test_a_prompt_and_a_restore_share_the_step(tmp_path: Path) -> None:
         long, restored = Request(VOCAB, list(b"x" * 500), SHORT), Request(VOCAB, prompt, SHORT)
         engine.add(restored)
         engine.add(long)
-        seen = set()
+        progress = set()
         while engine.step():
             if engine._restores and long.seq_id is not None:
-                seen.add((context.n_parts, context.length(long.seq_id)))
-        assert len({n_parts for n_parts, _ in seen}) > 5
-        assert len({length for _, length in seen}) > 5
+                progress.add((context.n_parts, context.length(long.seq_id)))
+        assert len({n_parts for n_parts, _ in progress}) > 5
+        assert len({length for _, length in progress}) > 5
         assert all(max(gaps(other, since)) <= STEP_S + 2 * DECODE_S for other in others)
         assert [request.answer.tokens for request in (long, restored)] == [
             tokens_alone(list(b"x" * 500), SHORT),
@@ -278,9 +278,9 @@ def check_nothing_remains(engine: EngineCore, context: SlowContext, requests: li
         assert request.answer.tokens == tokens_alone(list(request.history.tokens[: request.n_prompt]), sampling)
     positions = engine.positions()
     assert (positions.own, positions.cached + positions.shared + positions.free) == (0, N_CTX)
-    kept = engine._sequences._kept.seq_ids
-    assert all(not context.length(seq_id) for seq_id in range(context.n_seq_max) if seq_id not in kept)
-    for seq_id in kept:
+    cached = engine._sequences._kept.seq_ids
+    assert all(not context.length(seq_id) for seq_id in range(context.n_seq_max) if seq_id not in cached)
+    for seq_id in cached:
         engine.context.drop(seq_id)
     assert context.n_free == N_CTX
 
@@ -305,13 +305,13 @@ def test_the_share_of_a_step(decode_s: float, has_prompts: bool, expected: float
 
 
 def test_restores_stop_before_a_step_that_would_be_too_long() -> None:
-    """At least one step is made; a request's error is its own."""
-    now, made = [0.0], list[str]()
+    """At least one step runs; an error ends only the request whose step raised it."""
+    now, advanced = [0.0], list[str]()
 
     def steps(name: str, n: int, error: Exception | None = None) -> Iterator[None]:
         for _ in range(n):
             now[0] += 1
-            made.append(name)
+            advanced.append(name)
             yield
         if error is not None:
             raise error
@@ -322,11 +322,11 @@ def test_restores_stop_before_a_step_that_would_be_too_long() -> None:
     restores.add(a, steps("a", 4, failure))
     restores.add(b, steps("b", 2))
     assert list(restores.advance(0.0)) == []
-    assert made == ["a"]
+    assert advanced == ["a"]
     assert list(restores.advance(2.5)) == []
-    assert made == ["a"] * 3
+    assert advanced == ["a"] * 3
     assert list(restores.advance(10.0)) == [(a, failure), (b, None)]
-    assert (made, len(restores)) == (["a"] * 4 + ["b"] * 2, 0)
+    assert (advanced, len(restores)) == (["a"] * 4 + ["b"] * 2, 0)
 
 
 def test_time_between_steps_does_not_count() -> None:

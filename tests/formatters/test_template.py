@@ -67,14 +67,14 @@ def test_template_options_work_or_are_reported(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_is_logged_of_unknown_options_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """[a client forges lines of the log, or fills the log and the memory]"""
-    asked = formatter()
-    asked.render([], **{'x\n{"event": "request"}': 1, "\x1b[31mred": 1})
+    """Otherwise a client could forge lines of the log, or fill the log and the memory."""
+    template = formatter()
+    template.render([], **{'x\n{"event": "request"}': 1, "\x1b[31mred": 1})
     assert caplog.messages[0].startswith(r"the chat template does not read '\x1b[31mred'")
     assert caplog.messages[1].startswith(r"""the chat template does not read 'x\n{"event": "request"}'""")
     tracemalloc.start()
     for i in range(300):
-        asked.render([], **{f"{i:04d}" + "x" * 100_000: 1})
+        template.render([], **{f"{i:04d}" + "x" * 100_000: 1})
     kept_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(caplog.messages) == 100

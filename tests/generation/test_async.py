@@ -22,8 +22,8 @@ def session(*, n_prompt: int = 3) -> Session:
 
 
 def chat(*answers: str) -> Chat:
-    held = Session(ScriptedContext(says(*answers)), ByteVocab(), sampling=Sampling(temperature=0))
-    return Chat(held, TagFormatter())
+    session = Session(ScriptedContext(says(*answers)), ByteVocab(), sampling=Sampling(temperature=0))
+    return Chat(session, TagFormatter())
 
 
 def test_async_iteration_gives_the_events_of_plain_iteration() -> None:

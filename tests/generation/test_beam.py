@@ -184,17 +184,17 @@ def diverse_beam_search(
     size = width // n_groups
     groups: list[list[Scored]] = [[(0.0, ())] for _ in range(n_groups)]
     for _ in range(n_steps):
-        taken: Counter[int] = Counter()
+        n_chosen: Counter[int] = Counter()
         for g, group in enumerate(groups):
             candidates = []
             for score, tokens in group:
                 row = rows_of(context, [*PROMPT, *tokens])
                 logp = row - np.log(np.exp(row - row.max()).sum()) - row.max()
                 candidates += [
-                    (score + logp[token] - strength * taken[token], (*tokens, token)) for token in range(N_VOCAB)
+                    (score + logp[token] - strength * n_chosen[token], (*tokens, token)) for token in range(N_VOCAB)
                 ]
             groups[g] = sorted(candidates, reverse=True)[:size]
-            taken.update(tokens[-1] for _, tokens in groups[g])
+            n_chosen.update(tokens[-1] for _, tokens in groups[g])
     return sorted((hypothesis for group in groups for hypothesis in group), reverse=True)
 
 
@@ -269,8 +269,8 @@ def test_a_failure_leaves_the_session_unchanged(model, failing) -> None:
     context.fails_at = failing
     with pytest.raises(DecodeFailed):
         session.beam_search(Beams(3, max_tokens=8))
-    held = len(PROMPT) if failing else 0
-    assert [context.length(s) for s in range(16)] == [held] + [0] * 15
+    n_tokens = len(PROMPT) if failing else 0
+    assert [context.length(s) for s in range(16)] == [n_tokens] + [0] * 15
     expected = session_of(model).beam_search(Beams(15, n_best=3, max_tokens=8))
     assert session.beam_search(Beams(15, n_best=3, max_tokens=8)).hypotheses == expected.hypotheses
 

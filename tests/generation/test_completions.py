@@ -269,10 +269,10 @@ def test_async_events_are_the_same() -> None:
 
 
 def test_on_event_gets_each_event_and_its_error_ends_all() -> None:
-    seen = []
+    observed = []
     session = session_of()
-    events = list(session.completions(2, WARM, on_event=seen.append))
-    assert seen == events
+    events = list(session.completions(2, WARM, on_event=observed.append))
+    assert observed == events
 
     def refuse(event: object) -> None:
         raise ValueError("enough")

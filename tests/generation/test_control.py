@@ -120,12 +120,12 @@ def test_a_timeout_is_a_number_above_zero(timeout: object) -> None:
 
 
 def test_on_event_gets_events_before_the_iteration() -> None:
-    seen: list[Event] = []
-    generation = session().generate(on_event=seen.append)
+    observed: list[Event] = []
+    generation = session().generate(on_event=observed.append)
     for n, event in enumerate(generation, start=1):
-        assert seen[-1] == event
-        assert len(seen) == n
-    assert len(seen) == 10
+        assert observed[-1] == event
+        assert len(observed) == n
+    assert len(observed) == 10
 
 
 def test_a_session_continues_after_an_error_of_a_callback() -> None:

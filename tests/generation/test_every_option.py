@@ -153,15 +153,15 @@ def check_timeout() -> None:
 
 
 def check_on_event() -> None:
-    seen: list[int | None] = []
-    session().generate(on_event=lambda event: seen.append(event.token)).run()
-    assert tuple(seen) == plain_tokens()
+    tokens: list[int | None] = []
+    session().generate(on_event=lambda event: tokens.append(event.token)).run()
+    assert tuple(tokens) == plain_tokens()
 
 
 def check_progress() -> None:
-    seen: list[tuple[int, int]] = []
-    session().generate(progress=lambda done, total: seen.append((done, total))).run()
-    assert seen == [(0, 7), (4, 7), (7, 7)]
+    reports: list[tuple[int, int]] = []
+    session().generate(progress=lambda done, total: reports.append((done, total))).run()
+    assert reports == [(0, 7), (4, 7), (7, 7)]
 
 
 CHECKS: Mapping[str, Callable[[], None]] = {

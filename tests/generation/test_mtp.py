@@ -39,9 +39,9 @@ def predictable(folder: Path) -> Iterator[Model]:
 
 
 def session(model: Model, prompt: list[int] = PROMPT, **sizes: int) -> slm.Session:
-    begun = model.session(**{"n_ctx": 256, "sampling": GREEDY, **sizes})
-    begun.append_tokens(prompt)
-    return begun
+    opened = model.session(**{"n_ctx": 256, "sampling": GREEDY, **sizes})
+    opened.append_tokens(prompt)
+    return opened
 
 
 def the_answer(model: Model, n: int) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ def test_a_constraint(random: Model) -> None:
 
 
 def test_pauses_and_dumps(predictable: Model) -> None:
-    """A dump names the drafter, so that the restored answer goes on with it."""
+    """A dump names the drafter, so that the restored answer continues with it."""
 
     def pause_early(event: slm.Event, draft: slm.Draft) -> slm.StoppingAction:
         return slm.StoppingAction.PAUSE if len(draft.tokens) == 7 else slm.StoppingAction.NEXT
@@ -152,9 +152,9 @@ def test_a_dump_for_a_context_without_the_layer(folder: Path, predictable: Model
 
 def test_refused_without_the_layer(folder: Path) -> None:
     with slm.load(folder / "predictable.gguf", backend="native", mtp=False) as plain:
-        begun = session(plain)
+        opened = session(plain)
         with pytest.raises(InvalidOption, match="no layer for multi-token prediction, or it is not loaded"):
-            begun.generate(speculation=DRAFTS)
+            opened.generate(speculation=DRAFTS)
         with plain.engine(n_ctx=256) as engine, pytest.raises(InvalidOption, match="does not declare mtp"):
             engine.submit(PROMPT, GREEDY, speculation=DRAFTS)
 

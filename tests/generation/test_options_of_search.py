@@ -322,9 +322,9 @@ def check_cancelled() -> None:
 
 
 def check_progress() -> None:
-    seen: list[tuple[int, int]] = []
-    session().beam_search(Beams(2, max_tokens=2), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 7), (7, 7)]
+    reports: list[tuple[int, int]] = []
+    session().beam_search(Beams(2, max_tokens=2), progress=lambda done, total: reports.append((done, total)))
+    assert reports == [(0, 7), (7, 7)]
 
 
 def completions(n: int = 2, sampling: Sampling = WARM, **options: object) -> list[tuple[int, ...]]:
@@ -377,15 +377,15 @@ def check_timeout() -> None:
 
 
 def check_on_event() -> None:
-    seen: list[int] = []
-    session().completions(2, on_event=lambda event: seen.append(event.index)).run()
-    assert seen == [0, 1] * 6
+    indices: list[int] = []
+    session().completions(2, on_event=lambda event: indices.append(event.index)).run()
+    assert indices == [0, 1] * 6
 
 
 def check_completions_progress() -> None:
-    seen: list[tuple[int, int]] = []
-    session().completions(2, progress=lambda done, total: seen.append((done, total))).run()
-    assert seen == [(0, 7), (7, 7)]
+    reports: list[tuple[int, int]] = []
+    session().completions(2, progress=lambda done, total: reports.append((done, total))).run()
+    assert reports == [(0, 7), (7, 7)]
 
 
 def check_completions_replaced() -> None:

@@ -59,9 +59,9 @@ class Pair:
         )
         step()
         assert self.drafted.tokens == self.plain.tokens, step.__name__
-        held = self.drafted.context.tokens(self.drafted.seq_id)
-        n = min(len(held), len(self.drafted.tokens))
-        assert held[:n] == self.drafted.tokens[:n], step.__name__
+        decoded = self.drafted.context.tokens(self.drafted.seq_id)
+        n = min(len(decoded), len(self.drafted.tokens))
+        assert decoded[:n] == self.drafted.tokens[:n], step.__name__
         if self.random.random() < 0.3:
             np.testing.assert_array_equal(self.drafted.next_logits(), self.plain.next_logits(), step.__name__)
 

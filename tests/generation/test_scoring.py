@@ -51,7 +51,7 @@ def test_a_score_is_the_sum_of_log_softmax_and_changes_nothing(level: EditLevel,
     if before:
         s.append_tokens(list(before))
     row = s.next_logits().copy() if before else None
-    held = s.n_tokens - s.n_pending
+    n_decoded = s.n_tokens - s.n_pending
     score = s.score(text.decode())
     assert score.tokens == tuple(text)
     np.testing.assert_allclose(score.logprobs, expected(text, before), atol=TOLERANCE)
@@ -59,7 +59,7 @@ def test_a_score_is_the_sum_of_log_softmax_and_changes_nothing(level: EditLevel,
     assert score.n_scored == len(known) == len(text) - (not before)
     assert score.total == pytest.approx(sum(known), abs=TOLERANCE * len(text))
     assert score.perplexity == pytest.approx(math.exp(-sum(known) / len(known)), rel=1e-4)
-    assert (s.tokens, s.n_tokens - s.n_pending) == (tuple(before), held)
+    assert (s.tokens, s.n_tokens - s.n_pending) == (tuple(before), n_decoded)
     if row is not None:
         assert np.array_equal(s.next_logits(), row)
 

@@ -385,8 +385,8 @@ def test_a_drafter_function_must_be_passed_again_after_a_restore() -> None:
 def test_answers_of_chats_can_be_drafted() -> None:
     def chat() -> Chat:
         answer = "the same again, the same again, the same again"
-        held = Session(ScriptedContext(says(answer), n_batch=64), ByteVocab(), sampling=GREEDY)
-        return Chat(held, TagFormatter())
+        session = Session(ScriptedContext(says(answer), n_batch=64), ByteVocab(), sampling=GREEDY)
+        return Chat(session, TagFormatter())
 
     plain, drafted = chat(), chat()
     for _ in range(2):
@@ -435,12 +435,12 @@ def seconds_with_drafts(decode_s: dict[int, float], prompt: list[int], answer: l
         drafts.end_round()
         drafts.draft(history, never)
         tokens = [token for token, _ in drafts.queue][: len(answer) - n_taken - 1]
-        seconds += (took := float(np.interp(len(tokens) + 1, list(decode_s), list(decode_s.values()))))
-        drafts.begin_round(len(tokens), took)
-        goes_on = True
-        while goes_on and n_taken < len(answer):
+        seconds += (step_s := float(np.interp(len(tokens) + 1, list(decode_s), list(decode_s.values()))))
+        drafts.begin_round(len(tokens), step_s)
+        is_right = True
+        while is_right and n_taken < len(answer):
             token = answer[n_taken]
-            goes_on = bool(drafts.queue) and drafts.queue[0][0] == token
+            is_right = bool(drafts.queue) and drafts.queue[0][0] == token
             drafts.taken(token)
             history.append(token)
             n_taken += 1

@@ -98,7 +98,9 @@ class TorchContext(ContextBase):
         rows = np.empty((n_rows, N_VOCAB), np.float32)
         for alike in outputs.values():
             with torch.no_grad():
-                rows[[row for row, _ in alike]] = self.model(torch.tensor([held for _, held in alike])).logits[:, -1]
+                rows[[row for row, _ in alike]] = self.model(torch.tensor([tokens for _, tokens in alike])).logits[
+                    :, -1
+                ]
         self.batches.append(len(batch))
         return rows
 

@@ -1,4 +1,4 @@
-"""Sound adapters of a tiny llama: a GGUF file, a control vector, a directory of PEFT."""
+"""Valid adapters of a tiny llama: a GGUF file, a control vector, a directory of PEFT."""
 
 from __future__ import annotations
 

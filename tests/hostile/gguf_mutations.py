@@ -191,7 +191,7 @@ def _add_number(rng: Rng, form: GgufForm) -> None:
 
 
 def _add_array(rng: Rng, form: GgufForm) -> None:
-    """Add an array with such a key, as if layers differed."""
+    """Add an array with one of these keys, as if its values differed between layers."""
     kind = (UINT32, INT32, FLOAT32, BOOL)[rng.integers(4)]
     n = int(rng.choice([0, 1, 2, 3, 4, 5, 512, 513]))
     zero = bytes(struct.calcsize(SCALARS[kind]))

@@ -302,9 +302,9 @@ class _Target:
         return dumps
 
 
-def _check_finite(logits: np.ndarray, what: str) -> None:
+def _check_finite(logits: np.ndarray, source: str) -> None:
     if not np.isfinite(logits).all():
-        raise Nonsense(f"the logits of {what} are not finite")
+        raise Nonsense(f"the logits of {source} are not finite")
 
 
 class Constraints(Kind):

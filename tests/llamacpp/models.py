@@ -109,8 +109,8 @@ def changed_model(path: Path, **metadata: Value | None) -> Path:
     """The tiny llama with other metadata: ``__`` in keys stands for a dot; the value None removes a key."""
     model = make_tiny_model("llama")
     keys = {key.replace("__", "."): value for key, value in metadata.items()}
-    kept = {key: value for key, value in (model.metadata | keys).items() if value is not None}
-    return TinyModel(model.shape, model.tensors, kept).write(path)
+    changed = {key: value for key, value in (model.metadata | keys).items() if value is not None}
+    return TinyModel(model.shape, model.tensors, changed).write(path)
 
 
 def _metadata(architecture: str, n_embd: int, n_layers: int) -> dict[str, Value]:

@@ -106,7 +106,7 @@ def test_what_forks_do_not_share_is_restored_and_not_decoded_again(context: Cont
     for seq_id in (0, 1):
         assert error(feed(other, [7, 8, 9], seq_id), feed(context, [7, 8, 9], seq_id)) <= TOLERANCE
     other.clear()
-    feed(other, some_tokens(other.n_ctx))  # no cell is held any more
+    feed(other, some_tokens(other.n_ctx))  # all cells of the dropped sequences are free again
 
 
 def test_cuts_forks_and_truncations_before_any_decode(context: Context, reference: Reference) -> None:

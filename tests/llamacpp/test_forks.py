@@ -39,7 +39,7 @@ WARNING = "llama.cpp computes with one thread here:"
 
 @pytest.mark.parametrize(("before", "expected"), [("answer(chat, 'Hi')", [WARNING]), ("", [])])
 def test_a_forked_process_answers(before: str, expected: list[str]) -> None:
-    """With a chat and a model of the parent, and with its own."""
+    """With a chat of the parent, a new chat of the parent's model, and a model of the child."""
     program = PROGRAM.format(before=before, wait_s=WAIT_S)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

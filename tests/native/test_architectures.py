@@ -133,7 +133,7 @@ def test_neutral_values_are_accepted(read, key, value):
         ("feed_forward_length", 159),
         ("embedding_length", 95),
         ("attention.key_length", 2**31 - 2),
-        ("block_count", 2**31 - 1),  # must not take long either
+        ("block_count", 2**31 - 1),  # refused quickly, without a loop over the blocks
     ],
 )
 def test_an_impossible_value_is_refused_in_one_line(read, key, value):
@@ -227,7 +227,7 @@ def test_optional_biases_in_llama_files_are_applied(
 
 
 def test_scales_of_matrices_are_applied(tmp_path, load, feed, random_tokens, assert_close, llama_cpp_logits):
-    """NVFP4 files have such scales. A scale multiplies the product, not the bias; attn_q has a bias here."""
+    """NVFP4 files have a scale per matrix. A scale multiplies the product, not the bias; attn_q has a bias here."""
     tiny = make_tiny_model("llama", seed=4)
     rng = np.random.default_rng(0)
     tiny.tensors["blk.0.attn_q.bias"] = StoredTensor.pack(rng.standard_normal(192).astype(np.float32), "f32")

@@ -78,12 +78,12 @@ class CacheWithCopy:
         self.layer.write(plan.pages, plan.slots, k, v)
         self.cache.commit(plan)
         for seq_id in counts:
-            kept = [
+            appended = [
                 codec.decode(codec.encode(x[seq_ids == seq_id])) for codec, x in zip(self.codecs, (k, v), strict=True)
             ]
             before = self.held.get(seq_id)
             self.held[seq_id] = (
-                kept if before is None else [np.concatenate(both) for both in zip(before, kept, strict=True)]
+                appended if before is None else [np.concatenate(both) for both in zip(before, appended, strict=True)]
             )
         return plan
 
@@ -101,7 +101,7 @@ class CacheWithCopy:
         actual = self.kernels.attention_over_runs(q, self.layer, plan, scale, scoring)
         assert (actual.shape, actual.dtype) == (q.shape, np.float32)
         for run in plan.runs:
-            k, v = (held[: run.n_held] for held in self.held[run.seq_id])
+            k, v = (stored[: run.n_held] for stored in self.held[run.seq_id])
             assert len(k) == run.n_held
             queries = q[run.rows] * np.float32(scale)
             is_few = len(queries) == 1 or len(queries) * self.heads.group <= FEW_ROWS
@@ -127,7 +127,7 @@ def attention(
     """As ``attention_of_each_query``, computed once for the instruction sets that a test goes through."""
     key = hash((*(part.tobytes() for part in (q, k, v)), q.shape, k.shape, repr(scoring), bidirectional, lost))
     if key not in _computed:
-        if len(_computed) > 64:  # more than one test needs
+        if len(_computed) > 64:  # more than a test needs
             _computed.clear()
         _computed[key] = attention_of_each_query(q, k, v, scoring, bidirectional=bidirectional, lost=lost)
     return _computed[key]
@@ -436,7 +436,7 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
     def ints(*values: int) -> NDArray[np.int32]:
         return np.array(values, np.int32)
 
-    for tokens, held, runs, message in (
+    for tokens, n_held, runs, message in (
         (ints(0, 2), ints(0), (ints(2), ints(2)), "a token that the batch does not have"),
         (ints(0), ints(-1), (ints(1), ints(1)), "a page below 0"),
         (ints(0), ints(0), (ints(1), ints(65)), "just the tokens and pages"),
@@ -444,7 +444,7 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
         (ints(0), ints(0), (ints(1, 1), ints(1)), "differ in length"),
     ):
         with pytest.raises(ValueError, match=message):
-            native.Batch(tokens, held, *runs, np.zeros_like(runs[0]))
+            native.Batch(tokens, n_held, *runs, np.zeros_like(runs[0]))
     batch, far = (native.Batch(ints(0), ints(page), ints(1), ints(1), ints(0)) for page in (1, 2))
     q = f32(1, 6, 32, seed=1)
     kernels.attend(q, layer, batch, 1.0, 0.0, 0, None, None)

@@ -198,5 +198,5 @@ def test_declared_edit_level_and_capabilities(open_context, tiny):
     outputs_and_inputs = {Capability.EMBEDDINGS, Capability.EMBEDDING_INPUT, Capability.BIDIRECTIONAL_BLOCKS}
     outputs_and_inputs |= {Capability.LAYER_STATES, Capability.ATTENTION_BIAS}
     outputs_and_inputs |= {Capability.MROPE_POSITIONS} if tiny.shape.sections else set()
-    kept = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.ADAPTERS}
-    assert context.capabilities == kept | outputs_and_inputs
+    always = {Capability.SHARED_FORK, Capability.KV_PAYLOAD, Capability.ADAPTERS}
+    assert context.capabilities == always | outputs_and_inputs

@@ -24,7 +24,7 @@ def layout(n_layers: int = 2, n_kv_heads: int = 3, head_dim: int = 4, kv_type: s
 
 N_REPLAYED = 70
 HEADS = ((3, 4), (1, 6), (3, 4))
-"""Heads and head width of each layer: two groups, of which one has the layers before and after the other."""
+"""Heads and head width of each layer. The first and the last layer are one group, the layer between them another."""
 
 
 class Model:

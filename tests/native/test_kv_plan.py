@@ -23,7 +23,7 @@ batches = st.tuples(
 
 def plan_of(batch) -> tuple[BatchPlan, list[list[Place]], list[Place]]:
     """A plan; the place of each position of each sequence; the sequence and the position of each token."""
-    lengths, runs, woven = batch
+    lengths, runs, interleaved = batch
     codec = codec_of("f32", 2)
     cache = PagedKvCache([PageLayout(range(1), 1, 2, codec, codec)], 30, 3)
     # Before the batch the sequences grow in turns of 50 tokens, so that their pages are not contiguous.
@@ -33,7 +33,7 @@ def plan_of(batch) -> tuple[BatchPlan, list[list[Place]], list[Place]]:
                 positions = np.arange(begin, min(length, begin + 50), dtype=np.int32)
                 cache.commit(cache.plan(np.full(len(positions), seq_id, np.int32), positions))
     tokens = [(seq_id, i) for seq_id, n in runs for i in range(n)]
-    if woven:
+    if interleaved:
         tokens.sort(key=lambda token: token[1])
     now, of_batch = list(lengths), []
     for seq_id, _ in tokens:
@@ -63,11 +63,11 @@ def seen_by(plan: BatchPlan) -> Iterator[tuple[int, list[Place], Place]]:
             yield row, places[:end], (int(plan.pages[row]), int(plan.slots[row]))
 
 
-def check(plan: BatchPlan, expected: list[list[Place]], own: list[Place]) -> None:
-    seen = {row: (places, place) for row, places, place in seen_by(plan)}
-    assert sorted(seen) == list(range(len(expected))), "each token is in one run"
+def check(plan: BatchPlan, expected: list[list[Place]], own_places: list[Place]) -> None:
+    actual = {row: (places, place) for row, places, place in seen_by(plan)}
+    assert sorted(actual) == list(range(len(expected))), "each token is in one run"
     for row, places in enumerate(expected):
-        assert seen[row] == (places, own[row])
+        assert actual[row] == (places, own_places[row])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -75,10 +75,10 @@ def check(plan: BatchPlan, expected: list[list[Place]], own: list[Place]) -> Non
 def test_a_token_sees_its_sequence_up_to_itself_in_any_part_of_a_batch(batch, start, stop) -> None:
     plan, places, tokens = plan_of(batch)
     expected = [places[seq_id][: position + 1] for seq_id, position in tokens]
-    own = [places[seq_id][position] for seq_id, position in tokens]
-    check(plan, expected, own)
+    own_places = [places[seq_id][position] for seq_id, position in tokens]
+    check(plan, expected, own_places)
     start, stop = sorted((min(start, len(tokens)), min(stop, len(tokens))))
-    check(part_of(plan, start, stop), expected[start:stop], own[start:stop])
+    check(part_of(plan, start, stop), expected[start:stop], own_places[start:stop])
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -115,7 +115,7 @@ def test_a_token_sees_its_whole_block(batch, blocks) -> None:
 @given(st.integers(0, 4 * PAGE_TOKENS), st.integers(1, PAGE_TOKENS), st.integers(1, 2), st.integers(1, 5 * PAGE_TOKENS))
 @settings(deadline=None)
 def test_a_chunk_has_the_biases_of_its_keys(start: int, n: int, pages_in_chunk: int, n_biased: int) -> None:
-    """Each key is its own bias, so the biases that a token sees are the positions of its keys that have one."""
+    """The bias of a key is its position: the biases of a chunk are the positions of its keys that have a bias."""
     chunk, n_held = pages_in_chunk * PAGE_TOKENS, start + n
     bias = np.arange(min(n_biased, n_held), dtype=np.float32)
     pages = np.arange(-(-n_held // PAGE_TOKENS))

@@ -46,7 +46,7 @@ def model(path: Path, request: pytest.FixtureRequest) -> Iterator[BackendModel]:
     if request.param == "torch":
         torch = pytest.importorskip("torch", reason="the torch tier needs torch")
         before = torch.get_num_threads()
-        torch.set_num_threads(1)  # threads that wait would slow all others down
+        torch.set_num_threads(1)  # waiting threads of torch would slow down the other tests
         request.addfinalizer(lambda: torch.set_num_threads(before))
     with NativeBackend().load(path, options) as loaded:
         yield loaded
@@ -250,7 +250,7 @@ def test_dumps_without_the_layer(model: BackendModel, context: Context, path: Pa
 
 
 def test_after_a_cut(context: Context) -> None:
-    """A cut of the tail gives the drafts of before it; the layer's keys are cut like those of the other layers."""
+    """After a cut of the tail, drafts equal those before the tail; the layer's keys are cut like other layers' keys."""
     feed(context, TOKENS[:70])
     expected = context.draft(0, TOKENS[70], N_DRAFT)
     feed(context, TOKENS[70:80])

@@ -80,12 +80,12 @@ def test_a_budget_for_all_layers_streams_none(load, path, tier, layer_bytes, fee
 
 def test_memory_stays_within_resident_bytes(load, path, tier, layer_bytes, monkeypatch, feed, random_tokens):
     """Bytes are counted by the tensors themselves when they are created and freed, not by the code under test."""
-    held, peak, lock = [0], [0], threading.Lock()
+    current, peak, lock = [0], [0], threading.Lock()
 
     def count(n_bytes: int) -> None:
         with lock:
-            held[0] += n_bytes
-            peak[0] = max(peak[0], held[0])
+            current[0] += n_bytes
+            peak[0] = max(peak[0], current[0])
 
     class Counted(weights.QuantizedTensor):
         def __init__(self, name, shape, ggml_type, data) -> None:
@@ -98,10 +98,10 @@ def test_memory_stays_within_resident_bytes(load, path, tier, layer_bytes, monke
     model = load(path, tier, resident_bytes=3 * layer_bytes)
     for _ in range(3):
         logits_of(model, feed, random_tokens)
-        assert held[0] <= 3 * layer_bytes
+        assert current[0] <= 3 * layer_bytes
     assert 2 * layer_bytes < peak[0] <= 3 * layer_bytes
     model.close()
-    assert held[0] == 0, "close did not free the layers"
+    assert current[0] == 0, "close did not free the layers"
 
 
 @pytest.mark.parametrize("closed", [True, False])

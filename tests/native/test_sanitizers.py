@@ -63,8 +63,8 @@ def test_kernels_built_with_sanitizers(
     build = BUILDS / sanitizers.replace(",", "-")
     cpu = Path("/proc/cpuinfo")
     has_avx512 = cpu.is_file() and "avx512_vnni" in cpu.read_text()
-    # Kernels that this machine cannot run take half of the compilation. A build that another machine left in the folder
-    # remembers its own choice, so OFF is said, too.
+    # Kernels that this machine cannot run take half of the compilation. CMake's cache in
+    # the folder may be of another machine, so OFF is passed, too.
     up_to_avx2 = "ON" if cpu.is_file() and not has_avx512 else "OFF"
     settings = {"REPLAY": "ON", "SANITIZE": sanitizers, "UP_TO_AVX2": up_to_avx2}
     options = [*(f"-DSLM_{name}={value}" for name, value in settings.items()), "-DCMAKE_BUILD_TYPE=None", *more]
@@ -75,7 +75,7 @@ def test_kernels_built_with_sanitizers(
         log = run(["cmake", "--build", build, "--parallel", str(usable_cores()), "--target", *programs])
         assert "warning:" not in log, log
     except BaseException:
-        shutil.rmtree(build)  # files that were compiled would not show their warnings again
+        shutil.rmtree(build)  # compiled files would not show their warnings again
         raise
     cases = tmp_path / "cases"
     assert write_cases(cases, all_types=sanitizers != "thread") > 20

@@ -291,13 +291,13 @@ def test_the_delta_rule_equals_its_formula_on_every_tier(tier):
     a, b = a / 3, b / 3
     expected, after = np.empty_like(v), state.copy()
     for s, t, h in np.ndindex(n_seqs, n_tokens, n_heads):
-        at, held = (s, t, h), after[s, h]
-        held = held @ (np.diag(np.exp(log_decay[at])) + np.outer(a[at], b[at])) + np.outer(v[at], k[at])
-        after[s, h], expected[at] = held, held @ r[at]
+        at, matrix = (s, t, h), after[s, h]
+        matrix = matrix @ (np.diag(np.exp(log_decay[at])) + np.outer(a[at], b[at])) + np.outer(v[at], k[at])
+        after[s, h], expected[at] = matrix, matrix @ r[at]
     arguments = (kernels.from_host(array.astype(np.float32)) for array in (r, log_decay, k, v, a, b, state))
-    y, held = kernels.delta_scan(*arguments)
+    y, matrix = kernels.delta_scan(*arguments)
     np.testing.assert_allclose(kernels.to_host(y), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(kernels.to_host(held), after, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(kernels.to_host(matrix), after, rtol=1e-4, atol=1e-4)
 
 
 def test_fork_cost_counts_from_the_last_checkpoint(open_context, feed, random_tokens):

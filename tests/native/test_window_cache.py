@@ -46,31 +46,31 @@ class Model:
 
     def past(self, seq_id: int, length: int) -> Held:
         """The pages after the first ``length`` tokens."""
-        held = self.cache.held(seq_id, length)
-        if held is not None:
-            return held
+        pages = self.cache.held(seq_id, length)
+        if pages is not None:
+            return pages
         first = max(0, self.cache.first_exported(length) - (self.window - 1)) // PAGE_TOKENS
-        held, position = Held(first, ()), first * PAGE_TOKENS
+        pages, position = Held(first, ()), first * PAGE_TOKENS
         while position < length:
             stop = min(length, position + self.n_replayed)
-            plan, held = self.cache.replay(seq_id, held, position, stop)
+            plan, pages = self.cache.replay(seq_id, pages, position, stop)
             assert [run.rows for run in plan.runs] == [slice(0, stop - position)]
             self.write(plan, self.tokens[seq_id][position:stop])
             self.check_run(plan, seq_id, self.tokens[seq_id][:stop], position, first * PAGE_TOKENS)
             position = stop
-        return held
+        return pages
 
     def copy(self, src: int, dst: int) -> None:
         """Export a sequence, and import it into an empty one."""
         length = len(self.tokens[src])
         payload = b"".join(self.cache.export(src, length))
-        held = self.cache.free(length)
-        assert held is not None, "there is room for the window of an empty sequence"
+        pages = self.cache.free(length)
+        assert pages is not None, "there is room for the window of an empty sequence"
         SectionWriter(self.cache.sections(None, length)).write(memoryview(payload))
-        writer = SectionWriter(self.cache.sections(held.pages, length))
+        writer = SectionWriter(self.cache.sections(pages.pages, length))
         writer.write(memoryview(payload))
         writer.check_whole()
-        self.cache.put(dst, held)
+        self.cache.put(dst, pages)
 
     def write(self, plan: BatchPlan, tokens) -> None:
         keys = np.stack([tokens, np.zeros(len(tokens))], axis=1)[:, None].astype(np.float32)
@@ -81,26 +81,28 @@ class Model:
         run = next(run for run in plan.runs if run.seq_id == seq_id)
         first = len(tokens) - run.n_held  # the position of the first held token
         assert first + run.start == start
-        seen = max(earliest, start - self.window + 1)
-        self.check_tokens(run.pages, run.n_held, tokens, seen, first)
+        visible = max(earliest, start - self.window + 1)
+        self.check_tokens(run.pages, run.n_held, tokens, visible, first)
 
-    def check_tokens(self, pages, n_held: int, tokens: list[int], seen: int, first: int) -> None:
+    def check_tokens(self, pages, n_held: int, tokens: list[int], visible: int, first: int) -> None:
         assert first % PAGE_TOKENS == 0
-        assert first <= seen
+        assert first <= visible
         layer = self.cache.by_block[0]
         for sign, read in ((1, layer.keys), (-1, layer.values)):
-            np.testing.assert_array_equal(read(pages, n_held)[seen - first :, 0, 0], sign * np.array(tokens[seen:]))
+            np.testing.assert_array_equal(
+                read(pages, n_held)[visible - first :, 0, 0], sign * np.array(tokens[visible:])
+            )
 
     def check(self) -> None:
         most = (self.window + 3 * PAGE_TOKENS - 3) // PAGE_TOKENS
         for seq_id, tokens in enumerate(self.tokens):
             assert self.cache.n_held(seq_id) <= most
-            held = self.cache.held(seq_id, len(tokens))
-            assert held is not None
+            pages = self.cache.held(seq_id, len(tokens))
+            assert pages is not None
             if tokens:
-                first = held.gone * PAGE_TOKENS
-                seen = max(0, len(tokens) - self.window + 1)
-                self.check_tokens(np.array(held.pages, np.intp), len(tokens) - first, tokens, seen, first)
+                first = pages.gone * PAGE_TOKENS
+                visible = max(0, len(tokens) - self.window + 1)
+                self.check_tokens(np.array(pages.pages, np.intp), len(tokens) - first, tokens, visible, first)
 
 
 OPERATIONS = st.lists(
@@ -199,9 +201,9 @@ def test_a_few_tokens_are_truncated_without_a_replay():
         length = len(model.tokens[0])
         assert model.cache.held(0, length - SLACK) is not None
         first = model.cache.tables.gone(0) * PAGE_TOKENS
-        held = model.cache.held(0, first + 47)
-        assert held is not None, "this window begins where the held pages do"
-        assert len(held.pages) == 1, "pages after the last token are not held"
+        pages = model.cache.held(0, first + 47)
+        assert pages is not None, "this window begins where the held pages do"
+        assert len(pages.pages) == 1, "pages after the last token are not held"
         if first:
             assert model.cache.held(0, first + 46) is None, "the first token of this window is gone"
 
@@ -209,10 +211,10 @@ def test_a_few_tokens_are_truncated_without_a_replay():
 def test_earlier_tables_can_be_restored():
     model = Model(window=48, n_batch=100, n_replayed=64)
     model.append({0: 90})
-    before, held = model.cache.tables, model.cache.held(0, 90)
+    before, pages = model.cache.tables, model.cache.held(0, 90)
     model.cache.drop(0)
     model.cache.set_tables(before)
-    assert model.cache.held(0, 90) == held
+    assert model.cache.held(0, 90) == pages
     model.check()
 
 

@@ -165,5 +165,5 @@ def test_a_cache_takes_memory_on_write(tmp_path) -> None:
         "print(anonymous() - before, cache)"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    taken, cache = map(int, process.stdout.split())
-    assert taken < cache / 32, f"{taken} KiB of {cache} are resident after one token"
+    resident, cache = map(int, process.stdout.split())
+    assert resident < cache / 32, f"{resident} KiB of {cache} are resident after one token"

@@ -23,8 +23,8 @@ class Memory:
     def run(self, move: Move | None) -> None:
         if move is None:
             return
-        held = [self.cells[cell] for cell in move.source]
-        for i, (cell, delta) in enumerate(zip(held, move.delta, strict=True)):
+        tokens = [self.cells[cell] for cell in move.source]
+        for i, (cell, delta) in enumerate(zip(tokens, move.delta, strict=True)):
             self.cells[move.to + i] = None if cell is None else (cell[0], cell[1] + int(delta))
 
 
@@ -92,17 +92,17 @@ def test_every_sequence_reads_the_tokens_of_its_list(operations) -> None:
                 shared = src, min(b, len(lists[src]))
             n = min(a, N_CELLS - table.n_used)
             new = [PlacedToken(next(token), n_positions) for n_positions in position_counts[:n]]
-            kept = [] if shared is None else lists[shared[0]][: shared[1]]
+            prefix = [] if shared is None else lists[shared[0]][: shared[1]]
             first = b if shared is None else table.first_angle(shared[0])
             for i, one in enumerate(new):
-                memory.cells[table.n_used + i] = (one.token, first + next_position([*kept, *new[:i]]))
+                memory.cells[table.n_used + i] = (one.token, first + next_position([*prefix, *new[:i]]))
             before = table.holding(seq)
             table.exchange(seq, first, n, shared)
             assert table.first_angle(seq) == first
             if name == "exchange and undo":
                 table.hold(seq, before)
             else:
-                lists[seq] = [*kept, *new]
+                lists[seq] = [*prefix, *new]
         elif name == "compact":
             memory.run(table.compact())
             assert table.n_idle == 0, "unused cells are left after a compaction"

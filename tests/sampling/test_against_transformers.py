@@ -113,16 +113,16 @@ def test_min_tokens() -> None:
     row, prompt, n_min, eog = rows(1)[0], [4, 5, 6], 3, [0, 1]
     chain = SamplerChain(Sampling.preset("neutral", min_tokens=n_min, seed=1), eog_ids=eog)
     chain.set_history(prompt)
-    for n_said in range(6):
+    for n_generated in range(6):
         expected = processed(
             lambda t: t.MinNewTokensLengthLogitsProcessor(len(prompt), n_min, eog, device="cpu"),
-            prompt + [9] * n_said,
+            prompt + [9] * n_generated,
             row,
         )
         ids, probs = chain.distribution(row)
         assert ids.tolist() == np.flatnonzero(expected).tolist()
         np.testing.assert_allclose(probs, expected[ids], rtol=TOLERANCE)
-        assert (0 in ids) == (n_said >= n_min)
+        assert (0 in ids) == (n_generated >= n_min)
         chain.accept(9)
 
 

@@ -61,16 +61,16 @@ def test_processors_and_options_give_the_same_tokens(
 
 
 def test_processors_get_all_tokens_before_the_next() -> None:
-    seen: list[list[int]] = []
+    histories: list[list[int]] = []
 
     def note(tokens: Sequence[int], logits: Row) -> Row:
-        seen.append(list(tokens))
+        histories.append(list(tokens))
         return logits
 
     s = session()
     prompt = list(s.tokens)
     answer = s.generate(Sampling(temperature=0, max_tokens=4), logits_processors=[note]).run()
-    assert seen == [[*prompt, *answer.tokens[:n]] for n in range(4)]
+    assert histories == [[*prompt, *answer.tokens[:n]] for n in range(4)]
 
 
 def test_a_token_that_the_constraint_removed_stays_removed() -> None:
@@ -188,14 +188,14 @@ def test_requests_and_completions_take_processors() -> None:
 
 
 def test_a_chain_without_a_history_gives_processors_none() -> None:
-    seen: list[list[int]] = []
+    histories: list[list[int]] = []
 
     def record(tokens, logits):
-        seen.append(list(tokens))
+        histories.append(list(tokens))
         return logits
 
     chain = ProcessedChain(Sampling.preset("neutral", seed=1), known=Known(), processors=[record])
     token = chain.sample(np.zeros(5, np.float32))
     chain.accept(token)
     chain.sample(np.zeros(5, np.float32))
-    assert seen == [[], [token]]
+    assert histories == [[], [token]]

@@ -301,17 +301,17 @@ def test_distributions_do_not_depend_on_token_ids(options: dict[str, object], ra
     if "banned_tokens" in options:
         renamed["banned_tokens"] = [places[token] for token in options["banned_tokens"]]
     whole = np.zeros((2, 30))
-    for probabilities, chosen, names, seen in (
+    for probabilities, chosen, names, permuted in (
         (whole[0], options, range(30), logits),
         (whole[1], renamed, places, None),
     ):
         chain = neutral(**chosen, **({"dry_breakers": ()} if chosen.get("dry_multiplier") else {}))
         chain.set_history([names[token] for token in history])
-        if seen is None:
-            seen = np.empty_like(logits)
-            seen[places] = logits
+        if permuted is None:
+            permuted = np.empty_like(logits)
+            permuted[places] = logits
         try:
-            ids, probs = chain.distribution(seen)
+            ids, probs = chain.distribution(permuted)
         except SamplingError:
             continue
         probabilities[ids] = probs

@@ -1,4 +1,4 @@
-"""Who may call the server. [anybody's web page can call it]"""
+"""Who may call the server: keys, host names and origins. Otherwise any web page could call it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_keys(client_with: Make, sent: dict[str, str], status: int) -> None:
 
 @pytest.mark.parametrize("key", ["", " ", "a b", " a", "a\n", "a\tb", "ä"])
 def test_a_key_fits_into_a_header(key: Any) -> None:
-    """[a part of a key opens the server]"""
+    """Otherwise a part of a key would open the server."""
     with pytest.raises(InvalidOption, match="a key is empty, has spaces, or is not printable ASCII"):
         ServerOptions(keys=(key,))
 
@@ -66,7 +66,7 @@ def test_a_key_fits_into_a_header(key: Any) -> None:
     [("abc", "is of type str"), (5, "is of type int"), (None, "is of"), ([5], "has an item of type int")],
 )
 def test_a_text_alone_is_no_collection_of_texts(name: str, value: Any, message: str) -> None:
-    """[each letter of a key is a key, and the error shows it]"""
+    """Otherwise each letter of a key would be a key, and the error would show it."""
     with pytest.raises(InvalidOption, match=f"{name} {message}.* .accepted: a tuple or list of texts") as refused:
         if name == "aliases":
             ServedModel("a", slm.load, aliases=value)

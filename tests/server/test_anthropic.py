@@ -261,7 +261,7 @@ def test_what_is_refused(client: Client, changes: Body, message: str) -> None:
 
 
 def test_an_error_after_the_first_byte_is_an_error_event(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     from slm_core.server import anthropic_messages
 
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What clients send that use all of an API: messages that come back, fields of newer versions, parts of other kinds."""
+"""Requests of real clients: answers sent back as messages, fields of newer API versions, unsupported parts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_unknown_field_is_absent_if_it_is_null(client: Client) -> None:
     ],
 )
 def test_other_kinds_of_parts_are_named(client: Client, path: str, fields: dict[str, Any], message: str) -> None:
-    """[Input should be 'text']"""
+    """The message names the kind of the part, unlike pydantic's "Input should be 'text'"."""
     response = client.post(path, fields)
     error = response.json()["error"]
     assert (response.status_code, error if isinstance(error, str) else error["message"]) == (400, message)

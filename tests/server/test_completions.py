@@ -94,17 +94,17 @@ def test_logprobs_are_those_of_the_tokens(client: Client, demo: slm.Model) -> No
 def test_the_best_of_several_answers(client: Client) -> None:
     fields = {"best_of": 4, "temperature": 1.0, "seed": 3, "logprobs": 0}
     (best,) = complete(client, **fields)
-    alls = complete(client, **{**fields, "best_of": 4, "n": 4})
+    ranked = complete(client, **{**fields, "best_of": 4, "n": 4})
 
     def mean(choice: Body) -> float:
         values = choice["logprobs"]["token_logprobs"]
         return sum(values) / len(values)
 
-    assert best["text"] == max(alls, key=mean)["text"] == alls[0]["text"]
+    assert best["text"] == max(ranked, key=mean)["text"] == ranked[0]["text"]
 
 
 def test_several_prompts_have_the_answers_of_each(client: Client) -> None:
-    """Greedy choice: logits depend within tolerance on what is computed together, and so do sampled tokens."""
+    """Greedy, because sampled tokens may depend on the batch: its composition changes logits within the tolerance."""
     prompts, fields = [PROMPT, "My dog", "Rome"], {"n": 2, "temperature": 0, "return_token_ids": True}
     response = client.post("/v1/completions", {"prompt": prompts, "max_tokens": 8, **fields})
     choices, usage = response.json()["choices"], response.json()["usage"]

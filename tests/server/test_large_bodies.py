@@ -44,7 +44,7 @@ LARGE: dict[str, tuple[type[BaseModel], str, dict[str, Any]]] = {
 def test_other_requests_do_not_wait_for_a_large_body(
     demo: slm.Model, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """[a body of 20,000 messages stops all streams for a second]"""
+    """Otherwise a body of 20,000 messages would stop all streams for a second."""
     kind, translates, body = LARGE[path]
     fixture = Fixture(demo.info, n_ctx=500)
     if "{id}" in path:
@@ -71,7 +71,7 @@ def test_other_requests_do_not_wait_for_a_large_body(
 
 
 def test_the_gil_is_given_up_between_the_parts_of_a_body() -> None:
-    """[pydantic holds the GIL for all of a body: a thread does not help] Python gives it up in calls of Python code."""
+    """Pydantic would hold the GIL for a whole body, even in a thread. Calls of Python code release it in between."""
     calls = 0
 
     def count(frame: Any, event: str, _: object) -> None:
@@ -171,7 +171,7 @@ def test_large_bodies_that_are_no_json(client: Client, text: bytes, status: int)
 
 
 def test_collections_of_garbage_do_not_visit_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[a large body makes Python visit all objects of all imported libraries, and all streams wait]"""
+    """Otherwise a large body would make Python visit all objects of imported libraries, while all streams wait."""
     order: list[str] = []
     monkeypatch.setattr("gc.freeze", lambda: order.append("freeze"))
     monkeypatch.setattr(Server, "run", lambda server, sockets: server._say())
@@ -203,7 +203,7 @@ MANY = 1000
     ],
 )
 def test_a_body_has_few_errors(kind: type[BaseModel], body: Any) -> None:
-    """[16 MiB of wrong items are 8 million errors: gigabytes and minutes] A union has the errors of its members."""
+    """16 MiB of wrong items could be 8 million errors: gigabytes and minutes. A union has the errors of its members."""
     with pytest.raises(ValidationError) as refused:
         kind.model_validate(body)
     assert refused.value.error_count() <= 10

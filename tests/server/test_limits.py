@@ -94,7 +94,7 @@ def test_cells() -> None:
     ],
 )
 def test_prompts_that_never_fit_together_are_invalid(demo: slm.Model, key: str, n_prompts: int, message: str) -> None:
-    """To try again later would not help: the status is 400. One prompt less is answered."""
+    """Trying again later would not help, so the status is 400. With one prompt less, the request is answered."""
     fixture = Fixture(demo.info, options=ServerOptions(keys=KEYS, max_requests=4))
 
     def ask(n: int) -> httpx.Response:
@@ -118,7 +118,7 @@ def test_prompts_that_never_fit_together_are_invalid(demo: slm.Model, key: str, 
     ],
 )
 def test_each_answer_counts_as_a_request(demo: slm.Model, path: str, body: dict[str, Any]) -> None:
-    """[128 answers count as one request]"""
+    """Otherwise 128 answers would count as one request."""
     fixture = Fixture(demo.info, options=ServerOptions(keys=KEYS, max_requests=4))
     short = {**body, "max_tokens": 1}
 
@@ -135,7 +135,7 @@ def test_each_answer_counts_as_a_request(demo: slm.Model, path: str, body: dict[
 
 
 def test_places_are_taken_together() -> None:
-    """[two lists of prompts take half of the places each, and refuse each other]"""
+    """Otherwise two lists of prompts could take half of the places each, and both be refused."""
     limits = Limits(KEYS, 4)
     with limits.place("free", 3), pytest.raises(ApiError), limits.place("rate", 2):
         pass
@@ -151,7 +151,7 @@ def test_places_are_taken_together() -> None:
     ],
 )
 def test_embeddings_and_rankings_count_as_requests(client: Client, path: str, body: dict[str, Any]) -> None:
-    """[texts of any number of clients wait]"""
+    """Otherwise texts of any number of clients would wait."""
     limits: Limits = client.app.state.limits
     with limits.place("", 255):
         assert client.post(path, body).status_code == 200
@@ -174,7 +174,7 @@ def test_embeddings_and_rankings_count_as_requests(client: Client, path: str, bo
 def test_the_operator_says_how_far_clients_may_put_themselves_first(
     demo: slm.Model, path: str, body: dict[str, Any]
 ) -> None:
-    """[anybody is first who says so]"""
+    """Otherwise any client could put itself first."""
     keys = (ApiKey("v", "important", priority=5), ApiKey("l", "late", priority=-1), "k")
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     fixture = Fixture(demo.info, options=ServerOptions(keys=keys, max_priority=2))
@@ -294,7 +294,7 @@ def test_names_are_distinct() -> None:
 
 
 def test_keys_are_distinct() -> None:
-    """[the limits of one name hold for another]"""
+    """Otherwise the limits of one name would apply to another."""
     with pytest.raises(InvalidOption, match=r"^'a' and 'b' have the same key$"):
         ServerOptions(keys=(ApiKey("1", "a"), ApiKey("1", "b")))
     with pytest.raises(InvalidOption, match=r"^'a' and '[0-9a-f]{12}' have the same key$"):
@@ -322,7 +322,7 @@ def test_the_highest_priority_is_a_number(value: object) -> None:
     ],
 )
 def test_numbers_are_checked(name: str, least: float, *, optional: bool) -> None:
-    """[pings without a pause, or a server that refuses every request]"""
+    """Otherwise a server might send pings without a pause, or refuse every request."""
     ServerOptions(**{name: least})  # type: ignore[arg-type]
     for value in (least - 1, math.nan, math.inf, True, "1", *([] if optional else [None])):
         with pytest.raises(InvalidOption, match=rf"^{name}={value!r} \(accepted: .* from {least} on\)$"):

@@ -26,12 +26,12 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 def test_answers_that_are_drawn_without_a_seed_have_prompt_lookup_by_default(
     lookup: bool | None, drafting: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    has_lookup: list[bool] = []
     completions = Engine.completions
 
     def watched(engine: Engine, *args: Any, **options: Any) -> CompletionsStream:
         speculation = options["speculation"]
-        seen.append(speculation is not None and isinstance(speculation.drafter, PromptLookup))
+        has_lookup.append(speculation is not None and isinstance(speculation.drafter, PromptLookup))
         return completions(engine, *args, **options)
 
     monkeypatch.setattr(Engine, "completions", watched)
@@ -48,7 +48,7 @@ def test_answers_that_are_drawn_without_a_seed_have_prompt_lookup_by_default(
         await app.state.registry.close()
 
     asyncio.run(ask())
-    assert seen == drafting
+    assert has_lookup == drafting
 
 
 @pytest.mark.parametrize(("lookup", "drafts"), [(None, True), (False, False)])

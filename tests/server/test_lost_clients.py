@@ -44,7 +44,7 @@ class StubModel:
 
 
 class Fixture:
-    """A server over a context that says after how many decodes what happens. Its answers are endless."""
+    """A server over a scripted context, in whose decodes a test may count, block or fail. Answers are endless."""
 
     def __init__(self, info: Any, n_ctx: int = 100_000, options: ServerOptions | None = None) -> None:
         self.context = ScriptedContext(lambda _: ord("x"), n_ctx=n_ctx, n_seq_max=8)
@@ -112,21 +112,21 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_lost_client_is_a_cancel(info: Any, path: str, *, stream: bool) -> None:
-    """[generates for nobody]"""
+    """Otherwise the engine would generate for nobody."""
     fixture = Fixture(info)
 
     async def main() -> int:
-        loop, lost = asyncio.get_running_loop(), asyncio.Event()
+        loop, is_lost = asyncio.get_running_loop(), asyncio.Event()
         decodes = 0
 
         def count() -> None:
             nonlocal decodes
             decodes += 1
             if decodes == 20:
-                loop.call_soon_threadsafe(lost.set)
+                loop.call_soon_threadsafe(is_lost.set)
 
         fixture.context.on_decode = count
-        await fixture.lose({**BODIES[path], "stream": stream}, lost, path)
+        await fixture.lose({**BODIES[path], "stream": stream}, is_lost, path)
         cancelled = threading.Event()
         while fixture.engine.stats().requests:  # the running step ends
             await asyncio.to_thread(cancelled.wait, 0.001)
@@ -161,13 +161,13 @@ def test_a_client_that_stops_reading_is_lost(info: Any, capfd: pytest.CaptureFix
             assert time.monotonic() < deadline
             time.sleep(0.05)
         client.settimeout(WAIT_S)
-        while client.recv(1 << 16):  # what was sent before, and then the end
+        while client.recv(1 << 16):  # read what was sent before the connection was closed
             pass
     assert capfd.readouterr().err == "", "no traceback of the web server"
 
 
 def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     fixture = Fixture(info)
     decodes = 0
 
@@ -192,13 +192,13 @@ def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:
 
 
 def test_health_is_ok_the_engine_hangs(info: Any) -> None:
-    """[health is ok, the engine hangs]"""
+    """Otherwise health would be ok while the engine hangs."""
     fixture = Fixture(info, options=ServerOptions(hang_s=0.05))
-    hangs, goes_on = threading.Event(), threading.Event()
+    hangs, may_continue = threading.Event(), threading.Event()
 
     def hang() -> None:
         hangs.set()
-        assert goes_on.wait(WAIT_S)
+        assert may_continue.wait(WAIT_S)
 
     async def main() -> None:
         transport = httpx.ASGITransport(fixture.app)
@@ -215,13 +215,13 @@ def test_health_is_ok_the_engine_hangs(info: Any) -> None:
             assert await answer() == 200
             assert await health() == (200, {"stub": "ok"})
             fixture.context.on_decode = hang
-            asked = asyncio.create_task(answer())
+            request = asyncio.create_task(answer())
             await asyncio.to_thread(hangs.wait, WAIT_S)
             while (await health())[0] == 200:
                 await asyncio.sleep(0.01)
             assert await health() == (503, {"stub": "hangs"})
-            goes_on.set()
-            assert await asked == 200
+            may_continue.set()
+            assert await request == 200
             assert await health() == (200, {"stub": "ok"})
         await fixture.app.state.registry.close()
 

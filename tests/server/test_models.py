@@ -65,7 +65,7 @@ def info(demo: slm.Model) -> Any:
 
 
 async def settled() -> None:
-    """Let all tasks go on as far as they can."""
+    """Let all tasks run until they wait for something else than the event loop."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -97,7 +97,7 @@ def test_requests_wait_for_one_load(info: Any) -> None:
 
 
 def test_a_swap_waits_for_running_requests(info: Any) -> None:
-    """[a swap kills requests] New requests for the old model wait for the swap, and load it again."""
+    """A swap ends no request. New requests for the old model wait for the swap, and load it again."""
     models = Models("a", "b", info=info, memory_bytes=15)
     steps: list[str] = []
 
@@ -126,10 +126,10 @@ def test_a_lost_client_does_not_wait_for_a_swap(info: Any) -> None:
 
     async def work() -> None:
         async with models.registry.lease("a"):
-            with anyio.move_on_after(0.05) as lost:
+            with anyio.move_on_after(0.05) as scope:
                 async with models.registry.lease("b"):
                     pass
-            assert lost.cancelled_caught
+            assert scope.cancelled_caught
             async with models.registry.lease("a"):  # it is not drained any more
                 pass
 
@@ -137,7 +137,7 @@ def test_a_lost_client_does_not_wait_for_a_swap(info: Any) -> None:
 
 
 def test_a_model_is_not_unloaded_between_the_prompts_of_a_request(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[the request waits for the unload, and the unload for the request]"""
+    """Otherwise the request would wait for the unload, and the unload for the request."""
     fixture = Fixture(info)
     registry, completions, unloads = fixture.app.state.registry, Engine.completions, list[Future[None]]()
 
@@ -240,7 +240,7 @@ def test_an_unloaded_model_is_gone(info: Any) -> None:
         del running
         await models.registry.unload("a")
         await settled()
-        for _ in range(1000):  # the thread that closed them drops its references in a moment
+        for _ in range(1000):  # the thread that closed them may hold references for a moment longer
             gc.collect()
             if engine() is None and model() is None:
                 return

@@ -140,11 +140,11 @@ def test_answers_fit_their_format(client: Client) -> None:
 
 @pytest.mark.parametrize("body", [{}, {"system": "Be short."}, {"raw": True}, {"format": PERSON}, {"think": True}])
 def test_generate(client: Client, demo: slm.Model, body: Body) -> None:
-    asked = {"model": "demo", "prompt": "What is 12 + 30?", "options": {**SURE, "num_predict": 200}, **body}
-    whole = joined([ask(client, "generate", **asked)], "generate")
-    assert joined(ask(client, "generate", **asked, stream=True), "generate") == whole
+    options = {"model": "demo", "prompt": "What is 12 + 30?", "options": {**SURE, "num_predict": 200}, **body}
+    whole = joined([ask(client, "generate", **options)], "generate")
+    assert joined(ask(client, "generate", **options, stream=True), "generate") == whole
     if body == {"raw": True}:
-        assert whole["text"] == demo.generate(asked["prompt"], slm.Sampling(temperature=0, max_tokens=200)).text
+        assert whole["text"] == demo.generate(options["prompt"], slm.Sampling(temperature=0, max_tokens=200)).text
     if body == {"think": True}:
         assert whole["thinking"]
 
@@ -272,7 +272,7 @@ def test_what_is_refused(client: Client, path: str, changes: Body, status: int, 
 
 
 def test_an_error_after_the_first_byte_ends_the_stream(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     from slm_core.server.ollama import LineWriter
 
     def fail(*_: object) -> None:

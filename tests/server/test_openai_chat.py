@@ -246,7 +246,7 @@ def test_a_last_chunk_has_the_usage(client: Client) -> None:
 
 
 def test_a_length_is_no_stop(client: Client) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     assert client.chat(max_tokens=3)["choices"][0]["finish_reason"] == "length"
     assert client.stream(max_tokens=3)[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -258,7 +258,7 @@ def test_a_continued_message(client: Client) -> None:
 
 
 def test_a_prompt_too_long_is_refused(client: Client, demo: slm.Model) -> None:
-    """[silently truncated]"""
+    """Rather than truncated without an error."""
     messages = [{"role": "user", "content": "hi " * 3000}]
     response = client.post("/v1/chat/completions", {**QUESTION, "messages": messages})
     assert response.status_code == 400

@@ -155,8 +155,8 @@ def texts(page: Page) -> list[str]:
 
 def stored(page: Page, address: str) -> dict[str, Any]:
     """The chat as the server has it."""
-    found: dict[str, Any] = httpx.get(f"{address}/v1/sessions/{page.url.partition('#')[2]}").json()
-    return found
+    session: dict[str, Any] = httpx.get(f"{address}/v1/sessions/{page.url.partition('#')[2]}").json()
+    return session
 
 
 LETTER = slm.load_vocab(slm.demo_model_path()).encode("a", add_special=False, parse_special=False)[0]
@@ -228,8 +228,8 @@ def test_a_stopped_answer_is_kept(visit: Callable[..., Page], unhurried: str) ->
     begin_endless(page)
     page.get_by_role("button", name="Stop").click()
     answered(page)
-    kept = stored(page, unhurried)["messages"]
-    assert [message["role"] for message in kept] == ["user", "assistant"] and len(kept[1]["content"]) > 6
+    saved = stored(page, unhurried)["messages"]
+    assert [message["role"] for message in saved] == ["user", "assistant"] and len(saved[1]["content"]) > 6
     page.unroute("**/messages")
     page.route("**/messages", endlessly)
     page.get_by_label("Your message").fill("Go on.")
@@ -363,9 +363,9 @@ def test_probabilities_of_tokens(visit: Callable[..., Page], address: str) -> No
         "logprobs": True,
         "top_logprobs": 5,
     }
-    found = httpx.post(f"{address}/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"][0]
+    expected = httpx.post(f"{address}/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"][0]
     lines = page.get_by_role("tooltip").inner_text().splitlines()
-    assert [json.loads(line.split("%", 1)[1]) for line in lines] == [each["token"] for each in found["top_logprobs"]]
+    assert [json.loads(line.split("%", 1)[1]) for line in lines] == [each["token"] for each in expected["top_logprobs"]]
     page.get_by_label("Your message").hover()
     expect(page.get_by_role("tooltip")).to_be_hidden()
     press(page, 1, "Tokens")

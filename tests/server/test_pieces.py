@@ -1,6 +1,6 @@
 """Joined deltas equal the unstreamed answer, for every format of tool calls and every split of the text.
 
-[tool arguments lost or twice]
+Otherwise arguments of tools would be lost or sent twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def joined(name: str, texts: Sequence[str], *, single_call: bool = False) -> Cho
 
 
 def form(choice: Choice) -> object:
-    """All of a choice but the random ids of its calls."""
+    """A choice without the random ids of its calls."""
     return choice.content, choice.reasoning, [(call.name, call.arguments) for call in choice.calls]
 
 

@@ -13,7 +13,7 @@ from slm_core.server import EngineSettings, ServedModel, create_app
 
 
 def test_a_reranker_scores_documents(tmp_path) -> None:
-    """More documents than are computed in one go; the server's model and ours have the same scores."""
+    """More documents than one batch has. The scores are those of ``Model.rerank``."""
     path, log = write_reranker(tmp_path, "qwen3", HEADS["qwen3"]), StringIO()
     served = ServedModel("ranker", lambda: slm.load(path, backend="native"), settings=EngineSettings(n_ctx=512))
     client, documents = Client(create_app([served], log=log), log), [*TEXTS, *(f"text {i}" for i in range(8))]

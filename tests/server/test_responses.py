@@ -211,8 +211,11 @@ def test_stored_responses(client: Client) -> None:
     newest = client.get(f"{path}/input_items").json()["data"]
     assert [item["content"][0]["text"] for item in newest] == ["Three.", "Two.", "One."]
     assert client.call("DELETE", path).json() == {"id": response["id"], "object": "response", "deleted": True}
-    for gone in (client.get(path), client.post("/v1/responses", {**SUM, "previous_response_id": response["id"]})):
-        assert gone.status_code == 404
+    for response_after in (
+        client.get(path),
+        client.post("/v1/responses", {**SUM, "previous_response_id": response["id"]}),
+    ):
+        assert response_after.status_code == 404
     assert client.get(f"/v1/responses/{create(client, {**SUM, 'store': False})['id']}").status_code == 404
 
 
@@ -236,7 +239,7 @@ def test_only_the_last_responses_are_kept(client: Client) -> None:
 
 
 def together(client: Client, work: Callable[[httpx.AsyncClient], Any]) -> Any:
-    """Several requests in one event loop: a background response goes on between them."""
+    """Several requests in one event loop: a background response continues between them."""
 
     async def main() -> Any:
         transport = httpx.ASGITransport(client.app)
@@ -385,7 +388,7 @@ def test_what_a_response_cannot_do(client: Client) -> None:
 
 
 def test_an_error_after_the_first_byte_is_a_failed_response(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     from slm_core.server import responses_events
 
     def fail(*_: object) -> None:

@@ -58,7 +58,7 @@ _LONG: dict[str, Any] = {
     "max_tokens": 500,
     "stream": True,
 }
-"""An answer during which the server is killed: it was never acknowledged."""
+"""A request during whose answer the server is killed: the answer is never acknowledged."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_failed_start_is_one_line(options: list[str], message: str, monkeypatc
 def test_the_variable_is_one_key(
     value: str, options: list[str], keys: tuple[str, ...] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """[a word of a passphrase is a key, or an empty variable lets anybody call]"""
+    """Otherwise each word of a passphrase would be a key, and an empty variable would let anybody call."""
     served: list[ServerOptions] = []
     monkeypatch.setenv("SLM_API_KEY", value)
     monkeypatch.setattr("slm_core.server.run.run", lambda _app, options, *_: served.append(options))
@@ -234,7 +234,7 @@ def test_a_running_answer_survives_sigterm(server: Server, api: openai.OpenAI) -
 
 
 def test_saved_sessions_survive_kill_9(tmp_path: Path) -> None:
-    """The next server goes on with each session that was answered, token for token as one that was never killed."""
+    """The next server continues each acknowledged session, token for token as a server that was never killed."""
     questions = ("My dog is called Rex.", "What is my dog called?", "Is Rex a cat?")
 
     def ask(api: httpx.Client, session: str, question: str) -> str:

@@ -71,15 +71,15 @@ def test_a_session_keeps_its_messages(client: Client) -> None:
 
 def test_a_streamed_turn_is_kept(client: Client) -> None:
     whole, streamed = made(client, tools=[WEATHER]), made(client, tools=[WEATHER])
-    asked = {"messages": [user("What is the weather in Rome?")], "temperature": 0}
-    message = client.post(f"/v1/sessions/{whole}/messages", asked).json()["choices"][0]["message"]
-    chunks = client.stream(f"/v1/sessions/{streamed}/messages", **asked)
+    body = {"messages": [user("What is the weather in Rome?")], "temperature": 0}
+    message = client.post(f"/v1/sessions/{whole}/messages", body).json()["choices"][0]["message"]
+    chunks = client.stream(f"/v1/sessions/{streamed}/messages", **body)
     assert message_of(chunks) == plain(message)
-    kept = [messages(client, session_id)[-1] for session_id in (whole, streamed)]
-    for each in kept:
+    answers = [messages(client, session_id)[-1] for session_id in (whole, streamed)]
+    for each in answers:
         for call in each["tool_calls"]:
             del call["id"]
-    assert kept[0] == kept[1]
+    assert answers[0] == answers[1]
 
 
 def test_edits(client: Client) -> None:
@@ -96,8 +96,8 @@ def test_edits(client: Client) -> None:
     client.call("DELETE", f"{path}/messages/2")
     history = messages(client, session_id)
     assert history[0]["content"] == "My dog is called Luna." and len(history) == 2
-    asked = user("What is my dog called?")
-    assert say(client, session_id, asked["content"])["content"] == alone(client, *history, asked)
+    question = user("What is my dog called?")
+    assert say(client, session_id, question["content"])["content"] == alone(client, *history, question)
     client.post(f"{path}/truncate", {"n_messages": 1})
     assert messages(client, session_id) == [user("My dog is called Luna.")]
     assert len(messages(client, twin)) == 4, "a fork is another session"
@@ -190,7 +190,7 @@ def test_a_session_answers_one_request_at_a_time(client: Client) -> None:
 
 def test_a_session_is_busy_until_its_stream_ends(client: Client) -> None:
     session_id = made(client)
-    asked = {"messages": [user("What is 12 + 30?")], "stream": True}
+    fields = {"messages": [user("What is 12 + 30?")], "stream": True}
     statuses = []
 
     async def main() -> None:
@@ -202,7 +202,7 @@ def test_a_session_is_busy_until_its_stream_ends(client: Client) -> None:
                     path = f"/v1/sessions/{session_id}/truncate"
                     statuses.append((await http.post(path, json={"n_messages": 0})).status_code)
 
-            body = json.dumps(asked).encode()
+            body = json.dumps(fields).encode()
             received = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def receive() -> Any:
@@ -234,20 +234,20 @@ def test_a_lost_client_may_keep_its_partial_answer(client: Client, n_pieces: int
     body = {"messages": [user("x")], "logit_bias": {"2": -100}, "max_tokens": 1500, "stream": True}
 
     async def main() -> list[str]:
-        lost, texts = asyncio.Event(), []
+        is_lost, texts = asyncio.Event(), []
 
         async def send(message: Any) -> None:
             for data in frames(message.get("body", b"").decode()):
                 delta = json.loads(data)["choices"][0]["delta"]
                 texts.append(delta["content"])
             if len(texts) > n_pieces:  # the first one has the role only
-                lost.set()
+                is_lost.set()
 
         received = [{"type": "http.request", "body": json.dumps({**body, "keep_partial": True}).encode()}]
 
         async def receive() -> Any:
             if not received:
-                await lost.wait()
+                await is_lost.wait()
                 return {"type": "http.disconnect"}
             return received.pop()
 
@@ -265,11 +265,11 @@ def test_a_lost_client_may_keep_its_partial_answer(client: Client, n_pieces: int
 
 
 def test_a_call_that_is_cut_is_kept_as_text(client: Client) -> None:
-    """So the session stays usable."""
+    """A cut call would have no result: as text, it leaves the session usable."""
     session_id = made(client, tools=[WEATHER])
     say(client, session_id, "What is the weather in Rome?", max_tokens=14)
-    kept = messages(client, session_id)[-1]
-    assert "tool_calls" not in kept and "get_weather" in kept["content"]
+    answer = messages(client, session_id)[-1]
+    assert "tool_calls" not in answer and "get_weather" in answer["content"]
     assert say(client, session_id, "What is 12 + 30?")["content"] is not None
 
 
@@ -281,8 +281,8 @@ def scope_of(path: str) -> Body:
 
 def test_sessions_belong_to_a_key(client_with: Callable[..., Client]) -> None:
     client = client_with(keys=(ApiKey("a"), ApiKey("b")))
-    made = client.post("/v1/sessions", {"messages": [user("secret")]}, authorization="Bearer a").json()
-    path = f"/v1/sessions/{made['id']}"
+    session = client.post("/v1/sessions", {"messages": [user("secret")]}, authorization="Bearer a").json()
+    path = f"/v1/sessions/{session['id']}"
     assert client.get(path, authorization="Bearer a").status_code == 200
     for rest in ("", "/dump", "/cells"):
         assert client.get(path + rest, authorization="Bearer b").status_code == 404
@@ -309,7 +309,7 @@ def test_sessions_are_bounded() -> None:
 def test_no_change_reads_the_messages_of_other_sessions(
     client_with: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Full stores have 64 MiB of messages: to write them as JSON takes half a second, in which no stream goes on."""
+    """Full stores have 64 MiB of messages: writing them as JSON would stop all streams for half a second."""
     client = client_with()
     large = client.post("/v1/sessions", {"messages": [{"role": "user", "content": "x"}] * 1000}).json()["id"]
     written = 0

@@ -1,4 +1,4 @@
-"""The end of a server while answers run: those that are not over after the grace period end with an error."""
+"""A server stops while answers run: answers that take longer than the grace period end with an error."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ def test_a_turn_that_is_cut_keeps_what_was_said(info: Any, tmp_path: Path, *, ke
             time.sleep(0.01)
     *chunks, last = map(json.loads, frames(turn.result().text))
     assert last["error"]["code"] == "unavailable"
-    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-    (kept,) = SessionStore(tmp_path).all
-    answered = [("user", "x"), ("assistant", said)]
-    assert [(each.role, each.content) for each in kept.messages] == (answered if keep_partial else [])
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    (stored,) = SessionStore(tmp_path).all
+    answered = [("user", "x"), ("assistant", text)]
+    assert [(each.role, each.content) for each in stored.messages] == (answered if keep_partial else [])
 
 
 @pytest.mark.parametrize("is_loading", [False, True])
 def test_a_server_that_stops_loads_no_model(info: Any, *, is_loading: bool) -> None:
     """A request that waits for its model does not load it after all models were closed."""
     models = Models("a", info=info)
-    load, begun, is_closed = models.load, threading.Event(), threading.Event()
+    load, load_began, is_closed = models.load, threading.Event(), threading.Event()
 
     def slowly(name: str) -> Any:
-        begun.set()
+        load_began.set()
         assert is_closed.wait(WAIT_S)
         return load(name)
 
@@ -98,7 +98,7 @@ def test_a_server_that_stops_loads_no_model(info: Any, *, is_loading: bool) -> N
             await models.registry.close()
         asking = asyncio.create_task(ask())
         if is_loading:
-            await asyncio.to_thread(begun.wait, WAIT_S)
+            await asyncio.to_thread(load_began.wait, WAIT_S)
             await models.registry.close()
         is_closed.set()
         with pytest.raises(EngineClosed, match="the server stops"):

@@ -67,7 +67,7 @@ def test_pieces_are_texts_or_bytes(client: Client, demo: slm.Model) -> None:
     ],
 )
 def test_the_prompt_of_a_conversation(client: Client, demo: slm.Model, body: Body) -> None:
-    """Its tokens are as many as a request computes, and they are those of its text with control tokens."""
+    """It has as many tokens as the request computes; its text, with control tokens, has the same tokens."""
     tokens = client.post("/tokenize", body).json()
     prompt = client.post("/apply-template", body).json()["prompt"]
     assert tokens["tokens"] == demo.vocab.encode(prompt, add_special=False, parse_special=True)
@@ -95,8 +95,8 @@ def test_embeddings_are_the_model_s(client: Client, demo: slm.Model, vectors: np
 def test_embeddings_of_tokens(client: Client, demo: slm.Model) -> None:
     tokens = [demo.vocab.encode(text, add_special=True, parse_special=False) for text in TEXTS[:2]]
     width = demo.info.n_embd
-    for given, texts in ((tokens[1], TEXTS[1:2]), (tokens, TEXTS[:2])):
-        data = client.post("/v1/embeddings", {"input": given, "dimensions": width}).json()["data"]
+    for value, texts in ((tokens[1], TEXTS[1:2]), (tokens, TEXTS[:2])):
+        data = client.post("/v1/embeddings", {"input": value, "dimensions": width}).json()["data"]
         embeddings = np.array([each["embedding"] for each in data], np.float32)
         assert np.array_equal(embeddings, demo.embed(texts).vectors)
         assert np.array_equal(embeddings, demo.embed(tokens[-len(texts) :]).vectors)
@@ -166,7 +166,7 @@ def test_a_prompt_of_unknown_tokens_is_refused(client: Client, demo: slm.Model, 
     "name", ["messages", "tools", "thinking", "add_generation_prompt", "continue_final_message", "self"]
 )
 def test_variables_of_the_template_that_other_parameters_set(client: Client, path: str, name: str) -> None:
-    """[a client's variable fails as an internal error]"""
+    """Refused: otherwise the request would fail with an internal error."""
     if path == "session":
         path = f"/v1/sessions/{client.post('/v1/sessions', {}).json()['id']}/messages"
     refused = client.post(path, {"messages": QUESTION["messages"], "chat_template_kwargs": {name: 1}})

@@ -72,11 +72,11 @@ class Packer:
             size = len(encoded.ids)
             if size > self._length or not encoded.turns:
                 continue
-            room = [row for row in range(self._rows) if used[row] + size <= self._length]
-            if not room:
+            fitting = [row for row in range(self._rows) if used[row] + size <= self._length]
+            if not fitting:
                 misses += 1
                 continue
-            fullest = max(room, key=used.__getitem__)
+            fullest = max(fitting, key=used.__getitem__)
             rows[fullest].append(encoded)
             used[fullest] += size
         return rows

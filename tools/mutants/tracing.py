@@ -44,11 +44,11 @@ class Lines:
             unseen.discard(code.co_firstlineno)
         if not unseen:
             return None
-        seen = self._seen.setdefault(code.co_filename, set())
+        lines = self._seen.setdefault(code.co_filename, set())
 
         def step(frame: FrameType, event: str, argument: object) -> Any:
             if event == "line":
-                seen.add(frame.f_lineno)
+                lines.add(frame.f_lineno)
                 unseen.discard(frame.f_lineno)
             return step
 

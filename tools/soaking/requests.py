@@ -35,22 +35,22 @@ def mixed(site: Site, rng: random.Random) -> None:
     name, n_threads = rng.choice(MODELS), threading.active_count()
     options = EngineOptions(n_parallel=rng.randint(1, N_SEQ_MAX), swap_bytes=rng.choice([0, 1 << 24]))
     with _engine(site, name, options) as engine:
-        asked = [_ask(site, name, engine, rng) for _ in range(rng.randint(2, _MOST))]
-        for request in sorted(rng.sample(asked, len(asked)), key=lambda request: request.n_read is None):
+        requests = [_ask(site, name, engine, rng) for _ in range(rng.randint(2, _MOST))]
+        for request in sorted(rng.sample(requests, len(requests)), key=lambda request: request.n_read is None):
             _read(request)
         stats = engine.stats()
         while stats.n_active or stats.n_waiting:  # a cancelled request ends after the current step
             engine.flush()
             stats = engine.stats()
-        require(stats.n_failed == 0, f"{stats.n_failed} of {len(asked)} requests failed")
+        require(stats.n_failed == 0, f"{stats.n_failed} of {len(requests)} requests failed")
     require(threading.active_count() == n_threads, "the engine's thread is still there")
-    site.counts["requests"] += len(asked)
+    site.counts["requests"] += len(requests)
     n_other = 0
-    for request in asked:
+    for request in requests:
         answer = request.stream.answer
         site.counts["cancelled requests"] += answer.finish_reason is FinishReason.CANCELLED
         n_other += not _is_right(site, name, request, answer)
-    require(n_other <= _CHANCE_DRAWS, f"{n_other} of {len(asked)} requests drew other tokens than alone")
+    require(n_other <= _CHANCE_DRAWS, f"{n_other} of {len(requests)} requests drew other tokens than alone")
 
 
 def _engine(site: Site, name: str, options: EngineOptions) -> Engine:
@@ -77,32 +77,32 @@ def _prompt(site: Site, name: str, rng: random.Random) -> list[int]:
     return prompt
 
 
-def _read(asked: _Asked) -> None:
-    if asked.n_read is None:
-        asked.stream.run()
+def _read(request: _Asked) -> None:
+    if request.n_read is None:
+        request.stream.run()
         return
-    with asked.stream as stream:  # leaving it cancels the request
-        for _, _event in zip(range(asked.n_read), stream, strict=False):
+    with request.stream as stream:  # leaving it cancels the request
+        for _, _event in zip(range(request.n_read), stream, strict=False):
             pass
-    asked.stream.run()
+    request.stream.run()
 
 
-def _is_right(site: Site, name: str, asked: _Asked, answer: Answer) -> bool:
+def _is_right(site: Site, name: str, request: _Asked, answer: Answer) -> bool:
     """Whether an answer equals that of its prompt alone; False for other draws, which may happen by chance.
 
     Raises:
         Wrong: a greedy answer differs.
     """
-    sampling, is_cut_off = asked.sampling, answer.finish_reason is FinishReason.CANCELLED
+    sampling, is_cut_off = request.sampling, answer.finish_reason is FinishReason.CANCELLED
     if is_cut_off:
         sampling = dataclasses.replace(sampling, max_tokens=max(1, len(answer.tokens)))
-    expected = _alone(site, name, asked.prompt, sampling)
+    expected = _alone(site, name, request.prompt, sampling)
     if is_cut_off and answer.tokens == expected.tokens[: len(answer.tokens)]:
         return True
     if is_cut_off:
         answer = dataclasses.replace(answer, finish_reason=expected.finish_reason)
     if sampling.temperature == 0:
-        same_greedy(site, name, asked.prompt, answer, expected, "a request among others")
+        same_greedy(site, name, request.prompt, answer, expected, "a request among others")
         return True
     return answer.tokens == expected.tokens or tolerance(site, name).row > STRICTEST
 

@@ -228,11 +228,11 @@ class ContextsLoseAdapters(ToyContext):
     def restore_context(self, parts) -> None:  # type: ignore[no-untyped-def]
         """Remove the adapters of forks."""
         super().restore_context(parts)
-        seen: set[int] = set()
+        known_ids: set[int] = set()
         for seq_id, cells in enumerate(self.cells):
-            if cells and id(cells[0]) in seen:
+            if cells and id(cells[0]) in known_ids:
                 self.sets[seq_id] = ()
-            seen.update(map(id, cells))
+            known_ids.update(map(id, cells))
 
 
 @mutant("TestAdapterDumps::test_hostile_dumps")

@@ -140,10 +140,10 @@ def ForgetsInSilence(original: Any, chat: Chat, i: int) -> EditLevel:
 
 
 @breaks("TestChat::test_overflow", chat_module, "fit")
-def DropsMoreThanItMust(original: Any, messages: Any, policy: Any, count: Any, room: int, reserve: int) -> Any:
+def DropsMoreThanItMust(original: Any, messages: Any, policy: Any, count: Any, n_free: int, reserve: int) -> Any:
     """If messages do not fit, a policy drops a further turn."""
-    fitted = original(messages, policy, count, room, reserve)
-    return original(messages, policy, count, room, reserve + 30) if fitted.dropped else fitted
+    fitted = original(messages, policy, count, n_free, reserve)
+    return original(messages, policy, count, n_free, reserve + 30) if fitted.dropped else fitted
 
 
 @breaks("TestChat::test_options_of_one_answer", Steering, "sampling_over")

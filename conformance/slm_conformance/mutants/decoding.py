@@ -54,8 +54,8 @@ class InterleavedSequencesLeak(_Leaks):
 
     def leaked(self, seen: list[tuple[int, Cell]], seq_id: int) -> list[Cell]:
         """Return all cells after the last cell of the token's own sequence."""
-        own = [i for i, (other, _) in enumerate(seen) if other == seq_id]
-        return [cell for _, cell in seen[own[-1] + 1 :]] if own else []
+        of_sequence = [i for i, (other, _) in enumerate(seen) if other == seq_id]
+        return [cell for _, cell in seen[of_sequence[-1] + 1 :]] if of_sequence else []
 
 
 @mutant("TestDecode::test_rows_come_in_the_order_of_the_batch")

@@ -525,9 +525,9 @@ def FewAreOne(original: Any, chain: SamplerChain, logits: Any) -> int:
 @breaks("TestSampling::test_equal_logits", SamplerChain, "_run_steps")
 def TiesGoToTheLast(original: Any, chain: SamplerChain, candidates: Any, state: Any) -> Any:
     """If several tokens have the same logit, the higher ids are kept."""
-    kept, logits = original(chain, candidates, state)
+    remaining, logits = original(chain, candidates, state)
     alike = candidates[1].min() == candidates[1].max()
-    return (candidates[0][len(candidates[0]) - len(kept) :], logits) if alike else (kept, logits)
+    return (candidates[0][len(candidates[0]) - len(remaining) :], logits) if alike else (remaining, logits)
 
 
 @breaks("TestSampling::test_options", checks, "check_together")

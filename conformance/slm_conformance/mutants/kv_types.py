@@ -73,8 +73,8 @@ class _NotRotated(ToyContext):
 
     def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Leave the keys as they are."""
-        _, made = super().cut_cells(cells, edits, first, last)
-        return cells[:first] + cells[last:], made
+        _, new_edits = super().cut_cells(cells, edits, first, last)
+        return cells[:first] + cells[last:], new_edits
 
 
 @mutant("TestCut::test_with_each_kv_type", kv_types=("f32", "f16"))

@@ -34,9 +34,9 @@ class CutOfWhatWasRestored(ToyContext):
 
     def cut_cells(self, cells: list[Cell], edits: list[Edit], first: int, last: int) -> tuple[list[Cell], list[Edit]]:
         """Rotate only the keys that were not restored."""
-        kept, edits = super().cut_cells(cells, edits, first, last)
-        moved = zip(cells[last:], kept[first:], strict=True)
-        return kept[:first] + [
+        remaining, edits = super().cut_cells(cells, edits, first, last)
+        moved = zip(cells[last:], remaining[first:], strict=True)
+        return remaining[:first] + [
             Cell(old.token, old.keys, old.values) if isinstance(old, _Restored) else new for old, new in moved
         ], edits
 

@@ -147,17 +147,17 @@ class LlamaVocab:
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         data = text.encode()
-        room = 4 * len(data) + 16
-        tokens = (self._lib.llama_token * room)()
-        n = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
-        assert n >= 0, f"llama.cpp needs room for {-n} tokens, there is room for {room}"
+        capacity = 4 * len(data) + 16
+        tokens = (self._lib.llama_token * capacity)()
+        n = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, capacity, add_special, parse_special)
+        assert n >= 0, f"llama.cpp needs room for {-n} tokens, there is room for {capacity}"
         return tokens[:n]
 
     def token_bytes(self, token: int, *, special: bool) -> bytes:
-        room = ctypes.create_string_buffer(4096)
-        n = self._lib.llama_token_to_piece(self._vocab, token, room, len(room), 0, special)
+        buffer = ctypes.create_string_buffer(4096)
+        n = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         assert n >= 0, f"llama.cpp needs room for {-n} bytes"
-        return room.raw[:n]
+        return buffer.raw[:n]
 
     @property
     def infill(self) -> InfillTokens | None:

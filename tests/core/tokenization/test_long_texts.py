@@ -21,7 +21,7 @@ def vocab() -> Any:
 
 
 def test_another_thread_runs_while_a_long_text_is_encoded(vocab: Any) -> None:
-    """Such as the thread of an engine. Here, Python switches threads only where one gives up the lock."""
+    """Such as an engine's thread. In this test, Python switches threads only where one releases the GIL."""
     vocab.encode("x", add_special=False, parse_special=False)  # made with the first text
     may_run, ran = threading.Lock(), list[bool]()
     may_run.acquire()
@@ -45,7 +45,7 @@ def test_another_thread_runs_while_a_long_text_is_encoded(vocab: Any) -> None:
 
 
 def test_the_tokens_of_a_long_text(vocab: Any) -> None:
-    """Those of its sentences: nothing is merged over the space between them."""
+    """They are the tokens of its sentences: no merge spans the space between sentences."""
     ids = vocab.encode(LONG, add_special=False, parse_special=False)
     first, *_ = LONG.partition(" The")
     later = vocab.encode(" " + first, add_special=False, parse_special=False)

@@ -1,4 +1,4 @@
-// A KV cache of any bytes, as a dump brings it: keys are read, and attended to by few and by many queries.
+// A KV cache of arbitrary bytes, as after the restore of a dump: few and many queries attend to it.
 #include <algorithm>
 #include <numeric>
 

@@ -1,4 +1,4 @@
-// Experts are chosen by any numbers: infinite ones, none, and equals among them.
+// Routing with arbitrary scores, which may be infinite, NaN or equal: it selects distinct existing experts.
 #include <cstdlib>
 #include <cstring>
 
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     slm::route(routing, numbers.data(), chosen.data());
     std::vector<bool> is_used(routing.n_experts);
     for (const slm::ExpertWeight& one : chosen) {
-        if (one.expert >= routing.n_experts || is_used[one.expert]) std::abort();  // no expert, or one twice
+        if (one.expert >= routing.n_experts || is_used[one.expert]) std::abort();  // no such expert, or selected twice
         is_used[one.expert] = true;
     }
     return 0;

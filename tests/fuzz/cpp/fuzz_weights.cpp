@@ -1,4 +1,4 @@
-// Weights of any bytes, in every format: rows are looked up, and multiplied with few and with many rows of activations.
+// Weights of arbitrary bytes in every format: embedding rows, and products with few and many rows of activations.
 #include <numeric>
 
 #include "matmul/embedding.h"

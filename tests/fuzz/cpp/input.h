@@ -1,4 +1,4 @@
-// Numbers and bytes taken from a fuzzer's input.
+// Numbers and bytes from a fuzzer's input.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,11 @@ public:
     // A number from 0 to n - 1; 0 at the end of the input.
     std::size_t below(std::size_t n) { return size_ ? (--size_, *data_++) % n : 0; }
 
-    // n bytes in memory of exactly that size, so that reading past them is found: the rest of the input, again and
-    // again.
+    // The rest of the input, repeated, as an allocation of exactly n bytes: sanitizers find reads past its end.
     std::unique_ptr<std::uint8_t[]> bytes(std::size_t n) {
-        std::unique_ptr<std::uint8_t[]> found(new std::uint8_t[n]);
-        for (std::size_t i = 0; i < n; ++i) found[i] = size_ ? data_[i % size_] : std::uint8_t(i * 37);
-        return found;
+        std::unique_ptr<std::uint8_t[]> result(new std::uint8_t[n]);
+        for (std::size_t i = 0; i < n; ++i) result[i] = size_ ? data_[i % size_] : std::uint8_t(i * 37);
+        return result;
     }
 
 private:
@@ -33,10 +32,10 @@ private:
 
 // An instruction set that this machine has.
 inline slm::Isa isa_of(Input& input) {
-    std::vector<slm::Isa> found;
+    std::vector<slm::Isa> available;
     for (slm::Isa isa : slm::all_isas)
-        if (slm::is_available(isa)) found.push_back(isa);
-    return found[input.below(found.size())];
+        if (slm::is_available(isa)) available.push_back(isa);
+    return available[input.below(available.size())];
 }
 
 // n activations of an ordinary size.

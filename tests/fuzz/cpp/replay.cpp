@@ -1,4 +1,4 @@
-// In place of libFuzzer: runs each file that is named once.
+// Replaces libFuzzer: runs the target once on each file of the command line.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>

@@ -69,10 +69,10 @@ def model(family: str) -> Any:
     assert not isinstance(case, str)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = case.make(f"{family}_mtp")
-    randomize(made, seed=1)
-    case.prepare(made, family_of(f"{family}_mtp"))
-    return made
+        model_with_mtp = case.make(f"{family}_mtp")
+    randomize(model_with_mtp, seed=1)
+    case.prepare(model_with_mtp, family_of(f"{family}_mtp"))
+    return model_with_mtp
 
 
 @pytest.fixture(scope="module")

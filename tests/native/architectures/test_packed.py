@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Pack, dict[str, Any], int, dict[str, bool], str]] = {
 
 
 def packed_directory(tmp_path: Path, case: str, family: str = "llama") -> tuple[Any, Path, dict[str, Drawn]]:
-    """A model with drawn weights, the directory with its packed matrices, and what was drawn."""
+    """A model with random weights, the directory with its packed matrices, and the random integers and scales."""
     pack, about, bits, options, _ = CASES[case]
     subject, rng = make_subject(tmp_path, family), np.random.default_rng(5)
     folder = save_directory(subject.model, tmp_path / "hf")
@@ -158,16 +158,16 @@ def packed_directory(tmp_path: Path, case: str, family: str = "llama") -> tuple[
     state = subject.model.state_dict()
 
     def packed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        kept = dict(tensors)
+        result = dict(tensors)
         for name in sorted(tensors.keys() & state.keys()):
             if name.endswith("_proj.weight") and tensors[name].shape[1] % GROUP == 0:
                 base = name.removesuffix(".weight")
                 drawn[base] = draw(rng, tuple(tensors[name].shape), bits, **options)
                 state[name].copy_(torch.tensor(drawn[base].weights))
-                del kept[name]
+                del result[name]
                 parts = pack(base, drawn[base], bits)
-                kept |= {part: torch.tensor(np.ascontiguousarray(values)) for part, values in parts.items()}
-        return kept
+                result |= {part: torch.tensor(np.ascontiguousarray(values)) for part, values in parts.items()}
+        return result
 
     change_tensors(folder, packed)
     change_config(folder, lambda stated: {**stated, "quantization_config": about})

@@ -185,7 +185,7 @@ def test_no_other_split_fills_the_fullest_device_less():
             loads = [first[n] + outside[0] * (n > 0), first[-1] - first[n] + outside[1] * (n < 7)]
             loads[0] += outside[1] * (n == 7)
             loads[1] += outside[0] * (n == 0)
-            return max(load / room for load, room in zip(loads, free, strict=True))
+            return max(load / n_free for load, n_free in zip(loads, free, strict=True))
 
         best = min(fullest(n) for n in range(8))
         if best > 1:

@@ -47,9 +47,9 @@ def filled_layer(n_kv_heads: int, width: int, keys: str, values: str):
         (50, 150),
         (150, 400),
     ):  # interleaved, so that the pages of a sequence are not contiguous
-        for seq_id, held in enumerate(HELD):
-            if start < held - 1:
-                write(cache, seq_id, (start, min(held - 1, end)), (n_kv_heads, width), rng)
+        for seq_id, length in enumerate(HELD):
+            if start < length - 1:
+                write(cache, seq_id, (start, min(length - 1, end)), (n_kv_heads, width), rng)
     plan = cache.plan(np.arange(len(HELD), dtype=np.int32), np.array(HELD, np.int32) - 1)
     placed = place(plan)
     k, v = (rng.standard_normal((len(HELD), n_kv_heads, width)).astype(np.float32) for _ in range(2))
@@ -91,13 +91,13 @@ def assert_equals_reference(scoring, n_heads=6, n_kv_heads=2, width=32, keys="f3
     actual = attended(torch.from_numpy(q), layer, group, 0.2, on_device, dtype or torch.float32).numpy()
     if dtype is not None:
         q = torch.from_numpy(q).to(dtype).float().numpy()
-    for i, held in enumerate(HELD):
-        k, v = (read(group.tables[i], held).numpy() for read in (layer.keys, layer.values))
+    for i, length in enumerate(HELD):
+        k, v = (read(group.tables[i], length).numpy() for read in (layer.keys, layer.values))
         expected = ReferenceKernels().attention(q[i : i + 1], k, v, 0.2, Scoring(**options))[0]
         # Scores are about 0.2 * sqrt(width) = 1, at most 8: float32 changes weights by a few times 8 * 2^-24. Half
         # precision rounds keys, weights and values once each: 2^-11 of values of about 1, at most 4.
         bound = 1e-5 if dtype is None else 3 * 4 * 2.0**-11
-        np.testing.assert_allclose(actual[i], expected, atol=bound, err_msg=f"sequence of {held} tokens")
+        np.testing.assert_allclose(actual[i], expected, atol=bound, err_msg=f"sequence of {length} tokens")
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -171,16 +171,16 @@ def test_new_tokens_are_written_and_attended_to(monkeypatch, kv_type, style, n_d
     )
     codec, flat = codec_of(kv_type, 64), (placed.pages * 64 + placed.slots).numpy()
     after = [layer.keys(every, layer.n_pages * 64), layer.values(every, layer.n_pages * 64)]
-    for kept, stored, heads in zip(before, after, (k_heads, v.numpy().reshape(-1, 2, 64)), strict=True):
+    for original, stored, heads in zip(before, after, (k_heads, v.numpy().reshape(-1, 2, 64)), strict=True):
         expected = codec.decode(codec.encode(heads[tokens.numpy()]))
         step = {"f32": 1e-6, "f16": 2.0**-11, "q8_0": 1 / 127}[kv_type] * np.abs(expected).max()
         np.testing.assert_allclose(stored.numpy().reshape(-1, 2, 64)[flat], expected, atol=1.01 * step)
-        stored.view(-1, 2, 64)[flat] = kept.view(-1, 2, 64)[flat]
-        assert torch.equal(stored, kept), "another key or value was written"
-    for i, held in enumerate(HELD):
-        held_keys, held_values = (read(group.tables[i], held).numpy() for read in (layer.keys, layer.values))
+        stored.view(-1, 2, 64)[flat] = original.view(-1, 2, 64)[flat]
+        assert torch.equal(stored, original), "another key or value was written"
+    for i, length in enumerate(HELD):
+        held_keys, held_values = (read(group.tables[i], length).numpy() for read in (layer.keys, layer.values))
         expected = reference.attention(q_heads[tokens[i]][None], held_keys, held_values, 0.2)[0]
-        np.testing.assert_allclose(out[tokens[i]], expected, atol=1e-5, err_msg=f"sequence of {held} tokens")
+        np.testing.assert_allclose(out[tokens[i]], expected, atol=1e-5, err_msg=f"sequence of {length} tokens")
 
 
 def test_a_kernel_of_its_own_combines_splits_of_many_heads(monkeypatch):

@@ -1,4 +1,4 @@
-"""Answers over connections of their own: whole, early ends on both sides, and connections that nobody expects."""
+"""One connection per answer: complete answers, early ends on both sides, and unexpected connections."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_part_does_not_wait_for_the_next() -> None:
             assert [await anext(parts), await anext(parts)] == [START, Sent(b"first")]
             assert not answer.is_left.is_set()
             await parts.aclose()
-        await answer.is_left.wait()  # the front has left: nobody computes for it any more
+        await answer.is_left.wait()  # the front has closed the connection, so the answer is not computed any more
         await bringing
         await bridge.close()
 
@@ -120,7 +120,7 @@ def test_connections_that_nobody_expects_are_closed(data: bytes) -> None:
             await bringing
         late = ReturnAddress(address.host, address.port, address.secret)
         answer = Answer([[START]], hold=True)
-        await bring(answer(), late)  # the secret is good for one answer: this one is left
+        await bring(answer(), late)  # a secret is valid for one answer, so nobody reads this one
         await answer.is_left.wait()
         await bridge.close()
 

@@ -1,4 +1,4 @@
-"""The front over replicas in this process: answers, lost clients and replicas, sessions, what is about all replicas."""
+"""The front over replicas in this process: answers, lost clients and replicas, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ class RunnerClient(Client):
 
 @pytest.fixture(scope="module")
 def fixture() -> Iterator[Fixture]:
-    made = Fixture()
-    yield made
-    made.close()
+    served = Fixture()
+    yield served
+    served.close()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_answers_are_those_of_one_server(client: Client, fixture: Fixture) -> No
 
 
 def test_the_first_token_waits_for_no_batch(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is passed on at once, also if the application sends nothing more for now."""
+    """Each part of an answer is passed on at once, even if the application sends no other part for now."""
     more = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -178,14 +178,14 @@ def test_equal_prompts_go_to_one_replica_and_idle_ones_take_turns(client: Client
 
 def test_a_session_stays_where_it_was_made(client: Client, fixture: Fixture) -> None:
     ids = [client.post("/v1/sessions", {}).json()["id"] for _ in range(2)]
-    made = fixture.replicas.asked[:]
-    assert sorted(made) == ["a", "b"]
+    replicas = fixture.replicas.asked[:]
+    assert sorted(replicas) == ["a", "b"]
     fixture.replicas.asked.clear()
     for each in ids * 2:
         turn = client.post(f"/v1/sessions/{each}/messages", QUESTION)
         assert turn.status_code == 200, turn.text
         assert client.get(f"/v1/sessions/{each}").json()["messages"][-1]["content"] == "12 + 30 = 42"
-    assert fixture.replicas.asked == [made[0], made[0], made[1], made[1]] * 2
+    assert fixture.replicas.asked == [replicas[0], replicas[0], replicas[1], replicas[1]] * 2
     listed = client.get("/v1/sessions").json()["data"]
     assert [each["id"] for each in listed if each["id"] in ids] == ids
     fork = client.post(f"/v1/sessions/{ids[1]}/fork", {}).json()["id"]
@@ -196,8 +196,8 @@ def test_a_session_stays_where_it_was_made(client: Client, fixture: Fixture) -> 
 
 def test_a_response_is_continued_where_it_was_made(client: Client, fixture: Fixture) -> None:
     for number in range(2):
-        asked = {"input": f"What is 12 + 3{number}?", "temperature": 0}
-        first = client.post("/v1/responses", asked).json()
+        body = {"input": f"What is 12 + 3{number}?", "temperature": 0}
+        first = client.post("/v1/responses", body).json()
         home = fixture.replicas.asked[-1]
         next_ = client.post("/v1/responses", {"input": "And 2 + 2?", "previous_response_id": first["id"]})
         assert next_.status_code == 200, next_.text
@@ -212,15 +212,15 @@ def test_what_a_replica_leaves_is_taken_over(client: Client, fixture: Fixture) -
     session = client.post("/v1/sessions", {"name": "kept"}).json()["id"]
     leaving = fixture.replicas.asked[-1]
     client.post(f"/v1/sessions/{session}/messages", QUESTION)
-    asked = {"input": "What is 12 + 30?", "temperature": 0, "background": True, "previous_response_id": None}
+    body = {"input": "What is 12 + 30?", "temperature": 0, "background": True, "previous_response_id": None}
     while True:
-        response = client.post("/v1/responses", asked).json()["id"]
+        response = client.post("/v1/responses", body).json()["id"]
         if fixture.replicas.asked[-1] == leaving:
             break
     (staying,) = {"a", "b"} - {leaving}
-    left = fixture.replicas.replicas.pop(leaving)
-    taken = client.run(left.belongings())
-    fixture.replicas.replicas[staying].adopt(taken)
+    replica = fixture.replicas.replicas.pop(leaving)
+    belongings = client.run(replica.belongings())
+    fixture.replicas.replicas[staying].adopt(belongings)
     try:
         before = client.get(f"/v1/sessions/{session}").json()
         assert (before["name"], before["messages"][-1]["content"]) == ("kept", "12 + 30 = 42")
@@ -232,7 +232,7 @@ def test_what_a_replica_leaves_is_taken_over(client: Client, fixture: Fixture) -
         assert client.post(f"/v1/responses/{response}/cancel", {}).json()["status"] == "completed"
         assert set(fixture.replicas.asked[-5:]) == {staying}
     finally:
-        fixture.replicas.replicas[leaving] = left
+        fixture.replicas.replicas[leaving] = replica
 
 
 def test_health_readiness_and_metrics_are_of_all_replicas(client: Client, fixture: Fixture) -> None:
@@ -251,7 +251,7 @@ def test_health_readiness_and_metrics_are_of_all_replicas(client: Client, fixtur
 
 
 def test_a_hanging_replica_shows_in_health(client: Client, fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[health is ok, the engine hangs]"""
+    """Otherwise health would be ok while an engine hangs."""
 
     async def hang(request: Request) -> Whole:
         return Whole("0" * 8, 503, b'{"status": "failed", "models": {"demo": "hangs"}}')
@@ -276,11 +276,11 @@ def test_a_replica_that_does_not_answer_is_a_503(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
-    """[generates for nobody]"""
+    """Otherwise the replica would generate for nobody."""
     body = {**QUESTION, "logit_bias": {"2": -100}, "stream": stream}
 
     async def main() -> None:
-        begun, lost = asyncio.Event(), asyncio.Event()
+        has_begun, is_lost = asyncio.Event(), asyncio.Event()
         content, is_first = json.dumps(body).encode(), True
 
         async def receive() -> dict[str, Any]:
@@ -288,11 +288,11 @@ def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
             if is_first:
                 is_first = False
                 return {"type": "http.request", "body": content, "more_body": False}
-            await lost.wait()
+            await is_lost.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            begun.set()
+            has_begun.set()
 
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
@@ -302,11 +302,11 @@ def test_a_lost_client_is_a_cancel(fixture: Fixture, *, stream: bool) -> None:
         }  # fmt: skip
         answered = asyncio.create_task(fixture.app(scope, receive, send))
         if stream:
-            await begun.wait()
+            await has_begun.wait()
         else:
             while not fixture.replicas.n_open:
                 await asyncio.sleep(0)
-        lost.set()
+        is_lost.set()
         await answered
         assert fixture.replicas.n_open == 0
         while any(engine.stats().requests for engine in engines):  # the running step ends
@@ -329,7 +329,7 @@ def test_a_replica_that_ends_before_its_answer_is_replaced(client: Client, fixtu
 
 
 def test_a_replica_that_ends_within_its_answer_cuts_the_stream(client: Client, fixture: Fixture) -> None:
-    """[truncated looks complete]"""
+    """Otherwise a truncated answer would look complete."""
     fixture.replicas.fails_after = 1
     with pytest.raises(ReplicaLost):  # uvicorn closes the connection
         client.post("/v1/chat/completions", {**QUESTION, "stream": True})
@@ -361,7 +361,7 @@ def test_other_requests_do_not_wait_for_a_large_body(client: Client, monkeypatch
 
 
 def test_answers_that_take_longer_than_the_grace_period_end_with_an_error() -> None:
-    """As without replicas: no connection is cut."""
+    """As on a server without replicas: no connection is cut."""
     options = ServerOptions(grace_s=0.1)
     replicas = LocalReplicas(["a"], options)
     body = {**QUESTION, "logit_bias": {"2": -100}, "max_tokens": 2000}  # without an end
@@ -378,9 +378,9 @@ def test_answers_that_take_longer_than_the_grace_period_end_with_an_error() -> N
 
 
 def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:
-    made = Fixture(keys=(ApiKey("one", name="first"), ApiKey("two", cells=5)), allowed_origins=("https://a.example",))
+    served = Fixture(keys=(ApiKey("one", name="first"), ApiKey("two", cells=5)), allowed_origins=("https://a.example",))
     try:
-        client = made.client
+        client = served.client
         assert client.post("/v1/chat/completions", QUESTION).status_code == 401
         assert client.get("/v1/models", host="evil.example").status_code == 403
         one, two = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
@@ -393,7 +393,7 @@ def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:
         allowed = client.get("/v1/models", origin="https://a.example", **one)
         assert allowed.headers.get_list("access-control-allow-origin") == ["https://a.example"]
     finally:
-        made.close()
+        served.close()
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_front() -> None:

@@ -112,7 +112,7 @@ def test_requests_at_the_same_time_are_spread(cluster: Cluster) -> None:
 
 
 def test_a_lost_client_is_a_cancel(cluster: Cluster) -> None:
-    """[generates for nobody]"""
+    """Otherwise the replica would generate for nobody."""
     before = cluster.metric("slm:generation_tokens_total").total()
     with cluster.http.stream("POST", "/v1/chat/completions", json=ENDLESS) as response:
         next(response.iter_lines())
@@ -126,7 +126,7 @@ def test_a_killed_replica(cluster: Cluster) -> None:
     cluster.scale(2)
     before = set(cluster.names())
     with ThreadPoolExecutor(4) as pool:
-        begun = [0] * 4
+        has_begun = [0] * 4
 
         def stream(number: int) -> str:
             lines = []
@@ -134,14 +134,14 @@ def test_a_killed_replica(cluster: Cluster) -> None:
                 body = {**ENDLESS, "messages": [{"role": "user", "content": f"Count from {number}."}]}
                 with cluster.http.stream("POST", "/v1/chat/completions", json=body) as response:
                     for line in response.iter_lines():
-                        begun[number] += bool(line)
+                        has_begun[number] += bool(line)
                         lines += [line] if line else []
             except httpx.RemoteProtocolError:
                 return "cut"
             return lines[-1]
 
         streams = [pool.submit(stream, number) for number in range(4)]
-        cluster.wait(lambda: all(begun))
+        cluster.wait(lambda: all(has_begun))
         os.kill(min(replica_processes()), signal.SIGKILL)
         ends = [each.result() for each in streams]
         assert "cut" in ends

@@ -124,7 +124,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.caches = PrefixIndex(n_chars=60_000)  # what replicas really have
+        self.caches = PrefixIndex(n_chars=60_000)  # what the simulated replicas have cached
         self.systems = [f"{i:06}" * 500 for i in range(20)]
         self.popularity = [1 / (i + 1) for i in range(20)]
 
@@ -160,7 +160,7 @@ class Simulation:
 
 
 def test_hundreds_of_replicas() -> None:
-    """[hot-prefix pile-ups] More is cached than by random choice, and no replica has many more requests than others."""
+    """More tokens are cached than with random choice, and a popular prefix does not overload its replica."""
     routing = Routing(Simulation.N_PARALLEL, n_chars=60_000)
     routing.keep([str(i) for i in range(Simulation.N)])
     ours, others = Simulation(1), Simulation(1)

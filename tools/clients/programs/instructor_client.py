@@ -15,7 +15,7 @@ class Person(BaseModel):
 
 client = OpenAI(base_url=os.environ["SERVER_URL"] + "/v1", api_key="none")
 for mode in (instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
-    asked = {
+    request = {
         "model": "demo",
         "temperature": 0,
         "max_tokens": 200,
@@ -24,7 +24,7 @@ for mode in (instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
         "max_retries": 0,
     }
     patched = instructor.from_openai(client, mode=mode)
-    person = patched.chat.completions.create(**asked)
+    person = patched.chat.completions.create(**request)
     assert isinstance(person, Person)
-    *_, last = patched.chat.completions.create_partial(**asked)
+    *_, last = patched.chat.completions.create_partial(**request)
     assert (last.name, last.age) == (person.name, person.age)

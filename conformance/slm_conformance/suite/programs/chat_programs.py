@@ -383,8 +383,8 @@ class ChatPlayer:
 
     def _fork(self, slot: int, dst: int) -> None:
         context, model, n_free_sequences = self._context_of(slot), self._slot(slot), self._n_free_sequences(slot)
-        room = 0 if Capability.SHARED_FORK in context.capabilities else len(model.history.tokens)
-        errors: Errors = {ContextFull} if context.n_free < room + TIGHT else set()
+        n_needed = 0 if Capability.SHARED_FORK in context.capabilities else len(model.history.tokens)
+        errors: Errors = {ContextFull} if context.n_free < n_needed + TIGHT else set()
         if self._script.run(
             f"c{dst} = c{slot}.fork()", errors if n_free_sequences else {InvalidSequence}, must=n_free_sequences == 0
         ):

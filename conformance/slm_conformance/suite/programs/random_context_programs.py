@@ -119,8 +119,8 @@ class ProgramMaker:
         every = int(self._rng.choice([1, 2, 3, 0], p=[0.76, 0.1, 0.07, 0.07]))
         return Decode(tuple(runs), call, every, plain and self._rarely(0.3))
 
-    def _run(self, room: int) -> Run:
-        most = min(room, self._sizes.longest if self._rarely(0.25) else 3)
+    def _run(self, n_free: int) -> Run:
+        most = min(n_free, self._sizes.longest if self._rarely(0.25) else 3)
         tokens = self._rng.integers(0, self._model.n_vocab, 1 + self._below(most)).tolist()
         if self._rarely(0.02):
             tokens[-1] = self._model.n_vocab
@@ -137,12 +137,12 @@ class ProgramMaker:
         """Whether to use a capability: if it is declared, and otherwise sometimes, to be refused."""
         return capability in self._model.capabilities or self._rarely(0.03)
 
-    def _sequence(self, taken: float) -> int:
-        """A sequence; with probability ``taken`` one that is not empty, if there is one."""
+    def _sequence(self, p_full: float) -> int:
+        """A sequence; with probability ``p_full`` one that is not empty, if there is one."""
         if self._rarely(0.02):
             return self._sizes.n_seq_max
         full = [seq_id for seq_id in range(self._sizes.n_seq_max) if self._model.length(seq_id)]
-        return full[self._below(len(full))] if full and self._rarely(taken) else self._below(self._sizes.n_seq_max)
+        return full[self._below(len(full))] if full and self._rarely(p_full) else self._below(self._sizes.n_seq_max)
 
     def _index(self, seq_id: int) -> int:
         length = self._model.length(seq_id)

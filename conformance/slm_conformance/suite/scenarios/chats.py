@@ -93,8 +93,8 @@ class TestChat(Scenarios):
         Other threads are refused until the answer is over.
         """
         chat, text = chat_of(bench), ""
-        seen: list[Event] = []
-        stream = chat.stream("the dog", on_event=seen.append)
+        observed: list[Event] = []
+        stream = chat.stream("the dog", on_event=observed.append)
         assert chat.messages == (*SAID, Message(Role.USER, "the dog"), _says("")), "a turn does not begin with its call"
         assert isinstance(_in_a_thread(chat.fork), ChatBusy), "another thread may use a chat whose turn has begun"
         for event in stream:
@@ -106,7 +106,7 @@ class TestChat(Scenarios):
                 with bench.refused("the whole answer of a stream that is not over", SessionError):
                     _ = stream.answer
         assert stream.answer.text == text == chat.messages[-1].content, "an answer is not what was streamed of it"
-        assert "".join(event.text for event in seen) == text, "on_event was called with other events than were read"
+        assert "".join(event.text for event in observed) == text, "on_event was called with other events than were read"
         assert len(chat.messages) == len(SAID) + 2, "a call that was refused changed the messages"
         assert _in_a_thread(chat.fork) is None, "a call of another thread after the answer was refused"
         again = chat.regenerate().run().tokens

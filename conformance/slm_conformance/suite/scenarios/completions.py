@@ -55,21 +55,22 @@ class TestCompletions(Scenarios):
         """Generation: events alternate between unfinished completions; each can be paused, resumed and cancelled."""
         letters = [bench.vocab.encode(letter, add_special=False, parse_special=False)[-1] for letter in "abcdef"]
         sampling = Sampling(temperature=0, max_tokens=5, logit_bias={letters[0]: 1e4})
-        seen: list[int] = []
+        indices: list[int] = []
 
         def pauses(event: Event, draft: Draft) -> StoppingAction:
             return StoppingAction.PAUSE if len(draft.tokens) == 3 else StoppingAction.NEXT
 
         session = _session(bench)
         completions = session.completions(
-            3, sampling, stopping_criteria=[pauses], on_event=lambda event: seen.append(event.index)
+            3, sampling, stopping_criteria=[pauses], on_event=lambda event: indices.append(event.index)
         )
         first = [next(completions) for _ in range(4)]
         order = [event.index for event in first]
         completions.cancel(1)
         order += [event.index for event in completions]
-        assert order == [0, 1, 2, 0, 2, 0, 2] == seen, (
-            f"three completions, the second cancelled after one token, paused after three: events {order}, seen {seen}"
+        assert order == [0, 1, 2, 0, 2, 0, 2] == indices, (
+            "three completions, the second cancelled after one token, paused after three:"
+            f" events {order}, seen {indices}"
         )
         assert (completions.paused, completions.over) == (True, False), f"{completions!r} is not paused"
         with bench.refused("answers of paused completions", SessionError):

@@ -39,11 +39,11 @@ class TestGeneration(Scenarios):
 
     def test_log_probabilities(self, bench: Bench) -> None:
         """Generation: an event's logprob is the log softmax of the raw row, whatever the sampling options."""
-        sampling, seen = Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8), []
+        sampling, observed = Sampling(temperature=1.5, top_k=5, seed=3, max_tokens=8), []
 
         def look(event: Event, draft: Draft) -> StoppingAction:
             if event.token is not None:
-                seen.append(event.logprob)
+                observed.append(event.logprob)
             return StoppingAction.NEXT
 
         events = list(_session(bench).generate(sampling))
@@ -51,7 +51,7 @@ class TestGeneration(Scenarios):
         logprobs = [event.logprob for event in events if event.token is not None]
         tokens = [event.token for event in events if event.token is not None]
         bench.log_probabilities_agree(bench.tokens(N_PROMPT), tokens, logprobs, "the events of an answer")
-        assert seen == logprobs, "a stopping criterion sees other log probabilities than who reads the events"
+        assert observed == logprobs, "a stopping criterion sees other log probabilities than who reads the events"
 
     def test_likeliest_tokens(self, bench: Bench) -> None:
         """Generation: with ``logprobs``, events and answer have the likeliest tokens, before and after sampling."""
@@ -546,8 +546,8 @@ def _shown(bench: Bench, script: Sequence[int]) -> list[str]:
     return [event.text for event in running]
 
 
-def _tokens_to(seen: list[int | None]) -> Callable[[Event], None]:
-    return lambda event: seen.append(event.token)
+def _tokens_to(tokens: list[int | None]) -> Callable[[Event], None]:
+    return lambda event: tokens.append(event.token)
 
 
 def _at(n: int, action: StoppingAction | bool) -> StoppingCriterion:

@@ -151,8 +151,8 @@ class TestMeaning(Scenarios):
         """Chat: the model repeats a fact that it was told, also after a dump is restored."""
         chat = _chat_that_knows_a_name(bench)
         with Chat.restore(Model(bench.model, bench.formatter, "under test"), chat.dump()) as twin:
-            for asked, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
-                answer = asked.send("What is my name?").text
+            for chosen, where in ((chat, "the chat"), (twin, "a chat restored from its dump")):
+                answer = chosen.send("What is my name?").text
                 assert "Ada" in answer, f"told that the name is Ada, {where} says {answer!r}"
 
     def test_what_was_deleted_is_not_known(self, bench: Bench) -> None:

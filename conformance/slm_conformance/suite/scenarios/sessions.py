@@ -94,10 +94,12 @@ class TestSession(Scenarios):
         """Session: pending tokens are decoded in batches, with progress; a cancelled prefill continues there."""
         session = Session(bench.context(n_ctx=48, n_batch=8), bench.vocab)
         session.append_tokens(bench.tokens(20))
-        seen: list[tuple[int, int]] = []
-        row = session.next_logits(lambda: len(seen) == 2, progress=lambda *counts: seen.append(counts))
+        reports: list[tuple[int, int]] = []
+        row = session.next_logits(lambda: len(reports) == 2, progress=lambda *counts: reports.append(counts))
         assert row is None, "a cancelled prefill returned logits"
-        assert (seen, session.n_pending) == ([(0, 20), (8, 20)], 12), f"cancelled after a batch of 8 of 20: {seen}"
+        assert (reports, session.n_pending) == ([(0, 20), (8, 20)], 12), (
+            f"cancelled after a batch of 8 of 20: {reports}"
+        )
         calls: tuple[Callable[[PrefillProgress], object], ...] = (
             lambda progress: session.prefill(progress=progress),
             lambda progress: session.next_logits(progress=progress),
@@ -110,15 +112,15 @@ class TestSession(Scenarios):
             n = session.n_pending
             if bench.edit_level >= EditLevel.TRUNCATE:
                 assert n == 20 - n_kept, f"{n} of 20 tokens are pending after {n_kept} were kept"
-            seen.clear()
-            answer = decode(lambda *counts: seen.append(counts))
+            reports.clear()
+            answer = decode(lambda *counts: reports.append(counts))
             if isinstance(answer, Answer | BeamAnswer):
                 usage = (answer.usage.prompt_tokens, answer.usage.cached_tokens)
                 assert usage == (20, 20 - n), f"of 20 tokens of a prompt, {n} were decoded; its usage is {usage}"
                 times = (answer.timings.prefill_s, answer.timings.decode_s)
                 assert all(0 <= seconds < 600 for seconds in times), f"2 tokens took {times} seconds"
             expected = [(min(n_done, n), n) for n_done in range(0, n + 8, 8)]
-            assert seen == expected, f"{n} tokens in batches of 8 report the progress {seen}, not {expected}"
+            assert reports == expected, f"{n} tokens in batches of 8 report the progress {reports}, not {expected}"
             bench.agree(next_row(session), fresh_row(bench, session), "the next logits after a prefill with progress")
 
     def test_expected_tokens(self, bench: Bench) -> None:
@@ -129,9 +131,9 @@ class TestSession(Scenarios):
         row = session.next_logits(expected=ahead)
         assert row is not None, "next_logits() gave nothing, though nobody cancelled"
         bench.agree(row[None], fresh_row(bench, session), "the next logits before expected tokens")
-        held = session.context.tokens(0)
-        assert held == (*tokens, *ahead)[:16], (
-            f"10 tokens and 20 expected ones in batches of 8: the context holds {held}"
+        decoded = session.context.tokens(0)
+        assert decoded == (*tokens, *ahead)[:16], (
+            f"10 tokens and 20 expected ones in batches of 8: the context holds {decoded}"
         )
         calls: dict[str, Callable[[Session], object]] = {
             "append_tokens": lambda session: session.append_tokens(ahead[:1]),
@@ -151,9 +153,13 @@ class TestSession(Scenarios):
                 session.append_tokens(tokens)
                 session.next_logits(expected=ahead[:6])
                 call(session)
-                held, n_pending = context.tokens(session.seq_id), session.n_pending
-                assert held == session.tokens[: len(held)], f"after {name}, the context holds expected tokens: {held}"
-                assert n_pending == session.n_tokens - len(held), f"after {name}, {n_pending} tokens are said to wait"
+                decoded, n_pending = context.tokens(session.seq_id), session.n_pending
+                assert decoded == session.tokens[: len(decoded)], (
+                    f"after {name}, the context holds expected tokens: {decoded}"
+                )
+                assert n_pending == session.n_tokens - len(decoded), (
+                    f"after {name}, {n_pending} tokens are said to wait"
+                )
                 bench.agree(next_row(session), fresh_row(bench, session), f"the next logits after {name}")
 
     def test_rollback(self, bench: Bench) -> None:
@@ -340,14 +346,14 @@ class TestSession(Scenarios):
 
     def test_a_scratch_branch_takes_no_draws(self, bench: Bench) -> None:
         """Session: a scratch branch that draws, or raises, does not change the session's next draws."""
-        seen: list[tuple[int, int]] = []
+        reports: list[tuple[int, int]] = []
         for n_seq_max in (2, 1):
             session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=GREEDY)
             session.append_tokens(bench.tokens(10))
             session.next_logits()
             _answer_in_scratch_branch(session)
-            session.next_logits(progress=lambda *counts: seen.append(counts))
-            assert seen == [], f"after a scratch branch, logits that were known are computed again: {seen}"
+            session.next_logits(progress=lambda *counts: reports.append(counts))
+            assert reports == [], f"after a scratch branch, logits that were known are computed again: {reports}"
             drawn = []
             for scratch_branches in (0, 2):
                 session = Session(bench.context(n_seq_max=n_seq_max), bench.vocab, sampling=UNIFORM)
