@@ -133,13 +133,13 @@ class Reference:
     ) -> Array:
         """The output of each layer for new embedding rows [T, E], float64 [L, T, E]."""
         caches = self._caches(seq_id)
-        positions = self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets)
+        rotations = self._rotations(self._append_positions(self._offsets.setdefault(seq_id, []), len(x), offsets))
         biases = np.concatenate((self._biases_of(seq_id), np.zeros(len(x)) if bias is None else bias))
         self._biases[seq_id] = biases
         outputs: list[Array] = []
         for layer, cache in enumerate(caches):
             normed = self._norm(f"blk.{layer}.attn_norm", x)
-            x = x + self._attention(layer, normed, cache, positions, bidirectional, biases)
+            x = x + self._attention(layer, normed, cache, rotations, bidirectional, biases)
             x = x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
             x = self._steered(layer, x)
             outputs.append(x)
@@ -195,13 +195,13 @@ class Reference:
         layer: int,
         x: Array,
         cache: LayerCache,
-        positions: Array,
+        rotations: NDArray[np.complex128],
         bidirectional: bool,
         biases: Array | float = 0.0,
     ) -> Array:
-        """Attention of the new tokens, x [T, E], to all tokens, cached and new, at ``positions`` [S, 3].
+        """Attention of the new tokens, x [T, E], to all tokens, cached and new.
 
-        ``biases`` [S] are those of the keys.
+        ``rotations`` [S, 1, D/2] and ``biases`` [S] are those of the keys.
         """
         shape, first = self._shape, len(cache.keys)
         q = self._head_norm(layer, "attn_q", self._heads(layer, "attn_q", x))  # [T, H, D]
@@ -211,9 +211,9 @@ class Reference:
         cache.values = np.concatenate((cache.values, self._round_kv(v)))
         length = len(cache.keys)
         group = shape.n_heads // shape.n_kv_heads
-        keys = self._rotated(cache.keys, positions).repeat(group, axis=1)  # [S, H, D]
+        keys = self._rotated(cache.keys, rotations).repeat(group, axis=1)  # [S, H, D]
         values = cache.values.repeat(group, axis=1)
-        queries = self._round_queries(self._rotated(q, positions[first:]))
+        queries = self._round_queries(self._rotated(q, rotations[first:]))
         scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) / np.sqrt(shape.head_dim)  # [H, T, S]
         scores += np.where(np.arange(length) == np.arange(first, length)[:, None], 0.0, biases)
         is_later = np.arange(length)[None, :] > np.arange(first, length)[:, None]  # [T, S]
@@ -247,13 +247,16 @@ class Reference:
         normalised: Array = x / np.sqrt(mean_square + self._shape.norm_eps) * self._tensors[f"{name}.weight"]
         return normalised
 
-    def _rotated(self, x: Array, positions: Array) -> Array:
-        """Rotate heads, x [S, heads, D], to their positions [S, 3].
+    def _rotations(self, positions: Array) -> NDArray[np.complex128]:
+        """The rotation of each pair of a head at positions [S, 3], as a factor of complex numbers, [S, 1, D/2]."""
+        angles = positions[:, None, self._section_of] * self._frequencies
+        return np.asarray(np.exp(1j * angles))
+
+    def _rotated(self, x: Array, rotation: NDArray[np.complex128]) -> Array:
+        """Rotate heads, x [S, heads, D].
 
         The two numbers of a rotated pair are adjacent in llama files and half a head apart in qwen files.
         """
-        angles = positions[:, None, self._section_of] * self._frequencies
-        rotation = np.exp(1j * angles)  # [S, 1, D/2]
         half = self._shape.head_dim // 2
         if self._shape.architecture == "llama":
             pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * rotation

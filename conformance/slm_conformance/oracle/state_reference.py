@@ -136,8 +136,8 @@ class StateReference(Reference):
         if f"blk.{layer}.shortconv.in_proj.weight" in self._tensors:
             x = x + self._convolved(layer, normed)
         else:
-            positions = np.arange(len(x), dtype=np.float64)[:, None].repeat(3, axis=1)
-            x = x + self._attention(layer, normed, empty_cache(self._shape), positions, False)
+            rotations = self._rotations(np.arange(len(x), dtype=np.float64)[:, None].repeat(3, axis=1))
+            x = x + self._attention(layer, normed, empty_cache(self._shape), rotations, False)
         return x + self._feed_forward(layer, self._norm(f"blk.{layer}.ffn_norm", x))
 
     def _convolved(self, layer: int, x: Array) -> Array:

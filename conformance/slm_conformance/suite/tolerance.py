@@ -147,15 +147,24 @@ class _Errors:
 
 
 @lru_cache(maxsize=64)
+def exact_sample(weights: Weights, seed: int) -> tuple[Array, Array]:
+    """The hidden states and the logits of the reference after each token of a sample, [N_SAMPLE, E] and [.., V]."""
+    reference = reference_of(weights)
+    states = reference.embed(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+    return states, reference.logits(states)
+
+
+@lru_cache(maxsize=64)
 def _rounding_errors(weights: Weights, cause: Precision | KvType) -> _Errors:
     """The errors if only ``cause`` rounds."""
     rows, gains, states = [], [], []
     for seed in range(N_ROW_SAMPLES):
         tokens = random_tokens(weights.n_vocab, N_SAMPLE, seed)
-        references = reference_of(weights), rounding_reference(weights, cause)
-        exact_states, rounded_states = (reference.embed(tokens) for reference in references)
+        exact_states, exact = exact_sample(weights, seed)
+        rounding = rounding_reference(weights, cause)
+        rounded_states = rounding.embed(tokens)
         states.append(relative_errors(rounded_states, exact_states))
-        exact, rounded = references[0].logits(exact_states), references[1].logits(rounded_states)
+        rounded = rounding.logits(rounded_states)
         rows.append(relative_errors(rounded, exact))
         error, best = rounded - exact, exact.argmax(axis=1)
         gain = np.abs(error - error[np.arange(N_SAMPLE), best][:, None]).max(axis=1)

@@ -24,12 +24,11 @@ from slm_conformance.oracle.adapters import (
 from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import SMALL, STATES
-from slm_conformance.oracle.references import reference_of
 from slm_conformance.oracle.state_reference import read_states
 from slm_conformance.oracle.weights import Weights
 from slm_conformance.suite import child
 from slm_conformance.suite.spec import make_backend
-from slm_conformance.suite.tolerance import KV_LEVELS, N_SAMPLE, Precision, Tolerance, random_tokens
+from slm_conformance.suite.tolerance import KV_LEVELS, Precision, Tolerance, exact_sample, random_tokens
 from slm_core.errors import InvalidOption, SlmError, UnsupportedModel
 from slm_core.loading import demo_model_path
 from slm_core.protocols import BackendModel
@@ -187,7 +186,7 @@ class Workshop:
         """The reference's logits after each token of a sample, float64 [N_SAMPLE, V]."""
         weights = self.source(name).weights
         assert weights is not None, f"no reference for {name}"
-        return reference_of(weights).decode(random_tokens(weights.n_vocab, N_SAMPLE, seed))
+        return exact_sample(weights, seed)[1]
 
     def _other_process(self, name: str) -> child.OtherProcess:
         """A process that decoded the first 40 random tokens of a model, with the adopter's options."""

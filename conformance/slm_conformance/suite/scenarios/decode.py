@@ -204,7 +204,7 @@ class TestDecodeLimits(Scenarios):
         n_shared = 0 if Capability.SHARED_FORK not in bench.capabilities else 150
         n_ctx = 600 + 150 - n_shared
         context = bench.context(n_ctx=n_ctx, n_seq_max=2, n_batch=256)
-        tokens, others = bench.tokens(590), bench.tokens(370, seed=1)
+        tokens, others = bench.tokens(590), bench.tokens(300, seed=1)
         bench.feed(context, tokens[:150])
         context.fork(0, 1)
         rows = bench.feed(context, tokens[150:])
@@ -219,12 +219,12 @@ class TestDecodeLimits(Scenarios):
         assert context.n_free == n_ctx - 150, f"a fork of 150 is all that is held, and n_free is {context.n_free}"
         last_rows = bench.feed(context, others, seq_id=1)[-8:]
         expected_of_others = bench.oracle().decode([*tokens[:150], *others])[-8:]
-        what = "the last 8 of 370 tokens after a fork of 150 whose other side was dropped"
+        what = "the last 8 of 300 tokens after a fork of 150 whose other side was dropped"
         bench.agree(last_rows, expected_of_others, what)
         if bench.edit_level >= EditLevel.TRUNCATE:
             context.truncate(Pos(1, 10))
-            rows = bench.feed(context, tokens[:460])
-            bench.agree(rows[-8:], expected[452:460], "the last 8 of 460 tokens in positions that a truncate freed")
+            rows = bench.feed(context, tokens[:240])
+            bench.agree(rows[-8:], expected[232:240], "the last 8 of 240 tokens in positions that a truncate freed")
 
     def test_sequences_share_the_positions(self, bench: Bench) -> None:
         """Context: all sequences together hold at most ``n_ctx`` tokens."""

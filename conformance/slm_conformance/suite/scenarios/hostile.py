@@ -21,8 +21,10 @@ N_HOSTILE = 3_000
 """The number of dumps, divided among the adopter's models; each model gets different dumps."""
 
 N_TRACED = 200
+"""The number of dumps whose memory is measured, divided in the same way."""
 N_DAMAGED = 5_000
-"""The number of positions at which a dump is damaged, for each kind of damage; most dumps are smaller than that."""
+"""The number of positions at which a dump is damaged, for each kind of damage; most dumps are smaller than that. The
+positions are divided among the adopter's models."""
 MOST_MEMORY = 16 << 20
 """Bytes that ``restore`` may allocate at once for a hostile dump; the dumps have at most 130 kB."""
 
@@ -33,18 +35,13 @@ class TestHostileDumps(Scenarios):
     def test_every_truncation(self, bench: Bench) -> None:
         """Clause 6: a small dump that is truncated at any byte raises and changes nothing."""
         data = _small_dump(bench)
-        self._refused(
-            bench,
-            (
-                (f"a dump cut off after {n} of {len(data)} bytes", data[:n])
-                for n in spread_indices(len(data), bench.workshop.share(N_DAMAGED))
-            ),
-        )
+        lengths = _of_model(bench, spread_indices(len(data), bench.workshop.share(N_DAMAGED)))
+        self._refused(bench, ((f"a dump cut off after {n} of {len(data)} bytes", data[:n]) for n in lengths))
 
     def test_every_byte(self, bench: Bench) -> None:
         """Clause 6: a small dump with any one byte changed raises and changes nothing."""
         data = _small_dump(bench)
-        indices = spread_indices(len(data), bench.workshop.share(N_DAMAGED))
+        indices = _of_model(bench, spread_indices(len(data), bench.workshop.share(N_DAMAGED)))
         changed = ((i, (data[i] + 1 + 37 * i % 255) % 256) for i in indices)
         self._refused(
             bench, ((f"a dump with byte {i} changed", data[:i] + bytes([b]) + data[i + 1 :]) for i, b in changed)
@@ -53,7 +50,7 @@ class TestHostileDumps(Scenarios):
     def test_hostile_dumps(self, bench: Bench) -> None:
         """Clause 6: 3,000 dumps with false headers, lengths or numbers and right checksums raise, or restore whole."""
         models = bench.workshop.fixtures.models
-        n = -(-bench.workshop.share(N_HOSTILE) // len(models))
+        n = _share(bench, N_HOSTILE)
         context, tokens = bench.context(n_ctx=64, n_seq_max=3), bench.tokens(20)
         bench.feed(context, tokens[:12])
         good = context.dump(0)
@@ -68,10 +65,8 @@ class TestHostileDumps(Scenarios):
 
     def test_memory_for_hostile_dumps(self, bench: Bench) -> None:
         """Clause 6: memory is not allocated from a header's sizes before they are checked."""
-        context, dumps = (
-            bench.context(n_ctx=64),
-            list(hostile_dumps(_valid_dumps(bench), bench.workshop.share(N_TRACED), seed=99)),
-        )
+        context, seed = bench.context(n_ctx=64), 99 + bench.workshop.fixtures.models.index(bench.name)
+        dumps = list(hostile_dumps(_valid_dumps(bench), _share(bench, N_TRACED), seed=seed))
         tracemalloc.start()
         try:
             for i, data in enumerate(dumps):
@@ -123,6 +118,17 @@ def spread_indices(size: int, most: int) -> list[int]:
     first, last = most // 2, most // 4
     between = np.linspace(first, size - last, most - first - last, endpoint=False).astype(int)
     return [*range(first), *between.tolist(), *range(size - last, size)]
+
+
+def _share(bench: Bench, usual: int) -> int:
+    """The number of dumps for this model."""
+    return -(-bench.workshop.share(usual) // len(bench.workshop.fixtures.models))
+
+
+def _of_model(bench: Bench, indices: list[int]) -> list[int]:
+    """The indices for this model: every third one if there are three models."""
+    models = bench.workshop.fixtures.models
+    return indices[models.index(bench.name) :: len(models)]
 
 
 def _small_dump(bench: Bench) -> bytes:
