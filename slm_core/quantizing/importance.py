@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,16 +36,17 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
         UnsupportedModel: it is a GGUF file of another version.
     """
     file_path = expanded(path)
-    file = MappedFile(file_path)
-    is_gguf = bytes(file.data[:4]) == b"GGUF"
-    entries = _gguf_entries(file_path) if is_gguf else _legacy_entries(Cursor(file))
     matrices: dict[str, NDArray[np.float32]] = {}
-    for name, values in entries:
-        if name in matrices:
-            raise InvalidModelFile(f"{file_path}: importance of {shown(name)} appears twice")
-        if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise InvalidModelFile(f"{file_path}: importance of {shown(name)} is negative or not a number in places")
-        matrices[name] = values
+    with closing(MappedFile(file_path)) as file:
+        is_gguf = bytes(file.data[:4]) == b"GGUF"
+        for name, values in _gguf_entries(file_path) if is_gguf else _legacy_entries(Cursor(file)):
+            if name in matrices:
+                raise InvalidModelFile(f"{file_path}: importance of {shown(name)} appears twice")
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise InvalidModelFile(
+                    f"{file_path}: importance of {shown(name)} is negative or not a number in places"
+                )
+            matrices[name] = values
     if not matrices:
         raise InvalidModelFile(f"{file_path}: no importance in it")
     return matrices

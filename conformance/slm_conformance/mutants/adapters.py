@@ -204,10 +204,8 @@ class FailedRestoresTakeAdapters(ToyContext):
     """A restore that does not fit takes the adapters away."""
 
     def _restore(self, seq_id: int, data: bytes) -> Pos:
-        before, self.sets[seq_id] = self.sets[seq_id], ()
-        pos = super()._restore(seq_id, data)
-        del before
-        return pos
+        self.sets[seq_id] = ()
+        return super()._restore(seq_id, data)
 
 
 @mutant("TestAdapterDumps::test_needs_the_adapter")

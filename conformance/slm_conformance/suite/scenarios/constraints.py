@@ -23,7 +23,6 @@ from slm_core.sampling import Sampling
 from slm_core.types import CallFormat
 
 N_PROMPT = 20
-WARM = Sampling(temperature=1.0, seed=5, max_tokens=200)
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 7, "maximum": 99}},
