@@ -139,7 +139,7 @@ class Lowering:
             assert attention is not None, "a layer mixes tokens"
             return attention
         recurrent, state = block.recurrent, self._states[index]
-        assert not isinstance(recurrent, Rwkv7) and state is not None, "the weights were read by it"
+        assert not isinstance(recurrent, Rwkv7) and state is not None, "the weights were read by this spec"
         residual = self._residual(block.attn_post_norm)
         step = RecurrentStep(self._kernels, state, self._is_last(index), block.attn_norm, residual, recurrent)
         return step if attention is None else HybridStep(attention, step)
@@ -159,7 +159,7 @@ class Lowering:
             "has_temperature": layer.temperature is not None,
         }
         if isinstance(weights, LatentAttention):
-            assert layer.latent is not None and spec.causal, "the weights were read by it"
+            assert layer.latent is not None and spec.causal, "the weights were read by this spec"
             return MultiHeadLatentAttention(**shared, weights=weights, latent=layer.latent)
         assert weights is not None, "the layer attends"
         if not spec.causal:
@@ -174,7 +174,7 @@ class Lowering:
             return None
         if isinstance(weights, FeedForward):
             return FfnStep(block.ffn_norm, residual, weights, layer.activation, layer.gate_threshold)
-        assert layer.experts is not None and not isinstance(weights, ChannelMix), "the weights were read by it"
+        assert layer.experts is not None and not isinstance(weights, ChannelMix), "the weights were read by this spec"
         if isinstance(weights, MoeLayer):
             return MoeStep(block.ffn_norm, residual, weights, layer.experts.n_experts, layer.experts.n_used)
         return _dense_and_moe(block, residual, weights, layer)

@@ -42,7 +42,7 @@ def test_a_stop_iteration_of_a_callback_does_not_end_the_loop_over_events(callba
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_nor_the_one_over_events_of_completions(callback: str) -> None:
+def test_a_stop_iteration_of_a_callback_does_not_end_completions(callback: str) -> None:
     with Session(ScriptedContext(n_ctx=1000, n_seq_max=4), ByteVocab()) as session:
         session.append("Hello")
         with pytest.raises(RuntimeError, match="a callback raised StopIteration"):
@@ -51,7 +51,7 @@ def test_nor_the_one_over_events_of_completions(callback: str) -> None:
 
 
 @pytest.mark.parametrize("callback", CALLBACKS[:2])
-def test_nor_the_one_over_events_of_an_engine(callback: str) -> None:
+def test_a_stop_iteration_of_a_callback_does_not_end_an_engines_stream(callback: str) -> None:
     context = ScriptedContext(says("Hi."), n_ctx=1000, n_seq_max=4)
     with Engine(context, ByteVocab(), lambda: FORMATTER, EngineOptions()) as engine:
         stream = engine.submit("Hello", **options(callback))

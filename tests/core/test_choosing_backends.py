@@ -128,7 +128,7 @@ HINTS = [
 
 @pytest.mark.parametrize(("path", "message"), HINTS, ids=[path for path, _ in HINTS])
 @pytest.mark.parametrize("call", [slm.load, slm.load_vocab, slm.supports], ids=["load", "load_vocab", "supports"])
-def test_a_path_that_no_model_has_is_answered_with_what_to_give(
+def test_errors_for_wrong_paths_name_the_right_form(
     call: Any, path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

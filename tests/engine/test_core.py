@@ -259,7 +259,7 @@ def test_keys_get_equal_shares() -> None:
     assert max(i for i, name in enumerate(order) if name == "little") <= 4
 
 
-def test_what_a_key_was_served_alone_is_no_debt() -> None:
+def test_a_key_owes_nothing_for_service_without_competition() -> None:
     """A key that comes when no other has requests does not come before a key that was served much earlier."""
     order: list[str] = []
     engine = core(n_parallel=1, aging_s=1e9)

@@ -437,10 +437,10 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
         return np.array(values, np.int32)
 
     for tokens, n_held, runs, message in (
-        (ints(0, 2), ints(0), (ints(2), ints(2)), "a token that the batch does not have"),
-        (ints(0), ints(-1), (ints(1), ints(1)), "a page below 0"),
-        (ints(0), ints(0), (ints(1), ints(65)), "just the tokens and pages"),
-        (ints(0), ints(0), (ints(2), ints(1)), "a run that holds less than it brings"),
+        (ints(0, 2), ints(0), (ints(2), ints(2)), "a token index is out of range"),
+        (ints(0), ints(-1), (ints(1), ints(1)), "a page index is negative"),
+        (ints(0), ints(0), (ints(1), ints(65)), "all tokens and pages exactly once"),
+        (ints(0), ints(0), (ints(2), ints(1)), "a run is empty, or holds fewer"),
         (ints(0), ints(0), (ints(1, 1), ints(1)), "differ in length"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -452,7 +452,7 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
         ((f32(1, 5, 32, seed=1), layer, batch, 1.0, 0.0, 0, None, None), ValueError, "multiple of 3"),
         ((f32(2, 6, 32, seed=1), layer, batch, 1.0, 0.0, 0, None, None), ValueError, "q must be"),
         ((q.astype(np.float64), layer, batch, 1.0, 0.0, 0, None, None), TypeError, "q must be float32"),
-        ((q, layer, far, 1.0, 0.0, 0, None, None), ValueError, "a page that the cache does not have"),
+        ((q, layer, far, 1.0, 0.0, 0, None, None), ValueError, "a page is out of range"),
         ((q, layer, batch, 1.0, 0.0, -1, None, None), ValueError, "window"),
         ((q, layer, batch, 1.0, 0.0, 0, f32(5, seed=1), None), ValueError, "slopes has 5 numbers, not 6"),
         ((q, layer, batch, 1.0, 0.0, 0, None, f32(5, seed=1)), ValueError, "sinks has 5 numbers, not 6"),
@@ -462,7 +462,7 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
             kernels.attend(*arguments)
     k = f32(1, 3, 32, seed=1)
     for page, slot in ((2, 0), (-1, 0), (0, 64), (0, -1)):
-        with pytest.raises(ValueError, match="a page or slot that the cache does not have"):
+        with pytest.raises(ValueError, match="a page or slot is out of range"):
             kernels.write(layer, np.array([page]), np.array([slot]), k, k)
     with pytest.raises(ValueError, match="v must be"):
         kernels.write(layer, np.array([0]), np.array([0]), k, k[:, :2].copy())

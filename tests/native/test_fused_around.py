@@ -244,14 +244,17 @@ def test_mismatched_parts_are_refused() -> None:
         with pytest.raises(ValueError, match=match):
             stack.run([changed], streams, plan, [embedding_rows])
 
-    assert_refused("takes another number of streams", whole, [x, x], layer_embeddings)
-    assert_refused("streams that differ in shape", whole, [x, x, x[:1]], layer_embeddings)
-    assert_refused("none for one with", whole, [x] * 3, None)
+    assert_refused("differ in their number of streams", whole, [x, x], layer_embeddings)
+    assert_refused("streams differ in shape", whole, [x, x, x[:1]], layer_embeddings)
+    assert_refused("need an embedding", whole, [x] * 3, None)
     assert_refused(r"embeddings are \[2, 32\]", whole, [x] * 3, layer_embeddings[:, :32].copy())
-    assert_refused("the active stream is none of them", replace(whole, active_stream=3), [x] * 3, layer_embeddings)
-    assert_refused("streams without embeddings", replace(whole, embedding=None), [x] * 3, None)
+    assert_refused("the active stream is out of range", replace(whole, active_stream=3), [x] * 3, layer_embeddings)
+    assert_refused("streams need embeddings", replace(whole, embedding=None), [x] * 3, None)
     assert_refused(
-        "streams without embeddings, or scaled", replace(whole, output_scale=_f32(1, seed=1)), [x] * 3, layer_embeddings
+        "streams need embeddings, and take no scale",
+        replace(whole, output_scale=_f32(1, seed=1)),
+        [x] * 3,
+        layer_embeddings,
     )
     other = replace(altup, predict=stack.linear(8, 3, 1))
     assert_refused(r"predict is \[8, 3\], not \[9, 3\]", replace(whole, altup=other), [x] * 3, layer_embeddings)
@@ -270,11 +273,11 @@ def test_arguments_that_no_step_passes_are_refused() -> None:
     layer, plan, x = stack.layers[0], stack.plan(2), _f32(2, WIDTH, seed=2)
     fused = fuse_layers(stack.kernels, [layer])
     assert fused is not None
-    with pytest.raises(ValueError, match="streams that differ in shape"):
+    with pytest.raises(ValueError, match="streams differ in shape"):
         fused.run_unchecked([x[:, :64].copy(), x], plan, stack.cache.layers[0], [None])
-    with pytest.raises(ValueError, match="an embedding for a layer without"):
+    with pytest.raises(ValueError, match="exactly the layers with n_embedding"):
         fused.run_unchecked([x], plan, stack.cache.layers[0], [_f32(2, N_LAYER_EMBD, seed=1)])
-    with pytest.raises(ValueError, match="experts beside a feed-forward layer"):
+    with pytest.raises(ValueError, match="experts of another width, or with a feed-forward layer"):
         native_layer_unchecked(replace(layer, moe=stack.kernels.moe(_experts(stack))))
 
 

@@ -223,13 +223,13 @@ def test_mismatched_parts_are_refused() -> None:
         return stack.kernels.per_head([stack.linear(n_out, n_in, i, plain=True) for i in range(n)])
 
     assert_refused(r"q is \[144, 64\], not \[144, 128\]", latent=replace(latent, q=stack.linear(144, 64, 1)))
-    assert_refused("q_norm has not the width 128", latent=replace(latent, q_norm=_norm(64, 1)))
-    assert_refused("kv_norm has not the width 64", latent=replace(latent, kv_norm=_norm(80, 1)))
+    assert_refused("q_norm must have the width 128", latent=replace(latent, q_norm=_norm(64, 1)))
+    assert_refused("kv_norm must have the width 64", latent=replace(latent, kv_norm=_norm(80, 1)))
     assert_refused("q_norm without q_down", latent=replace(latent, q_down=None))
-    assert_refused("kv_down makes no more than the latent", latent=replace(latent, kv_down=stack.linear(64, WIDTH, 1)))
-    assert_refused("not one for each head", latent=replace(latent, v_up=per_head(2, N_RESULT, N_RANK)))
-    assert_refused("for one latent", latent=replace(latent, v_up=per_head(3, N_RESULT, 32)))
-    assert_refused("as wide as what kv_down makes", head_dim=16)
+    assert_refused("kv_down must be wider than the latent", latent=replace(latent, kv_down=stack.linear(64, WIDTH, 1)))
+    assert_refused("need one matrix per head", latent=replace(latent, v_up=per_head(2, N_RESULT, N_RANK)))
+    assert_refused("of different shapes, or of another latent", latent=replace(latent, v_up=per_head(3, N_RESULT, 32)))
+    assert_refused("not the width of the latent", head_dim=16)
     assert_refused(r"output is \[96, 64\], not \[96, 288\]", output=stack.linear(WIDTH, 64, 1))
 
 
@@ -238,9 +238,9 @@ def test_latents_combined_with_parts_of_plain_attention_are_refused() -> None:
     stack = LatentStack("scalar", GgmlType.F32)
     first = stack.layers[0]
     native_layer_unchecked(first)
-    with pytest.raises(ValueError, match="a layer without q, output"):
+    with pytest.raises(ValueError, match="a layer needs q, output"):
         native_layer_unchecked(replace(first, q=stack.linear(N_HEADS * HEAD_DIM, WIDTH, 1)))
-    with pytest.raises(ValueError, match="with keys, norms of heads or a limit"):
+    with pytest.raises(ValueError, match="takes no k, per-head norms or limit"):
         native_layer_unchecked(replace(first, qkv_limit=0.5))
 
 

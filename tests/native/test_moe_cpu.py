@@ -316,14 +316,14 @@ def test_mismatched_arguments_are_refused(isa: str) -> None:
         moe.run(x, None, x[:1])
     with pytest.raises(ValueError, match=r"down is \[40, 72\], not \[72, 40\]"):
         kernels.moe(replace(experts, experts=[replace(each, down=each.up) for each in experts.experts]))
-    with pytest.raises(ValueError, match="one for each expert"):
+    with pytest.raises(ValueError, match="one matrix per expert"):
         kernels.moe(replace(experts, experts=experts.experts[:-1]))
     with pytest.raises(ValueError, match="selection_bias has 3 numbers, not 7"):
         kernels.moe(replace(experts, selection_bias=f32(3, seed=1)))
     with pytest.raises(ValueError, match="swiglu_clamped without a gate"):
         ungated = [replace(each, gate=None) for each in experts.experts]
         kernels.moe(replace(experts, activation=Activation.SWIGLU_CLAMPED, experts=ungated))
-    with pytest.raises(ValueError, match="more than there are"):
+    with pytest.raises(ValueError, match="from 1 to the number of experts"):
         kernels.moe(replace(experts, spec=replace(experts.spec, n_used=8)))
-    with pytest.raises(ValueError, match="groups that do not share out the experts evenly"):
+    with pytest.raises(ValueError, match="n_groups must divide the number the experts evenly"):
         kernels.moe(replace(experts, spec=replace(experts.spec, n_groups=2, n_groups_used=1)))

@@ -561,7 +561,7 @@ def test_mismatched_rwkv_layers_are_refused() -> None:
     ]:
         with pytest.raises(ValueError):
             run(zeros(*x), states, values)
-    with pytest.raises(ValueError, match="first block behind another"):
+    with pytest.raises(ValueError, match="first block after another block"):
         fuse_blocks(kernels, blocks[::-1])(zeros(2, 3, 12), [state, state], zeros(6, 12))
     with pytest.raises(ValueError, match="width"):
         fuse_blocks(kernels, [replace(blocks[0], channel=mix, channel_norm=Norm(zeros(11), None, NormKind.RMS, 0))])

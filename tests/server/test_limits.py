@@ -171,9 +171,7 @@ def test_embeddings_and_rankings_count_as_requests(client: Client, path: str, bo
         ("/v1/messages", MESSAGE),
     ],
 )
-def test_the_operator_says_how_far_clients_may_put_themselves_first(
-    demo: slm.Model, path: str, body: dict[str, Any]
-) -> None:
+def test_max_priority_limits_the_priority_of_requests(demo: slm.Model, path: str, body: dict[str, Any]) -> None:
     """Otherwise any client could put itself first."""
     keys = (ApiKey("v", "important", priority=5), ApiKey("l", "late", priority=-1), "k")
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
@@ -198,7 +196,7 @@ def test_a_request_without_a_priority_has_the_default_of_its_key() -> None:
     assert limits.priority("late", -3) == -3
 
 
-def test_without_the_operator_nobody_is_first(client: Client) -> None:
+def test_priorities_above_0_are_refused_by_default(client: Client) -> None:
     body = {**MESSAGE, "max_tokens": 1}
     refused = client.post("/v1/chat/completions", {**body, "priority": 1})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")

@@ -191,8 +191,7 @@ def test_an_error_after_the_first_byte_is_an_error_event(info: Any) -> None:
     assert "DecodeFailed" in fixture.log.getvalue()
 
 
-def test_health_is_ok_the_engine_hangs(info: Any) -> None:
-    """Otherwise health would be ok while the engine hangs."""
+def test_health_is_not_ok_while_the_engine_hangs(info: Any) -> None:
     fixture = Fixture(info, options=ServerOptions(hang_s=0.05))
     hangs, may_continue = threading.Event(), threading.Event()
 

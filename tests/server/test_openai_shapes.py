@@ -111,7 +111,7 @@ def test_every_finish_reason_has_a_name_in_the_clients_types() -> None:
     }
 
 
-def test_what_openai_lacks_is_written_in_what_it_has() -> None:
+def test_answers_without_an_openai_equivalent() -> None:
     answer = slm.Answer(
         "So: ",
         FinishReason.STOP,

@@ -377,7 +377,7 @@ def test_answers_that_take_longer_than_the_grace_period_end_with_an_error() -> N
     assert whole.status_code == 503 and "the server stops" in whole.text
 
 
-def test_the_front_lets_in_and_keys_reach_the_replicas() -> None:
+def test_the_front_checks_keys_and_passes_them_to_the_replicas() -> None:
     served = Fixture(keys=(ApiKey("one", name="first"), ApiKey("two", cells=5)), allowed_origins=("https://a.example",))
     try:
         client = served.client

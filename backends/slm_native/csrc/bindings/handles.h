@@ -20,7 +20,7 @@ inline Isa find_isa(const std::string& name) {
     fail("instruction set '", name, "' is not available here");
 }
 
-inline constexpr const char* other_kernels = "the weights are another instruction set's";
+inline constexpr const char* other_kernels = "the weights were prepared for another instruction set";
 
 // A weight matrix and the array that holds it.
 struct Weights {
@@ -66,20 +66,20 @@ public:
         require(n_tokens.size() == n_held.size() && n_tokens.size() == bidirectional.size(),
                 "n_tokens, n_held and bidirectional differ in length");
         for (std::int32_t token : tokens_)
-            require(token >= 0 && std::size_t(token) < n_batch_, "a token that the batch does not have");
+            require(token >= 0 && std::size_t(token) < n_batch_, "a token index is out of range");
         for (std::int32_t page : pages_) {
-            require(page >= 0, "a page below 0");
+            require(page >= 0, "a page index is negative");
             n_pages_ = std::max(n_pages_, std::size_t(page) + 1);
         }
         std::size_t token = 0, page = 0;
         for (std::size_t i = 0; i < n_tokens.size(); ++i) {
-            require(counts[i] >= 1 && lengths[i] >= counts[i], "a run that holds less than it brings, or nothing");
+            require(counts[i] >= 1 && lengths[i] >= counts[i],
+                    "a run is empty, or holds fewer tokens than the batch adds");
             runs_.push_back({tokens_.data() + token, pages_.data() + page, std::size_t(counts[i]),
                              std::size_t(lengths[i]), is_block[i] != 0});
             token += std::size_t(counts[i]), page += (std::size_t(lengths[i]) + page_tokens - 1) / page_tokens;
         }
-        require(token == n_batch_ && page == pages_.size(),
-                "the runs do not take just the tokens and pages that there are");
+        require(token == n_batch_ && page == pages_.size(), "the runs do not use all tokens and pages exactly once");
     }
     Batch(const Batch&) = delete;
     Batch& operator=(const Batch&) = delete;
@@ -133,7 +133,7 @@ inline NormHandle new_norm(const Array& weight, const MaybeArray& bias, float ep
     require(weight.ndim() == 1 || weight.ndim() == 2, "a norm's weight must be [width] or [rows, width]");
     const float* values = elements<float>(weight, "weight", "float32", weight.ndim());
     const std::size_t n_rows = weight.ndim() == 2 ? weight.shape(0) : 1, width = weight.shape(weight.ndim() - 1);
-    require(n_rows * width != 0, "a norm's weight holds nothing");
+    require(n_rows * width != 0, "a norm's weight is empty");
     const float* shifts = bias ? elements<float>(*bias, "bias", "float32", weight.ndim()) : nullptr;
     require(!bias || (bias->size() == weight.size() && bias->shape(0) == weight.shape(0)),
             "a norm's weight and bias differ in shape");
@@ -146,7 +146,7 @@ struct LinearHandle {
                  const MaybeArray& lora_b)
         : weights(matrix), bias(bias_array), change(lora_a), columns(lora_b) {
         shift = row_of(bias, "bias", weights.matrix.n_out), factor = scale;
-        require(change.has_value() == columns.has_value(), "a change without a, or b");
+        require(change.has_value() == columns.has_value(), "an adapter needs a and b");
         if (!change) return;
         require(change->kernels == weights.kernels, other_kernels);
         require(change->matrix.n_in == weights.matrix.n_in && change->matrix.n_out != 0, "a does not fit the matrix");
@@ -177,7 +177,7 @@ inline Activation activation_of(const std::string& name, const std::vector<float
     for (std::size_t i = 0; i < std::size(names); ++i) {
         if (name != names[i]) continue;
         require(numbers.size() == (ActivationKind(i) == ActivationKind::xielu ? 4u : 0u),
-                "other numbers than those of ", name);
+                "wrong number of parameters of the activation ", name);
         Activation activation{ActivationKind(i), 0, 0, 0, 0};
         if (!numbers.empty())
             activation.alpha_n = numbers[0], activation.alpha_p = numbers[1], activation.beta = numbers[2],

@@ -23,7 +23,7 @@ inline Linear linear_of(const MaybeLinear& handle, std::size_t n_out, std::size_
 
 inline Norm norm_of(const MaybeNorm& handle, std::size_t width, const char* name) {
     if (!handle) return {};
-    require(handle->norm.width == width && handle->norm.n_rows == 1, name, " has not the width ", width);
+    require(handle->norm.width == width && handle->norm.n_rows == 1, name, " must have the width ", width);
     return handle->norm;
 }
 
@@ -34,15 +34,15 @@ public:
                  const MaybeNorm& kv_norm, std::vector<Weights> k_up, std::vector<Weights> v_up)
         : q_down_(q_down), q_(q), kv_down_(kv_down), q_norm_(q_norm), kv_norm_(kv_norm), k_up_(std::move(k_up)),
           v_up_(std::move(v_up)) {
-        require(!k_up_.empty() && k_up_.size() == v_up_.size(), "k_up and v_up are not one for each head");
+        require(!k_up_.empty() && k_up_.size() == v_up_.size(), "k_up and v_up need one matrix per head");
         const auto alike = [](const std::vector<Weights>& all, std::size_t n_in) {
             return std::all_of(all.begin(), all.end(), [&](const Weights& w) {
                 return w.matrix.n_in == n_in && w.matrix.n_out == all[0].matrix.n_out;
             });
         };
         require(alike(k_up_, k_up_[0].matrix.n_in) && alike(v_up_, rank()),
-                "k_up or v_up are not of one shape, for one latent");
-        require(head_dim() > rank(), "kv_down makes no more than the latent");
+                "k_up or v_up have matrices of different shapes, or of another latent");
+        require(head_dim() > rank(), "kv_down must be wider than the latent");
         require(!q_norm_ || q_down_, "q_norm without q_down");
         latent();  // throws if shapes do not fit
     }
@@ -113,7 +113,7 @@ public:
                 const LinearHandle& correct, const Array& scale, std::size_t active)
         : router_(router), predict_(predict), correct_(correct), router_norm_(router_norm), scale_(scale),
           active_(active) {
-        require(active < n_streams(), "the active stream is none of them");
+        require(active < n_streams(), "the active stream is out of range");
     }
 
     bool is_of(const IsaKernels& kernels) const {
@@ -156,21 +156,21 @@ public:
         : linears_(std::move(linears)), norms_(std::move(norms)), slopes_(slopes), sinks_(sinks),
           latent_(extras.latent), altup_(extras.altup), embedding_(extras.embedding), head_dim_(head_dim) {
         require(linears_.size() == 9 && norms_.size() == 8,
-                "a layer has nine linears and eight norms, or none in place");
+                "a layer takes nine linears and eight norms, each of them or None");
         require(linears_[0].has_value() != latent_.has_value() && linears_[3] && (!linears_[2] || linears_[1]),
-                "a layer without q, output, or the k of its v");
+                "a layer needs q, output, and k if it has v");
         require(!latent_ || (!linears_[1] && !norms_[1] && !norms_[2] && !norms_[3] && limit == 0),
-                "attention to latents with keys, norms of heads or a limit");
+                "latent attention takes no k, per-head norms or limit");
         require(linears_[5].has_value() == linears_[6].has_value() && (!linears_[4] || linears_[5]),
-                "a feed-forward layer without up, or down");
-        require(linears_[7].has_value() == linears_[8].has_value(), "a learned residual without left, or right");
+                "a feed-forward layer needs up and down");
+        require(linears_[7].has_value() == linears_[8].has_value(), "a learned residual needs left and right");
         const std::size_t width = latent_ ? latent_->width() : linears_[0]->weights.matrix.n_in;
         const std::size_t n_q = latent_ ? latent_->n_heads() * head_dim : linears_[0]->weights.matrix.n_out;
         const std::size_t n_kv = linears_[1] ? linears_[1]->weights.matrix.n_out : head_dim;
         const std::size_t n_ff = linears_[5] ? linears_[5]->weights.matrix.n_out : 0;
         require(head_dim && n_q % head_dim == 0 && n_kv % head_dim == 0 && n_kv && n_q % n_kv == 0,
-                "q and k are no heads of this width, or those of q no multiple of those of k");
-        require(!latent_ || head_dim == latent_->head_dim(), "heads are not as wide as what kv_down makes");
+                "q and k must consist of heads of head_dim, and the heads of q must be a multiple of those of k");
+        require(!latent_ || head_dim == latent_->head_dim(), "head_dim is not the width of the latent's keys");
         require(activation.kind != ActivationKind::swiglu_clamped || !n_ff || linears_[4],
                 "swiglu_clamped without a gate");
         require(!threshold || !n_ff || linears_[4], "a threshold without a gate");
@@ -208,10 +208,10 @@ public:
         const std::size_t n_kv = cache.n_kv_heads * head_dim_;
         const bool fits_kv = layer_.k.matrix ? n_kv == layer_.k.matrix->n_out : n_q_ % n_kv == 0;
         require(cache.head_dim == head_dim_ && fits_kv && (!latent_ || cache.n_kv_heads == 1),
-                "the cache has other heads than the layer");
-        require(batch.n_pages() <= cache.n_pages, "a page that the cache does not have");
+                "the heads of the cache and of the layer differ");
+        require(batch.n_pages() <= cache.n_pages, "a page is out of range");
         require(angles.n_tokens == batch.n_tokens() && 2 * angles.rotation.half <= head_dim_,
-                "cos and sin are not [tokens, at most half a head]");
+                "cos and sin must be [tokens, at most head_dim / 2]");
         if (layer_.moe) moe_->checked_for(kernels);
         return layer_;
     }
@@ -225,8 +225,8 @@ private:
         moe_ = extras.moe;
         if (moe_) layer_.moe = &moe_->moe();
         require(!moe_ || (!linears_[5] && layer_.moe->router.matrix->n_in == width),
-                "experts beside a feed-forward layer, or of another width");
-        require(!altup_ || (embedding_ && extras.output_scale == 1.0f), "streams without embeddings, or scaled");
+                "experts of another width, or with a feed-forward layer");
+        require(!altup_ || (embedding_ && extras.output_scale == 1.0f), "streams need embeddings, and take no scale");
         if (altup_) layer_.altup = altup_->altup(width);
         if (embedding_) layer_.embedding = embedding_->embedding(width, activation);
         layer_.output_scale = extras.output_scale;
@@ -243,7 +243,7 @@ private:
         const bool per_head =
             head_norm.width == head_dim_ && (head_norm.n_rows == 1 || head_norm.n_rows * head_dim_ == n);
         require(per_head || (head_norm.width == n && head_norm.n_rows == 1), name,
-                " covers neither a head, nor each of them, nor all as one");
+                " must have the width of one head, [heads, head_dim], or the width of all heads");
         return head_norm;
     }
 

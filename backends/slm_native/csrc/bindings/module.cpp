@@ -47,14 +47,14 @@ public:
 
     Weights matrix(const Array& data, int type, std::size_t n_out, std::size_t n_in) const {
         const auto* bytes = elements<std::uint8_t>(data, "data", "uint8", 1);
-        require(n_in != 0, "rows of no weights");
+        require(n_in != 0, "rows have no weights");
         Matrix m{nullptr, nullptr, bytes, n_out, n_in, 0};
         for (std::size_t i = 0; i < kernels_.n_floats; ++i)
             if (kernels_.floats[i].type == type) m.floats = &kernels_.floats[i], m.row_bytes = n_in * m.floats->bytes;
         for (std::size_t i = 0; i < kernels_.n_formats; ++i)
             if (const FormatKernels& f = kernels_.formats[i]; f.type == type) {
                 require(n_in % std::size_t(f.block) == 0, "rows of ", n_in,
-                        " weights are no whole number of blocks of ", f.block);
+                        " weights are not a multiple of the block size ", f.block);
                 m.format = &f, m.row_bytes = n_in / std::size_t(f.block) * f.block_bytes;
             }
         require(m.format || m.floats, "no kernel for ggml type ", type);
@@ -194,7 +194,7 @@ public:
         require(looked_up.shape(0) == n_tokens && looked_up.shape(1) == projected.shape(1),
                 "projected and looked_up differ in shape");
         require(norm.norm.n_rows == 1 && n_parts * width == projected.shape(1),
-                "rows are no parts as wide as the norm");
+                "rows are not a multiple of the norm's width");
         Buffer y(projected.size());
         {
             nb::gil_scoped_release unlocked;
@@ -222,15 +222,15 @@ public:
                            const std::optional<Array>& sin, bool interleaved) const {
         const float* values = elements<float>(x, "x", "float32", 2);
         const std::size_t n_tokens = x.shape(0);
-        require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1), ", no whole number of heads of ",
-                width);
+        require(width != 0 && x.shape(1) % width == 0, "x has rows of ", x.shape(1),
+                ", not a multiple of the head width ", width);
         Rotation rotation{nullptr, nullptr, 0, interleaved};
         if (cos && sin) {
             rotation = {elements<float>(*cos, "cos", "float32", 2), elements<float>(*sin, "sin", "float32", 2),
                         std::size_t(cos->shape(1)), interleaved};
             require(cos->shape(0) == n_tokens && sin->shape(0) == n_tokens && sin->shape(1) == cos->shape(1) &&
                         2 * cos->shape(1) <= width,
-                    "cos and sin are not [tokens, at most half a head]");
+                    "cos and sin must be [tokens, at most head_dim / 2]");
         }
         const Norm by = norm ? norm->norm : Norm{};
         check_heads(norm, width, x.shape(1));
@@ -262,7 +262,7 @@ public:
         const float* queries = heads(q, "q", batch.n_tokens(), n_heads, layer.head_dim);
         require(n_heads != 0 && n_heads % layer.n_kv_heads == 0, "q has ", n_heads,
                 " heads, which must be a multiple of ", layer.n_kv_heads);
-        require(batch.n_pages() <= layer.n_pages, "a page that the cache does not have");
+        require(batch.n_pages() <= layer.n_pages, "a page is out of range");
         const Scoring scoring = scoring_of(scale, softcap, window, slopes, sinks, n_heads);
         const std::size_t n = batch.n_tokens() * n_heads * layer.head_dim;
         Buffer out(n);
@@ -287,7 +287,7 @@ public:
         std::vector<Layer> checked_layers;
         std::vector<LayerInputs> inputs;
         for (std::size_t i = 0; i < layers.size(); ++i) {
-            require(layers[i]->n_streams() == x.size(), "a layer takes another number of streams");
+            require(layers[i]->n_streams() == x.size(), "the layers differ in their number of streams");
             checked_layers.push_back(layers[i]->checked(kernels_, width, batch, caches[i]->layer, *angles[i]));
             inputs.push_back({&caches[i]->layer, angles[i]->rotation,
                               embedding_of(embeddings[i], n_tokens, layers[i]->n_embedding())});
@@ -315,7 +315,7 @@ public:
         for (const Weights* one : weights) {
             check(*one);
             require(one->matrix.n_in == x.shape(2) && one->matrix.n_out == n_out && x.shape(1) == weights.size(),
-                    "the matrices are not one for each head of x, of one shape; that of x is ", x);
+                    "there must be one matrix per head of x, all of one shape; the shape of x is ", x);
             matrices.push_back(&one->matrix);
         }
         Buffer y(n_tokens * weights.size() * n_out);
@@ -357,7 +357,7 @@ private:
         if (!norm) return;
         const bool per_head = norm->norm.width == width && (norm->norm.n_rows == 1 || norm->norm.n_rows * width == n);
         require(per_head || (norm->norm.width == n && norm->norm.n_rows == 1),
-                "norm covers neither a head, nor each of them, nor all as one");
+                "norm must have the width of one head, [heads, head_dim], or the width of all heads");
     }
 
     // A norm of whole rows, or no norm.
@@ -375,12 +375,12 @@ private:
     static const float* stream(const Array& x, std::size_t n_tokens, std::size_t width) {
         const float* values = elements<float>(x, "x", "float32", 2);
         require(x.shape(0) == n_tokens && x.shape(1) == width,
-                "tokens that x does not have, or streams that differ in shape");
+                "a token is out of range, or the streams differ in shape");
         return values;
     }
 
     static const float* embedding_of(const std::optional<Array>& embeddings, std::size_t n_tokens, std::size_t width) {
-        require(embeddings.has_value() == (width > 0), "an embedding for a layer without, or none for one with");
+        require(embeddings.has_value() == (width > 0), "exactly the layers with n_embedding need an embedding");
         if (!embeddings) return nullptr;
         const float* values = elements<float>(*embeddings, "layer_embeddings", "float32", 2);
         require(embeddings->shape(0) == n_tokens && embeddings->shape(1) == width, "embeddings are ", *embeddings);
@@ -392,7 +392,7 @@ private:
         std::int64_t least = 0;
         for (std::int64_t token : output_tokens.value_or(std::vector<std::int64_t>{})) {
             require(token >= least && std::uint64_t(token) < n_tokens,
-                    "output_tokens are not tokens of x, or do not rise");
+                    "output_tokens must be ascending indices of tokens of x");
             least = token + 1;
         }
     }
@@ -403,7 +403,7 @@ private:
         require(pages.shape(0) == n_tokens && slots.shape(0) == n_tokens, "pages and slots differ in length");
         for (std::size_t t = 0; t < n_tokens; ++t)
             require(std::uint64_t(page[t]) < layer.n_pages && std::uint64_t(slot[t]) < page_tokens,
-                    "a page or slot that the cache does not have");
+                    "a page or slot is out of range");
     }
 
     void check(const Weights& weights) const { require(weights.kernels == &kernels_, other_kernels); }

@@ -90,7 +90,7 @@ public:
     nb::tuple gated_convolution(const Array& projected, const Array& window, const Array& taps) const {
         const InputRows in = input_rows(projected, "projected");
         const std::size_t width = in.width / 3, n_taps = n_taps_of(taps);
-        require(in.width % 3 == 0, "projected must have rows of three parts of one width");
+        require(in.width % 3 == 0, "the width of projected must be a multiple of 3");
         const float *values = rows_of(taps, "taps", n_taps, width),
                     *before = shaped(window, "window", {in.batch.n_sequences, n_taps - 1, width});
         Buffer y(in.batch.n_rows() * width), after(window.size());
@@ -124,7 +124,8 @@ public:
         const float* rows = elements<float>(x, "x", "float32", 2);
         const std::size_t n_rows = x.shape(0);
         require(x.shape(1) == layer.width(), "x does not fit the layer");
-        require(n_sequences != 0 && n_rows != 0 && n_rows % n_sequences == 0, "x is no sequences of one length");
+        require(n_sequences != 0 && n_rows != 0 && n_rows % n_sequences == 0,
+                "the rows of x must be a multiple of the number of sequences");
         const float* residual_rows = rows_of(residual, "residual", n_rows, layer.width());
         require(before.size() == (layer.has_state() ? 2 : 1), "a window or a state is missing, or too many");
         const StateShape& shape = layer.state_shape();
@@ -188,12 +189,13 @@ public:
     nb::tuple rwkv_blocks(const Array& x, const std::vector<const RwkvBlockHandle*>& blocks,
                           const std::vector<RwkvState>& before, const MaybeArray& first_value) const {
         const InputRows in = input_rows(x, "x");
-        require(!blocks.empty() && blocks.size() == before.size(), "no blocks, or not a state for each");
+        require(!blocks.empty() && blocks.size() == before.size(),
+                "there must be at least one block, and one state per block");
         require(first_value.has_value() != blocks[0]->is_first(), "values of the first layer are missing, or too many");
         std::vector<RwkvStates> states;
         std::vector<BuffersAfter> after;
         for (std::size_t i = 0; i < blocks.size(); ++i) {
-            require(!i || !blocks[i]->is_first(), "a first block behind another");
+            require(!i || !blocks[i]->is_first(), "a first block after another block");
             const auto& [last, state, channel_last] = before[i];
             states.push_back(checked(*blocks[i], in, last, state, channel_last));
             after.emplace_back(last.size(), state.size());

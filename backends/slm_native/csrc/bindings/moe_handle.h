@@ -24,8 +24,9 @@ inline Gating gating_of(const std::string& name) {
 inline RoutingOptions new_routing(const std::string& gating, std::size_t n_experts, std::size_t n_used, bool normalized,
                                   float scale, std::size_t n_groups, std::size_t n_groups_used) {
     require(n_groups && n_groups_used && n_groups_used <= n_groups && n_experts % n_groups == 0,
-            "groups that do not share out the experts evenly, or are none, or fewer than are used");
-    require(n_used && n_used <= n_experts / n_groups * n_groups_used, "no experts used, or more than there are");
+            "n_groups must divide the number of experts, and be at least n_groups_used, which must be at least 1");
+    require(n_used && n_used <= n_experts / n_groups * n_groups_used,
+            "n_used must be from 1 to the number of experts in the used groups");
     return {n_experts, n_used, n_groups, n_groups_used, gating_of(gating), normalized, scale, nullptr};
 }
 
@@ -41,7 +42,7 @@ public:
         const std::size_t n_experts = routing.n_experts, width = router_.weights.matrix.n_in;
         require(
             ups_.size() == n_experts && downs_.size() == n_experts && (gates_.empty() || gates_.size() == n_experts),
-            "gates, ups and downs are not one for each expert");
+            "gates, ups and downs need one matrix per expert");
         check_gate(activation, !gates_.empty());
         const std::size_t n_ff = ups_[0].weights.matrix.n_out;
         moe_ = {checked(router_, n_experts, width, "router"), routing, {}, activation, scales_input, {}, {}};

@@ -39,7 +39,7 @@ public:
         const std::size_t inner = layer_.n_inner, n_state = layer_.n_state;
         require(select.matrix.n_in == inner && select.matrix.n_out == layer_.n_rank + 2 * n_state,
                 "select and steps do not fit each other");
-        require(epsilons.size() == 3, "three norms have as many epsilons");
+        require(epsilons.size() == 3, "three norms need three epsilons");
         layer_.n_taps = n_taps_of(taps), layer_.taps = rows_of(taps, "taps", layer_.n_taps, inner);
         layer_.conv_bias = row_of(conv_bias, "conv_bias", inner),
         layer_.step_bias = row_of(step_bias, "step_bias", inner);
@@ -80,7 +80,7 @@ public:
         require(n_convolved > n_selected && (n_convolved - n_selected) % layer_.n_heads == 0,
                 "heads do not fill the taps");
         const std::size_t inner = layer_.n_inner = n_convolved - n_selected;
-        require(inner % n_groups == 0, "groups do not divide what heads have");
+        require(inner % n_groups == 0, "n_groups must divide the width of the heads");
         layer_.conv_bias = row_of(conv_bias, "conv_bias", n_convolved),
         layer_.step_bias = row_of(step_bias, "step_bias", layer_.n_heads);
         layer_.a = rows_of(a, "a", layer_.n_heads, 1), layer_.d = rows_of(d, "d", layer_.n_heads, 1);
@@ -148,9 +148,9 @@ private:
     void check(std::size_t n_projected, std::size_t n_inner) {
         const Matrix &project = project_.weights.matrix, &output = output_.weights.matrix;
         require(project.n_out == n_projected && output.n_in == n_inner && output.n_out == project.n_in,
-                "project and output do not fit what lies between");
+                "project and output do not fit the widths between them");
         require(!norm_ || (norm_->norm.width == width() && norm_->norm.n_rows == 1),
-                "the norm has not the width of the layer");
+                "the norm must have the width of the layer");
         layer_.norm = norm_ ? norm_->norm : Norm{}, layer_.project = project_.linear(),
         layer_.output = output_.linear();
     }

@@ -91,9 +91,9 @@ public:
                     const NormHandle& channel_norm, const ChannelMixHandle& channel)
         : time_norm_(time_norm), channel_norm_(channel_norm), output_(output), time_(time), channel_(channel) {
         for (const NormHandle* norm : {&time_norm_, &channel_norm_})
-            require(norm->norm.width == width() && norm->norm.n_rows == 1, "a norm has not the width of the block");
+            require(norm->norm.width == width() && norm->norm.n_rows == 1, "a norm must have the width of the block");
         check_matrix(output_.weights.matrix, width(), width());
-        require(channel.width() == width(), "the mixings have not one width");
+        require(channel.width() == width(), "the mixings differ in width");
     }
 
     std::size_t width() const { return time_.width(); }
