@@ -93,7 +93,7 @@ SHAPES: dict[Architecture, ModelShape] = {
     "llama": ModelShape("llama", 3, 96, 160, 6, 2, 32, 1e4, 1e-5, tied=False),
     "qwen2": ModelShape("qwen2", 3, 96, 224, 6, 2, 16, 1e5, 1e-6, tied=False),
     "qwen3": ModelShape("qwen3", 3, 64, 160, 6, 3, 32, 1e6, 1e-6, tied=True),
-    "qwen2vl": ModelShape("qwen2vl", 3, 96, 224, 6, 2, 16, 1e4, 1e-6, tied=False, sections=(3, 3, 2)),
+    "qwen2vl": ModelShape("qwen2vl", 2, 96, 128, 6, 2, 16, 1e4, 1e-6, tied=False, sections=(3, 3, 2)),
 }
 
 

@@ -21,7 +21,7 @@ from slm_conformance.oracle.adapters import (
     random_control_vector,
     usual_matrices,
 )
-from slm_conformance.oracle.factories import FAMILIES, Shape, WeightType, make_tiny_model
+from slm_conformance.oracle.factories import FAMILIES, Shape, TinyModel, WeightType, make_tiny_model
 from slm_conformance.oracle.families import family_model
 from slm_conformance.oracle.family_table import SMALL, STATES
 from slm_conformance.oracle.state_reference import read_states
@@ -114,8 +114,9 @@ class Workshop:
 
     def model(self, name: str) -> BackendModel:
         """The loaded model; loaded once."""
+        options = self.options()  # may have loaded the first model
         if name not in self._models:
-            self._models[name] = self.load(self.source(name).path)
+            self._models[name] = self._load(self.source(name).path, options)
         return self._models[name]
 
     def refusal(self, name: str) -> str | None:
@@ -151,8 +152,9 @@ class Workshop:
         n_threads = self.fixtures.n_threads
         if n_threads != "one":
             return n_threads
+        first = self.fixtures.models[0]
         try:
-            self._load(self.source(self.fixtures.models[0]).path, self._options(1)).close()
+            self._models[first] = self._load(self.source(first).path, self._options(1))
         except InvalidOption:
             return None
         return 1
@@ -262,8 +264,17 @@ class Workshop:
             return Source(path, read_states(path) if architecture in STATES else None, "f32")
         controls = FAMILIES[family] if family else ()
         shape = cast("Shape", architecture), cast("WeightType", weight_type)
-        model = make_tiny_model(*shape, calm=bool(calm), controls=controls)
-        return Source(model.write(self.directory / f"{name}.gguf"), Weights.of(model), weight_type)
+        model, weights = _tiny_model(*shape, bool(calm), controls)
+        return Source(model.write(self.directory / f"{name}.gguf"), weights, weight_type)
+
+
+@functools.lru_cache(maxsize=16)
+def _tiny_model(
+    architecture: Shape, weight_type: WeightType, calm: bool, controls: tuple[str, ...]
+) -> tuple[TinyModel, Weights]:
+    """A tiny model and its weights. Tolerances are cached by weights, so all workshops of a process share them."""
+    model = make_tiny_model(architecture, weight_type, calm=calm, controls=controls)
+    return model, Weights.of(model)
 
 
 def _read_source(path: Path) -> Source:
