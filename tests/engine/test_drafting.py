@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,6 +96,13 @@ SAMPLINGS = [
     Sampling(temperature=1.5, top_k=5, seed=8, max_tokens=25, repeat_penalty=1.3),
     Sampling(temperature=0, max_tokens=25, stop=("brown",), logprobs=2),
 ]
+TWELVE = [(REFRAIN * (1 + i % 3) + REFRAIN[: i % 5], SAMPLINGS[i % 4]) for i in range(12)]
+
+
+@functools.cache
+def tokens_of_the_twelve() -> list[object]:
+    """The tokens of each of ``TWELVE`` alone, which do not depend on the drafter, the edit level or the room."""
+    return [tokens_alone(text, sampling) for text, sampling in TWELVE]
 
 
 @pytest.mark.parametrize("n_ctx", [1000, 130])
@@ -107,14 +115,12 @@ def test_drafts_do_not_change_the_tokens(
     """With and without enough room; next to requests that do not draft."""
     context = ScriptedContext(refrain, n_ctx=n_ctx, n_seq_max=5, n_batch=16, level=level, capabilities=capabilities)
     engine = core(context, n_parallel=4)
-    texts = [REFRAIN * (1 + i % 3) + REFRAIN[: i % 5] for i in range(12)]
-    cases = [(text, SAMPLINGS[i % 4]) for i, text in enumerate(texts)]
     requests = [
         request(text, sampling, speculation=None if i % 5 == 4 else always_drafting(DRAFTERS[name]))
-        for i, (text, sampling) in enumerate(cases)
+        for i, (text, sampling) in enumerate(TWELVE)
     ]
     run(engine, requests)
-    assert [r.answer.tokens for r in requests] == [tokens_alone(text, sampling) for text, sampling in cases]
+    assert [r.answer.tokens for r in requests] == tokens_of_the_twelve()
     assert (engine.totals.n_finished, engine.totals.n_failed) == (12, 0)
     stats = [r.answer.speculation for r in requests]
     assert [each is None for each in stats] == [i % 5 == 4 for i in range(12)]

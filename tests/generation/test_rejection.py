@@ -27,7 +27,9 @@ from slm_core.sampling import SamplerChain, Sampling
 from slm_core.types import EditLevel
 
 N = 8
-N_DRAWS = 50_000
+N_DRAWS = 15_000
+"""Of the mistakes in ``accept_or_draw``, to redraw from p changes the distribution least. If half of the tokens come
+from it, each token adds 0.009 or more to the expected chi-square: 9,000 tokens exceed the bound of ``check`` twice."""
 TABLE = (
     np.random.default_rng(3).standard_normal((N, N)).astype(np.float32)
 )  # logits of the next token, by the last token
@@ -134,11 +136,14 @@ def check(history: Sequence[int], probabilities: NDArray[np.float64]) -> None:
     np.add.at(counts, (np.array(history[:-1]), np.array(history[1:])), 1)
     expected = counts.sum(axis=1, keepdims=True) * probabilities
     assert not counts[probabilities == 0].any(), "a token of probability 0 was generated"
-    assert expected[probabilities > 0].min() > 10, "too few draws for a chi-square"
-    statistic = float(((counts - expected)[probabilities > 0] ** 2 / expected[probabilities > 0]).sum())
+    expected = expected[probabilities > 0]
+    assert expected.min() > 3, "too few draws for a chi-square"
+    statistic = float(((counts[probabilities > 0] - expected) ** 2 / expected).sum())
     freedom = int((probabilities > 0).sum()) - int((probabilities > 0).any(axis=1).sum())
-    # Chi-square has mean k and variance 2k; chance reaches six standard deviations in less than one of a billion runs.
-    assert abs(statistic - freedom) < 6 * np.sqrt(2 * freedom), f"chi-square {statistic:.0f} of {freedom} degrees"
+    # Pearson's statistic of counts with the expectations E has mean k and a variance of at most 2k + sum(1 / E). The
+    # seeds are fixed; of other seeds, about one in 100,000 would exceed six standard deviations.
+    bound = 6 * np.sqrt(2 * freedom + (1 / expected).sum())
+    assert abs(statistic - freedom) < bound, f"chi-square {statistic:.0f} of {freedom} degrees"
 
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11)
@@ -167,7 +172,7 @@ def test_sampled_drafts_keep_the_distribution(sampling: Sampling) -> None:
 
 
 def test_sampled_drafts_keep_the_distribution_under_a_constraint() -> None:
-    history, generation = generated(SampledDrafter(5), PLAIN, 20_000, HalfOfTokens())
+    history, generation = generated(SampledDrafter(5), PLAIN, constraint=HalfOfTokens())
     weights = np.where(np.isin(np.arange(N), HalfOfTokens.allowed), np.exp(TABLE.astype(np.float64)), 0)[
         list(HalfOfTokens.allowed)
     ]
