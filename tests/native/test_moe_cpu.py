@@ -325,5 +325,5 @@ def test_mismatched_arguments_are_refused(isa: str) -> None:
         kernels.moe(replace(experts, activation=Activation.SWIGLU_CLAMPED, experts=ungated))
     with pytest.raises(ValueError, match="from 1 to the number of experts"):
         kernels.moe(replace(experts, spec=replace(experts.spec, n_used=8)))
-    with pytest.raises(ValueError, match="n_groups must divide the number the experts evenly"):
+    with pytest.raises(ValueError, match="n_groups must divide the number of experts"):
         kernels.moe(replace(experts, spec=replace(experts.spec, n_groups=2, n_groups_used=1)))
