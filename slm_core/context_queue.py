@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
 from collections import deque
 from types import TracebackType
 
 from slm_core.errors import ContextBusy, InvalidOption
-from slm_core.interrupts import uninterrupted
+from slm_core.interrupts import uninterrupted, wait_s
 from slm_core.numerics import as_finite, shown
 from slm_core.protocols import Context
 
@@ -116,7 +117,13 @@ class _Place:
 
     def wait(self, seconds: float) -> bool:
         """Whether the turn came in time."""
-        return self._gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            if self._gate.acquire(timeout=min(max(left, 0), wait_s() or threading.TIMEOUT_MAX)):
+                return True
+            if left <= 0:
+                return False
 
 
 _queues: weakref.WeakKeyDictionary[Context, ContextQueue] = weakref.WeakKeyDictionary()

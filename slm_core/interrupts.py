@@ -28,6 +28,7 @@ if sys.platform != "win32":
     _NUMBERS.append(signal.SIGALRM)
 _SOON_S = 0.02
 """Seconds after which a postponed signal is sent to the main thread again."""
+_WAIT_S = 0.1
 
 
 class _Uninterrupted:
@@ -233,6 +234,15 @@ class _Pause:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._block.go_on(self._depth)
+
+
+def wait_s() -> float | None:
+    """The timeout, in seconds, of a wait for another thread; repeat the wait after it. None: without a timeout.
+
+    The main thread has one: Python does not notice a signal that comes just before a thread blocks, and on Windows none
+    while it is blocked.
+    """
+    return _WAIT_S if _is_main_thread() else None
 
 
 def _is_main_thread() -> bool:

@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from slm_core.errors import DecodeFailed, InvalidOption
-from slm_core.interrupts import uninterrupted
+from slm_core.interrupts import uninterrupted, wait_s
 from slm_native.steps import Step
 
 Steps: TypeAlias = Sequence[Step]
@@ -282,7 +282,9 @@ def _wait_until_done(loading: Future[Steps]) -> None:
     An interrupt in `concurrent.futures.wait` would leave a cycle of references, which keeps the layer in memory.
     """
     with uninterrupted.paused():
-        loading.exception()
+        while not loading.done():
+            with suppress(TimeoutError):
+                loading.exception(wait_s())
 
 
 def choose_pinned(sizes: Sequence[int], offload: Offload) -> list[int]:

@@ -20,6 +20,7 @@ from slm_core.errors import SessionError
 from slm_core.generation.aio import EventStream
 from slm_core.generation.completions import Completion, CompletionEvent
 from slm_core.generation.events import Answer, Event, SpeculationStats
+from slm_core.interrupts import wait_s
 
 _E = TypeVar("_E")
 
@@ -66,7 +67,7 @@ class EventQueue(Generic[_E]):
         with self._changed:
             while not self._events and not self._ended:
                 self._notifications.check_wait("another answer of the engine")
-                self._changed.wait()
+                self._changed.wait(wait_s())
             return self._events.popleft() if self._events else None
 
     def check_wait(self, what: str) -> None:

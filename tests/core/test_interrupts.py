@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -13,6 +14,9 @@ import pytest
 
 from interrupting import interrupted, n_calls_of
 from slm_core import interrupts
+from slm_core.context_queue import ContextQueue
+from slm_core.engine.notifications import Notifications
+from slm_core.engine.streams import EventQueue
 from slm_core.interrupts import uninterrupted
 
 INTERRUPT = signal.SIGINT
@@ -268,3 +272,45 @@ def test_no_interrupt_leaves_a_block_behind() -> None:
         assert signal.getsignal(INTERRUPT) is signal.default_int_handler, f"after call {stop} of {n_calls}"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(INTERRUPT)
+
+
+def test_a_wait_for_an_event_ends_with_a_signal_that_came_before_it() -> None:
+    events: EventQueue[int] = EventQueue(Notifications())
+    assert_ended(events.get, waits=lambda: len(events._changed._waiters) > 0, wake=events.end)
+
+
+def test_a_wait_for_a_context_ends_with_a_signal_that_came_before_it() -> None:
+    turn, may_end = ContextQueue(), threading.Event()
+
+    def hold() -> None:
+        with turn:
+            entered.set()
+            may_end.wait(3 * WAIT_S)
+
+    entered = threading.Event()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    entered.wait(WAIT_S)
+    assert_ended(turn.__enter__, waits=lambda: turn.n_waiting > 0, wake=may_end.set)
+    holder.join()
+
+
+def assert_ended(block: Callable[[], object], waits: Callable[[], bool], wake: Callable[[], None]) -> None:
+    """An interrupt ends a wait. ``interrupt_main`` wakes no thread, like a signal that comes just before the wait."""
+    ended, gave_up = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        while not waits():
+            time.sleep(0.001)
+        _thread.interrupt_main()
+        if not ended.wait(WAIT_S):
+            gave_up.set()
+        wake()
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    ended.set()
+    other.join()
+    assert not gave_up.is_set(), "the wait ended later than the interrupt"
