@@ -28,7 +28,7 @@ if sys.platform != "win32":
     _NUMBERS.append(signal.SIGALRM)
 _SOON_S = 0.02
 """Seconds after which a postponed signal is sent to the main thread again."""
-_WAIT_S = 0.1
+_WAIT_S = 0.1  # see ``wait_s``
 
 
 class _Uninterrupted:

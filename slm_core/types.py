@@ -547,10 +547,8 @@ class ModelInfo:
         state_bytes_per_sequence: additional bytes of a context per sequence of any length; None if unknown.
         pooling: the file's pooling of embeddings; None if the file has none.
         ranks: whether it is a reranker, which scores a pair of texts.
-        settings: the backend's settings in effect, by name, such as "threads" or "kernels": defaults, options and
-            profiles.
-        backend_name: the name of the backend, which ``load(backend=)`` accepts; "" for a model that ``load`` did not
-            load.
+        settings: the backend's settings in effect, by name ("threads", ...): defaults, options and profiles.
+        backend_name: the name of the backend for ``load(backend=)``; "" if ``load`` did not load the model.
     """
 
     path: Path

@@ -133,7 +133,7 @@ class Session(SessionHistory, Closing):
 
         Args:
             sampling: instead of the session's.
-            max_tokens: the most tokens of the answer; None for the value of the sampling. So are the next four.
+            max_tokens: the most tokens of the answer. If this or one of the next four is None, ``sampling`` decides.
             temperature: divides the logits; 0 chooses the likeliest token.
             top_p: keep the likeliest tokens that together reach this probability.
             seed: the seed of the draws.
@@ -301,7 +301,7 @@ class Session(SessionHistory, Closing):
             n: the number of completions, up to 4096.
             sampling: instead of the session's.
             best_of: generate this many, and keep the n with the largest mean log probability.
-            max_tokens: see ``generate``; so are the next four.
+            max_tokens: see ``generate``, as for the next four.
             temperature: divides the logits; 0 chooses the likeliest token.
             top_p: keep the likeliest tokens that together reach this probability.
             seed: the seed of the draws.

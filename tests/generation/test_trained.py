@@ -16,9 +16,9 @@ QUESTION = [slm.Message("user", "What is 12 + 30?")]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [r.getMessage() for r in caplog.records if "the model was trained with" in r.getMessage()]
+    messages = [r.getMessage() for r in caplog.records if "the model was trained with" in r.getMessage()]
     caplog.clear()
-    return found
+    return messages
 
 
 def session(n_ctx_train: int) -> Session:
